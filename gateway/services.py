@@ -15,6 +15,10 @@ from paceline.protocol.generation import ModelDescription
 from paceline.runtime.gateway_config import GatewayConfig
 
 
+NO_MODEL = ("", "dummy")
+"""What clients send that were given no model: huggingface_hub's the latter."""
+
+
 @dataclass(frozen=True)
 class Services:
     """Made once for a process, and closed with it."""
@@ -47,7 +51,7 @@ class Services:
             UnknownModel: naming both.
         """
         served = self.served_name(description)
-        if wanted not in (None, "", served):
+        if wanted not in (None, *NO_MODEL, served):
             raise UnknownModel(f"model = {wanted[:200]!r}: must be {served!r}, the one served here")
 
     async def token_ids(self, text: str, max_length: int, *, add_special_tokens: bool = True) -> tuple[int, ...]:

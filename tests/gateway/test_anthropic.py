@@ -172,8 +172,9 @@ def test_a_call_that_was_cut_off_is_what_the_official_client_reads_of_a_stream()
 
     with client(answer).messages.stream(**ASKED) as stream:
         message = stream.get_final_message()
-    assert (message.stop_reason, message.content[0].type) == ("max_tokens", "tool_use")
-    assert message.content[0].input == whole["content"][0]["input"] == {"a": 1, "b": "x", "c": [2, 3]}
+    block: Any = message.content[0]
+    assert (message.stop_reason, block.type) == ("max_tokens", "tool_use")
+    assert block.input == whole["content"][0]["input"] == {"a": 1, "b": "x", "c": [2, 3]}
     assert whole["stop_reason"] == "max_tokens"
 
 

@@ -84,7 +84,7 @@ class CannedCoordinator:
 
     def text_of(self, token_ids: Sequence[int]) -> str:
         """A prompt as the template wrote it."""
-        return self._tokenizer.inner.decode(list(token_ids), skip_special_tokens=False)
+        return str(self._tokenizer.inner.decode(list(token_ids), skip_special_tokens=False))
 
     async def close(self) -> None:
         """Nothing is open."""

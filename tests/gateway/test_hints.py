@@ -142,6 +142,14 @@ async def test_no_effort_is_the_switch_of_a_template_that_knows_no_efforts() -> 
     assert "x-paceline-ignored" not in answer.headers
 
 
+async def test_a_client_without_a_model_gets_the_one_that_is_served() -> None:
+    async with serving(PLAIN, "Yes.") as served:
+        for path, body in PLAINLY.items():
+            for named in ({}, {"model": None}, {"model": ""}, {"model": "dummy"}):
+                assert (await served.http.post(URL + path, json=body | named)).json()["model"] == "m"
+            assert (await served.http.post(URL + path, json=body | {"model": "other"})).status_code == 404
+
+
 async def test_a_limit_beyond_the_context_is_the_contexts_own() -> None:
     async with serving(PLAIN, "Yes.") as served:
         for path, field in (
@@ -249,7 +257,7 @@ async def test_reasoning_alone_is_an_earlier_answer() -> None:
     thought = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]}
     block = {"type": "thinking", "thinking": "hm"}
     reasons = "{% for m in messages %}{{ m.role }}: {{ m.reasoning_content }}/{{ m.content }}\n{% endfor %}"
-    bodies = [
+    bodies: list[tuple[str, dict[str, Any]]] = [
         (RESPONSES, {"input": [USER, thought, USER]}),
         (CHAT, {"messages": [USER, {"role": "assistant", "content": None, "reasoning_content": "hm"}, USER]}),
         (CHAT, {"messages": [USER, {"role": "assistant", "reasoning": "hm"}, USER]}),

@@ -1,0 +1,179 @@
+"""What clients send by default, as it was recorded from them: their fields and shapes, in words of our own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
+DRAFT_2020 = "https://json-schema.org/draft/2020-12/schema"
+DRAFT_7 = "http://json-schema.org/draft-07/schema#"
+EPHEMERAL = {"type": "ephemeral"}
+
+
+def parameters(draft: str = DRAFT_7, **properties: Any) -> dict[str, Any]:
+    properties = properties or {"a": {"type": "string"}}
+    return {
+        "$schema": draft,
+        "type": "object",
+        "properties": properties,
+        "required": [*properties],
+        "additionalProperties": False,
+    }
+
+
+def function(**more: Any) -> dict[str, Any]:
+    return {"name": "look", "description": "Looks.", "parameters": parameters(), **more}
+
+
+USER = {"role": "user", "content": "q"}
+ASKED = {"model": "m", "messages": [USER]}
+TOOL = {"type": "function", "function": function()}
+CALL = {"id": "call_1", "type": "function", "function": {"name": "look", "arguments": '{"a": "x"}'}}
+TITLE = parameters(title={"type": "string"})
+CODING_AGENT: dict[str, Any] = {
+    "model": "m",
+    "messages": [
+        {
+            "role": "user",
+            "content": [
+                {"type": "text", "text": "<reminder>Context.</reminder>"},
+                {"type": "text", "text": "Name three rivers.", "cache_control": EPHEMERAL},
+            ],
+        },
+        {"role": "system", "content": "Agents: one."},
+    ],
+    "system": [
+        {"type": "text", "text": "billing: version=1;"},
+        {"type": "text", "text": "You are an agent.", "cache_control": EPHEMERAL},
+    ],
+    "tools": [
+        {
+            "name": "Bash",
+            "description": "Runs a command.",
+            "input_schema": parameters(DRAFT_2020, command={"type": "string"}, timeout={"type": "number"}),
+        },
+        {
+            "name": "Read",
+            "description": "Reads a file.",
+            "input_schema": parameters(DRAFT_2020, path={"type": "string"}),
+            "eager_input_streaming": True,
+            "cache_control": EPHEMERAL,
+        },
+    ],
+    "metadata": {"user_id": '{"device_id":"x"}'},
+    "max_tokens": 64_000,
+    "thinking": {"type": "adaptive"},
+    "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+    "output_config": {"effort": "high"},
+    "stream": True,
+}
+ITSELF = {"type": "message", "id": "msg_1", "role": "developer"}
+RECORDED: dict[str, tuple[str, dict[str, Any]]] = {
+    "Claude Code": (f"{MESSAGES}?beta=true", CODING_AGENT),
+    "Claude Code's titles": (
+        f"{MESSAGES}?beta=true",
+        CODING_AGENT
+        | {
+            "messages": [{"role": "user", "content": [{"type": "text", "text": "<session>q</session>"}]}],
+            "tools": [],
+            "thinking": {"type": "disabled"},
+            "output_config": {"effort": "high", "format": {"type": "json_schema", "schema": TITLE}},
+        },
+    ),
+    "Codex without the provider's tools": (
+        RESPONSES,
+        {
+            "model": "m",
+            "stream": True,
+            "input": [
+                {**ITSELF, "content": [{"type": "input_text", "text": "You are a coding agent."}]},
+                {**ITSELF, "role": "user", "content": [{"type": "input_text", "text": "Name three rivers."}]},
+            ],
+            "tools": [{"type": "function", **function(strict=False)}],
+            "tool_choice": "auto",
+            "parallel_tool_calls": True,
+            "reasoning": {"summary": "auto"},
+            "store": False,
+            "include": ["reasoning.encrypted_content"],
+            "prompt_cache_key": "k",
+            "client_metadata": {"session_id": "k"},
+        },
+    ),
+    "AI SDK, responses": (
+        RESPONSES,
+        {
+            "model": "m",
+            "input": [
+                {"role": "system", "content": "s"},
+                {"role": "user", "content": [{"type": "input_text", "text": "q"}]},
+            ],
+            "tools": [{"type": "function", **function()}],
+            "tool_choice": "auto",
+        },
+    ),
+    "AI SDK, an object": (
+        CHAT,
+        ASKED
+        | {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"schema": parameters(), "strict": True, "name": "response"},
+            }
+        },
+    ),
+    "LangChain, names and a limit": (
+        CHAT,
+        {
+            "model": "m",
+            "messages": [USER | {"name": "Ann"}, {"role": "assistant", "content": "a", "name": "bot"}, USER],
+            "max_completion_tokens": 60_000,
+            "tools": [TOOL],
+        },
+    ),
+    "LiteLLM, a result with a name": (
+        CHAT,
+        {
+            "model": "m",
+            "messages": [
+                USER,
+                {
+                    "role": "assistant",
+                    "content": None,
+                    "tool_calls": [CALL | {"index": 0}],
+                    "function_call": None,
+                    "provider_specific_fields": {"refusal": None},
+                },
+                {"role": "tool", "tool_call_id": "call_1", "name": "look", "content": "wet"},
+            ],
+            "tools": [TOOL],
+            "user": "u",
+            "metadata": {"a": "b"},
+        },
+    ),
+    "AutoGen": (CHAT, {"model": "m", "messages": [USER | {"name": "user"}], "stream": False}),
+    "instructor": (
+        CHAT,
+        ASKED | {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "look"}}},
+    ),
+    "huggingface_hub without a model": (CHAT, ASKED | {"model": "dummy", "max_tokens": 5, "stream": False}),
+    "an agent that sends its own answer back": (
+        RESPONSES,
+        {
+            "input": [
+                USER,
+                {"type": "reasoning", "id": "rs_1", "summary": [], "content": None, "encrypted_content": None},
+                {
+                    "type": "function_call",
+                    "id": "fc_1",
+                    "call_id": "call_1",
+                    "name": "look",
+                    "arguments": "{}",
+                    "status": "completed",
+                },
+                {"type": "function_call_output", "call_id": "call_1", "output": "wet"},
+            ],
+            "include": [],
+            "store": False,
+        },
+    ),
+}
