@@ -15,22 +15,27 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 logger = logging.getLogger(__name__)
 
 MAX_HEAD_BYTES = 64 << 10
-"""Of a request's line and headers: far more than clients send, chosen, not tuned."""
+"""Of a request's line and headers, of what frames a chunk, and of trailers: far more than clients send, chosen."""
+PIECE_BYTES = 4 << 10
+"""What is parsed at once, so that little is parsed beyond a limit; the parser takes 2 µs for as much of a body."""
+MAX_AHEAD = 16
+"""Requests that may wait behind one that runs: a connection's own, since one is answered at a time."""
 
 
-class TimedConnection(HttpToolsProtocol):
-    """Ends when a head is awaited for too long, or gets too long; a request that runs is left alone.
+class BoundedConnection(HttpToolsProtocol):
+    """Ends when a head is awaited for too long, or when what is no body gets too long; what runs is left alone.
 
     A head is awaited from the first byte of a connection's life, and behind a reply from the next byte on: until
-    then uvicorn's own time for idle connections runs.
+    then uvicorn's own time for idle connections runs. Trailers, which nobody reads, are not kept.
     """
 
     def __init__(self, *args: Any, head_timeout_s: float, **options: Any) -> None:
         super().__init__(*args, **options)
         self._head_timeout_s = head_timeout_s
         self._timer: TimerHandle | None = None
-        self._head_bytes = 0
-        self._in_body = False
+        self._in_head = False
+        self._unended_bytes = 0
+        """Parsed since the last end of a head and the last byte of a body: of a head, a chunk's frame or trailers."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """As `asyncio.Protocol`."""
@@ -39,35 +44,45 @@ class TimedConnection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """As `asyncio.Protocol`."""
-        self._head_is_whole()
+        self._stop_timer()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """As `asyncio.Protocol`."""
-        awaited = self._timer is not None and not self._in_body
-        super().data_received(data)
+        """As `asyncio.Protocol`; in pieces, so that a limit holds however much is read at once."""
+        at = 0
+        while at < len(data) and not self.transport.is_closing():
+            piece = data[at : at + min(PIECE_BYTES, MAX_HEAD_BYTES - self._unended_bytes)]
+            at += len(piece)
+            self._unended_bytes += len(piece)
+            super().data_received(piece)
+            if self._unended_bytes >= MAX_HEAD_BYTES:
+                self._drop(f"a request's head, a chunk's frame or trailers are longer than {MAX_HEAD_BYTES} bytes")
+            elif len(self.pipeline) > MAX_AHEAD:
+                self._drop(f"more than {MAX_AHEAD} requests wait behind one that runs")
         if self._timer is None and not self._runs and not self.transport.is_closing():
             self._await_head()  # an empty line in front of a request, or a body whose request is answered
-        if self._timer is not None and awaited and not self._in_body:
-            self._head_bytes += len(data)
-            if self._head_bytes > MAX_HEAD_BYTES:
-                self._drop(f"a request's head is longer than {MAX_HEAD_BYTES} bytes")
 
     def on_message_begin(self) -> None:
         """As the parser has it: the first byte of a request."""
         super().on_message_begin()
+        self._in_head = True
         self._await_head()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """As the parser has it, which has trailers, too."""
+        if self._in_head:
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         """As the parser has it."""
-        self._head_is_whole()
-        self._in_body = True
+        self._stop_timer()
+        self._in_head, self._unended_bytes = False, 0
         super().on_headers_complete()
 
-    def on_message_complete(self) -> None:
+    def on_body(self, body: bytes) -> None:
         """As the parser has it."""
-        self._in_body = False
-        super().on_message_complete()
+        self._unended_bytes = 0
+        super().on_body(body)
 
     @property
     def _runs(self) -> bool:
@@ -78,10 +93,10 @@ class TimedConnection(HttpToolsProtocol):
         if self._timer is None:
             self._timer = self.loop.call_later(self._head_timeout_s, self._late)
 
-    def _head_is_whole(self) -> None:
+    def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer, self._head_bytes = None, 0
+        self._timer = None
 
     def _late(self) -> None:
         self._timer = None
@@ -92,5 +107,5 @@ class TimedConnection(HttpToolsProtocol):
 
     def _drop(self, why: str) -> None:
         logger.info("connection dropped: client=%s why=%s", self.client, why)
-        self._head_is_whole()
+        self._stop_timer()
         self.transport.abort()

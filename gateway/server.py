@@ -15,7 +15,7 @@ from typing import Any, cast
 import uvicorn
 
 from gateway.certificates import RenewedContext
-from gateway.connections import TimedConnection
+from gateway.connections import BoundedConnection
 from gateway.middleware import RunningRequests
 from paceline.protocol.errors import InvalidInput
 from paceline.rpc.exposure import warn_if_exposed
@@ -99,7 +99,7 @@ def uvicorn_config(app: Any, config: GatewayConfig) -> uvicorn.Config:
         warn_if_exposed(settings, "plaintext", "set server.tls_certificate and server.tls_key")
     return uvicorn.Config(
         app,
-        http=cast(Any, partial(TimedConnection, head_timeout_s=config.head_timeout_s)),
+        http=cast(Any, partial(BoundedConnection, head_timeout_s=config.head_timeout_s)),
         ws="none",
         log_config=None,
         access_log=False,

@@ -39,6 +39,8 @@ class SlowApp:
 
     def __init__(self) -> None:
         self.may_end = threading.Event()
+        self.headers: Any = ()
+        """Of the last request, at its end."""
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
@@ -60,6 +62,7 @@ class SlowApp:
         if scope["path"] == "/slow":
             await asyncio.to_thread(self.may_end.wait, 10)
         await send({"type": "http.response.body", "body": body})
+        self.headers = scope["headers"]
 
 
 @contextmanager
