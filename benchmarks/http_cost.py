@@ -174,7 +174,7 @@ class StreamingClient:
         loop = asyncio.get_running_loop()
         self._kept = [await loop.create_connection(_Connection, self._host, self._port) for _ in range(count)]
         for transport, connection in self._kept:
-            transport.write(b"GET /ping HTTP/1.1\r\nHost: gateway\r\n\r\n")
+            transport.write(b"GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\n")
             await connection.response(b"\r\n\r\n")
 
     async def run(self, number: int, speculation: SpeculationSettings) -> float:
@@ -182,7 +182,7 @@ class StreamingClient:
         transport, connection = self._kept[number]
         content = json.dumps(completion(number, speculation)).encode()
         transport.write(
-            b"POST /v1/completions HTTP/1.1\r\nHost: gateway\r\nContent-Type: application/json\r\n"
+            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
             b"Content-Length: %d\r\n\r\n%s" % (len(content), content)
         )
         first, received = await connection.response(LAST_CHUNK)

@@ -12,8 +12,10 @@ from paceline.protocol.generation import MAX_PEERS, ModelDescription, PeerDescri
 from paceline.protocol.handshake import Fingerprint, Welcome
 
 
-def describe(served: ServedModel, targets: TargetPool, drafts: DraftPool | None) -> ModelDescription:
-    """The served model, with the peers that take new sessions."""
+def describe(
+    served: ServedModel, targets: TargetPool, drafts: DraftPool | None, tenant: str = ""
+) -> ModelDescription:
+    """The served model, with the peers that take new sessions, for whoever asks as a tenant."""
     return ModelDescription(
         name=served.name,
         target=_fingerprint(targets.welcomes),
@@ -25,6 +27,7 @@ def describe(served: ServedModel, targets: TargetPool, drafts: DraftPool | None)
         peers=tuple(_peers(targets, drafts))[:MAX_PEERS],
         sampling=served.defaults.sampling,
         max_new_tokens=served.defaults.max_new_tokens,
+        tenant=tenant,
     )
 
 

@@ -103,8 +103,8 @@ class GenerationServicer(pb_grpc.GenerationServiceServicer):
         self, request: pb.DescribeModelsRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.DescribeModelsResponse:
         """What is served, and which peers are up; asks for a key as `Generate` does, and counts nothing."""
-        self._gate.authenticate(_metadata(context, "authorization"))
-        description = describe(self._served(), self._target, self._draft)
+        caller = self._gate.authenticate(_metadata(context, "authorization"))
+        description = describe(self._served(), self._target, self._draft, caller.tenant)
         return pb.DescribeModelsResponse(models=[codec.encode_model_description(description)])
 
     async def _generate(

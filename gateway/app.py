@@ -17,7 +17,7 @@ from gateway.cluster_routes import cluster_routes
 from gateway.dialects import dialect_routes, in_dialect
 from gateway.errors import ERROR_RESPONSES, HttpError, http_error, invalid_body
 from gateway.ignoring import IgnoredFields
-from gateway.middleware import Guard, RunningRequests, detail_of
+from gateway.middleware import Guard, RunningRequests
 from gateway.openai_routes import openai_routes
 from gateway.operating_routes import operating_routes
 from gateway.page_routes import add_page
@@ -63,7 +63,7 @@ def create_app(services: Services, running: RunningRequests) -> Guard:
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _refused)
     app.add_exception_handler(Exception, _defect)
-    return Guard(app, services.config, running)
+    return Guard(app, services.config, running, services.coordinators.tenant)
 
 
 async def _typed(request: Request, error: Any) -> Response:
@@ -75,7 +75,7 @@ async def _invalid(request: Request, error: Any) -> Response:
 
 
 async def _refused(request: Request, error: Any) -> Response:
-    return _shown(request, detail_of(error))
+    return _shown(request, HttpError(error.status_code, str(error.detail)))
 
 
 async def _defect(request: Request, error: Exception) -> Response:

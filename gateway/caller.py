@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from paceline.client.shared import is_sendable
 
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")
+
+
+def _nothing() -> None:
+    """Nobody waits."""
 
 
 @dataclass(frozen=True)
@@ -21,12 +25,14 @@ class HttpCaller:
         api_key: for the coordinator, which alone knows keys; None: none was sent.
         trace_headers: W3C's, as they were sent.
         key_is_sendable: whether a key that was sent can be one.
+        begun: to call once the answer has begun; another of the same key may then begin.
     """
 
     request_id: str
     api_key: str | None = field(default=None, repr=False)
     trace_headers: Mapping[str, str] = field(default_factory=dict)
     key_is_sendable: bool = True
+    begun: Callable[[], None] = field(default=_nothing, repr=False, compare=False)
 
 
 def caller_of(headers: Mapping[str, str]) -> HttpCaller:

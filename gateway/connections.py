@@ -1,6 +1,6 @@
-"""Connections as uvicorn has them, whose requests' heads come within a time and a size.
+"""Connections as uvicorn has them, whose requests' heads come within a time and a size, and their number.
 
-uvicorn bounds neither; a body is bounded by `gateway.middleware`.
+uvicorn bounds none of them; a body is bounded by `gateway.middleware`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from asyncio.events import TimerHandle
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from gateway.waiting import WaitingConnections
 
 logger = logging.getLogger(__name__)
 
@@ -29,8 +31,12 @@ class BoundedConnection(HttpToolsProtocol):
     then uvicorn's own time for idle connections runs. Trailers, which nobody reads, are not kept.
     """
 
-    def __init__(self, *args: Any, head_timeout_s: float, **options: Any) -> None:
+    def __init__(self, *args: Any, head_timeout_s: float, waiting: WaitingConnections, **options: Any) -> None:
         super().__init__(*args, **options)
+        self.address = ""
+        """The peer's, without its port."""
+        self.body_bytes = 0
+        self._waiting = waiting
         self._head_timeout_s = head_timeout_s
         self._timer: TimerHandle | None = None
         self._in_head = False
@@ -40,11 +46,14 @@ class BoundedConnection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """As `asyncio.Protocol`."""
         super().connection_made(transport)
+        self.address = self.client[0] if self.client else ""
         self._await_head()
+        self._waiting.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """As `asyncio.Protocol`."""
         self._stop_timer()
+        self._waiting.remove(self)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -56,16 +65,18 @@ class BoundedConnection(HttpToolsProtocol):
             self._unended_bytes += len(piece)
             super().data_received(piece)
             if self._unended_bytes >= MAX_HEAD_BYTES:
-                self._drop(f"a request's head, a chunk's frame or trailers are longer than {MAX_HEAD_BYTES} bytes")
+                self.drop(f"a request's head, a chunk's frame or trailers are longer than {MAX_HEAD_BYTES} bytes")
             elif len(self.pipeline) > MAX_AHEAD:
-                self._drop(f"more than {MAX_AHEAD} requests wait behind one that runs")
+                self.drop(f"more than {MAX_AHEAD} requests wait behind one that runs")
         if self._timer is None and not self._runs and not self.transport.is_closing():
             self._await_head()  # an empty line in front of a request, or a body whose request is answered
 
     def on_message_begin(self) -> None:
         """As the parser has it: the first byte of a request."""
         super().on_message_begin()
+        self.scope["connection"] = self  # type: ignore[typeddict-unknown-key]  # ours, for `gateway.middleware`
         self._in_head = True
+        self._waiting.renew(self)
         self._await_head()
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -82,7 +93,18 @@ class BoundedConnection(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         """As the parser has it."""
         self._unended_bytes = 0
+        if self._runs:
+            self._waiting.grow(self, len(body))
         super().on_body(body)
+
+    def let_in(self) -> None:
+        """The request that runs is let in."""
+        self._waiting.let_in(self)
+
+    @property
+    def waits(self) -> bool:
+        """Whether no request has come whole that isn't answered."""
+        return not self._runs or self.cycle.more_body
 
     @property
     def _runs(self) -> bool:
@@ -103,9 +125,10 @@ class BoundedConnection(HttpToolsProtocol):
         if self._runs:
             self._await_head()  # the next request's, which was sent early
         else:
-            self._drop(f"no whole head of a request within {self._head_timeout_s:g} s")
+            self.drop(f"no whole head of a request within {self._head_timeout_s:g} s")
 
-    def _drop(self, why: str) -> None:
+    def drop(self, why: str) -> None:
+        """End it, whatever it does."""
         logger.info("connection dropped: client=%s why=%s", self.client, why)
         self._stop_timer()
         self.transport.abort()

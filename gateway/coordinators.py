@@ -37,6 +37,8 @@ logger = logging.getLogger(__name__)
 KNOWN_FOR_S = 1.0
 """How long a description counts as new: a target of other weights is noticed that late; and how long a coordinator
 that failed is asked last, or one that had no room and did not say for how long."""
+MAX_STRANGERS = 32
+"""Questions at once for keys that have not been let in: strangers wait for each other, and nobody for them."""
 MAX_KNOWN = 1024
 """Keys that a coordinator's answers are kept for: nothing is read for a caller that it has not let in."""
 DESCRIBE_TIMEOUT_S = 2.0
@@ -81,6 +83,7 @@ class Coordinator:
         self._generating = AsyncClient(peer, timeout_s=config.generation_timeout_s, resume_wait_s=0)
         self._asking = AsyncClient(peer, timeout_s=DESCRIBE_TIMEOUT_S)
         self._hanging = HangWatch()
+        self._strangers = asyncio.Semaphore(MAX_STRANGERS)
         self._known: dict[str | None, tuple[ModelDescription, float]] = {}
         """What callers of each key have been told that had a target then, and when."""
         self._full_until: dict[str | None, float] = {}
@@ -111,6 +114,10 @@ class Coordinator:
             self.running -= 1
             if not self.running:
                 self._idle.set()
+
+    def heard(self) -> None:
+        """It has said something of a generation."""
+        self._hanging.heard()
 
     def is_full(self, caller: HttpCaller) -> bool:
         """Whether it has lately had no room for this caller's key, and said that it is so still."""
@@ -171,7 +178,7 @@ class Coordinator:
     def _question(self, caller: HttpCaller) -> asyncio.Task[ModelDescription]:
         """One for all requests that come meanwhile; it outlives those that leave."""
         key = caller.api_key
-        question = self._questions[key] = asyncio.create_task(self.ask(caller))
+        question = self._questions[key] = asyncio.create_task(self._asked(caller))
 
         def answered(task: asyncio.Task[ModelDescription]) -> None:
             del self._questions[key]
@@ -180,6 +187,12 @@ class Coordinator:
 
         question.add_done_callback(answered)
         return question
+
+    async def _asked(self, caller: HttpCaller) -> ModelDescription:
+        if caller.api_key in self._known:
+            return await self.ask(caller)
+        async with self._strangers:
+            return await self.ask(caller)
 
     async def close(self) -> None:
         """Close the channels; what runs is cancelled."""
@@ -247,6 +260,19 @@ class Coordinators:
     async def first_serving(self, caller: HttpCaller, fits: Callable[[Serving], bool] = _any) -> Serving:
         """As `serving`, of those that fit, and without waiting. Raises as `serving`."""
         return await self._first(caller, lambda coordinator: coordinator.described(caller), fits)
+
+    async def tenant(self, caller: HttpCaller) -> str:
+        """Whose a caller's requests are; empty: no key is asked for, or nobody is there who knows.
+
+        Raises:
+            Unauthenticated: its key is none.
+        """
+        try:
+            return (await self.first_serving(caller)).description.tenant
+        except Unauthenticated:
+            raise
+        except PacelineError:
+            return ""
 
     async def models(self, caller: HttpCaller) -> ModelDescription:
         """What is served, as one of them says now, one that has a target if any has. Raises as `serving`."""

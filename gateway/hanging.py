@@ -21,6 +21,11 @@ class HangWatch:
         self._pause_s = 0.0
         """Behind the last question without an answer; 0: it doesn't hang."""
         self._again_at = self._hung_at = 0.0
+        self._heard_at = 0.0
+
+    def heard(self) -> None:
+        """The peer has said something: it is slow, perhaps, and doesn't hang."""
+        self._heard_at = time.monotonic()
 
     @contextmanager
     def asking(self) -> Iterator[None]:
@@ -38,7 +43,8 @@ class HangWatch:
             yield
             self._pause_s = 0.0
         except DeadlineExceeded:
-            self._hangs(began)
+            if self._heard_at < began:
+                self._hangs(began)
             raise
         except Exception:
             self._pause_s = 0.0

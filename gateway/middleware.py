@@ -5,25 +5,29 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
+from weakref import WeakValueDictionary
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from gateway.bodies import check_length, read_body, replayed
 from gateway.caller import HttpCaller, caller_of
 from gateway.dialects import in_dialect
-from gateway.errors import HttpError, http_error, unsendable_key
+from gateway.errors import HttpError, unsendable_key
+from gateway.responses import FAILURES, as_http
+from gateway.sites import Sites
 from paceline.access.places import RunningPlaces
-from paceline.protocol.errors import Overloaded
 from paceline.runtime import metrics
 from paceline.runtime.gateway_config import GatewayConfig
 
 logger = logging.getLogger(__name__)
 
 RETRY_AFTER_MS = 1_000
+MAX_BEGINNING = 32
+"""Requests of one tenant that are read and begun at once: more would be no faster, and others would wait for all."""
 CLIENT_GONE = 499
 """What the log says of a request whose client has gone before an answer; no client sees it."""
 
@@ -49,14 +53,37 @@ class RunningRequests:
             self.count -= 1
 
 
-class Guard:
-    """Lets a request in, bounds its body, names it, and logs how it ended."""
+async def _nobody(caller: HttpCaller) -> str:
+    return ""
 
-    def __init__(self, app: ASGIApp, config: GatewayConfig, running: RunningRequests) -> None:
+
+class Guard:
+    """Lets a request in, bounds its body, names it, and logs how it ended.
+
+    A place is for a request whose key is known to be one and whose body has come whole. Whoever has no key has
+    places by his address.
+
+    Args:
+        app: what answers.
+        config: its limits.
+        running: counts the requests that have a place.
+        tenant_of: says whose a caller's requests are; empty: nobody's in particular.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        config: GatewayConfig,
+        running: RunningRequests,
+        tenant_of: Callable[[HttpCaller], Awaitable[str]] = _nobody,
+    ) -> None:
         self._app = app
         self._config = config
         self._running = running
+        self._tenant_of = tenant_of
+        self._sites = Sites(config.allowed_host, config.server.host)
         self._places = RunningPlaces("max_concurrent_requests", config.max_concurrent_requests, RETRY_AFTER_MS)
+        self._beginning = WeakValueDictionary[str, asyncio.Semaphore]()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """As ASGI has it."""
@@ -64,12 +91,13 @@ class Guard:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        caller = caller_of(headers)
-        scope["caller"] = caller
+        scope["caller"] = caller = caller_of(headers)
         said = _Said(send, caller)
         began = time.monotonic()
         try:
-            await self._let_in(scope, headers, caller, _Body(receive, self._config).receive, said.send)
+            await self._let_in(scope, headers, receive, said.send)
+        except FAILURES as error:
+            await in_dialect(scope["path"], as_http(error)).response(scope, receive, said.send)
         finally:
             seconds = time.monotonic() - began
             metrics.http_request_done(_route(scope), said.status, seconds)
@@ -80,28 +108,74 @@ class Guard:
                 scope["method"], scope["path"][:200], said.status, seconds * 1e3, caller.request_id,
             )  # fmt: skip
 
-    async def _let_in(self, scope: Scope, headers: Headers, caller: HttpCaller, receive: Receive, send: Send) -> None:
+    async def _let_in(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
+        """Answer, or raise what is answered before the application has begun."""
+        for host in headers.getlist("host"):
+            if not self._sites.knows(host):
+                raise _unknown_host(host)
         if scope["method"] != "POST":
             await self._app(scope, receive, send)
             return
-        whose = caller.api_key or ""
-        refusal = self._refusal(headers, caller, whose)
-        if refusal is not None:
-            await in_dialect(scope["path"], refusal).response(scope, receive, send)
+        caller: HttpCaller = scope["caller"]
+        check_length(headers, self._config)
+        if not caller.key_is_sendable:
+            raise unsendable_key()
+        tenant = await self._tenant_of(caller)
+        if not tenant:
+            self._check_origin(headers)
+        body = await read_body(receive, self._config)
+        if body is None:
             return
+        whose = f"key of {tenant}" if tenant else f"address {(scope.get('client') or ('',))[0]}"
+        async with self._place(whose) as begun:
+            if (connection := scope.get("connection")) is not None:
+                connection.let_in()
+            scope["caller"] = replace(caller, begun=begun)
+            await self._app(scope, replayed(body, receive), send)
+
+    @asynccontextmanager
+    async def _place(self, whose: str) -> AsyncIterator[Callable[[], None]]:
+        """Run meanwhile; yields what to call once the answer has begun.
+
+        Few of one tenant begin at once, so that many that come at once keep nobody else waiting.
+
+        Raises:
+            Overloaded: no place is free for it.
+        """
+        self._places.check(whose)
         with self._running.counted():
             async with self._places.taken(whose):
-                await self._app(scope, receive, send)
+                turns = self._beginning.setdefault(whose, asyncio.Semaphore(MAX_BEGINNING))
+                await turns.acquire()
+                begun = Once(turns.release)
+                try:
+                    yield begun
+                finally:
+                    begun()
 
-    def _refusal(self, headers: Headers, caller: HttpCaller, whose: str) -> HttpError | None:
-        try:
-            self._places.check(whose)
-        except Overloaded as error:
-            return http_error(error)
-        length = headers.get("content-length", "0")
-        if length.isdecimal() and int(length) > self._config.max_body_bytes:
-            return too_large(self._config)
-        return None if caller.key_is_sendable else unsendable_key()
+    def _check_origin(self, headers: Headers) -> None:
+        for origin in headers.getlist("origin"):
+            if self._sites.is_foreign(origin, headers.get("host", "")):
+                message = f"origin = {origin[:200]!r}: must be this gateway's own site, or one of allowed_host"
+                raise HttpError(403, message, "permission_error", code="permission_denied")
+
+
+class Once:
+    """Calls something once, however often it is called."""
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self._call: Callable[[], None] | None = call
+
+    def __call__(self) -> None:
+        """Call it, unless that was done."""
+        call, self._call = self._call, None
+        if call is not None:
+            call()
+
+
+def _unknown_host(host: str) -> HttpError:
+    message = f"host = {host[:200]!r}: must be an address, a name of this machine, or one of allowed_host"
+    return HttpError(421, message, param=None, code="misdirected_request")
 
 
 def _route(scope: Scope) -> str:
@@ -122,47 +196,3 @@ class _Said:
             self.status = message["status"]
             MutableHeaders(scope=message)["X-Request-Id"] = self._caller.request_id
         await self._send(message)
-
-
-class _Body:
-    """A body within its limits."""
-
-    def __init__(self, receive: Receive, config: GatewayConfig) -> None:
-        self._receive = receive
-        self._config = config
-        self._left = config.max_body_bytes
-        self._deadline = time.monotonic() + config.body_timeout_s
-        self._whole = False
-
-    async def receive(self) -> Message:
-        if self._whole:
-            return await self._receive()
-        try:
-            async with asyncio.timeout(self._deadline - time.monotonic()):
-                message = await self._receive()
-        except TimeoutError:
-            limit = f"{self._config.body_timeout_s:g} s"
-            raise _refusing(HttpError(408, f"body: must be sent within {limit}", code="timeout")) from None
-        self._left -= len(message.get("body", b""))
-        if self._left < 0:
-            raise _refusing(too_large(self._config))
-        self._whole = not message.get("more_body", False)
-        return message
-
-
-def too_large(config: GatewayConfig) -> HttpError:
-    """A body beyond its limit."""
-    return HttpError(413, f"body: must be at most max_body_bytes = {config.max_body_bytes}", code="body_too_large")
-
-
-def _refusing(error: HttpError) -> HTTPException:
-    """The one kind of exception that passes through the reading of a body."""
-    found = HTTPException(error.status, detail=error.message)
-    found.detail = error  # type: ignore[assignment]  # read by the handler of the application
-    return found
-
-
-def detail_of(error: HTTPException) -> HttpError:
-    """An exception of the framework's, or the error that it stands for."""
-    detail: Any = error.detail
-    return detail if isinstance(detail, HttpError) else HttpError(error.status_code, str(detail))

@@ -108,6 +108,7 @@ async def chunks(plan: PlannedReply, caller: HttpCaller) -> AsyncGenerator[Chunk
     with observing as meter:
         async with aclosing(run_choices(generating, plan.requests, plan.samples)) as events:
             async for choice in events:
+                caller.begun()
                 tally.add(choice)
                 meter.take(choice)
                 held += plan.writers[choice.index].written(choice.event)

@@ -62,6 +62,7 @@ class Rerouting:
         with serving.coordinator.client(self._caller) as client:
             async with aclosing(client.stream(progress.rest)) as events:
                 async for arrived in events:
+                    serving.coordinator.heard()
                     if (event := progress.take(arrived)) is not None:
                         yield event
 

@@ -17,6 +17,7 @@ import uvicorn
 from gateway.certificates import RenewedContext
 from gateway.connections import BoundedConnection
 from gateway.middleware import RunningRequests
+from gateway.waiting import WaitingConnections
 from paceline.protocol.errors import InvalidInput
 from paceline.rpc.exposure import warn_if_exposed
 from paceline.rpc.server import address_of, write_atomically
@@ -97,12 +98,15 @@ def uvicorn_config(app: Any, config: GatewayConfig) -> uvicorn.Config:
     files = server_files(settings)
     if settings.tls_certificate is None:
         warn_if_exposed(settings, "plaintext", "set server.tls_certificate and server.tls_key")
+    waiting = WaitingConnections(config)
+    connection = partial(BoundedConnection, head_timeout_s=config.head_timeout_s, waiting=waiting)
     return uvicorn.Config(
         app,
-        http=cast(Any, partial(BoundedConnection, head_timeout_s=config.head_timeout_s)),
+        http=cast(Any, connection),
         ws="none",
         log_config=None,
         access_log=False,
+        proxy_headers=False,  # an address is a connection's own, whatever it says of itself
         server_header=False,
         timeout_graceful_shutdown=max(1, round(settings.drain_seconds)),
         ssl_certfile=settings.tls_certificate,

@@ -130,7 +130,7 @@ class HttpUsers:
             "paceline": {"off": True},
         }
         content = json.dumps(body).encode()
-        head = b"POST /v1/completions HTTP/1.1\r\nHost: gateway\r\nConnection: close\r\n"
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
         return b"%sContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s" % (head, len(content), content)
 
     async def _received(

@@ -242,6 +242,8 @@ class ModelDescription:
     """The model's own defaults; what is unstated has none."""
     max_new_tokens: int | None = None
     """The model's own default."""
+    tenant: str = ""
+    """Whose requests those of the asker's key are; empty: no key is asked for."""
 
     @property
     def defaults(self) -> dict[str, float]:

@@ -54,6 +54,23 @@ class GatewayConfig(Settings):
         10.0, gt=0, le=3600, description="Longest time that a request's line and headers may take."
     )
     body_timeout_s: float = Field(30.0, gt=0, le=3600, description="Longest time that a body may take before 408.")
+    allowed_host: tuple[str, ...] = Field(
+        (),
+        description="Names that requests may call the gateway by, beside addresses and localhost; *.NAME, * for all; "
+        "repeatable. Unset: all, but none while server.host is this machine's own.",
+    )
+    max_waiting_connections: int = Field(
+        4096,
+        ge=1,
+        le=1 << 20,
+        description="Most connections; beyond, the oldest without a whole request ends, of the address with most.",
+    )
+    max_waiting_bytes: int = Field(
+        256 << 20,
+        ge=1 << 10,
+        le=1 << 40,
+        description="Most bytes of bodies that are not let in, of all requests together; likewise.",
+    )
     reader_timeout_s: float = Field(
         60.0, gt=0, le=3600, description="Longest time that a reader may take nothing before it is cut off."
     )

@@ -311,7 +311,7 @@ class DescribeModelsResponse(_message.Message):
     def __init__(self, models: _Optional[_Iterable[_Union[ModelDescription, _Mapping]]] = ...) -> None: ...
 
 class ModelDescription(_message.Message):
-    __slots__ = ("name", "target", "draft", "max_length", "drafters", "target_ready", "draft_ready", "peers", "sampling", "max_new_tokens")
+    __slots__ = ("name", "target", "draft", "max_length", "drafters", "target_ready", "draft_ready", "peers", "sampling", "max_new_tokens", "tenant")
     NAME_FIELD_NUMBER: _ClassVar[int]
     TARGET_FIELD_NUMBER: _ClassVar[int]
     DRAFT_FIELD_NUMBER: _ClassVar[int]
@@ -322,6 +322,7 @@ class ModelDescription(_message.Message):
     PEERS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     MAX_NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
     name: str
     target: _types_pb2.Fingerprint
     draft: _types_pb2.Fingerprint
@@ -332,7 +333,8 @@ class ModelDescription(_message.Message):
     peers: _containers.RepeatedCompositeFieldContainer[PeerDescription]
     sampling: _types_pb2.SamplingParams
     max_new_tokens: int
-    def __init__(self, name: _Optional[str] = ..., target: _Optional[_Union[_types_pb2.Fingerprint, _Mapping]] = ..., draft: _Optional[_Union[_types_pb2.Fingerprint, _Mapping]] = ..., max_length: _Optional[int] = ..., drafters: _Optional[_Iterable[str]] = ..., target_ready: _Optional[bool] = ..., draft_ready: _Optional[bool] = ..., peers: _Optional[_Iterable[_Union[PeerDescription, _Mapping]]] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., max_new_tokens: _Optional[int] = ...) -> None: ...
+    tenant: str
+    def __init__(self, name: _Optional[str] = ..., target: _Optional[_Union[_types_pb2.Fingerprint, _Mapping]] = ..., draft: _Optional[_Union[_types_pb2.Fingerprint, _Mapping]] = ..., max_length: _Optional[int] = ..., drafters: _Optional[_Iterable[str]] = ..., target_ready: _Optional[bool] = ..., draft_ready: _Optional[bool] = ..., peers: _Optional[_Iterable[_Union[PeerDescription, _Mapping]]] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., max_new_tokens: _Optional[int] = ..., tenant: _Optional[str] = ...) -> None: ...
 
 class PeerDescription(_message.Message):
     __slots__ = ("kind", "address", "up", "problem", "fingerprint", "sessions", "step_sessions", "step_rows", "queue", "step_ms")

@@ -23,7 +23,9 @@ def chat(*, reasons: bool = False, **fields: Any) -> dict[str, Any]:
 
 
 def client(answer: Answer) -> anthropic.Anthropic:
-    return anthropic.Anthropic(api_key="k", base_url="http://gateway", http_client=http_client(answer), max_retries=0)
+    return anthropic.Anthropic(
+        api_key="k", base_url="http://localhost", http_client=http_client(answer), max_retries=0
+    )
 
 
 def test_fields_and_their_names() -> None:

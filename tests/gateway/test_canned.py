@@ -66,6 +66,12 @@ class CannedCoordinator:
         described = ModelDescription("m", fingerprint, fingerprint, 10_000, (), True, True)
         return Serving(cast(Any, self), described)
 
+    async def tenant(self, caller: object) -> str:
+        return ""
+
+    def heard(self) -> None:
+        pass
+
     @contextmanager
     def client(self, caller: object) -> Iterator[CannedCoordinator]:
         yield self
@@ -106,8 +112,8 @@ async def serving(template: str, text: str, *, defective: bool = False) -> Async
         yield SimpleNamespace(
             canned=canned,
             http=http,
-            openai=openai.AsyncOpenAI(api_key="k", base_url="http://gateway/v1", http_client=http),
-            claude=anthropic.AsyncAnthropic(api_key="k", base_url="http://gateway", http_client=http),
+            openai=openai.AsyncOpenAI(api_key="k", base_url="http://localhost/v1", http_client=http),
+            claude=anthropic.AsyncAnthropic(api_key="k", base_url="http://localhost", http_client=http),
         )
     prompts.close()
 
@@ -155,12 +161,12 @@ async def test_reasoning_is_counted_by_its_tokens_whatever_text_waits(
 async def test_effort_and_switches_are_the_templates() -> None:
     asked = {"messages": ASKED, "reasoning_effort": "high", "chat_template_kwargs": {"enable_thinking": False}}
     async with serving(f"{SWITCHED}{HERMES}", "Yes.") as served:
-        assert (await served.http.post("http://g/v1/chat/completions", json=asked)).status_code == 200
+        assert (await served.http.post("http://localhost/v1/chat/completions", json=asked)).status_code == 200
         told = {name: asked[name] for name in asked}
-        counted = (await served.http.post("http://g/tokenize", json=told)).json()["tokens"]
+        counted = (await served.http.post("http://localhost/tokenize", json=told)).json()["tokens"]
         await served.openai.responses.create(model="m", input="q", reasoning={"effort": "low"})
         twice = asked | {"chat_template_kwargs": {"reasoning_effort": "low"}}
-        refused = (await served.http.post("http://g/v1/chat/completions", json=twice)).json()["error"]
+        refused = (await served.http.post("http://localhost/v1/chat/completions", json=twice)).json()["error"]
     written = [templated(HERMES).decode(request.token_ids) for request in served.canned.asked]
     assert [text.partition("|")[0] for text in written] == ["high False", "low True"]
     assert list(served.canned.asked[0].token_ids) == counted
@@ -174,7 +180,7 @@ async def test_effort_and_switches_are_the_templates() -> None:
     assert counted.input_tokens == len(request.token_ids)
     async with serving(OPENED, "Yes.") as served:
         none = await served.http.post(
-            "http://g/v1/chat/completions", json={"messages": ASKED, "reasoning_effort": "none"}
+            "http://localhost/v1/chat/completions", json={"messages": ASKED, "reasoning_effort": "none"}
         )
     assert none.headers["x-paceline-ignored"] == "reasoning_effort", "it reasons, whatever is asked"
 
@@ -306,7 +312,7 @@ async def test_no_depth_of_json_is_a_defect(levels: int) -> None:
     async with serving(HERMES, "so") as served:
         for path, contents in bodies.items():
             for content in contents:
-                answer = await served.http.post(f"http://gateway{path}", content=content, headers=JSON)
+                answer = await served.http.post(f"http://localhost{path}", content=content, headers=JSON)
                 assert answer.status_code == 400, (path, content[:120], answer.text[:200])
 
 
@@ -322,7 +328,7 @@ async def test_a_defect_is_answered_logged_and_counted_under_the_requests_id(
     async with serving(HERMES, "so", defective=True) as served:
         monkeypatch.setattr(served.canned, "serving", broken)
         with caplog.at_level(logging.INFO, "gateway"):
-            answer = await served.http.post("http://gateway/tokenize", json={"prompt": "a"})
+            answer = await served.http.post("http://localhost/tokenize", json={"prompt": "a"})
     assert (answer.status_code, answer.json()["error"]["code"]) == (500, "internal_error")
     (told,) = [record.getMessage() for record in caplog.records if record.levelno == logging.INFO]
     assert "status=500" in told and told.endswith(f"id={answer.headers['x-request-id']}")

@@ -14,7 +14,7 @@ import pytest
 
 from gateway import coordinators
 from gateway.caller import HttpCaller
-from gateway.coordinators import KNOWN_FOR_S, Coordinator
+from gateway.coordinators import KNOWN_FOR_S, MAX_STRANGERS, Coordinator
 from paceline.protocol import codec
 from paceline.protocol.errors import Unauthenticated
 from paceline.protocol.generation import ModelDescription
@@ -126,3 +126,24 @@ async def test_a_refusal_is_told_to_all_who_wait_and_is_asked_for_again() -> Non
             answers = await asyncio.gather(*waiting, return_exceptions=True)
             assert [type(answer) for answer in answers] == [Unauthenticated] * 3
             assert servicer.asked == [WRONG_KEY] * asked
+
+
+async def test_strangers_wait_for_each_other_and_who_is_known_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with described_slowly() as (servicer, coordinator):
+        servicer.may_answer.set()
+        await coordinator.described(key("known"))
+        servicer.may_answer.clear()
+        strangers = [asyncio.create_task(coordinator.described(key(f"invented-{number}"))) for number in range(100)]
+        while len(servicer.asked) < 1 + MAX_STRANGERS:
+            servicer.came.clear()
+            await servicer.came.wait()
+        set_clock(monkeypatch, time.monotonic() + KNOWN_FOR_S)
+        again = asyncio.create_task(coordinator.described(key("known")))
+        while servicer.asked.count("known") < 2:
+            servicer.came.clear()
+            await servicer.came.wait()
+        assert len(servicer.asked) == 2 + MAX_STRANGERS
+        servicer.may_answer.set()
+        assert (await again).target_ready
+        await asyncio.gather(*strangers)
+        assert len(servicer.asked) == 102

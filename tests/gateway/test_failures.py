@@ -194,7 +194,7 @@ def test_a_reader_that_takes_nothing_loses_its_connection(cluster: GatewayCluste
     with socket.socket() as idle:
         idle.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         idle.connect(("127.0.0.1", port))
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: h\r\nContent-Length: {len(body)}\r\n"
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
         idle.sendall(f"{head}Content-Type: application/json\r\n\r\n".encode() + body)
         eventually(lambda: _connections(process, port) == 1, "it is connected")
         eventually(lambda: select.select([idle], [], [], 0)[0] != [], "the reply is written")

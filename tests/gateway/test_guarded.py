@@ -159,7 +159,7 @@ def test_the_log_has_one_line_for_each_request_and_no_text_or_key(guarded: Guard
         return [line for line in guarded.log.splitlines() if line.endswith("id=of-this-test")]
 
     eventually(lambda: len(lines()) >= 3, "three lines")
-    assert [line.partition("status=")[2][:3] for line in lines()] == ["200", "400", "404"]
+    assert [line.partition("status=")[2][:3] for line in lines()] == ["200", "400", "401"]
     assert all("request: method=POST path=/v1/" in line for line in lines())
     written = guarded.log
     for secret in (*KEYS.values(), SECRET, SECRET.replace(" ", "+"), "wrong", "BEGIN"):

@@ -55,6 +55,19 @@ def refused(watch: HangWatch) -> bool:
         return False
 
 
+def test_a_peer_that_says_something_meanwhile_does_not_hang(clock: SteppedTime) -> None:
+    watch = HangWatch()
+    with pytest.raises(DeadlineExceeded), watch.asking():
+        clock.now += 1
+        watch.heard()
+        clock.now += 1
+        raise DeadlineExceeded("2 s")
+    assert not refused(watch)
+    clock.now += 1
+    hangs(watch, clock)
+    assert refused(watch), "what it said before counts no longer"
+
+
 def test_pauses_double_up_to_a_limit(clock: SteppedTime) -> None:
     watch, pause = HangWatch(), FIRST_PAUSE_S
     for _ in range(8):

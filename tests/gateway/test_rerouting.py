@@ -38,6 +38,10 @@ class Losing:
     """Writes `TEXT`, and fails behind its first `lasts` tokens; None: before it has begun."""
 
     running = 0
+
+    def heard(self) -> None:
+        pass
+
     failed_at = 0.0
     unfit: PacelineError | None = None
     """What it raises when it is asked what it serves."""

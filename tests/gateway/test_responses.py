@@ -26,7 +26,7 @@ def chat(**fields: Any) -> dict[str, Any]:
 
 
 def client(answer: Answer) -> openai.OpenAI:
-    return openai.OpenAI(api_key="k", base_url="http://gateway/v1", http_client=http_client(answer), max_retries=0)
+    return openai.OpenAI(api_key="k", base_url="http://localhost/v1", http_client=http_client(answer), max_retries=0)
 
 
 def test_fields_and_their_names() -> None:

@@ -1,0 +1,178 @@
+"""Connections without a whole request: who floods loses its own, and others are served."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from gateway.caller import HttpCaller
+from gateway.middleware import MAX_BEGINNING, Guard, RunningRequests
+from gateway.waiting import WaitingConnections
+from paceline.protocol.errors import Unauthenticated
+from paceline.runtime.gateway_config import GatewayConfig
+from tests.gateway.test_connections import HEAD, SlowApp, opened, served
+from tests.gateway.test_guard import ReadingApp, asked, piece
+
+
+@dataclass(eq=False)
+class Connection:
+    """One of an address, dropped at once."""
+
+    address: str
+    among: WaitingConnections = field(repr=False)
+    waits: bool = True
+    body_bytes: int = 0
+    why: str = ""
+
+    def __post_init__(self) -> None:
+        self.among.add(self)
+
+    def drop(self, why: str) -> None:
+        self.why = why
+        self.among.remove(self)
+
+
+def waiting(**limits: int) -> WaitingConnections:
+    return WaitingConnections(GatewayConfig.model_validate(limits))
+
+
+def test_the_address_that_has_most_loses_its_oldest() -> None:
+    among = waiting(max_waiting_connections=4)
+    other = Connection("other", among)
+    flood = [Connection("flood", among) for _ in range(10)]
+    assert [bool(each.why) for each in flood] == [True] * 7 + [False] * 3
+    assert not other.why
+    assert "max_waiting_connections = 4" in flood[0].why
+
+
+def test_what_runs_and_what_has_just_begun_a_request_stays() -> None:
+    among = waiting(max_waiting_connections=3)
+    first, runs, third = (Connection("a", among, waits=waits) for waits in (True, False, True))
+    among.renew(first)
+    Connection("a", among)
+    assert [bool(each.why) for each in (first, runs, third)] == [False, False, True]
+    among.remove(first)
+    newest = [Connection("a", among, waits=False) for _ in range(3)]
+    assert not any(each.why for each in newest), "nobody waits whom it could cost"
+
+
+def test_bodies_that_are_not_let_in_are_bounded_together() -> None:
+    among = waiting(max_waiting_bytes=4096)
+    other, head = Connection("other", among), Connection("flood", among)
+    flood = [Connection("flood", among) for _ in range(5)]
+    among.grow(other, 1024)
+    for each in flood:
+        among.grow(each, 1024)
+    assert [bool(each.why) for each in flood] == [True, True, False, False, False]
+    assert not (other.why or head.why)
+    for each in flood[2:]:
+        among.let_in(each)
+    among.grow(other, 3072)
+    assert not other.why
+
+
+def test_a_flood_of_heads_leaves_the_next_request_its_connection() -> None:
+    """All of one address, as whoever is in front of a proxy is."""
+    with served(SlowApp(), max_waiting_connections=20, head_timeout_s=30) as port, ExitStack() as stack:
+        for _ in range(60):
+            connection = stack.enter_context(opened(port))
+            connection.sendall(HEAD.replace(b"GET", b"POST") + b"Content-Length: 9\r\n\r\n")
+        honest = stack.enter_context(opened(port))
+        honest.sendall(HEAD.replace(b"GET", b"POST") + b"Content-Length: 4\r\n\r\nbody")
+        assert honest.recv(1000).endswith(b"body")
+
+
+class Keys:
+    """Knows one key."""
+
+    async def tenant_of(self, caller: HttpCaller) -> str:
+        if caller.api_key != "known":
+            raise Unauthenticated("no such key")
+        return "alice"
+
+
+KNOWN: Any = ((b"authorization", b"Bearer known"),)
+
+
+async def test_heads_with_invented_keys_take_no_place() -> None:
+    running = RunningRequests()
+    guard = Guard(ReadingApp(), GatewayConfig(max_concurrent_requests=1), running, Keys().tenant_of)
+    for number in range(50):
+        headers: Any = ((b"authorization", b"Bearer invented-%d" % number),)
+        assert (await asked(guard, [], headers=headers))[0]["status"] == 401
+    assert (await asked(guard, [piece(1, more=False)], headers=KNOWN))[0]["status"] == 200
+
+
+async def test_a_body_on_its_way_takes_no_place() -> None:
+    running = RunningRequests()
+    guard = Guard(ReadingApp(), GatewayConfig(max_concurrent_requests=1), running, Keys().tenant_of)
+    slow = [asyncio.create_task(asked(guard, [piece(1, more=True)], headers=KNOWN)) for _ in range(50)]
+    await asyncio.sleep(0)
+    assert running.count == 0
+    assert (await asked(guard, [piece(1, more=False)], headers=KNOWN))[0]["status"] == 200
+    for each in slow:
+        each.cancel()
+    await asyncio.gather(*slow, return_exceptions=True)
+
+
+@pytest.mark.parametrize("client", [("10.0.0.1", 1), None])
+async def test_places_without_keys_are_given_by_address(client: Any) -> None:
+    app = ReadingApp()
+    guard = Guard(app, GatewayConfig(max_concurrent_requests=4), RunningRequests())
+    app.may_answer.clear()
+    invented: Any = [((b"authorization", b"Bearer invented-%d" % number),) for number in range(8)]
+    flood = [
+        asyncio.create_task(asked(guard, [piece(1, more=False)], headers=each, client=client)) for each in invented
+    ]
+    await turns()
+    assert any(each.done() for each in flood)
+    other = asyncio.create_task(asked(guard, [piece(1, more=False)], client=("10.0.0.2", 1)))
+    await asyncio.sleep(0)
+    app.may_answer.set()
+    assert (await other)[0]["status"] == 200
+    statuses = [(await each)[0]["status"] for each in flood]
+    assert statuses.count(429) > 0
+
+
+async def test_many_of_one_key_begin_few_at_once_and_others_beside_them() -> None:
+    app = Beginning()
+    names = iter(["alice"] * 3 * MAX_BEGINNING + ["bob"])
+
+    async def tenant_of(caller: HttpCaller) -> str:
+        return next(names)
+
+    guard = Guard(app, GatewayConfig(), RunningRequests(), tenant_of)
+    many = [asyncio.create_task(asked(guard, [piece(1, more=False)])) for _ in range(3 * MAX_BEGINNING)]
+    await turns()
+    bob = asyncio.create_task(asked(guard, [piece(1, more=False)]))
+    await turns()
+    assert len(app.callers) == MAX_BEGINNING + 1
+    app.callers[0].begun()
+    app.callers[0].begun()
+    await turns()
+    assert len(app.callers) == MAX_BEGINNING + 2, "an answer that has begun lets one more begin"
+    app.may_answer.set()
+    assert {sent[0]["status"] for sent in await asyncio.gather(*many, bob)} == {200}
+
+
+async def turns() -> None:
+    """Let every task go as far as it can."""
+    for _ in range(50):
+        await asyncio.sleep(0)
+
+
+class Beginning(ReadingApp):
+    """Keeps whoever it answers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_answer.clear()
+        self.callers: list[HttpCaller] = []
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        self.callers.append(scope["caller"])
+        await super().__call__(scope, receive, send)
