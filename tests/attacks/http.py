@@ -1,0 +1,209 @@
+"""D15 to D20: clients of the HTTP gateway that flood, trickle, take nothing, or come from a foreign site."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from paceline.access.keys import ApiKey, ApiKeys, hash_of, new_key, save_keys
+from tests.attacks.registry import attack
+from tests.gateway.gateways import LONG, Answer, GatewayCluster, post, request
+
+KEYS = {name: new_key() for name in ("attacker", "user")}
+PATH = "/v1/completions"
+SHORT: dict[str, Any] = {"prompt": "a", "max_tokens": 8, "seed": 1}
+NOTICED_S = 3.0
+"""What another user may wait on a busy machine; before, it was 8 to 45 s."""
+GROWN_BYTES = 96 << 20
+HEADS = 1300
+UNREAD = 300
+
+
+class Besieged(GatewayCluster):
+    """A gateway whose coordinator asks for keys."""
+
+    def __init__(self, folder: Path, **options: Any) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = folder / "keys.json"
+        named = (ApiKey(name=name, sha256=hash_of(key)) for name, key in KEYS.items())
+        save_keys(ApiKeys(keys=tuple(named)), file)
+        super().__init__(folder, coordinator_flags={"api_keys": str(file)}, **options)
+        self.api_key = KEYS["user"]
+        self.waits: list[float] = []
+
+    @property
+    def at(self) -> str:
+        return self.address_of("gateway")
+
+    def ask(self, body: object = SHORT, key: str = "user") -> Answer:
+        return post(self.at, PATH, body, Authorization=f"Bearer {KEYS[key]}")
+
+    @property
+    def gateway_bytes(self) -> int:
+        return psutil.Process(self.processes["gateway"].pid).memory_info().rss
+
+    async def serve_user(self) -> None:
+        """Ask for what the user wants again and again, and note how long it takes."""
+        while True:
+            began = time.monotonic()
+            answer = await asyncio.to_thread(self.ask)
+            self.waits.append(time.monotonic() - began)
+            assert answer.status == 200, (answer.status, answer.content[:200])
+            await asyncio.sleep(0.02)
+
+
+@asynccontextmanager
+async def besieged(folder: Path, **options: Any) -> AsyncIterator[Besieged]:
+    """A gateway with a user beside the attack, who is served all the time and behind it."""
+    cluster = Besieged(folder, **options)
+    await asyncio.to_thread(cluster.__enter__)
+    try:
+        text = (await asyncio.to_thread(cluster.ask)).json["choices"][0]["text"]
+        before = cluster.gateway_bytes
+        user = asyncio.create_task(cluster.serve_user())
+        yield cluster
+        await asyncio.sleep(0.1)
+        assert not user.done(), user.exception()
+        user.cancel()
+        await asyncio.gather(user, return_exceptions=True)
+        grown = cluster.gateway_bytes - before
+        assert (await asyncio.to_thread(cluster.ask)).json["choices"][0]["text"] == text
+        assert max(cluster.waits) < NOTICED_S, f"another user waited {max(cluster.waits):.1f} s"
+        assert grown < GROWN_BYTES, f"the gateway grew by {grown >> 20} MiB"
+    finally:
+        await asyncio.to_thread(cluster.__exit__, None, None, None)
+
+
+def told(cluster: Besieged, more: str) -> str:
+    return f"another user waited {max(cluster.waits):.2f} s at most; {more}"
+
+
+async def poured(address: str, head: bytes, piece: bytes, size: int) -> int:
+    """How much of a request the gateway takes before it ends the connection."""
+    host, port = address.rsplit(":", 1)
+    _, writer = await asyncio.open_connection(host, int(port))
+    sent = 0
+    with suppress(ConnectionError):
+        writer.write(head)
+        while sent < size and not writer.is_closing():
+            writer.write(piece)
+            await writer.drain()
+            sent += len(piece)
+    writer.close()
+    return sent
+
+
+async def sent(address: str, key: str, body: bytes, size: int) -> asyncio.StreamWriter:
+    """A request's connection, whose answer nobody reads."""
+    host, port = address.rsplit(":", 1)
+    _, writer = await asyncio.open_connection(host, int(port), limit=1)
+    head = f"POST {PATH} HTTP/1.1\r\nHost: {address}\r\nAuthorization: Bearer {key}\r\n"
+    writer.write(f"{head}Content-Type: application/json\r\nContent-Length: {size}\r\n\r\n".encode() + body)
+    return writer
+
+
+@attack("D15", "100 MB of trailers, small and in one line; of an extension of a chunk; of a head")
+async def endless_frames(folder: Path) -> str:
+    """The connection ends at 64 KiB."""
+    chunked = b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+    kinds = [
+        (chunked + b"0\r\n", b"a:b\r\n" * 13_000),
+        (chunked + b"0\r\na:", b"b" * 65_536),
+        (chunked + b"1;", b"b" * 65_536),
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\n", b"a: b\r\n" * 10_000),
+    ]
+    async with besieged(folder) as cluster:
+        sent = [await poured(cluster.at, head, piece, 100_000_000) for head, piece in kinds]
+        assert max(sent) < 16_000_000, sent
+    return told(cluster, f"{max(sent) / 1e6:.1f} MB were sent at most, sockets' buffers included")
+
+
+@attack("D16", f"{HEADS} connections with a head, an invented key each, and no body")
+async def heads_without_bodies(folder: Path) -> str:
+    """They take no place."""
+    async with besieged(folder) as cluster:
+        writers = [await sent(cluster.at, f"invented-{number}", b"", 100) for number in range(HEADS)]
+        await asyncio.sleep(3)
+        for writer in writers:
+            writer.close()
+    return told(cluster, f"{len(cluster.waits)} of his requests of {len(cluster.waits)} were served")
+
+
+LARGE: dict[str, Any] = {
+    "one bad word": {"bad_words": ["ab " * 1_300_000]},
+    "bad words": {"bad_words": ["ab " * 170_000] * 8},
+    "many bad words": {"bad_words": ["ab"] * 600_000},
+    "stop strings": {"stop": ["ab"] * 600_000},
+    "stop ids": {"stop_token_ids": [1] * 1_900_000},
+    "lists": {"prompt": [[1]] * 900_000},
+    "tools": {"tools": [{}] * 900_000},
+    "biases": {"logit_bias": {str(number): 1 for number in range(300_000)}},
+    "a grammar": {"structured_outputs": {"regex": "a" * 3_900_000}},
+    "choices": {"structured_outputs": {"choice": ["ab"] * 600_000}},
+    "a schema": {"response_format": {"type": "json_schema", "json_schema": {"schema": {"enum": [[]] * 1_000_000}}}},
+    "labels": {"metadata": {str(number): "" for number in range(300_000)}},
+    "a prompt": {"prompt": "ab " * 1_300_000},
+}
+"""Fields of 4 MB, one of them in each request."""
+
+
+@attack("D17", "each field of a body as long as a body may be, and as many in it as there is room for")
+async def large_fields(folder: Path) -> str:
+    """They are refused by their names before anything is done, and hold nobody up."""
+    async with besieged(folder) as cluster:
+        for name, field in LARGE.items():
+            answer = await asyncio.to_thread(cluster.ask, SHORT | field, "attacker")
+            assert answer.status == 400, (name, answer.status, answer.content[:200])
+    return told(cluster, f"{len(LARGE)} of {len(LARGE)} were refused")
+
+
+@attack("D18", "pages of a foreign site, under its own name (DNS rebinding) and from elsewhere")
+async def foreign_sites(folder: Path) -> str:
+    """They are refused before anything is done."""
+    with GatewayCluster(folder) as cluster:
+        at, content = cluster.address_of("gateway"), json.dumps(SHORT).encode()
+        tried: list[tuple[str, str, dict[str, str], int]] = [
+            ("POST", PATH, {"Host": "evil.example:8000", "Origin": "http://evil.example:8000"}, 421),
+            ("GET", "/v1/models", {"Host": "evil.example:8000"}, 421),
+            ("POST", PATH, {"Host": at, "Origin": "http://evil.example"}, 403),
+            ("POST", PATH, {"Host": at, "Origin": "null"}, 403),
+            ("POST", PATH, {"Host": at, "Origin": f"http://{at}"}, 200),
+            ("GET", "/health", {"Host": "10.1.2.3:8000"}, 200),
+        ]
+        kind = {"Content-Type": "application/json"}
+        for method, path, headers, expected in tried:
+            status = request(at, method, path, content if method == "POST" else None, kind | headers).status
+            assert status == expected, (method, headers, status)
+    return "421, 403; the page's own and a probe of a pod are answered"
+
+
+@attack("D19", "128 choices of 500 tokens with 20 log-probabilities each, whole; a prompt's own likewise")
+async def large_answers(folder: Path) -> str:
+    """They are refused by their size, or made in pieces."""
+    asked = {"prompt": "a", "n": 128, "max_tokens": 500, "logprobs": 20, "ignore_eos": True}
+    echoed = {"prompt": ["a" * 20_000] * 8, "max_tokens": 0, "echo": True, "logprobs": 20}
+    within = {"prompt": "a", "n": 8, "max_tokens": 200, "logprobs": 20, "ignore_eos": True}
+    async with besieged(folder) as cluster:
+        for body, expected in ((asked, 400), (echoed, 400), (within, 200)):
+            answer = await asyncio.to_thread(cluster.ask, body, "attacker")
+            assert answer.status == expected, (answer.status, answer.content[:200])
+    return told(cluster, f"an answer of {len(answer.content) / 1e6:.1f} MB is served")
+
+
+@attack("D20", f"{UNREAD} streams of one key that nobody reads")
+async def unread_streams(folder: Path) -> str:
+    """Another key's requests begin beside them."""
+    async with besieged(folder) as cluster:
+        body = json.dumps(SHORT | {"max_tokens": LONG, "ignore_eos": True, "stream": True, "logprobs": 20}).encode()
+        streams = [await sent(cluster.at, KEYS["attacker"], body, len(body)) for _ in range(UNREAD)]
+        await asyncio.sleep(10)
+        for stream in streams:
+            stream.close()
+    return told(cluster, f"{len(cluster.waits)} of his requests of {len(cluster.waits)} were served")
