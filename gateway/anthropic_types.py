@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, Field, JsonValue, Tag
 
 from gateway.hints import Hint
-from gateway.shapes import BY_TYPE, Content, RequestShape, Several, Text, of_type
+from gateway.shapes import BY_TYPE, Content, Prose, RequestShape, Several, Text, of_type
 
 
 class _Cacheable(RequestShape):
@@ -22,7 +22,7 @@ class TextBlock(_Cacheable):
     """Text."""
 
     type: Literal["text"]
-    text: Text
+    text: Prose
     citations: Hint = None
 
 
@@ -30,8 +30,8 @@ class ThinkingBlock(RequestShape):
     """Reasoning of an earlier answer."""
 
     type: Literal["thinking"]
-    thinking: Text
-    signature: Text | None = None
+    thinking: Prose
+    signature: Prose | None = None
 
 
 class RedactedThinkingBlock(RequestShape):
@@ -86,7 +86,7 @@ class AnthropicTool(_Cacheable):
 
     name: Text
     type: Literal["custom"] | None = None
-    description: Text | None = None
+    description: Prose | None = None
     input_schema: dict[Text, JsonValue]
     strict: bool | None = None
     eager_input_streaming: Hint = None

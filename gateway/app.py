@@ -51,6 +51,7 @@ def create_app(services: Services, running: RunningRequests) -> Guard:
         docs_url=None,
         redoc_url=None,
     )
+    app.state.prompts = services.prompts
     app.include_router(openai_routes(services))
     app.include_router(dialect_routes(services))
     app.include_router(token_routes(services))

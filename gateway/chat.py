@@ -11,7 +11,7 @@ from gateway.errors import refused
 from gateway.logprobs import chat_logprobs
 from gateway.marker_text import with_markers
 from gateway.openai_types import ChatRequest
-from gateway.params import generate_request
+from gateway.params import generate_request, read_sampling
 from gateway.replies import FINISH_REASONS, Chunk, Head, PlannedReply, check_fields, round_details
 from gateway.reply import ReplyDelta
 from gateway.services import Services
@@ -38,10 +38,9 @@ async def plan_chat(services: Services, body: ChatRequest, caller: HttpCaller) -
     asked = generate_request(
         body,
         prompt.token_ids,
-        services.tokenizer,
+        await read_sampling(services, body, (body.top_logprobs or 0) if body.logprobs else None),
         model=serving.description.name,
         max_new_tokens=_within(body, serving.description.max_length - len(prompt.token_ids)),
-        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
     )
     prompt = replace(prompt, answer=asked.sampling.grammar)
     request = prompt.hold(asked)

@@ -14,6 +14,7 @@ from gateway.services import Services
 from gateway.template_fields import TemplateSettings
 from gateway.tools import ToolPlan
 from gateway.turns import template_turns
+from paceline.models.prompts import PIECE_BYTES
 from paceline.models.tokenizer import Tokenizer
 from paceline.models.turns import Turn, keys_and_strings
 from paceline.protocol.errors import InvalidInput
@@ -83,11 +84,16 @@ async def read_chat(
         Unsupported: calls that the model's template can't write, or it has no chat template.
     """
     named_roles = services.named_roles if any(message.name for message in messages) else frozenset()
-    turns = template_turns(messages, services.form.calls, named_roles)
-    size = _bytes("messages", turns) + _bytes("tools", tools.rendered)
-    names, _ = keys_and_strings((turns, tools.rendered))
+
+    def read() -> tuple[list[Turn], int, int]:
+        turns = template_turns(messages, services.form.calls, named_roles)
+        size = _bytes("messages", turns) + _bytes("tools", tools.rendered)
+        return turns, size, len(keys_and_strings((turns, tools.rendered))[0])
+
+    written = sum(len(call.function.arguments) for message in messages for call in message.tool_calls or ())
+    turns, size, names = await services.prompts.beside(read, PIECE_BYTES * len(messages) + written)
     render = partial(services.tokenizer.render_turns, turns, tools.rendered, settings.variables)
-    ids = await services.prompts.read(render, size, max_length, "chat content bytes", len(names))
+    ids = await services.prompts.read(render, size, max_length, "chat content bytes", names)
     opened = opens_reasoning(services.tokenizer, ids, services.form.reasoning)
     unnamed = any(
         message.name and message.name != turn.get("name") for message, turn in zip(messages, turns, strict=True)

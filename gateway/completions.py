@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -11,7 +12,7 @@ from gateway.caller import HttpCaller
 from gateway.echo import EchoedPrompt
 from gateway.logprobs import completion_logprobs
 from gateway.openai_types import DEFAULT_COMPLETION_TOKENS, CompletionRequest
-from gateway.params import generate_request
+from gateway.params import generate_request, read_sampling
 from gateway.replies import FINISH_REASONS, Chunk, Head, PlannedReply, check_fields, round_details
 from gateway.services import Services
 from paceline.models.tokenizer import Tokenizer
@@ -33,14 +34,14 @@ async def plan_completion(services: Services, body: CompletionRequest, caller: H
     serving = await services.coordinators.serving(caller)
     services.check_model(body.model, serving.description)
     tokenizer, max_length = services.tokenizer, serving.description.max_length
+    sampling = await read_sampling(services, body, body.logprobs)
     requests = [
         generate_request(
             body,
             await _ids(services, prompt, max_length, special=body.add_special_tokens is not False),
-            tokenizer,
+            sampling,
             model=serving.description.name,
             max_new_tokens=DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens + scores,
-            logprobs=body.logprobs,
             prompt_logprobs=body.logprobs if body.echo else None,
         )
         for prompt in prompts
@@ -48,7 +49,7 @@ async def plan_completion(services: Services, body: CompletionRequest, caller: H
     fingerprint = serving.fingerprint(requests[0].acceptance)
     head = Head("cmpl", "text_completion", services.served_name(serving.description), fingerprint)
     samples = body.n or 1
-    echoed = [_echoed(prompt, tokenizer) if body.echo else "" for prompt in prompts]
+    echoed = [await _echoed(services, prompt) if body.echo else "" for prompt in prompts]
     written = ScoreWriter if scores else CompletionWriter
     writers = [written(index, body, tokenizer, echoed[index // samples]) for index in range(len(prompts) * samples)]
     return PlannedReply(services.coordinators, serving, head, body, requests, writers)
@@ -135,14 +136,13 @@ def _prompts(given: str | list[str] | list[int] | list[list[int]]) -> list[Promp
 
 async def _ids(services: Services, prompt: Prompt, max_length: int, *, special: bool) -> Sequence[int]:
     if not isinstance(prompt, str):
-        require_ids(
-            "prompt token_ids", prompt, services.tokenizer.vocab_size
-        )  # an echo's text is read from them here
+        check = partial(require_ids, "prompt token_ids", prompt, services.tokenizer.vocab_size)
+        await services.prompts.beside(check, len(prompt))
         return prompt
     ids = await services.token_ids(prompt, max_length, add_special_tokens=special)
     require(len(ids) > 0, "prompt", prompt, "text of at least 1 token")
     return ids
 
 
-def _echoed(prompt: Prompt, tokenizer: Tokenizer) -> str:
-    return prompt if isinstance(prompt, str) else tokenizer.decode(prompt)
+async def _echoed(services: Services, prompt: Prompt) -> str:
+    return prompt if isinstance(prompt, str) else await services.text(prompt, "prompt token_ids")

@@ -17,6 +17,7 @@ from starlette.responses import Response
 from gateway.anthropic_reply import MessageEvents, error_of, message_of
 from gateway.anthropic_request import chat_of_messages, prompt_of_messages
 from gateway.anthropic_types import AnthropicErrorReply, CountTokensRequest, MessagesRequest
+from gateway.bodies import JsonRoute
 from gateway.caller import HttpCaller
 from gateway.chat import plan_chat
 from gateway.chat_prompt import read_chat
@@ -67,7 +68,7 @@ class DialectEvents(Protocol):
 
 def dialect_routes(services: Services) -> APIRouter:
     """The routes over services."""
-    router = APIRouter()
+    router = APIRouter(route_class=JsonRoute)
 
     @router.post(ANTHROPIC_PATH, responses=ANTHROPIC_ERRORS | STREAMED)
     async def messages(request: Request, body: Annotated[MessagesRequest, Body()]) -> Response:

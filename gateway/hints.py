@@ -20,6 +20,8 @@ _EMPTY: tuple[Any, ...] = (None, "", [], {})
 def hints_of(part: object, path: str = "") -> Iterator[str]:
     """Names of the hints that a request has, without the indexes of lists: `messages.content.cache_control`."""
     if isinstance(part, list):
+        if part and isinstance(part[0], int | str):
+            return  # ids, a million of them
         for item in part:
             yield from hints_of(item, path)
     elif isinstance(part, BaseModel):

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Body, Request
 from starlette.responses import Response
 
+from gateway.bodies import JsonRoute
 from gateway.caller import HttpCaller
 from gateway.chat import plan_chat
 from gateway.completions import plan_completion
@@ -26,7 +27,7 @@ from paceline.protocol.generation import ModelDescription
 
 def openai_routes(services: Services) -> APIRouter:
     """The routes over services."""
-    router = APIRouter()
+    router = APIRouter(route_class=JsonRoute)
 
     @router.post("/v1/chat/completions", responses=STREAMED)
     async def chat_completions(request: Request, body: Annotated[ChatRequest, Body()]) -> Response:

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from pydantic import Field, JsonValue, Tag
 
 from gateway.hints import Hint
-from gateway.shapes import BY_TYPE, Content, Few, RequestShape, Several, Text, joined_text, of_type
+from gateway.shapes import BY_TYPE, Content, Few, Prose, RequestShape, Several, Text, TokenIds, joined_text, of_type
 from paceline.protocol.generation import MAX_MESSAGES
 from paceline.protocol.sampling import MAX_TOP_LOGPROBS
 
@@ -43,7 +43,7 @@ class JsonSchema(RequestShape):
     """The schema of `response_format`."""
 
     name: Text | None = None
-    description: Text | None = None
+    description: Prose | None = None
     schema_: dict[Text, JsonValue] | None = Field(None, alias="schema")
     strict: bool | None = None
 
@@ -114,7 +114,7 @@ class GenerationFields(RequestShape):
 class CompletionRequest(GenerationFields):
     """`/v1/completions`."""
 
-    prompt: Text | Several[Text] | Several[int] | Several[Several[int]]
+    prompt: Prose | Several[Prose] | TokenIds | Several[TokenIds]
     echo: bool | None = None
     logprobs: int | None = None
     best_of: Literal[1] | None = None
@@ -126,7 +126,7 @@ class TextPart(RequestShape):
     """A piece of a message."""
 
     type: Literal["text"]
-    text: Text
+    text: Prose
     cache_control: Hint = None
     prompt_cache_breakpoint: Hint = None
 
@@ -135,7 +135,7 @@ class RefusalPart(RequestShape):
     """An earlier answer that was a refusal: text like any other."""
 
     type: Literal["refusal"]
-    refusal: Text
+    refusal: Prose
 
     @property
     def text(self) -> str:
@@ -154,7 +154,7 @@ class CalledFunction(RequestShape):
     """A function's name, and its arguments as JSON text."""
 
     name: Text
-    arguments: Text
+    arguments: Prose
 
 
 class ToolCall(RequestShape):
@@ -186,12 +186,12 @@ class Message(RequestShape):
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content[MessagePart] | None = None
-    refusal: Text | None = None
+    refusal: Prose | None = None
     name: Text | None = None
     tool_calls: Several[Annotated[ToolCall, of_type("call", "function")]] | None = None
     tool_call_id: Text | None = None
-    reasoning_content: Text | None = None
-    reasoning: Text | None = None
+    reasoning_content: Prose | None = None
+    reasoning: Prose | None = None
 
     id: Hint = None
     annotations: Hint = None
@@ -239,7 +239,7 @@ class TokenizeRequest(TemplateFields):
     """`/tokenize`: a prompt or a chat."""
 
     model: Text | None = None
-    prompt: Text | None = None
+    prompt: Prose | None = None
     messages: Several[Message] | None = Field(None, min_length=1, max_length=MAX_MESSAGES)
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
@@ -250,4 +250,4 @@ class DetokenizeRequest(RequestShape):
     """`/detokenize`."""
 
     model: Text | None = None
-    tokens: Several[int]
+    tokens: TokenIds

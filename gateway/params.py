@@ -8,23 +8,27 @@ from typing import Any
 
 from gateway.errors import refused
 from gateway.openai_types import GenerationFields, PacelineOptions, StructuredOutputs
+from gateway.services import Services
+from paceline.models.prompts import utf8_bytes
 from paceline.models.tokenizer import Tokenizer
+from paceline.protocol.errors import require
 from paceline.protocol.generation import GenerateRequest, SpeculationSettings
 from paceline.protocol.proposal import Acceptance
-from paceline.protocol.sampling import Grammar, GrammarKind, SamplingParams
+from paceline.protocol.sampling import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS, Grammar, GrammarKind, SamplingParams
 
 SEEDS = 1 << 64
+MAX_BAD_WORDS_BYTES = 64 << 10
+"""Of all words together: 64 for each of as many as there may be, which a tokenizer reads in 0.1 s."""
 ANY_OBJECT = '{"type": "object"}'
 
 
 def generate_request(
     body: GenerationFields,
     token_ids: Sequence[int],
-    tokenizer: Tokenizer,
+    sampling: SamplingParams,
     *,
     model: str,
     max_new_tokens: int | None,
-    logprobs: int | None,
     prompt_logprobs: int | None = None,
 ) -> GenerateRequest:
     """What a coordinator is asked for one prompt.
@@ -32,11 +36,10 @@ def generate_request(
     Args:
         body: as it came.
         token_ids: the prompt.
-        tokenizer: of the served model.
+        sampling: of all prompts.
         model: as the coordinator knows it; empty: the only one.
         max_new_tokens: None: up to the context length.
-        logprobs: alternatives of each token; None: none, and no log-probabilities.
-        prompt_logprobs: the same of the prompt's tokens.
+        prompt_logprobs: alternatives of each of the prompt's tokens; None: none, and no log-probabilities.
 
     Raises:
         InvalidInput, HttpError: naming field, value and limit.
@@ -45,7 +48,7 @@ def generate_request(
     return GenerateRequest(
         token_ids=tuple(token_ids),
         model=model,
-        sampling=sampling_params(body, tokenizer, logprobs),
+        sampling=sampling,
         # OpenAI's seeds may be negative: each stands for another of ours.
         seed=None if body.seed is None else body.seed % SEEDS,
         max_new_tokens=max_new_tokens,
@@ -64,8 +67,26 @@ def generate_request(
     )
 
 
-def sampling_params(body: GenerationFields, tokenizer: Tokenizer, logprobs: int | None) -> SamplingParams:
-    """How tokens are drawn; what isn't given is left to the model's defaults, or OpenAI's. Raises as above."""
+async def read_sampling(services: Services, body: GenerationFields, logprobs: int | None) -> SamplingParams:
+    """How tokens are drawn, words read beside the event loop where they are long.
+
+    Args:
+        services: of this process.
+        body: as it came.
+        logprobs: alternatives of each token; None: none, and no log-probabilities.
+
+    Raises:
+        InvalidInput, HttpError: naming field, value and limit.
+    """
+    words, size = body.bad_words or (), check_bad_words(body.bad_words or (), services.tokenizer)
+    ids = await services.prompts.beside(lambda: [bad_word_ids(word, services.tokenizer) for word in words], size)
+    return sampling_params(body, [each for of_word in ids for each in of_word], logprobs)
+
+
+def sampling_params(
+    body: GenerationFields, bad_words: Sequence[tuple[int, ...]], logprobs: int | None
+) -> SamplingParams:
+    """The same, of words that were read; what isn't given is left to the model's defaults, or OpenAI's."""
     given: dict[str, Any] = {
         "temperature": body.temperature,
         "top_k": None if body.top_k is None else max(0, body.top_k),  # vLLM's -1, too, keeps all
@@ -79,7 +100,7 @@ def sampling_params(body: GenerationFields, tokenizer: Tokenizer, logprobs: int 
         **{name: value for name, value in given.items() if value is not None},
         logprobs=logprobs,
         logit_bias=_logit_bias(body.logit_bias or {}),
-        bad_words=tuple(ids for word in body.bad_words or () for ids in bad_word_ids(word, tokenizer)),
+        bad_words=tuple(bad_words),
         min_tokens=body.min_tokens or 0,
         grammar=grammar_of(body),
     )
@@ -119,6 +140,17 @@ def _one_of(choices: Sequence[str]) -> str:
     if not choices or "" in choices:
         raise refused("structured_outputs.choice", "must have at least 1 text, none of them empty")
     return f"start: {' | '.join(json.dumps(choice, ensure_ascii=False) for choice in choices)}"
+
+
+def check_bad_words(words: Sequence[str], tokenizer: Tokenizer) -> int:
+    """Bytes of both readings of all; refuse what no tokenizer needs to read. Raises as `read_sampling`."""
+    require(len(words) <= MAX_BAD_WORDS, "bad_words", len(words), f"at most {MAX_BAD_WORDS}")
+    sizes, longest = [utf8_bytes(word) for word in words], MAX_BAD_WORD_TOKENS * tokenizer.max_token_bytes
+    most = max(sizes, default=0)
+    require(most <= longest, "bad_words bytes", most, f"at most {longest}, {MAX_BAD_WORD_TOKENS} tokens, in each")
+    total = sum(sizes)
+    require(total <= MAX_BAD_WORDS_BYTES, "bad_words bytes", total, f"at most {MAX_BAD_WORDS_BYTES} in all")
+    return 2 * total
 
 
 def bad_word_ids(word: str, tokenizer: Tokenizer) -> list[tuple[int, ...]]:

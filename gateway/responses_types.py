@@ -12,7 +12,7 @@ from pydantic import Field, JsonValue, Tag
 
 from gateway.hints import IGNORED, Hint
 from gateway.openai_types import RefusalPart
-from gateway.shapes import BY_TYPE, Content, Either, Few, RequestShape, Several, Text, of_type
+from gateway.shapes import BY_TYPE, Content, Either, Few, Prose, RequestShape, Several, Text, of_type
 
 Status = Literal["in_progress", "completed", "incomplete"]
 Included = Literal[
@@ -38,7 +38,7 @@ class InputPart(RequestShape):
     """A piece of a message; images, audio and files have other types."""
 
     type: Literal["input_text", "output_text", "text"]
-    text: Text
+    text: Prose
     annotations: Hint = None
     logprobs: Hint = None
     prompt_cache_breakpoint: Hint = None
@@ -69,7 +69,7 @@ class FunctionCallItem(_Labelled):
     type: Literal["function_call"]
     call_id: Text
     name: Text
-    arguments: Text
+    arguments: Prose
     caller: Hint = None
 
 
@@ -87,7 +87,7 @@ class ReasoningPart(RequestShape):
     """A piece of reasoning."""
 
     type: Literal["reasoning_text", "text"]
-    text: Text
+    text: Prose
 
 
 class ReasoningItem(_Labelled):
@@ -117,7 +117,7 @@ class ResponsesTool(RequestShape):
 
     type: Literal["function"]
     name: Text
-    description: Text | None = None
+    description: Prose | None = None
     parameters: dict[Text, JsonValue] | None = None
     strict: bool | None = None
     defer_loading: Literal[False] | None = None
@@ -136,7 +136,7 @@ class TextFormat(RequestShape):
 
     type: Literal["text", "json_object", "json_schema"]
     name: Text | None = None
-    description: Text | None = None
+    description: Prose | None = None
     schema_: dict[Text, JsonValue] | None = Field(None, alias="schema")
     strict: bool | None = None
 
@@ -169,7 +169,7 @@ class ResponsesRequest(RequestShape):
 
     model: Text | None = None
     input: Content[InputItem]
-    instructions: Text | None = None
+    instructions: Prose | None = None
     max_output_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None

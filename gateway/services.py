@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 
 from gateway.coordinators import Coordinators
+from gateway.logprobs import token_text
 from gateway.named_roles import named_roles
 from gateway.reply_format import ReplyFormat, read_reply_format
-from paceline.models.prompts import PromptReader
+from paceline.models.prompts import PIECE_BYTES, PromptReader
 from paceline.models.tokenizer import Tokenizer
-from paceline.protocol.errors import UnknownModel
+from paceline.protocol.errors import UnknownModel, require_ids
 from paceline.protocol.generation import ModelDescription
 from paceline.runtime.gateway_config import GatewayConfig
 
@@ -62,6 +64,27 @@ class Services:
         """
         encode = partial(self.tokenizer.encode, text, add_special_tokens=add_special_tokens)
         return await self.prompts.read(encode, len(text.encode()), max_length, "prompt bytes")
+
+    async def text(self, token_ids: Sequence[int], field: str) -> str:
+        """The text of ids, read likewise.
+
+        Raises:
+            InvalidInput: one is none of the vocabulary's; naming the field.
+        """
+        size = PIECE_BYTES * len(token_ids)
+        return await self.prompts.beside(partial(self._text, token_ids, field), size)
+
+    async def token_texts(self, token_ids: Sequence[int]) -> list[str]:
+        """The text of each id by itself, likewise."""
+
+        def each() -> list[str]:
+            return [token_text(token_id, self.tokenizer) for token_id in token_ids]
+
+        return await self.prompts.beside(each, PIECE_BYTES * len(token_ids))
+
+    def _text(self, token_ids: Sequence[int], field: str) -> str:
+        require_ids(field, token_ids, self.tokenizer.vocab_size)
+        return self.tokenizer.decode(token_ids)
 
     async def close(self) -> None:
         """Let go of threads and channels."""

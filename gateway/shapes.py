@@ -17,15 +17,24 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from paceline.protocol.generation import MAX_INPUT_TOKENS
+
 MAX_FIELDS = 1024
 """Of one object. Each that is wrong is an error of its own, and a body has room for half a million."""
 UNSUPPORTED_TYPE = "unsupported_type"
 """Pydantic's name of the error for an object whose `type` is none that this server knows."""
 MAX_TYPE_CHARACTERS = 64
 
+MAX_ITEMS = 4096
+"""Of one list, but for ids: as many as a chat may have messages."""
+MAX_TEXT_BYTES = 64 << 10
+"""Of a text that nobody reads for what it says: a name, a label, a stop string, a grammar."""
+
 Item = TypeVar("Item")
-Several = Annotated[list[Item], Field(fail_fast=True)]
+Several = Annotated[list[Item], Field(fail_fast=True, max_length=MAX_ITEMS)]
 """A list whose first wrong item is its only error: a body has room for a million."""
+TokenIds = Annotated[list[int], Field(fail_fast=True, max_length=MAX_INPUT_TOKENS)]
+"""A text as ids."""
 
 
 def _few_fields(values: object) -> object:
@@ -54,8 +63,17 @@ def _whole(text: str) -> str:
     return text
 
 
-Text = Annotated[str, AfterValidator(_whole)]
-"""JSON's escapes can name halves of characters, which no tokenizer can read."""
+def _short(text: str) -> str:
+    if len(_whole(text).encode()) > MAX_TEXT_BYTES:
+        message = "must have at most {limit} bytes in UTF-8"
+        raise PydanticCustomError("too_many_bytes", message, {"limit": MAX_TEXT_BYTES})
+    return text
+
+
+Prose = Annotated[str, AfterValidator(_whole)]
+"""What a model reads, as long as body and context allow. JSON can name halves of characters, which nobody reads."""
+Text = Annotated[str, AfterValidator(_short)]
+"""Any other text."""
 
 
 class RequestShape(BaseModel):
@@ -102,7 +120,7 @@ Plain = TypeVar("Plain")
 Other = TypeVar("Other")
 Either = Annotated[Annotated[Plain, Tag("[text]")] | Annotated[Other, Tag("[other]")], Discriminator(_is_text)]
 """Text of some kind, or something else: an error is of the one that was sent."""
-Content = Either[Text, Several[Item]]
+Content = Either[Prose, Several[Item]]
 """Text, or parts."""
 
 

@@ -6,22 +6,21 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Request
 
+from gateway.bodies import JsonRoute
 from gateway.chat_prompt import read_chat
 from gateway.errors import refused
 from gateway.hints import hints_of
 from gateway.ignoring import ignore
-from gateway.logprobs import token_text
 from gateway.openai_types import DetokenizeRequest, TokenizeRequest
 from gateway.services import Services
 from gateway.template_fields import template_settings
 from gateway.tools import ToolPlan
-from paceline.protocol.errors import require, require_ids
-from paceline.protocol.generation import MAX_INPUT_TOKENS
+from paceline.protocol.errors import require
 
 
 def token_routes(services: Services) -> APIRouter:
     """The routes over services."""
-    router = APIRouter()
+    router = APIRouter(route_class=JsonRoute)
 
     @router.post("/tokenize")
     async def tokenize(request: Request, body: Annotated[TokenizeRequest, Body()]) -> dict[str, Any]:
@@ -33,9 +32,9 @@ def token_routes(services: Services) -> APIRouter:
         """Text of ids."""
         serving = await services.coordinators.serving(request.scope["caller"])
         services.check_model(body.model, serving.description)
-        require(len(body.tokens) <= MAX_INPUT_TOKENS, "tokens", len(body.tokens), f"at most {MAX_INPUT_TOKENS}")
-        require_ids("tokens", body.tokens, services.tokenizer.vocab_size)
-        return {"prompt": services.tokenizer.decode(body.tokens)}
+        most = serving.description.max_length
+        require(len(body.tokens) <= most, "tokens", len(body.tokens), f"at most {most}, the context length")
+        return {"prompt": await services.text(body.tokens, "tokens")}
 
     return router
 
@@ -54,5 +53,5 @@ async def _tokenized(services: Services, body: TokenizeRequest, request: Request
     else:
         special = body.add_special_tokens is not False
         ids = await services.token_ids(body.prompt or "", max_length, add_special_tokens=special)
-    strings = [token_text(token_id, services.tokenizer) for token_id in ids] if body.return_token_strs else None
+    strings = await services.token_texts(ids) if body.return_token_strs else None
     return {"count": len(ids), "max_model_len": max_length, "tokens": list(ids), "token_strs": strings}

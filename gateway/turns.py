@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from gateway.json_depth import require_shallow
+from gateway.json_depth import MAX_TEXT_PARTS, parts_of, require_shallow
 from gateway.openai_types import Message, ToolCall
 from gateway.reply_format import CallFormat
 from gateway.unsupported import unsupported
@@ -81,6 +81,8 @@ def _made(
 
 def _object_of(arguments: str, field: str) -> Mapping[str, Any]:
     """Templates write arguments themselves. Text that is no JSON can't be rendered as the model wrote it."""
+    parts = parts_of(arguments.encode("utf-8", "surrogatepass"))
+    require(parts <= MAX_TEXT_PARTS, f"{field} parts", parts, f"at most {MAX_TEXT_PARTS} objects, lists and fields")
     value = json_value(field, arguments or "{}")
     require(isinstance(value, dict), field, arguments, "a JSON object")
     require_shallow(field, value)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from typing import TypeVar
 
 from paceline.models.tokenizer import Tokenizer
 from paceline.protocol.errors import require
@@ -24,6 +25,7 @@ LONG_BYTES = 128 << 10
 PIECE_BYTES = 32
 """A value takes a template as long as tokenising so much text, about 10 µs: 4,096 empty messages are not short."""
 SHORT_THREADS = 2
+Made = TypeVar("Made")
 
 
 class PromptReader:
@@ -79,11 +81,14 @@ class PromptReader:
         """
         most = max_length * self._tokenizer.max_token_bytes
         require(size <= most, name, size, f"at most {most}, the longest text of {max_length} tokens")
-        work = max(size, pieces * PIECE_BYTES)
-        if work <= AT_ONCE_BYTES:
-            return tokenise()
-        threads = self._long if work > LONG_BYTES else self._short
-        return await asyncio.get_running_loop().run_in_executor(threads, tokenise)
+        return await self.beside(tokenise, max(size, pieces * PIECE_BYTES))
+
+    async def beside(self, work: Callable[[], Made], size: int) -> Made:
+        """What `work` returns, called where tokenising a text of `size` bytes, which takes as long, belongs."""
+        if size <= AT_ONCE_BYTES:
+            return work()
+        threads = self._long if size > LONG_BYTES else self._short
+        return await asyncio.get_running_loop().run_in_executor(threads, work)
 
     def close(self) -> None:
         """Let go of the threads; what waits for them is cancelled."""

@@ -15,6 +15,7 @@ import psutil
 from paceline.access.keys import ApiKey, ApiKeys, hash_of, new_key, save_keys
 from tests.attacks.registry import attack
 from tests.gateway.gateways import LONG, Answer, GatewayCluster, post, request
+from tests.gateway.test_large_fields import LARGE
 
 KEYS = {name: new_key() for name in ("attacker", "user")}
 PATH = "/v1/completions"
@@ -43,7 +44,8 @@ class Besieged(GatewayCluster):
         return self.address_of("gateway")
 
     def ask(self, body: object = SHORT, key: str = "user") -> Answer:
-        return post(self.at, PATH, body, Authorization=f"Bearer {KEYS[key]}")
+        content = json.dumps(body, separators=(",", ":")).encode()
+        return post(self.at, PATH, content, Authorization=f"Bearer {KEYS[key]}")
 
     @property
     def gateway_bytes(self) -> int:
@@ -134,24 +136,6 @@ async def heads_without_bodies(folder: Path) -> str:
         for writer in writers:
             writer.close()
     return told(cluster, f"{len(cluster.waits)} of his requests of {len(cluster.waits)} were served")
-
-
-LARGE: dict[str, Any] = {
-    "one bad word": {"bad_words": ["ab " * 1_300_000]},
-    "bad words": {"bad_words": ["ab " * 170_000] * 8},
-    "many bad words": {"bad_words": ["ab"] * 600_000},
-    "stop strings": {"stop": ["ab"] * 600_000},
-    "stop ids": {"stop_token_ids": [1] * 1_900_000},
-    "lists": {"prompt": [[1]] * 900_000},
-    "tools": {"tools": [{}] * 900_000},
-    "biases": {"logit_bias": {str(number): 1 for number in range(300_000)}},
-    "a grammar": {"structured_outputs": {"regex": "a" * 3_900_000}},
-    "choices": {"structured_outputs": {"choice": ["ab"] * 600_000}},
-    "a schema": {"response_format": {"type": "json_schema", "json_schema": {"schema": {"enum": [[]] * 1_000_000}}}},
-    "labels": {"metadata": {str(number): "" for number in range(300_000)}},
-    "a prompt": {"prompt": "ab " * 1_300_000},
-}
-"""Fields of 4 MB, one of them in each request."""
 
 
 @attack("D17", "each field of a body as long as a body may be, and as many in it as there is room for")

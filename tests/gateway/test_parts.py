@@ -19,7 +19,7 @@ from gateway.errors import http_error, invalid_body
 from gateway.folding import FoldedChat, whole
 from gateway.observing import observed
 from gateway.openai_types import CompletionRequest
-from gateway.params import sampling_params
+from gateway.params import bad_word_ids
 from gateway.responses import EventStream
 from paceline.client import AsyncClient, GenerateRequest, Started, Tokens
 from paceline.models.tokenizer import TableTokenizer
@@ -167,9 +167,7 @@ def test_the_version_of_the_noise_is_in_the_fingerprint(monkeypatch: pytest.Monk
 
 
 def test_a_bad_word_is_forbidden_at_the_beginning_and_behind_a_space() -> None:
-    body = CompletionRequest(prompt="a", bad_words=["no"])
-    sampling = sampling_params(body, TableTokenizer(300, None), None)
-    assert sampling.bad_words == (tuple(b"no"), tuple(b" no"))
+    assert bad_word_ids("no", TableTokenizer(300, None)) == [tuple(b"no"), tuple(b" no")]
 
 
 @pytest.mark.parametrize(

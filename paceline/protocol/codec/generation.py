@@ -44,6 +44,7 @@ from paceline.protocol.generation import (
 )
 from paceline.protocol.proposal import MAX_DRAFTER_BYTES, MAX_PROPOSAL_NODES, Acceptance
 from paceline.protocol.records import MAX_RECORDS, GenerationStats, RoundRecord, RoundStats
+from paceline.protocol.session import MAX_TENANT_BYTES
 from paceline.v1 import generation_service_pb2 as pb
 from paceline.v1 import types_pb2
 
@@ -106,6 +107,7 @@ bound(
     name=MAX_NAME_BYTES,
     drafters=Most(MAX_DRAFTERS_SERVED, each=MAX_NAME_BYTES),
     peers=Most(MAX_PEERS, "peers"),
+    tenant=MAX_TENANT_BYTES,
 )
 bound(pb.DescribeModelsResponse, "", models=Most(MAX_MODELS, "models"))
 bound(pb.PeerDescription, "peer", address=MAX_NAME_BYTES, problem=MAX_TEXT_BYTES)

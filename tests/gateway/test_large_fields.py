@@ -1,0 +1,121 @@
+"""Fields as long as a body may be: refused by their names, at once, while everybody else is served."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from gateway.json_depth import MAX_PARTS
+from tests.gateway.templates import HERMES
+from tests.gateway.test_canned import JSON, serving
+
+
+def called(arguments: str) -> dict[str, Any]:
+    """A turn that has called a function."""
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    return {"role": "assistant", "tool_calls": [call]}
+
+
+ASKED: dict[str, Any] = {"prompt": "a", "max_tokens": 2}
+CHATS = "/v1/chat/completions"
+CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "q"}]}
+NOTICED_S = 1.5
+"""What the loop may stand on a busy machine: once it was 38 s. All of these take 0.2 s at most on an idle one."""
+LARGE: dict[str, Any] = {
+    "one bad word": {"bad_words": ["ab " * 1_300_000]},
+    "bad words": {"bad_words": ["ab " * 170_000] * 8},
+    "many bad words": {"bad_words": ["ab"] * 600_000},
+    "stop strings": {"stop": ["ab"] * 600_000},
+    "stop ids": {"stop_token_ids": [1] * 1_300_000},
+    "lists": {"prompt": [[1]] * 900_000},
+    "tools": {"tools": [{}] * 900_000},
+    "biases": {"logit_bias": {str(number): 1 for number in range(200_000)}},
+    "a grammar": {"structured_outputs": {"regex": "a" * 3_900_000}},
+    "choices": {"structured_outputs": {"choice": ["ab"] * 600_000}},
+    "a schema": {"response_format": {"type": "json_schema", "json_schema": {"schema": {"enum": [[]] * 1_000_000}}}},
+    "labels": {"metadata": {str(number): "" for number in range(200_000)}},
+    "a prompt": {"prompt": "ab " * 1_300_000},
+}
+"""Fields of 4 MB, one of them in each request."""
+
+
+NAMED = {
+    "one bad word": "bad_words",
+    "bad words": "bad_words",
+    "many bad words": "bad_words",
+    "stop strings": "stop",
+    "stop ids": "stop_token_ids",
+    "lists": None,
+    "tools": None,
+    "biases": None,
+    "a grammar": "structured_outputs.regex",
+    "choices": "structured_outputs.choice",
+    "a schema": None,
+    "labels": None,
+    "a prompt": "prompt",
+}
+"""The field that an error names; none where it is the body, of too many parts."""
+OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "parts": (CHATS, {"messages": [{"role": "user", "content": [{"type": "text", "text": ""}] * 90_000}]}),
+    "turns": (CHATS, {"messages": [{"role": "user", "content": ""}] * 100_000}),
+    "functions": (CHATS, CHAT | {"tools": [{}] * 900_000}),
+    "a user": (CHATS, CHAT | {"user": "a" * 4_000_000}),
+    "arguments": (CHATS, {"messages": [called('{"a": [' + "[]," * 1_200_000 + "[]]}")]}),
+    "many calls": (CHATS, {"messages": [called('{"a": [' + "[]," * 20_000 + "[]]}")] * 60}),
+    "items": ("/v1/responses", {"input": [{"role": "user", "content": "a"}] * 90_000}),
+    "a name": ("/v1/messages", CHAT | {"model": "a" * 4_000_000, "max_tokens": 2}),
+    "ends": ("/v1/messages", CHAT | {"model": "m", "max_tokens": 2, "stop_sequences": ["ab"] * 600_000}),
+    "tokens": ("/detokenize", {"tokens": [1] * 1_900_000}),
+    "a text": ("/tokenize", {"prompt": "ab " * 1_300_000}),
+}  # fmt: skip
+"""Of other routes."""
+
+
+async def answered(http: Any, path: str, body: dict[str, Any]) -> tuple[Any, float]:
+    """The answer, and how long the loop stood at most meanwhile."""
+    content = json.dumps(body, separators=(",", ":")).encode()
+    loop, longest = asyncio.get_running_loop(), 0.0
+    asking = asyncio.create_task(http.post(f"http://localhost{path}", content=content, headers=JSON))
+    while not asking.done():
+        began = loop.time()
+        await asyncio.wait((asking,), timeout=0.002)
+        longest = max(longest, loop.time() - began)
+    return asking.result(), longest
+
+
+async def test_large_fields_are_refused_by_their_names() -> None:
+    async with serving(HERMES, "Yes.") as served:
+        for name, field in LARGE.items():
+            answer, stood_s = await answered(served.http, "/v1/completions", ASKED | field)
+            assert answer.status_code == 400, (name, answer.content[:200])
+            error = answer.json()["error"]
+            assert error["param"] in (NAMED[name], f"{NAMED[name]}.0"), (name, error)
+            assert NAMED[name] is not None or str(MAX_PARTS) in error["message"]
+            assert len(answer.content) < 1000
+            assert stood_s < NOTICED_S, name
+        assert not served.canned.asked
+        after, _ = await answered(served.http, "/v1/completions", ASKED)
+        assert after.json()["choices"][0]["text"] == "Yes."
+
+
+async def test_large_fields_of_other_routes_are_refused() -> None:
+    async with serving(HERMES, "Yes.") as served:
+        for name, asked in OTHERS.items():
+            answer, stood_s = await answered(served.http, *asked)
+            assert answer.status_code == 400, (name, answer.content[:200])
+            assert stood_s < NOTICED_S, name
+        assert not served.canned.asked
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['{[:"' * 30_000, "\\\\" * 50_000 + '"' + "[" * 200_000, '\\"' * 70_000],
+    ids=["marks", "escapes", "quotes"],
+)
+async def test_what_stands_in_strings_is_no_part(text: str) -> None:
+    async with serving(HERMES, "Yes.") as served:
+        answer, _ = await answered(served.http, "/v1/completions", ASKED | {"prompt": text})
+        assert answer.status_code == 200 or answer.json()["error"]["param"] == "prompt", "longer than the context"
