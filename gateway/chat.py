@@ -12,7 +12,7 @@ from gateway.logprobs import chat_logprobs
 from gateway.marker_text import with_markers
 from gateway.openai_types import ChatRequest
 from gateway.params import generate_request, read_sampling
-from gateway.replies import FINISH_REASONS, Chunk, Head, PlannedReply, check_fields, round_details
+from gateway.replies import FINISH_REASONS, Chunk, Head, PlannedReply, check_answer, check_fields, round_details
 from gateway.reply import ReplyDelta
 from gateway.services import Services
 from gateway.stopping import StopWatch
@@ -43,6 +43,7 @@ async def plan_chat(services: Services, body: ChatRequest, caller: HttpCaller) -
         max_new_tokens=_within(body, serving.description.max_length - len(prompt.token_ids)),
     )
     prompt = replace(prompt, answer=asked.sampling.grammar)
+    check_answer(services.config, body, [asked])
     request = prompt.hold(asked)
     if body.prediction is not None and body.prediction.text:
         predicted = await services.prompts.predicted(body.prediction.text, serving.description.max_length)

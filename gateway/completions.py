@@ -13,7 +13,7 @@ from gateway.echo import EchoedPrompt
 from gateway.logprobs import completion_logprobs
 from gateway.openai_types import DEFAULT_COMPLETION_TOKENS, CompletionRequest
 from gateway.params import generate_request, read_sampling
-from gateway.replies import FINISH_REASONS, Chunk, Head, PlannedReply, check_fields, round_details
+from gateway.replies import FINISH_REASONS, Chunk, Head, PlannedReply, check_answer, check_fields, round_details
 from gateway.services import Services
 from paceline.models.tokenizer import Tokenizer
 from paceline.protocol.errors import require, require_ids
@@ -46,6 +46,7 @@ async def plan_completion(services: Services, body: CompletionRequest, caller: H
         )
         for prompt in prompts
     ]
+    check_answer(services.config, body, requests)
     fingerprint = serving.fingerprint(requests[0].acceptance)
     head = Head("cmpl", "text_completion", services.served_name(serving.description), fingerprint)
     samples = body.n or 1

@@ -82,7 +82,7 @@ def dialect_routes(services: Services) -> APIRouter:
         made = _anthropic(_chunks(services, body, asked, request, count))
         if body.stream:
             return _stream(services, made, events)
-        return WholeReply(lambda: _whole(made, message_of))
+        return WholeReply(lambda: _whole(services, made, message_of))
 
     @router.post(f"{ANTHROPIC_PATH}/count_tokens", responses=ANTHROPIC_ERRORS)
     async def count_tokens(request: Request, body: Annotated[CountTokensRequest, Body()]) -> dict[str, int]:
@@ -95,7 +95,7 @@ def dialect_routes(services: Services) -> APIRouter:
         made = _chunks(services, body, chat_of_response(body), request)
         if body.stream:
             return _stream(services, made, ResponseEvents(body))
-        return WholeReply(lambda: _whole(made, lambda completion: response_of(body, completion)))
+        return WholeReply(lambda: _whole(services, made, lambda completion: response_of(body, completion)))
 
     return router
 
@@ -149,8 +149,8 @@ def _chat(asked: Translated) -> ChatRequest:
         raise in_own_names(wrong, asked.names) from error
 
 
-async def _whole(made: AsyncGenerator[Chunk, None], translate: Callable[[Chunk], Chunk]) -> Chunk:
-    return translate(await whole(made, FoldedChat, "chat.completion"))
+async def _whole(services: Services, made: AsyncGenerator[Chunk, None], translate: Callable[[Chunk], Chunk]) -> Chunk:
+    return translate(await whole(made, FoldedChat, "chat.completion", services.config.max_answer_bytes))
 
 
 def _stream(services: Services, made: AsyncGenerator[Chunk, None], events: DialectEvents) -> Response:

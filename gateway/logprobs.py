@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 from paceline.models.tokenizer import Tokenizer
@@ -44,6 +45,7 @@ def completion_logprobs(
     }
 
 
+@lru_cache(1 << 16)
 def token_text(token_id: int, tokenizer: Tokenizer) -> str:
     """A token's own text; empty: a special one. Bytes that are no whole character are U+FFFD."""
     return tokenizer.decode((token_id,))
@@ -58,8 +60,13 @@ def _most_probable(row: RowLogprobs, tokenizer: Tokenizer) -> dict[str, float]:
 
 
 def _entry(token_id: int, logprob: float, tokenizer: Tokenizer) -> dict[str, Any]:
-    written = list(tokenizer.text_bytes(token_id))
+    written = list(_token_bytes(token_id, tokenizer))
     return {"token": token_text(token_id, tokenizer), "logprob": _finite(logprob), "bytes": written}
+
+
+@lru_cache(1 << 16)
+def _token_bytes(token_id: int, tokenizer: Tokenizer) -> bytes:
+    return tokenizer.text_bytes(token_id)
 
 
 def _finite(logprob: float) -> float:

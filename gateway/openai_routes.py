@@ -28,6 +28,7 @@ from paceline.protocol.generation import ModelDescription
 def openai_routes(services: Services) -> APIRouter:
     """The routes over services."""
     router = APIRouter(route_class=JsonRoute)
+    most_bytes = services.config.max_answer_bytes
 
     @router.post("/v1/chat/completions", responses=STREAMED)
     async def chat_completions(request: Request, body: Annotated[ChatRequest, Body()]) -> Response:
@@ -35,7 +36,7 @@ def openai_routes(services: Services) -> APIRouter:
         made = planned_chunks(request, body, lambda caller: plan_chat(services, body, caller))
         if body.stream:
             return _stream(services, made)
-        return WholeReply(lambda: whole(made, FoldedChat, "chat.completion"))
+        return WholeReply(lambda: whole(made, FoldedChat, "chat.completion", most_bytes))
 
     @router.post("/v1/completions", responses=STREAMED)
     async def completions(request: Request, body: Annotated[CompletionRequest, Body()]) -> Response:
@@ -43,7 +44,7 @@ def openai_routes(services: Services) -> APIRouter:
         made = planned_chunks(request, body, lambda caller: plan_completion(services, body, caller))
         if body.stream:
             return _stream(services, made)
-        return WholeReply(lambda: whole(made, FoldedCompletion, "text_completion"))
+        return WholeReply(lambda: whole(made, FoldedCompletion, "text_completion", most_bytes))
 
     @router.get("/v1/models")
     async def models(request: Request) -> dict[str, Any]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -12,18 +13,28 @@ from typing import Any, Protocol
 from gateway.caller import HttpCaller
 from gateway.choices import run_choices
 from gateway.coordinators import Coordinators, Serving
-from gateway.errors import refused
+from gateway.errors import HttpError, refused
 from gateway.logprobs import token_text
 from gateway.observing import observed
 from gateway.openai_types import MAX_CHOICES, GenerationFields, PacelineOptions
 from gateway.rerouting import Rerouting
 from gateway.statistics import Tally
 from paceline.models.tokenizer import Tokenizer
-from paceline.protocol.generation import FinishReason, GenerateEvent, GenerateRequest, Started, Tokens
+from paceline.protocol.generation import (
+    FinishReason,
+    GenerateEvent,
+    GenerateRequest,
+    PromptLogprobs,
+    Started,
+    Tokens,
+)
 from paceline.runtime import genai
+from paceline.runtime.gateway_config import GatewayConfig
 from paceline.timeline.saved import rounds_json
 
 Chunk = dict[str, Any]
+PIECE_ROWS = 128
+"""Positions of a prompt at once: with 20 log-probabilities each some 5 ms."""
 FINISH_REASONS: Mapping[FinishReason, str] = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
 
 
@@ -111,13 +122,25 @@ async def chunks(plan: PlannedReply, caller: HttpCaller) -> AsyncGenerator[Chunk
                 caller.begun()
                 tally.add(choice)
                 meter.take(choice)
-                held += plan.writers[choice.index].written(choice.event)
-                holds = holds and isinstance(choice.event, Started)
-                while held and not holds:
-                    yield plan.head.chunk(held.pop(0))
+                for event in _pieces(choice.event):
+                    held += plan.writers[choice.index].written(event)
+                    holds = holds and isinstance(event, Started)
+                    while held and not holds:
+                        yield plan.head.chunk(held.pop(0))
+                    if isinstance(event, PromptLogprobs) or (isinstance(event, Tokens) and event.logprobs):
+                        await asyncio.sleep(0)  # what is much takes its turns with others
     tally.reasoning_tokens = sum(writer.reasoning_tokens for writer in plan.writers)
     if closing := _closing(plan.body, tally):
         yield plan.head.chunk({"choices": []} | closing)
+
+
+def _pieces(event: GenerateEvent) -> Iterator[GenerateEvent]:
+    """What is known of a long prompt, as much at a time as others may wait for."""
+    if not isinstance(event, PromptLogprobs):
+        yield event
+        return
+    for start in range(0, len(event.rows), PIECE_ROWS):
+        yield PromptLogprobs(event.first_position + start, event.rows[start : start + PIECE_ROWS])
 
 
 def _closing(body: GenerationFields, tally: Tally) -> Chunk:
@@ -128,6 +151,32 @@ def _closing(body: GenerationFields, tally: Tally) -> Chunk:
     if usage or body.paceline is not None:
         closing["paceline"] = tally.told(body.paceline or PacelineOptions())
     return closing
+
+
+LOGPROB_BYTES = 64
+"""Of a log-probability with its token, as it is written; an answer that gets longer is refused as it grows."""
+
+
+def check_answer(config: GatewayConfig, body: GenerationFields, requests: Sequence[GenerateRequest]) -> None:
+    """Refuse log-probabilities that a whole answer has no room for, as far as they are known before.
+
+    Raises:
+        HttpError: naming the limit.
+    """
+    entries = 0
+    for request in () if body.stream else requests:
+        if (top := request.sampling.logprobs) is not None:
+            entries += (body.n or 1) * (request.max_new_tokens or 0) * (1 + top)
+        if (top := request.prompt_logprobs) is not None:
+            entries += (body.n or 1) * len(request.token_ids) * (1 + top)
+    size, most = LOGPROB_BYTES * entries, config.max_answer_bytes
+    if size > most:
+        raise too_large_an_answer(f"{entries} log-probabilities of {LOGPROB_BYTES} bytes, max_answer_bytes = {most}")
+
+
+def too_large_an_answer(why: str) -> HttpError:
+    """An answer beyond its limit."""
+    return refused("logprobs", f"the answer is too large: {why}; ask for less, or stream it", "answer_too_large")
 
 
 def check_fields(body: GenerationFields, prompts: int) -> None:

@@ -18,6 +18,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from gateway.errors import HttpError, http_error
+from gateway.long_lists import answer_json
 from paceline.protocol.errors import PacelineError
 from paceline.rpc.frames import first_to_end
 from paceline.rpc.statuses import unexpected
@@ -51,7 +52,7 @@ class WholeReply(UntilDisconnect):
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            content = to_json(await self._make(), inf_nan_mode="null")
+            content = answer_json(await self._make())
         except FAILURES as error:
             await as_http(error).response(scope, receive, send)
             return

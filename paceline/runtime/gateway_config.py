@@ -50,6 +50,12 @@ class GatewayConfig(Settings):
         1024, ge=1, le=1 << 20, description="Most HTTP requests that run at once before 429."
     )
     max_body_bytes: int = Field(4 << 20, ge=1 << 10, le=1 << 30, description="Longest body of a request before 413.")
+    max_answer_bytes: int = Field(
+        64 << 20,
+        ge=1 << 10,
+        le=1 << 40,
+        description="Longest answer that is sent whole, before 400: choices and log-probabilities together.",
+    )
     head_timeout_s: float = Field(
         10.0, gt=0, le=3600, description="Longest time that a request's line and headers may take."
     )

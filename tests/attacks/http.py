@@ -173,7 +173,7 @@ async def large_answers(folder: Path) -> str:
     """They are refused by their size, or made in pieces."""
     asked = {"prompt": "a", "n": 128, "max_tokens": 500, "logprobs": 20, "ignore_eos": True}
     echoed = {"prompt": ["a" * 20_000] * 8, "max_tokens": 0, "echo": True, "logprobs": 20}
-    within = {"prompt": "a", "n": 8, "max_tokens": 200, "logprobs": 20, "ignore_eos": True}
+    within = {"prompt": "a", "n": 16, "max_tokens": 500, "logprobs": 20, "ignore_eos": True}
     async with besieged(folder) as cluster:
         for body, expected in ((asked, 400), (echoed, 400), (within, 200)):
             answer = await asyncio.to_thread(cluster.ask, body, "attacker")

@@ -344,7 +344,7 @@ async def test_calls_of_tools_and_reasoning_are_put_together() -> None:
             yield {"choices": [{"index": 0, "delta": delta, "finish_reason": None}]}
         yield {"choices": [{"index": 0, "delta": {}, "finish_reason": "tool_calls"}]}
 
-    (choice,) = (await whole(chunks(), FoldedChat, "chat.completion"))["choices"]
+    (choice,) = (await whole(chunks(), FoldedChat, "chat.completion", 1 << 20))["choices"]
     call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a":1}'}}
     assert choice["message"]["tool_calls"] == [call]
     assert (choice["message"]["reasoning_content"], choice["message"]["content"]) == ("hm", None)
