@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import resource
 import socket
 import ssl
 from collections.abc import Generator
@@ -29,6 +30,9 @@ from paceline.runtime.stopping import signals_stop, stop_with_stdin
 logger = logging.getLogger(__name__)
 
 BACKLOG = 2048
+MOST_FILES = 1 << 20
+OTHER_FILES = 128
+"""Of the files that the process may open: what is not a client's connection."""
 
 
 class _Server(uvicorn.Server):
@@ -57,6 +61,14 @@ def open_socket(settings: ServerSettings, reader_timeout_s: float) -> socket.soc
     if hasattr(socket, "TCP_USER_TIMEOUT"):  # connections inherit it
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, math.ceil(reader_timeout_s * 1e3))
     return listening
+
+
+def file_limit() -> int:
+    """Files that this process may open, raised as far as it may raise that itself."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    return most
 
 
 async def run_http(app: Any, config: GatewayConfig, listening: socket.socket, running: RunningRequests) -> None:
@@ -98,7 +110,7 @@ def uvicorn_config(app: Any, config: GatewayConfig) -> uvicorn.Config:
     files = server_files(settings)
     if settings.tls_certificate is None:
         warn_if_exposed(settings, "plaintext", "set server.tls_certificate and server.tls_key")
-    waiting = WaitingConnections(config)
+    waiting = WaitingConnections(config, file_limit() - OTHER_FILES)
     connection = partial(BoundedConnection, head_timeout_s=config.head_timeout_s, waiting=waiting)
     return uvicorn.Config(
         app,

@@ -28,10 +28,15 @@ class WaitingConnection(Protocol):
 
 
 class WaitingConnections:
-    """All connections by address, the one that began a request last behind the others."""
+    """All connections by address, the one that began a request last behind the others.
 
-    def __init__(self, config: GatewayConfig) -> None:
-        self._most = config.max_waiting_connections
+    Args:
+        config: their limits.
+        most: that the system allows.
+    """
+
+    def __init__(self, config: GatewayConfig, most: int) -> None:
+        self._most = max(1, min(config.max_waiting_connections, most))
         self._most_bytes = config.max_waiting_bytes
         self._of: defaultdict[str, dict[WaitingConnection, None]] = defaultdict(dict)
         self._bytes: defaultdict[str, int] = defaultdict(int)
@@ -43,7 +48,7 @@ class WaitingConnections:
         self._count += 1
         if self._count > self._most:
             most = max(self._of, key=lambda address: len(self._of[address]))
-            self._drop_oldest(most, f"max_waiting_connections = {self._most} are reached")
+            self._drop_oldest(most, f"max_waiting_connections: {self._most} are reached")
 
     def renew(self, connection: WaitingConnection) -> None:
         """It begins a request."""

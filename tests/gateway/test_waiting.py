@@ -37,7 +37,7 @@ class Connection:
 
 
 def waiting(**limits: int) -> WaitingConnections:
-    return WaitingConnections(GatewayConfig.model_validate(limits))
+    return WaitingConnections(GatewayConfig.model_validate(limits), 100)
 
 
 def test_the_address_that_has_most_loses_its_oldest() -> None:
@@ -46,7 +46,7 @@ def test_the_address_that_has_most_loses_its_oldest() -> None:
     flood = [Connection("flood", among) for _ in range(10)]
     assert [bool(each.why) for each in flood] == [True] * 7 + [False] * 3
     assert not other.why
-    assert "max_waiting_connections = 4" in flood[0].why
+    assert "max_waiting_connections: 4" in flood[0].why
 
 
 def test_what_runs_and_what_has_just_begun_a_request_stays() -> None:
