@@ -62,7 +62,7 @@ OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
     "parts": (CHATS, {"messages": [{"role": "user", "content": [{"type": "text", "text": ""}] * 90_000}]}),
     "turns": (CHATS, {"messages": [{"role": "user", "content": ""}] * 100_000}),
     "functions": (CHATS, CHAT | {"tools": [{}] * 900_000}),
-    "a user": (CHATS, CHAT | {"user": "a" * 4_000_000}),
+    "a model": (CHATS, CHAT | {"model": "a" * 4_000_000}),
     "arguments": (CHATS, {"messages": [called('{"a": [' + "[]," * 1_200_000 + "[]]}")]}),
     "many calls": (CHATS, {"messages": [called('{"a": [' + "[]," * 20_000 + "[]]}")] * 60}),
     "items": ("/v1/responses", {"input": [{"role": "user", "content": "a"}] * 90_000}),

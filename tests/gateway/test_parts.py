@@ -19,7 +19,7 @@ from gateway.errors import http_error, invalid_body
 from gateway.folding import FoldedChat, whole
 from gateway.observing import observed
 from gateway.openai_types import CompletionRequest
-from gateway.params import bad_word_ids
+from gateway.params import bad_word_ids, sampling_params
 from gateway.responses import EventStream
 from paceline.client import AsyncClient, GenerateRequest, Started, Tokens
 from paceline.models.tokenizer import TableTokenizer
@@ -365,4 +365,4 @@ def test_a_field_that_is_left_out_or_null_is_left_to_the_model(
     fields: dict[str, Any], stated: dict[str, float]
 ) -> None:
     body = CompletionRequest.model_validate({"prompt": "x", **fields})
-    assert sampling_params(body, TableTokenizer(300, None), None).known == stated
+    assert sampling_params(body, (), None).known == stated
