@@ -188,7 +188,7 @@ class Message(RequestShape):
     content: Content[MessagePart] | None = None
     refusal: Prose | None = None
     name: Text | None = None
-    tool_calls: Several[Annotated[ToolCall, of_type("call", "function")]] | None = None
+    tool_calls: Several[Annotated[ToolCall, of_type("call", "function", default="function")]] | None = None
     tool_call_id: Text | None = None
     reasoning_content: Prose | None = None
     reasoning: Prose | None = None

@@ -16,7 +16,6 @@ from paceline.protocol.errors import UnknownModel, require_ids
 from paceline.protocol.generation import ModelDescription
 from paceline.runtime.gateway_config import GatewayConfig
 
-
 NO_MODEL = ("", "dummy")
 """What clients send that were given no model: huggingface_hub's the latter."""
 
