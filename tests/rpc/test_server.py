@@ -325,7 +325,7 @@ TLS_CASES = [
     ("tls_certificate", "absent.pem", "a readable PEM file (No such file or directory)"),
     ("tls_key", "absent.pem", "a readable PEM file (No such file or directory)"),
     ("tls_client_ca", "absent.pem", "a readable PEM file (No such file or directory)"),
-    ("tls_certificate", "", "a readable PEM file (Is a directory)"),
+    ("tls_certificate", "", "a readable PEM file (it is a directory)"),
     ("tls_certificate", "text.pem", "a file with a PEM certificate"),
     ("tls_certificate", "key.pem", "a file with a PEM certificate"),
     ("tls_client_ca", "text.pem", "a file with a PEM certificate"),
