@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
-from draft_service.drafters.names import check_drafters
+from paceline.drafters.names import check_drafters
 from paceline.engine.executor import Executor
 from paceline.rpc.servicer import serve_sessions
 from paceline.runtime import logs, metrics, telemetry

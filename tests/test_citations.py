@@ -71,7 +71,7 @@ def test_a_dangling_citation_is_found(tmp_path: Path, file: str, line: str, foun
 
 
 def test_reports_cite_what_their_day_had(tmp_path: Path) -> None:
-    report = "- command: python -m benchmarks.gone\n\n`exactness` §77\n"
+    report = "- command: python -m paceline_lab.gone\n\n`exactness` §77\n"
     assert dangling_citations(plant(tmp_path, TREE | {"docs/reports/speed.md": report})) == []
 
 

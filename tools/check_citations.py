@@ -17,12 +17,14 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
 
+from tools.structure import PACKAGES as PRODUCT
+
 ROOT = Path(__file__).resolve().parent.parent
 EXACTNESS = Path("docs/exactness.md")
 DECISIONS = Path("docs/decisions")
 REPORTS = Path("docs/reports")
 PROTOS = Path("protos")
-PACKAGES = ("paceline", "coordinator", "draft_service", "target_service", "benchmarks", "tools", "tests")
+PACKAGES = (*PRODUCT, "tests")
 GENERATED = Path("paceline/v1")
 DOCUMENTS = ("README.md", "CONTRIBUTING.md")
 OTHERS = ("Makefile", "pyproject.toml")
@@ -36,7 +38,7 @@ _OWN_SECTION = re.compile(r"§\s?(\w+)")
 _NUMBERED = re.compile(r"^#+ (\d+[a-z]?)\. ", re.MULTILINE)
 _DECISION = re.compile(r"\b\d{4}-\d\d-\d\d-[a-z][a-z0-9-]*[a-z0-9]\b")
 _PATH = re.compile(rf"(?<![\w./-])(?:(?:docs|protos|{'|'.join(PACKAGES)})/[\w.-]+(?:/[\w.-]+)*)")
-_MODULE = re.compile(rf"python3? -m ((?:{'|'.join(PACKAGES)})(?:\.\w+)*)")
+_MODULE = re.compile(rf"python3? -m ((?:{'|'.join(PACKAGES)})\b(?:\.\w+)*)")
 _FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 _CODE = re.compile(r"`[^`\n]*`")
 _LINK = re.compile(r"\]\(([^()\s]+)\)")

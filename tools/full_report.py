@@ -14,8 +14,8 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks import REPORTS
-from benchmarks.reporting.reports import as_markdown, describe
+from paceline_lab import REPORTS
+from paceline_lab.reporting.reports import as_markdown, describe
 
 
 @dataclass

@@ -22,7 +22,17 @@ from pathlib import Path
 import grimp
 from pylint.checkers.symilar import Symilar
 
-PACKAGES = ("paceline", "coordinator", "draft_service", "target_service", "gateway", "benchmarks", "tools")
+PACKAGES = (
+    "paceline",
+    "coordinator",
+    "draft_service",
+    "target_service",
+    "paceline_gateway",
+    "paceline_lab",
+    "paceline_ray",
+    "paceline_training",
+    "tools",
+)
 GENERATED = "paceline/v1/"
 LONG_FILE = 400
 LONG_FUNCTION = 35

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from draft_service.drafters.interface import AnyDrafter
 from draft_service.drafters.model import ModelDrafter
-from draft_service.drafters.names import check_drafters
 from paceline.costs.cost_line import CostLine
 from paceline.costs.service_costs import DEFAULT
+from paceline.drafters.names import check_drafters
 from paceline.engine.interface import Engine
 from paceline.engine.loading import load_engine
 from paceline.engine.vocabulary.translation import translated
@@ -129,7 +129,7 @@ def _load(model: str, config: DraftConfig, target: Tokenizer | None) -> Engine:
 
 def _load_by_kind(folder: Path, config: DraftConfig) -> Engine | None:
     """The engine of a folder that drafts by the target's features; None: it doesn't."""
-    from paceline.formats.kinds import kind_of, load_kind
+    from paceline.drafters.formats.kinds import kind_of, load_kind
 
     kind = kind_of(folder)
     return None if kind is None else load_kind(kind, folder, config.target_model, config.engine)
@@ -137,8 +137,8 @@ def _load_by_kind(folder: Path, config: DraftConfig) -> Engine | None:
 
 def _load_own_mtp(config: DraftConfig) -> Engine:
     """The multi-token prediction of the target's own checkpoint."""
-    from paceline.formats.kinds import load_own
-    from paceline.formats.target_weights import TargetWeights
+    from paceline.drafters.formats.kinds import load_own
+    from paceline.drafters.formats.target_weights import TargetWeights
 
     target = config.target_model
     if target is None:
@@ -149,7 +149,7 @@ def _load_own_mtp(config: DraftConfig) -> Engine:
 def _load_trained(folder: str, config: DraftConfig) -> Engine:
     """A draft that `paceline train draft` made, on the embedding and head of its target."""
     # Table models start in a fraction of the time that torch takes to be imported.
-    from paceline.train.served import load_draft_engine
+    from paceline.drafters.layers.served import load_draft_engine
 
     return load_draft_engine(folder, config.engine, config.target_model)
 

@@ -10,11 +10,9 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from paceline.cli.bench import bench
 from paceline.cli.config import config
+from paceline.cli.extensions import extension_names, load_extension
 from paceline.cli.keys import keys
-from paceline.cli.ray_cluster import ray
-from paceline.cli.train import train
 from paceline.protocol.errors import InvalidInput, PacelineError
 from paceline.runtime.logs import one_line
 from paceline.runtime.options import usage_error
@@ -24,8 +22,18 @@ EXIT_BAD_INPUT = 2
 EXIT_INTERRUPTED = 130
 
 
-class _OneLineErrors(TyperGroup):
-    """Every error leaves as one line; typer's own frames hide the value among box characters."""
+class _Commands(TyperGroup):
+    """The commands of the ground, then those that others register.
+
+    Every error leaves as one line; typer's own frames hide the value among box characters.
+    """
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        own = super().list_commands(ctx)
+        return own + [name for name in extension_names() if name not in own]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        return super().get_command(ctx, cmd_name) or load_extension(cmd_name)
 
     def main(
         self,
@@ -58,17 +66,14 @@ def _fail(message: str, code: int) -> NoReturn:
 
 
 app = typer.Typer(
-    cls=_OneLineErrors,
+    cls=_Commands,
     context_settings={"auto_envvar_prefix": "PACELINE", "help_option_names": ["-h", "--help"]},
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     help="Speculative decoding as separate services: the text is exactly the target model's.",
 )
-app.add_typer(train, name="train")
-app.add_typer(bench, name="bench")
 app.add_typer(config, name="config")
 app.add_typer(keys, name="keys")
-app.add_typer(ray, name="ray")
 
 
 def _show_version(wanted: bool) -> None:

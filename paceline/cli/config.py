@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal, get_args
 
 import typer
 
-from draft_service.drafters.names import check_drafters
 from paceline.cli.support import example
+from paceline.drafters.names import check_drafters
 from paceline.local.settings import ServeSettings, check_settings
 from paceline.runtime.config import CoordinatorConfig, DraftConfig, TargetConfig
 from paceline.runtime.fields import every_setting

@@ -8,16 +8,13 @@ installation (the client) has every command and says what it lacks.
 from __future__ import annotations
 
 from paceline.cli import (  # noqa: F401 - they add commands
-    branches,
     certs,
     doctor,
     explain,
     generate,
     models,
-    plan,
     serve,
     services,
-    simulate,
     trace,
 )
 from paceline.cli.app import app

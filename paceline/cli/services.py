@@ -17,7 +17,7 @@ _MODULES = {
     "target-service": "target_service",
     "draft-service": "draft_service",
     "coordinator": "coordinator",
-    "gateway": "gateway",
+    "gateway": "paceline_gateway",
 }
 
 

@@ -96,16 +96,6 @@ def need_engine(command: str) -> None:
         raise PacelineError(f"`paceline {command}` needs the engine: pip install 'paceline[engine]'")
 
 
-def need_benchmarks(command: str) -> None:
-    """Refuse a command that draws plots or measures, where this installation can't.
-
-    Raises:
-        PacelineError: saying what to install.
-    """
-    if not has_engine() or util.find_spec("matplotlib") is None:
-        raise PacelineError(f"`paceline {command}` needs the benchmarks: pip install 'paceline[bench]'")
-
-
 def write_trace(file: Path, records: Sequence[RoundRecord]) -> None:
     """Write the rounds for Perfetto, and say where.
 

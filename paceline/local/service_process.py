@@ -44,7 +44,7 @@ _MODULES: Mapping[ProcessName, str] = {
     "target": "target_service",
     "draft": "draft_service",
     "coordinator": "coordinator",
-    "gateway": "gateway",
+    "gateway": "paceline_gateway",
 }
 
 

@@ -16,7 +16,7 @@ from paceline.protocol.errors import InvalidInput
 
 PROVENANCE_FILE = "provenance.json"
 MANIFEST_FILE = "manifest.json"
-"""What makes a folder a draft; `paceline.train.checkpoint` says what it holds."""
+"""What makes a folder a draft; `paceline_training.checkpoint` says what it holds."""
 SHIPPED_DRAFTS = Path(__file__).parents[1] / "drafts"
 DEFAULT_DRAFT = "default"
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")

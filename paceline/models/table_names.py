@@ -29,7 +29,7 @@ DISTRIBUTIONS: Mapping[str, Mapping[str, float]] = MappingProxyType(
 Fitted to what was measured at temperature 1 on SmolLM2-135M's own text with drafts of three qualities: overlap,
 coupled match, and how often the target's token is among the draft's best 1, 2, 4 and 8 under shared noise, after an
 accepted token and after a mismatch (weighted least squares over those columns, by Nelder-Mead). The measured columns
-and the check of the fit: `tests/benchmarks/test_distributions.py`.
+and the check of the fit: `tests/lab/test_distributions.py`.
 """
 
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -24,6 +22,7 @@ from paceline.rpc.frames import first_to_end
 from paceline.rpc.statuses import abort_with
 from paceline.rpc.tls import server_credentials
 from paceline.runtime.config import ServerSettings
+from paceline.runtime.files import replace_text
 from paceline.runtime.stopping import signals_stop, stop_with_stdin
 
 logger = logging.getLogger(__name__)
@@ -122,13 +121,6 @@ async def run_server(
 def address_of(host: str, port: int) -> str:
     """`host:port`, with brackets around an IPv6 host."""
     return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write a small file so that a reader sees all of it or nothing."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    partial.write_text(text)
-    partial.replace(path)
 
 
 class _LoadingGate(grpc.GenericRpcHandler):
@@ -278,7 +270,7 @@ def _announce(
 ) -> None:
     address = address_of(settings.host, running.port)
     if settings.port_file is not None:
-        write_atomically(settings.port_file, address)
+        replace_text(settings.port_file, address)
     if on_serving is not None:
         on_serving(running)
     logger.info(

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.reporting.figures import percentile
-from benchmarks.reporting.presentation import markdown_table
-from benchmarks.reporting.reports import describe, report_file, write_report
+from paceline_lab.reporting.figures import percentile
+from paceline_lab.reporting.presentation import markdown_table
+from paceline_lab.reporting.reports import describe, report_file, write_report
 from tests.chaos.cluster import FLAGS, NEAR, TARGET
 from tests.chaos.runner import Outcome
 from tests.chaos.states import State

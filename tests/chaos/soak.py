@@ -19,11 +19,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from random import Random
 
-from benchmarks.reporting.presentation import markdown_table
-from benchmarks.reporting.reports import describe, load_average, write_report
-from benchmarks.resources import KINDS, Drift, ResourceWatch, Samples
 from paceline.local.service_process import Flags, ProcessName
 from paceline.runtime.stopping import signals_interrupt
+from paceline_lab.bench.resources import KINDS, Drift, ResourceWatch, Samples
+from paceline_lab.reporting.presentation import markdown_table
+from paceline_lab.reporting.reports import describe, load_average, write_report
 from tests.chaos.cluster import NEAR, TARGET, ChaosCluster
 from tests.chaos.faults import Fault, Kind, plan
 from tests.chaos.oracle import same_text

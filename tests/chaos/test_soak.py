@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.resources import KINDS, Samples
+from paceline_lab.bench.resources import KINDS, Samples
 from tests.chaos.faults import cells
 from tests.chaos.oracle import Judged
 from tests.chaos.runner import Outcome

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks import REPORTS
-from benchmarks.reporting.presentation import markdown_table
-from benchmarks.reporting.reports import describe, load_average, report_file, write_report
+from paceline_lab import REPORTS
+from paceline_lab.reporting.presentation import markdown_table
+from paceline_lab.reporting.reports import describe, load_average, report_file, write_report
 from tests.compat.acceptance import aiperf
 from tests.compat.clients import official_clients
 from tests.compat.evaluation import lm_eval

@@ -8,9 +8,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from benchmarks.peers.install import install_peer, interpreter
 from paceline.models.resolve import pulled_path
 from paceline.protocol.errors import PacelineError
+from paceline_lab.bench.peers.install import install_peer, interpreter
 from tests.compat.acceptance import REQUESTS, TOKENS, USERS, counters
 from tests.compat.clients import python_versions
 from tests.compat.harness import CACHE, SCRIPTS, HarnessReport, NotInstalled, http_url, run, served

@@ -91,7 +91,7 @@ def test_ray_takes_what_the_overlay_gives_it() -> None:
     assert given["model"] == words[3]
     assert flags.items() <= dict(pairwise(words[4:])).items()
     check_paceline(words[1:])
-    import_module("paceline.ray_cluster.settings").RaySettings(**application["args"])
+    import_module("paceline_ray.settings").RaySettings(**application["args"])
     module, _, name = application["import_path"].partition(":")
     specification = find_spec(module)
     assert specification is not None

@@ -115,7 +115,7 @@ def test_there_is_something_to_check() -> None:
         "paceline bench spede",
         "paceline generate --max-new-tokens many",
         "paceline coordinator --max-staged 4",
-        "python -m benchmarks.overload --sessoins 4",
+        "python -m paceline_lab.bench.overload --sessoins 4",
         "python examples/gone.py",
         "make dmeo",
     ],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import paceline
-from paceline.train.checkpoint import load_manifest
+from paceline.drafters.layers.manifest import load_manifest
 
 PAGE = Path(__file__).parents[2] / "docs" / "training.md"
 DRAFTS = Path(paceline.__file__).parent / "drafts"

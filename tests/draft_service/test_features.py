@@ -13,8 +13,8 @@ from draft_service.drafters.draws import draws_of
 from draft_service.drafters.interface import FeatureDrafter
 from draft_service.drafters.model import ModelDrafter
 from draft_service.drafters.tree import DraftTree
+from paceline.drafters.heads.own_features import OwnFeaturesEngine
 from paceline.engine.features import FeatureEngine
-from paceline.heads.own_features import OwnFeaturesEngine
 from paceline.protocol.draft import DraftBudget, Verifying
 from paceline.protocol.errors import InvalidInput
 from paceline.protocol.features import NO_FEATURES
@@ -22,8 +22,8 @@ from paceline.protocol.proposal import ROOT, Acceptance, Proposal
 from paceline.protocol.sampling import NoiseKey, SamplingParams
 from paceline.protocol.session import SessionSpec
 from tests.draft_service.driving import PathEngine
-from tests.heads.sum_network import SumNetwork
-from tests.heads.test_lookahead import Given, by_definition, engine_of, medusa
+from tests.drafters.heads.sum_network import SumNetwork
+from tests.drafters.heads.test_lookahead import Given, by_definition, engine_of, medusa
 
 PREFIX = (3, 1, 4, 1, 5)
 KEY = NoiseKey(11)

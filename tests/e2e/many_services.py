@@ -7,7 +7,7 @@ from pathlib import Path
 from paceline.local.service_process import Flags, ServiceName
 from paceline.local.services import LocalServices
 from paceline.local.tls import peer_tls, server_tls
-from paceline.rpc.server import write_atomically
+from paceline.runtime.files import replace_text
 from paceline.runtime.roles import PeerRole
 
 PEERS = ("target-a", "target-b", "draft-a", "draft-b")
@@ -62,7 +62,7 @@ class ManyServices(LocalServices):
     def tell(self, role: str, *labels: str) -> None:
         """Write a role's endpoints."""
         lines = [f"{self.address_of(label)}\n" for label in labels]
-        write_atomically(self.folder / role, "".join(lines))
+        replace_text(self.folder / role, "".join(lines))
 
     def _coordinator(self) -> Flags:
         flags: Flags = {"model": self.target_model, "server.port": 0, "reconnect_max_ms": 200.0}

@@ -13,16 +13,16 @@ import torch
 
 from draft_service.drafters.model import ModelDrafter
 from paceline.client import AsyncClient
+from paceline.drafters.formats.kinds import kind_of
 from paceline.engine.decoder import build_engine
 from paceline.engine.features import FeatureEngine, FeatureRows
-from paceline.formats.kinds import kind_of
 from paceline.models.tokenizer import load_tokenizer
 from paceline.protocol.generation import GenerateRequest, SpeculationSettings
 from paceline.protocol.sampling import SamplingParams
+from tests.drafters.formats import eagle_files
+from tests.drafters.formats.eagle_files import DRAFT_IDS, INPUTS, LLAMA, SETTINGS
 from tests.e2e.test_features import coordinator
 from tests.engine import tiny
-from tests.formats import eagle_files
-from tests.formats.eagle_files import DRAFT_IDS, INPUTS, LLAMA, SETTINGS
 from tests.services.harness import draft_service, target_service
 
 TOKENIZER = f"table:vocab={tiny.VOCAB}"

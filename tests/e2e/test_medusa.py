@@ -12,16 +12,16 @@ import torch
 from draft_service import feature_waits
 from draft_service.drafters.model import ModelDraft, ModelDrafter
 from paceline.client import AsyncClient
+from paceline.drafters.formats.kinds import kind_of, load_kind
 from paceline.engine.decoder import build_engine
-from paceline.formats.kinds import kind_of, load_kind
 from paceline.models.tokenizer import load_tokenizer
 from paceline.protocol.draft import DraftBudget
 from paceline.protocol.generation import GenerateRequest, SpeculationSettings
 from paceline.protocol.sampling import SamplingParams
 from paceline.runtime.config import EngineSettings
+from tests.drafters.heads.lookahead_files import own_tensors, write
 from tests.e2e.test_features import coordinator
 from tests.engine import tiny
-from tests.heads.lookahead_files import own_tensors, write
 from tests.models.saving import save_with_tokenizer
 from tests.services.harness import draft_service, target_service
 

@@ -16,9 +16,9 @@ from paceline.client import AsyncClient, Generation
 from paceline.engine.loading import load_engine
 from paceline.runtime.config import DraftConfig, EngineSettings
 from paceline.sampling import acceptance
+from tests.drafters.heads.tiny_mtp import HIDDEN, OWN_LAYERS, change, save_target
 from tests.e2e.test_drafters import CHAIN, OFF, TREE, request, walk_to_any_child
 from tests.e2e.test_features import coordinator
-from tests.heads.tiny_mtp import HIDDEN, OWN_LAYERS, change, save_target
 from tests.services.harness import draft_service, target_service
 
 SETTINGS = EngineSettings(threads=1, device="cpu", kv_bytes=1 << 22)

@@ -15,19 +15,19 @@ from typer.testing import CliRunner
 from paceline.cli.main import app
 from paceline.engine.table.engine import load_table
 from paceline.models.tokenizer import load_tokenizer
-from paceline.predict import remote, services
-from paceline.predict.kept import KeptPositions
-from paceline.predict.positions import TextPositions, as_arrays
-from paceline.predict.reading import EnginePasses, PassSource, read_texts
-from paceline.predict.sample import SampleWanted, texts_at
-from paceline.predict.services import ServicePasses, ServicesWanted
 from paceline.protocol.draft import Shadow
 from paceline.protocol.proposal import NGRAM
 from paceline.protocol.target import RowLogprobs, Verdict
 from paceline.runtime.config import PeerSettings
-from paceline.train.corpus import Role, Row, save_shard
-from paceline.train.user_data import UserData
-from paceline.train.writing import GenerationRecipe, Writer
+from paceline_lab.predict import remote, services
+from paceline_lab.predict.kept import KeptPositions
+from paceline_lab.predict.positions import TextPositions, as_arrays
+from paceline_lab.predict.reading import EnginePasses, PassSource, read_texts
+from paceline_lab.predict.sample import SampleWanted, texts_at
+from paceline_lab.predict.services import ServicePasses, ServicesWanted
+from paceline_training.corpus import Role, Row, save_shard
+from paceline_training.user_data import UserData
+from paceline_training.writing import GenerationRecipe, Writer
 from tests.e2e.cluster import Cluster, free_port
 
 TARGET = "table:vocab=300,seed=1,sharpness=4,max_length=256"

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from paceline.drafters.layers.stack import load_draft
 from paceline.protocol.generation import ChatMessage, GenerateRequest, SpeculationSettings
 from paceline.protocol.sampling import SamplingParams
-from paceline.train.checkpoint import load_draft
 from tests.e2e.cluster import Cluster
-from tests.train.conftest import draft_folder, exit_folder, target_folder
-from tests.train.tiny_target import load_target, save_target
+from tests.training.conftest import draft_folder, exit_folder, target_folder
+from tests.training.tiny_target import load_target, save_target
 
 __all__ = ["draft_folder", "exit_folder", "target_folder"]
 THREADS: dict[str, object] = {"engine.threads": 1}

@@ -12,26 +12,27 @@ from transformers import PreTrainedModel, Qwen3Config
 
 from draft_service.drafters.model import ModelDrafter
 from paceline.client import AsyncClient
+from paceline.drafters.formats.kinds import kind_of, load_onto
+from paceline.drafters.formats.mtp import find_mtp, load_mtp
+from paceline.drafters.formats.target_weights import TargetWeights
+from paceline.drafters.heads.block import BlockDraft, build_block_engine
+from paceline.drafters.heads.block_network import BlockForm, BlockNetwork, Sight
+from paceline.drafters.heads.mtp import build_mtp_engine
+from paceline.drafters.layers.manifest import TargetFingerprint, TrainedKind
+from paceline.drafters.layers.served import load_draft_engine
+from paceline.drafters.layers.student import Target
+from paceline.drafters.layers.vocabulary import DraftVocabulary
 from paceline.engine.decoder import build_engine
 from paceline.engine.interface import Engine
-from paceline.formats.kinds import kind_of, load_onto
-from paceline.formats.mtp import find_mtp, load_mtp
-from paceline.formats.target_weights import TargetWeights
-from paceline.heads.block import BlockDraft, build_block_engine
-from paceline.heads.block_network import BlockForm, BlockNetwork, Sight
-from paceline.heads.mtp import build_mtp_engine
 from paceline.protocol.features import FeatureNeed
 from paceline.runtime.config import EngineSettings
-from paceline.train.checkpoint import TargetFingerprint, TrainedKind, save_draft
-from paceline.train.kinds import TraineeShape, make_trainee, manifest_of
-from paceline.train.served import load_draft_engine
-from paceline.train.student import Target
-from paceline.train.vocabulary import DraftVocabulary
+from paceline_training.checkpoint import save_draft
+from paceline_training.kinds import TraineeShape, make_trainee, manifest_of
+from tests.drafters.formats import eagle_files
+from tests.drafters.heads import tiny_mtp
+from tests.drafters.heads.lookahead_files import own_tensors, write
 from tests.e2e.test_features import coordinator
 from tests.engine import tiny
-from tests.formats import eagle_files
-from tests.heads import tiny_mtp
-from tests.heads.lookahead_files import own_tensors, write
 from tests.models.saving import save_with_tokenizer
 from tests.services.harness import draft_service, target_service
 

@@ -33,8 +33,8 @@ from paceline.protocol.session import SessionSpec
 from paceline.protocol.target import Round
 from paceline.runtime.config import EngineSettings
 from paceline.sampling.tree import child_with_token
-from paceline.train.corpus import Role, Row
-from paceline.train.student import learned_logits
+from paceline_training.corpus import Role, Row
+from paceline_training.text_pass import learned_logits
 from target_service.verifier import verify
 from tests.engine import tiny
 from tests.engine.families import CONTEXT, FAMILIES, REFUSED, SERVED, WINDOW, Family, table

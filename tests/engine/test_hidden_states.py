@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from paceline.drafters.layers.vocabulary import DraftVocabulary
 from paceline.engine import hidden_states
 from paceline.engine.decoder import build_engine
 from paceline.engine.feature_rows import decoded, encoded
@@ -23,8 +24,7 @@ from paceline.protocol.errors import Unsupported
 from paceline.protocol.features import EMBEDDING, FINAL, MAX_FEATURE_BYTES, FeatureNeed, FeatureType
 from paceline.protocol.proposal import ROOT
 from paceline.runtime.config import EngineSettings
-from paceline.train.teacher import Teacher
-from paceline.train.vocabulary import DraftVocabulary
+from paceline_training.teacher import Teacher
 from tests.engine import tiny
 from tests.engine.families import SERVED, WINDOW, Family
 from tests.engine.parallel.test_parallel_engine import in_parallel

@@ -17,8 +17,8 @@ from transformers import (
 )
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+from paceline.drafters.formats.target_weights import TargetWeights
 from paceline.engine.loading import load_engine
-from paceline.formats.target_weights import TargetWeights
 from paceline.models.text_part import HOLDERS
 from paceline.protocol.errors import InvalidInput
 from tests.engine import tiny

@@ -13,14 +13,14 @@ from typing import Any
 
 from safetensors.torch import load_file
 
-from paceline.formats.kinds import kind_of, load_onto, load_own
-from paceline.formats.target_weights import TargetWeights
+from paceline.drafters.formats.kinds import kind_of, load_onto, load_own
+from paceline.drafters.formats.target_weights import TargetWeights
 from paceline.models.resolve import resolve
+from tests.drafters.formats import eagle_files
+from tests.drafters.heads import lookahead_files, tiny_block, tiny_mtp
 from tests.engine.tiny import VOCAB
-from tests.formats import eagle_files
 from tests.fuzz.byte_mutations import mutated_bytes
 from tests.fuzz.odd_values import mutated_json
-from tests.heads import lookahead_files, tiny_block, tiny_mtp
 
 CONFIG = "config.json"
 

@@ -11,9 +11,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from benchmarks import REPORTS
-from benchmarks.reporting.presentation import markdown_table
-from benchmarks.reporting.reports import describe, write_report
+from paceline_lab import REPORTS
+from paceline_lab.reporting.presentation import markdown_table
+from paceline_lab.reporting.reports import describe, write_report
 from tests.fuzz.__main__ import BUILD
 from tests.fuzz.cases import ACCEPTED, SurfaceTally
 from tests.fuzz.kept import kept_tallies

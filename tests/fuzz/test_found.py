@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from paceline.formats.kinds import kind_of, load_onto
+from paceline.drafters.formats.kinds import kind_of, load_onto
 from paceline.protocol.errors import InvalidInput
-from tests.formats import eagle_files
+from tests.drafters.formats import eagle_files
 from tests.fuzz.checkpoint_files import checkpoints, load_checkpoint, tiny_target
 from tests.fuzz.user_files import KINDS
 

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.prompts import questions
 from paceline.protocol.errors import InvalidInput
 from paceline.protocol.given_files import read_text
 from paceline.rpc.sessions import LinkSessions
+from paceline_lab.bench.prompts import questions
 from target_service.session import Session
 from tests.fuzz import cases, sessions_surface
 from tests.fuzz.byte_mutations import mutated_bytes

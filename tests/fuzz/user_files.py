@@ -12,13 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.planning.times import size_named
-from benchmarks.prompts.questions import load_questions
-from benchmarks.simulator.record import read_kept
-from benchmarks.simulator.scenario import Scenario
-from benchmarks.simulator.trace import read_trace
 from coordinator.text.corpus import load_corpus
 from paceline.access.keys import load_keys
+from paceline.drafters.layers.manifest import load_manifest
 from paceline.local.settings import speculative_drafter
 from paceline.models.table_names import TableSpec
 from paceline.models.tokenizer import TableTokenizer
@@ -28,11 +24,15 @@ from paceline.runtime.config import CoordinatorConfig, DraftConfig, TargetConfig
 from paceline.runtime.gateway_config import GatewayConfig
 from paceline.runtime.sources import load
 from paceline.timeline.saved import read_rounds, rounds_json
-from paceline.train.checkpoint import load_manifest
-from paceline.train.corpus import read_shards
-from paceline.train.focus import BRANCHING, read_focus
-from paceline.train.text_kinds import CELLS
-from paceline.train.user_data import read_jsonl
+from paceline_lab.bench.prompts.questions import load_questions
+from paceline_lab.bench.record import read_kept
+from paceline_lab.plan.times import size_named
+from paceline_lab.simulate.scenario import Scenario
+from paceline_lab.simulate.trace import read_trace
+from paceline_training.corpus import read_shards
+from paceline_training.focus import BRANCHING, read_focus
+from paceline_training.text_kinds import CELLS
+from paceline_training.user_data import read_jsonl
 
 TOKENIZER = TableTokenizer(300, None)
 

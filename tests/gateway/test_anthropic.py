@@ -8,10 +8,10 @@ import anthropic
 import pytest
 from pydantic import ValidationError
 
-from gateway.anthropic_reply import MessageEvents, error_of, message_of
-from gateway.anthropic_request import chat_of_messages
-from gateway.anthropic_types import MessagesRequest
 from paceline.protocol.errors import InvalidInput
+from paceline_gateway.anthropic_reply import MessageEvents, error_of, message_of
+from paceline_gateway.anthropic_request import chat_of_messages
+from paceline_gateway.anthropic_types import MessagesRequest
 from tests.gateway.chat_chunks import Answer, call, chunk, completion, ended, http_client
 
 ASKED: Any = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "q"}]}

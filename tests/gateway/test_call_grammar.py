@@ -10,13 +10,13 @@ import jsonschema
 import numpy as np
 import pytest
 
-from gateway.call_grammar import CallRules, arguments_schema, behind_reasoning, call_grammar
-from gateway.reply import ReplyDelta, joined, reply_parser
-from gateway.reply_format import ReplyFormat, read_reply_format
 from paceline.models.tokenizer import TableTokenizer, Tokenizer, TransformersTokenizer
 from paceline.protocol.errors import Unsupported
 from paceline.protocol.sampling import Grammar, GrammarKind
 from paceline.sampling.grammar import GrammarMatcher, TokenTable, Vocabulary
+from paceline_gateway.call_grammar import CallRules, arguments_schema, behind_reasoning, call_grammar
+from paceline_gateway.reply import ReplyDelta, joined, reply_parser
+from paceline_gateway.reply_format import ReplyFormat, read_reply_format
 from tests.gateway import templates
 from tests.gateway.templates import templated
 

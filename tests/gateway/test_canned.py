@@ -18,11 +18,6 @@ import pydantic
 import pytest
 
 from coordinator.text.detokenizer import Detokenizer
-from gateway.app import create_app
-from gateway.coordinators import Coordinators, Serving
-from gateway.middleware import RunningRequests
-from gateway.reply_format import read_reply_format
-from gateway.services import Services
 from paceline.models.prompts import PromptReader
 from paceline.models.tokenizer import TransformersTokenizer
 from paceline.protocol.generation import (
@@ -40,6 +35,11 @@ from paceline.protocol.records import GenerationStats
 from paceline.rpc.retries import RetryBudget
 from paceline.runtime import metrics
 from paceline.runtime.gateway_config import GatewayConfig
+from paceline_gateway.app import create_app
+from paceline_gateway.coordinators import Coordinators, Serving
+from paceline_gateway.middleware import RunningRequests
+from paceline_gateway.reply_format import read_reply_format
+from paceline_gateway.services import Services
 from tests.gateway.templates import HERMES, MISTRAL, OPENED, THINKING, templated
 
 ASKED: Any = [{"role": "user", "content": "q"}]
@@ -327,7 +327,7 @@ async def test_a_defect_is_answered_logged_and_counted_under_the_requests_id(
 
     async with serving(HERMES, "so", defective=True) as served:
         monkeypatch.setattr(served.canned, "serving", broken)
-        with caplog.at_level(logging.INFO, "gateway"):
+        with caplog.at_level(logging.INFO, "paceline_gateway"):
             answer = await served.http.post("http://localhost/tokenize", json={"prompt": "a"})
     assert (answer.status_code, answer.json()["error"]["code"]) == (500, "internal_error")
     (told,) = [record.getMessage() for record in caplog.records if record.levelno == logging.INFO]

@@ -12,9 +12,6 @@ from typing import Any
 import grpc
 import pytest
 
-from gateway import coordinators
-from gateway.caller import HttpCaller
-from gateway.coordinators import KNOWN_FOR_S, MAX_STRANGERS, Coordinator
 from paceline.protocol import codec
 from paceline.protocol.errors import Unauthenticated
 from paceline.protocol.generation import ModelDescription
@@ -24,6 +21,9 @@ from paceline.rpc.statuses import typed_errors
 from paceline.runtime.gateway_config import GatewayConfig
 from paceline.v1 import generation_service_pb2 as pb
 from paceline.v1 import generation_service_pb2_grpc as pb_grpc
+from paceline_gateway import coordinators
+from paceline_gateway.caller import HttpCaller
+from paceline_gateway.coordinators import KNOWN_FOR_S, MAX_STRANGERS, Coordinator
 
 TARGET = Fingerprint("m", "t", 99, "n")
 DESCRIPTION = ModelDescription("m", TARGET, TARGET, 99, (), True, True)

@@ -6,8 +6,8 @@ import asyncio
 import json
 from typing import Any
 
-from gateway.middleware import Guard, RunningRequests
 from paceline.runtime.gateway_config import GatewayConfig
+from paceline_gateway.middleware import Guard, RunningRequests
 
 ALLOWED = 1024
 Messages = list[dict[str, Any]]

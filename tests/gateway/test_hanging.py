@@ -10,15 +10,15 @@ from typing import Any
 import grpc
 import pytest
 
-from gateway import coordinators, hanging
-from gateway.caller import HttpCaller
-from gateway.coordinators import Coordinator
-from gateway.hanging import FIRST_PAUSE_S, MOST_PAUSE_S, HangWatch
 from paceline.protocol.errors import DeadlineExceeded, PeerUnavailable, Unauthenticated
 from paceline.rpc.endpoints import Endpoint
 from paceline.runtime.gateway_config import GatewayConfig
 from paceline.v1 import generation_service_pb2 as pb
 from paceline.v1 import generation_service_pb2_grpc as pb_grpc
+from paceline_gateway import coordinators, hanging
+from paceline_gateway.caller import HttpCaller
+from paceline_gateway.coordinators import Coordinator
+from paceline_gateway.hanging import FIRST_PAUSE_S, MOST_PAUSE_S, HangWatch
 
 NOBODY = HttpCaller("")
 

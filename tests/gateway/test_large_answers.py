@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 from pydantic_core import to_json
 
-from gateway.errors import HttpError
-from gateway.folding import FoldedChat, FoldedCompletion, whole
-from gateway.long_lists import LongLists, answer_json
-from gateway.openai_types import CompletionRequest
-from gateway.replies import LOGPROB_BYTES, check_answer
 from paceline.protocol.generation import GenerateRequest
 from paceline.protocol.sampling import SamplingParams
 from paceline.runtime.gateway_config import GatewayConfig
+from paceline_gateway.errors import HttpError
+from paceline_gateway.folding import FoldedChat, FoldedCompletion, whole
+from paceline_gateway.long_lists import LongLists, answer_json
+from paceline_gateway.openai_types import CompletionRequest
+from paceline_gateway.replies import LOGPROB_BYTES, check_answer
 from tests.gateway.gateways import GatewayCluster
 
 MOST_PROBABLE = [{"token": "c", "logprob": -math.inf}]

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.page_routes import FOLDER, assets
+from paceline_gateway.page_routes import FOLDER, assets
 from tests.gateway.page_backend import PageBackend, served
 
 FILES = sorted(path.name for path in FOLDER.iterdir())

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.choices import ChoiceEvent
-from gateway.statistics import Tally
 from paceline.protocol.generation import Finished, FinishReason
 from paceline.protocol.records import GenerationStats, RoundStats
+from paceline_gateway.choices import ChoiceEvent
+from paceline_gateway.statistics import Tally
 
 
 def metrics_of(stats: GenerationStats) -> dict[str, object]:

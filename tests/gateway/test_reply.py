@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.reply import MarkedReply, ReplyDelta, ToolCallDelta, joined, reply_parser
-from gateway.reply_calls import call_reader
-from gateway.reply_format import ReplyFormat, opens_reasoning, read_reply_format
+from paceline_gateway.reply import MarkedReply, ReplyDelta, ToolCallDelta, joined, reply_parser
+from paceline_gateway.reply_calls import call_reader
+from paceline_gateway.reply_format import ReplyFormat, opens_reasoning, read_reply_format
 from tests.gateway import templates
 from tests.gateway.templates import templated
 

@@ -9,9 +9,6 @@ from typing import Any
 
 import pytest
 
-from gateway.caller import HttpCaller
-from gateway.coordinators import Coordinators, Serving
-from gateway.rerouting import Rerouting
 from paceline.protocol.errors import InternalError, Overloaded, PacelineError, PeerUnavailable, UntrustedPeer
 from paceline.protocol.generation import (
     Finished,
@@ -27,6 +24,9 @@ from paceline.protocol.handshake import Fingerprint
 from paceline.protocol.records import GenerationStats
 from paceline.rpc.retries import RETRIES_PER_MINUTE, Retries, RetryBudget
 from paceline.runtime.gateway_config import GatewayConfig
+from paceline_gateway.caller import HttpCaller
+from paceline_gateway.coordinators import Coordinators, Serving
+from paceline_gateway.rerouting import Rerouting
 
 TEXT = (11, 12, 13, 14)
 SAME = Fingerprint("m", "t", 99, "n")

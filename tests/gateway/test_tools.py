@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 
-from gateway.json_depth import MAX_DEPTH
-from gateway.marker_text import with_markers
-from gateway.openai_types import Message
-from gateway.reply_format import CallFormat, ReplyFormat, read_reply_format
-from gateway.tools import plan_tools
-from gateway.turns import template_turns
 from paceline.models.tokenizer import TransformersTokenizer, load_tokenizer
 from paceline.models.turns import Turn
 from paceline.protocol.errors import InvalidInput, Unsupported
 from paceline.protocol.generation import Provenance, Tokens
 from paceline.protocol.sampling import Grammar, GrammarKind
+from paceline_gateway.json_depth import MAX_DEPTH
+from paceline_gateway.marker_text import with_markers
+from paceline_gateway.openai_types import Message
+from paceline_gateway.reply_format import CallFormat, ReplyFormat, read_reply_format
+from paceline_gateway.tools import plan_tools
+from paceline_gateway.turns import template_turns
 from tests.gateway.templates import DEEPSEEK, HERMES, LINES, LLAMA, MISTRAL, NAMED, PLAIN, templated
 
 HERMES_TOKENIZER = templated(HERMES)

@@ -10,10 +10,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from paceline.drafters.formats.kinds import DraftKind, load_onto
 from paceline.engine.loading import load_engine
 from paceline.engine.parallel.decoder import load_decoder_share
 from paceline.engine.weights import load_decoder, load_decoder_config
-from paceline.formats.kinds import DraftKind, load_onto
 from paceline.models.resolve import ResolvedModel, resolve
 from paceline.protocol.errors import InvalidInput
 from paceline.runtime.config import EngineSettings

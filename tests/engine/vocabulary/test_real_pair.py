@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-import benchmarks.prompts
+import paceline_lab.bench.prompts
 from paceline.engine.vocabulary.engine import ROWS_PER_ROW
 from paceline.engine.vocabulary.shared import shared_vocabulary
 from paceline.engine.vocabulary.spelling import Contexts, Speller
@@ -45,7 +45,7 @@ def test_most_of_the_drafts_tokens_are_the_targets_and_texts_are_spelled_alike()
 
 def texts() -> list[str]:
     """English of each kind of prompt, and code."""
-    (folder,) = benchmarks.prompts.__path__
+    (folder,) = paceline_lab.bench.prompts.__path__
     kinds = [file.read_text() for file in sorted(Path(folder).glob("*.jsonl"))]
     prompts = ["\n".join(str(json.loads(line)) for line in kind.splitlines())[:20_000] for kind in kinds]
     return [*prompts, *(file.read_text() for file in sorted(CODE.glob("*.py"))[:12])]

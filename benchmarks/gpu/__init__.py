@@ -1,1 +1,0 @@
-"""Steps and rounds on a GPU: `python -m benchmarks.gpu`."""

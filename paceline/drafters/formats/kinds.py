@@ -1,0 +1,120 @@
+"""What a folder holds that drafts by the target's features, told from its files, and how each kind is loaded.
+
+A kind is added here and nowhere else. The first that recognises a folder loads it; a folder that none recognises is a
+model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from paceline.drafters.formats import dflash, eagle, medusa, mtp, speculators_eagle3
+from paceline.drafters.formats.draft_files import read_config_if_any, tensor_names
+from paceline.drafters.formats.target_weights import TargetWeights
+from paceline.engine.features import FeatureEngine
+from paceline.models.quantized import refuse_quantized
+from paceline.protocol.errors import InvalidInput, PacelineError
+from paceline.runtime.config import EngineSettings
+
+_MOST_SAID = 160
+"""Characters of a library's message."""
+
+
+@dataclass(frozen=True)
+class DraftFolder:
+    """A folder, as far as its kind depends on it."""
+
+    path: Path
+
+    @cached_property
+    def config(self) -> Mapping[str, Any]:
+        """Its `config.json`; empty, if it has none."""
+        return read_config_if_any(self.path)
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """Its tensors."""
+        return frozenset(tensor_names(self.path))
+
+
+@dataclass(frozen=True)
+class DraftKind:
+    """A kind of drafter: its name, whether a folder is one, and its engine on a target."""
+
+    name: str
+    is_it: Callable[[DraftFolder], bool]
+    load: Callable[[Path, TargetWeights, EngineSettings], FeatureEngine]
+
+
+KINDS = (
+    DraftKind(medusa.KIND, lambda folder: medusa.is_medusa(folder.names), medusa.load_medusa),
+    DraftKind(mtp.KIND, lambda folder: mtp.is_speculators_mtp(folder.config), mtp.load_mtp_engine),
+    # Before EAGLE-1, whose tensors have the same names.
+    DraftKind(dflash.KIND, lambda folder: dflash.is_dflash(folder.config), dflash.load_dflash_engine),
+    DraftKind(eagle.KIND, lambda folder: eagle.is_eagle(folder.names), eagle.load_eagle_engine),
+    # Last of those that speculators writes: it refuses the others by name.
+    DraftKind(
+        speculators_eagle3.KIND,
+        lambda folder: speculators_eagle3.is_speculators(folder.config),
+        speculators_eagle3.load_speculators_engine,
+    ),
+)
+
+
+def kind_of(path: Path) -> DraftKind | None:
+    """What a folder holds; None: no drafter of these kinds.
+
+    Raises:
+        InvalidInput: its configuration can't be read.
+        DamagedFile: naming the file.
+    """
+    folder = DraftFolder(path)
+    with _refusing(path, "a drafter's"):
+        return next((kind for kind in KINDS if kind.is_it(folder)), None)
+
+
+def load_kind(kind: DraftKind, path: Path, target: str | None, settings: EngineSettings) -> FeatureEngine:
+    """The engine of a folder of that kind.
+
+    Raises:
+        InvalidInput: no target is given, or the draft is another target's.
+        Unsupported: what can't be served exactly, or isn't known.
+    """
+    if target is None:
+        raise InvalidInput.of("target_model", target, f"given: {path.name} is a {kind.name} draft, which needs it")
+    return load_onto(kind, path, TargetWeights.of(target, settings), settings)
+
+
+def load_onto(kind: DraftKind, path: Path, target: TargetWeights, settings: EngineSettings) -> FeatureEngine:
+    """The engine of a folder on a target's weights. Raises as `load_kind`."""
+    with _refusing(path, f"a {kind.name} draft's"):
+        refuse_quantized(path.name, read_config_if_any(path))
+        return kind.load(path, target, settings)
+
+
+def load_own(target: TargetWeights, settings: EngineSettings) -> FeatureEngine:
+    """The multi-token prediction of a target's own checkpoint. Raises as `load_kind`."""
+    with _refusing(Path(target.resolved.location), "a target's"):
+        return mtp.load_own_mtp(target, settings)
+
+
+@contextmanager
+def _refusing(path: Path, wanted: str) -> Iterator[None]:
+    """Refuse a folder for whatever its configuration and tensors lead the libraries to.
+
+    They are somebody else's, and are followed by libraries that check little: a size that is a text fails there in
+    as many ways as there are uses of it.
+    """
+    try:
+        yield
+    except PacelineError:
+        raise
+    except Exception as error:
+        said = str(error).strip().replace("\n", " ")[:_MOST_SAID]
+        limit = f"{wanted} folder, whole and consistent ({type(error).__name__}: {said})"
+        raise InvalidInput.of("model", str(path), limit) from error

@@ -1,0 +1,350 @@
+"""Multi-token prediction that a target's own checkpoint carries, and speculators' `mtp`.
+
+transformers drops these tensors when it loads the target; they are read from the files here. What each layout means
+is stated by what serves it. Read in November 2026:
+
+| | joined | without embedding | reads | passes on |
+|---|---|---|---|---|
+| vLLM deepseek_mtp | [e, h] | at position 0 | behind the final norm | before `shared_head.norm`; GLM-5: behind |
+| vLLM glm4_moe_mtp | [e, h] | at position 0 | behind the final norm | before `shared_head.norm` |
+| SGLang deepseek_nextn | [e, h] | – | behind the final norm | behind `shared_head.norm` |
+| transformers MtpModel | [e, h] | – | behind the final norm | behind the norm |
+| vLLM, SGLang qwen3_next_mtp | [e, h] | – | behind the final norm | behind `mtp.norm` |
+| vLLM, SGLang mimo_mtp | [h, e] | at position 0 | behind the final norm | behind `final_layernorm` |
+| speculators mtp | [e, h] | – | its last hidden state | behind `final_layernorm` |
+
+So every layout here reads the target's output behind its final norm and passes its own on behind the depth's norm.
+(llama.cpp reads DeepSeek's and GLM's before the final norm, and measured Qwen's to be better behind it.) Position 0
+is where those engines count the first pair of a token and the hidden state before it: the text's second token.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig, PreTrainedModel
+
+from paceline.drafters.formats.draft_files import read_config
+from paceline.drafters.formats.speculators_eagle3 import refuse_lossy
+from paceline.drafters.formats.target_weights import TargetWeights
+from paceline.drafters.formats.tensor_files import TensorFiles
+from paceline.drafters.heads.mtp import build_mtp_engine
+from paceline.drafters.heads.mtp_network import MtpForm, MtpNetwork
+from paceline.engine.features import FeatureEngine
+from paceline.engine.weights import chosen_device, chosen_dtype
+from paceline.models.text_part import SAME_LAYERS
+from paceline.models.whole import quiet_loading, refuse_incomplete, refuse_larger
+from paceline.protocol.errors import InvalidInput, Unsupported, require
+from paceline.runtime.config import EngineSettings
+
+KIND = "mtp"
+_PROMISES = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers")
+"""How configurations call the number of depths."""
+_EMBEDDINGS = ("model.embed_tokens.weight", "model.language_model.embed_tokens.weight")
+_HEAD = "lm_head.weight"
+
+
+@dataclass(frozen=True)
+class MtpLayout:
+    """Where a checkpoint keeps what. `{depth}` counts from 0, `{behind}` from the target's own last layer on."""
+
+    name: str
+    layer: str
+    fusion: str
+    parts: tuple[str, str, str, str]
+    """Norm of the embedding, norm of the hidden state, projection, norm of the output."""
+    form: MtpForm
+    head: str = ""
+
+    @property
+    def projection(self) -> str:
+        """What every layout has and nothing else."""
+        return self.parts[2]
+
+    @property
+    def norm(self) -> str:
+        """Of a depth's output."""
+        return self.parts[3]
+
+    def at(self, prefix: str, depth: int, own_layers: int) -> str:
+        """A prefix, for one depth."""
+        return prefix.format(depth=depth, behind=own_layers + depth)
+
+    def outside_layers(self) -> tuple[str, ...]:
+        """Beginnings of what is no part of the decoder layer, in layouts that keep both under one prefix."""
+        return tuple(f"{part}." for part in (*self.parts, "shared_head", "embed_tokens"))
+
+
+_BEHIND = "model.layers.{behind}."
+_MIMO = "model.mtp_layers.{depth}."
+_SPECULATORS = "mtp_layers.{depth}."
+_SIDE_BY_SIDE = ("token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm")
+LAYOUTS = (
+    MtpLayout(
+        "deepseek_v3",
+        _BEHIND,
+        _BEHIND,
+        ("enorm", "hnorm", "eh_proj", "shared_head.norm"),
+        MtpForm(blank_first=True),
+        "shared_head.head",
+    ),
+    MtpLayout(
+        "qwen3_next",
+        "mtp.layers.{depth}.",
+        "mtp.",
+        ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm"),
+        MtpForm(),
+    ),
+    MtpLayout("mimo", _MIMO, _MIMO, _SIDE_BY_SIDE, MtpForm(embedding_first=False, blank_first=True)),
+    # Its names are MiMo's, its order isn't.
+    MtpLayout("speculators", _SPECULATORS, _SPECULATORS, _SIDE_BY_SIDE, MtpForm()),
+)
+
+
+@dataclass(frozen=True, eq=False)
+class MtpCheckpoint:
+    """Multi-token prediction found in a folder.
+
+    Attributes:
+        files: of that folder.
+        target: has the embedding and the head where the folder lacks them; None: the folder is the target's own.
+        config: of the target's decoder layers.
+        own_layers: the target's.
+    """
+
+    files: TensorFiles
+    target: TargetWeights | None
+    config: Any
+    layout: MtpLayout
+    depths: int
+    own_layers: int
+
+    def layer_tensors(self, depth: int) -> dict[str, torch.Tensor]:
+        """One depth's decoder layer, by the names that the layer itself has for them."""
+        prefix = self.layout.at(self.layout.layer, depth, self.own_layers)
+        names = [name for name in self.files.names if name.startswith(prefix)]
+        inside = {name: name.removeprefix(prefix) for name in names}
+        skipped = () if self.layout.layer != self.layout.fusion else self.layout.outside_layers()
+        return {
+            rest: self.files.read(name)
+            for name, rest in inside.items()
+            if not rest.startswith(skipped) and not rest.endswith("rotary_emb.inv_freq")
+        }
+
+    def decoder_tensors(self) -> dict[str, torch.Tensor]:
+        """Those of a decoder whose layers are the depths, by its names."""
+        tensors = {
+            "model.embed_tokens.weight": self.embedding(),
+            "lm_head.weight": self.head(),
+            "model.norm.weight": self.part(self.layout.norm, 0),
+        }
+        for depth in range(self.depths):
+            named = self.layer_tensors(depth)
+            tensors |= {f"model.layers.{depth}.{name}": tensor for name, tensor in named.items()}
+        return tensors
+
+    def part(self, part: str, depth: int) -> torch.Tensor:
+        """One matrix or norm of a depth's own."""
+        return self.files.read(f"{self.layout.at(self.layout.fusion, depth, self.own_layers)}{part}.weight")
+
+    def embedding(self) -> torch.Tensor:
+        """[tensor width, hidden]."""
+        found = next((name for name in _EMBEDDINGS if name in self.files), None)
+        if found is None and self.target is not None:
+            return self.target.embedding()
+        return self.files.read(found or _EMBEDDINGS[0])
+
+    def head(self) -> torch.Tensor:
+        """[tensor width, hidden]; its own, the target's, or the embedding that the target uses twice."""
+        own = f"{self.layout.at(self.layout.fusion, 0, self.own_layers)}{self.layout.head}.weight"
+        found = next((name for name in (own, _HEAD) if name in self.files), None)
+        if found is None and self.target is not None:
+            return self.target.head()
+        return (
+            self.embedding() if found is None and self.config.tie_word_embeddings else self.files.read(found or _HEAD)
+        )
+
+
+def find_mtp(folder: Path, target: TargetWeights | None = None) -> MtpCheckpoint:
+    """Find out what a folder carries.
+
+    Args:
+        folder: the target's own, or a drafter's that speculators wrote.
+        target: where embedding and head come from if the folder lacks them.
+
+    Raises:
+        InvalidInput: no tensors of multi-token prediction, fewer than promised, or another target's.
+        DamagedFile: naming the file.
+        Unsupported: layers that transformers doesn't have.
+    """
+    files = TensorFiles(folder)
+    raw = read_config(folder)
+    refuse_lossy(raw, folder.name)
+    promised = _promised(raw)
+    config = _layer_config(raw, folder)
+    own_layers: int = config.num_hidden_layers
+    layout = next((each for each in LAYOUTS if _projection(each, 0, own_layers) in files), None)
+    if layout is None:
+        raise _none_there(folder, promised)
+    depths = 0
+    while any(name.startswith(layout.at(layout.layer, depths, own_layers)) for name in files.names):
+        depths += 1
+    value = f"{layout.name} tensors of {depths}"
+    require(promised in (depths, None), f"model {folder.name}: depths", value, f"the {promised} of its config.json")
+    return MtpCheckpoint(files, target, config, layout, depths, own_layers)
+
+
+def load_mtp(checkpoint: MtpCheckpoint, settings: EngineSettings) -> MtpNetwork:
+    """Read the network, on the wanted device.
+
+    Raises:
+        InvalidInput: tensors are missing or of another shape than the configuration's.
+        Unsupported: they are quantised.
+    """
+    device = chosen_device(settings.device)
+    wanted = chosen_dtype(settings.dtype, device)
+    dtype = torch.bfloat16 if wanted == "auto" else wanted
+    assert isinstance(dtype, torch.dtype)
+    layout = checkpoint.layout
+    network = MtpNetwork(_load_decoder(checkpoint, dtype), layout.form)
+    own = dict(network.named_parameters(remove_duplicate=False))
+    tensors = dict(_own_tensors(checkpoint))
+    shapes = {name: (tensor.shape, own[name].shape) for name, tensor in tensors.items()}
+    misshapen = {name: shape for name, shape in shapes.items() if shape[0] != shape[1]}
+    refuse_incomplete("model", f"{layout.name} tensors", (), misshapen)
+    network.load_state_dict(tensors, strict=False)
+    network.requires_grad_(False)
+    return network.to(device)
+
+
+def is_speculators_mtp(config: Mapping[str, Any]) -> bool:
+    """Whether a `config.json` is that of a drafter of this kind that speculators wrote."""
+    return config.get("speculators_model_type") == KIND
+
+
+def load_mtp_engine(folder: Path, target: TargetWeights, settings: EngineSettings) -> FeatureEngine:
+    """Load what a folder carries, the target's own or a drafter's, as an engine, on the calling thread.
+
+    Raises:
+        InvalidInput, DamagedFile, Unsupported: as `find_mtp` and `load_mtp`.
+    """
+    network = load_mtp(find_mtp(folder, target), settings)
+    return build_mtp_engine(network, target.tokenizer, settings, f"{folder.name}#mtp")
+
+
+def load_own_mtp(target: TargetWeights, settings: EngineSettings) -> FeatureEngine:
+    """Load what the target's own checkpoint carries; as `load_mtp_engine`.
+
+    Raises:
+        InvalidInput: the target is no folder of files, too.
+    """
+    is_folder = target.resolved.kind == "folder"
+    require(
+        is_folder, "target_model", target.name, "a folder or a pulled model: multi-token prediction is in its files"
+    )
+    return load_mtp_engine(Path(target.resolved.location), target, settings)
+
+
+def _own_tensors(checkpoint: MtpCheckpoint) -> Iterator[tuple[str, torch.Tensor]]:
+    """What isn't in decoder layers, by the network's names."""
+    layout = checkpoint.layout
+    own = ("fusions.{}.embedding_norm", "fusions.{}.hidden_norm", "fusions.{}.projection", "norms.{}")
+    parts = [*zip(own, layout.parts, strict=True)]
+    for depth in range(checkpoint.depths):
+        for mine, theirs in parts:
+            yield f"{mine.format(depth)}.weight", checkpoint.part(theirs, depth)
+
+
+def _load_decoder(checkpoint: MtpCheckpoint, dtype: torch.dtype) -> PreTrainedModel:
+    """A decoder of one layer a depth; transformers joins tensors of experts as it does for the target."""
+    base: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(checkpoint.config)]
+    # Layers of linear attention keep a class from the library's attention interface; there are none of them here.
+    own = {"_supports_attention_backend": True, "__module__": base.__module__}
+    kind: Any = type(base.__name__, (base,), own)
+    tensors = checkpoint.decoder_tensors()
+    config = _depths_config(checkpoint.config, checkpoint.depths)
+    held = sum(each.numel() for each in tensors.values())
+    refuse_larger(lambda: kind(config), held, f"{checkpoint.layout.name} layers")
+    decoder: PreTrainedModel
+    with quiet_loading():
+        decoder, found = kind.from_pretrained(
+            None,
+            config=config,
+            state_dict=tensors,
+            dtype=dtype,
+            attn_implementation="eager",
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # so that they are named here
+        )
+    misshapen = {name: (stored, wanted) for name, stored, wanted in found["mismatched_keys"]}
+    refuse_incomplete("model", f"{checkpoint.layout.name} tensors", found["missing_keys"], misshapen)
+    unknown = sorted(found["unexpected_keys"])
+    if unknown:
+        raise Unsupported(
+            f"{checkpoint.layout.name} tensors {', '.join(unknown[:3])}: not those of {kind.__name__}'s layers"
+        )
+    decoder.train(False)
+    return decoder
+
+
+def _promised(raw: Mapping[str, Any]) -> int | None:
+    """How many depths a configuration speaks of; None: of none, as Qwen3-Next's."""
+    for part in (raw, raw.get("text_config") or {}):
+        for name in _PROMISES:
+            if part.get(name) is not None:
+                return int(part[name])
+    return None
+
+
+def _layer_config(raw: Mapping[str, Any], folder: Path) -> PreTrainedConfig:
+    """The configuration of the target's decoder."""
+    raw = dict(raw.get("transformer_layer_config") or raw)
+    name = raw.get("model_type", "")
+    name = SAME_LAYERS.get(name, name)
+    if name not in CONFIG_MAPPING:
+        raise Unsupported(f"model {folder.name}: model type {name}, which transformers doesn't have")
+    kind: Any = CONFIG_MAPPING[name]
+    config: Any = kind.from_dict(raw | {"model_type": name}).get_text_config()
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise Unsupported(f"model {folder.name}: model type {config.model_type}, no decoder of transformers")
+    found: PreTrainedConfig = config
+    return found
+
+
+def _depths_config(config: PreTrainedConfig, depths: int) -> PreTrainedConfig:
+    """The configuration of a decoder whose layers are the depths: of full attention, with the target's experts."""
+    changed: Any = copy.deepcopy(config)
+    changed.num_hidden_layers = depths
+    changed.tie_word_embeddings = False
+    if getattr(changed, "layer_types", None):
+        changed.layer_types = getattr(config, "mtp_layer_types", None) or ["full_attention"] * depths
+    if getattr(changed, "mlp_layer_types", None):
+        changed.mlp_layer_types = (
+            getattr(config, "mtp_mlp_layer_types", None) or [changed.mlp_layer_types[-1]] * depths
+        )
+    if hasattr(changed, "first_k_dense_replace"):
+        changed.first_k_dense_replace = 0
+    if hasattr(changed, "quantization_config"):
+        del changed.quantization_config
+    found: PreTrainedConfig = changed
+    return found
+
+
+def _projection(layout: MtpLayout, depth: int, own_layers: int) -> str:
+    return f"{layout.at(layout.fusion, depth, own_layers)}{layout.projection}.weight"
+
+
+def _none_there(folder: Path, promised: int | None) -> InvalidInput:
+    if promised:
+        limit = (
+            f"a checkpoint with the {promised} layers of multi-token prediction that its config.json speaks of: "
+            "its files have none of their tensors, as quantised and converted copies often drop them"
+        )
+    else:
+        limit = "a checkpoint that carries multi-token prediction: neither its config.json nor its files speak of it"
+    return InvalidInput.of("model", folder.name, limit)

@@ -1,0 +1,231 @@
+"""EAGLE's rows behind the engine interface: the first token of a text has none.
+
+No feature comes before the first token, so published code begins with the second one: its row is the first that
+attention sees, at position 0. To the caller row r is token r, as anywhere; here it is row r - 1 of a plain packed
+engine, and the first token is known by its logits alone, which say nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from paceline.drafters.heads.eagle import EagleNetwork
+from paceline.drafters.heads.own_features import RowInputs, RowOutputs
+from paceline.engine.attention import whole_context
+from paceline.engine.checks import refuse_rope
+from paceline.engine.cpu.linear import can_pack, pack_linears
+from paceline.engine.cpu.row_products import PanelLinear
+from paceline.engine.cpu.thread_pool import ThreadPool
+from paceline.engine.decoder import panel_dtype
+from paceline.engine.fingerprint import numeric_fingerprint
+from paceline.engine.forward import Attender, attending
+from paceline.engine.hidden_states import States
+from paceline.engine.interface import NO_PREFIX, EngineInfo, Logits, Prefix, StepItem, StepPlan
+from paceline.engine.kv import KVShape, LayerShape
+from paceline.engine.ledger import LedgerEngine
+from paceline.engine.memory import plan_memory
+from paceline.engine.transformer import ServedDecoder, TransformerEngine
+from paceline.engine.weights import set_threads
+from paceline.models.tokenizer import Tokenizer
+from paceline.protocol.errors import InvalidInput
+from paceline.protocol.features import FeatureNeed
+from paceline.protocol.handshake import Fingerprint
+from paceline.protocol.proposal import ROOT
+from paceline.runtime.config import EngineSettings
+
+
+@dataclass(frozen=True, eq=False)
+class EagleDraft:
+    """A network as it was loaded or trained, and what belongs to it.
+
+    Attributes:
+        need: the target's hidden states that it reads, in the order in which it joins them.
+        target_ids: [head size] target id of each of its own, ascending; None: they are the target's.
+    """
+
+    network: EagleNetwork
+    need: FeatureNeed
+    target_ids: NDArray[np.int32] | None = None
+
+
+class _PackedRows(TransformerEngine):
+    """A packed engine whose rows read what they are told to."""
+
+    def __init__(self, served: ServedDecoder) -> None:
+        super().__init__(served)
+        self._read = torch.empty(0)
+        self._yielded = torch.empty(0)
+
+    def run(self, plan: StepPlan, read: torch.Tensor) -> RowOutputs:
+        """Run one step whose rows read [rows, hidden], in the order of the plan."""
+        self._read = read
+        return RowOutputs(self.step(plan), self._yielded)
+
+    def _watched_forward(
+        self,
+        attender: Attender,
+        tokens: list[int],
+        positions: list[int],
+        wanted: list[int],
+        layers: frozenset[int],
+    ) -> tuple[torch.Tensor, States]:
+        assert not layers, "nobody drafts for a draft"
+        network: Any = self._model
+        device = self._read.device
+        with attending(attender):
+            outputs = network(
+                torch.tensor([tokens], device=device), self._read[None], torch.tensor([positions], device=device)
+            )
+        self._yielded = outputs[0]
+        logits: torch.Tensor = network.logits(outputs[0, torch.tensor(wanted, dtype=torch.long, device=device)])
+        return logits, {}
+
+
+class EagleRows(LedgerEngine[torch.Tensor]):
+    """A `RowNetwork` (`paceline.drafters.heads.own_features`), whose contracts its methods keep."""
+
+    def __init__(self, draft: EagleDraft, served: ServedDecoder) -> None:
+        """Begin with no sessions; `served.model` is the draft's network, ready to run."""
+        super().__init__(served.info, served.settings)
+        self._network = draft.network
+        vocab_size = served.info.fingerprint.vocab_size
+        # Of a padded vocabulary a draft may know ids that no token has: its last ones, since they ascend.
+        ids = np.arange(vocab_size) if draft.target_ids is None else draft.target_ids
+        self._ids = ids[ids < vocab_size]
+        self._rows = _PackedRows(served)
+        self.need = draft.need
+
+    @property
+    def feature_width(self) -> int:  # noqa: D102
+        return self._network.feature_width
+
+    @property
+    def empty_feature(self) -> torch.Tensor:  # noqa: D102
+        return torch.zeros(self._network.hidden_size, dtype=self._network.dtype, device=self._network.device)
+
+    def project(self, rows: torch.Tensor) -> torch.Tensor:  # noqa: D102
+        return self._network.project(rows)
+
+    def open(self, session: int, max_rows: int, prefix: Prefix = NO_PREFIX) -> int:  # noqa: D102
+        self._ledger.open(session, max_rows)
+        self._rows.open(session, max_rows)
+        return 0
+
+    def close(self, session: int) -> None:  # noqa: D102
+        self._ledger.close(session)
+        self._rows.close(session)
+
+    def check(self, plan: StepPlan) -> None:  # noqa: D102
+        self._ledger.check(plan)
+        for item in plan.items:
+            if item.trunk == 0 and ROOT in item.parents[1:]:
+                row = item.parents.index(ROOT, 1)
+                raise InvalidInput.of(f"session {item.session} parent of row {row}", ROOT, "a row: texts begin once")
+
+    @torch.inference_mode()
+    def compute(self, plan: StepPlan, inputs: RowInputs) -> RowOutputs:  # noqa: D102
+        self._ledger.apply(plan)
+        items, read = [], []
+        start = 0
+        for item in plan.items:
+            end = start + len(item.token_ids)
+            later = behind_first(item)
+            if later is not None:
+                items.append(later)
+                read.append(inputs.features[end - len(later.token_ids) : end])
+            start = end
+        found = self._rows.run(StepPlan(tuple(items)), torch.cat(read)) if items else None
+        return self._widened(plan, found)
+
+    def _widened(self, plan: StepPlan, found: RowOutputs | None) -> RowOutputs:
+        """The outputs of a step with those of first tokens: zeros, and logits that tell nothing."""
+        logits = iter(found.logits if found is not None else ())
+        outputs: list[Logits] = []
+        own: list[torch.Tensor] = []
+        start = 0
+        for item in plan.items:
+            first = item.base_length == 0
+            rows = len(item.token_ids) - first
+            wanted = [place for place, row in enumerate(item.logit_rows) if not (first and row == 0)]
+            outputs.append(self._scattered(len(item.logit_rows), wanted, next(logits) if rows else None))
+            own += [self.empty_feature[None]] * first
+            if found is not None:
+                own.append(found.own[start : start + rows])
+            start += rows
+        return RowOutputs(outputs, torch.cat(own))
+
+    def _scattered(self, count: int, places: Sequence[int], logits: Logits | None) -> Logits:
+        """Logits [places, head size] as [count, V]: -inf for ids that the draft lacks, equal where there are none."""
+        wide = np.full((count, self.info.fingerprint.vocab_size), -np.inf, np.float32)
+        wide[:, self._ids] = 0.0
+        if logits is not None:
+            wide[np.array(places, np.intp)[:, None], self._ids] = logits[:, : len(self._ids)]
+        return wide
+
+
+def behind_first(item: StepItem) -> StepItem | None:
+    """The same step of a session whose rows begin with the second token; None: nothing of it is left.
+
+    A text has one first token, so where that is a row of the tree, the others hang from it.
+    """
+    first = item.base_length == 0
+    if len(item.token_ids) == first:
+        return None
+    parents = item.parents
+    if item.trunk == 0:
+        parents = tuple(parent - 1 for parent in item.parents[1:])
+    return replace(
+        item,
+        base_length=max(item.base_length - 1, 0),
+        token_ids=item.token_ids[first:],
+        parents=parents,
+        kept_rows=tuple(row - 1 for row in item.kept_rows if row),
+        logit_rows=tuple(row - first for row in item.logit_rows if row >= first),
+        trunk_length=max(item.trunk - 1, 0),
+    )
+
+
+def build_eagle_rows(draft: EagleDraft, tokenizer: Tokenizer, settings: EngineSettings, name: str) -> EagleRows:
+    """Make ready to serve what was loaded: on its device, its products laid out, its memory planned.
+
+    Raises:
+        InvalidInput: its context or its memory doesn't allow the settings.
+        Unsupported: rotations that depend on the batch.
+    """
+    set_threads(settings.threads)
+    network: Any = draft.network  # what is called below asks of a transformers model what networks have, too
+    network.train(False)
+    network.requires_grad_(False)
+    config = network.config
+    max_length = min(settings.max_model_len or config.max_position_embeddings, config.max_position_embeddings)
+    refuse_rope(config, max_length)
+    shape = _kv_shape(draft.network)
+    facts = whole_context(shape)
+    memory = plan_memory(network, settings, facts, max_length, packs=can_pack(network))
+    # Beside keys and values a row keeps what it read and what it yielded.
+    row_bytes = shape.row_bytes + 2 * draft.network.hidden_size * shape.dtype.itemsize
+    panels = panel_dtype(network, settings)
+    numeric = numeric_fingerprint(network, max_length, panels=panels)
+    fingerprint = Fingerprint(name, tokenizer.fingerprint, tokenizer.vocab_size, numeric)
+    if panels is not None:
+        pool = ThreadPool(torch.get_num_threads())
+        pack_linears(network, lambda linear: PanelLinear(linear, pool, panels))
+    elif can_pack(network):
+        pack_linears(network)
+    info = EngineInfo(fingerprint, max_length, memory.kv // row_bytes)
+    return EagleRows(draft, ServedDecoder(network, info, facts, settings))
+
+
+def _kv_shape(network: EagleNetwork) -> KVShape:
+    """What a row of its layers holds."""
+    config, layers = network.config, network.layers
+    attention: Any = layers[0].self_attn
+    groups = config.num_attention_heads // config.num_key_value_heads
+    layer = LayerShape(config.num_key_value_heads, attention.head_dim, attention.head_dim, groups)
+    return KVShape((layer,) * len(layers), network.dtype, network.device)

@@ -1,0 +1,199 @@
+"""Multi-token prediction behind the engine interface.
+
+Every depth computes every row. Depth 0 reads the target's feature of the token before, where it was given, and its
+output says what comes next. A row d behind the last given feature reads what its parent's row predicted from, and
+depth d's output says what comes next; after the last depth comes the first again, so a single depth is applied to its
+own output, as published engines do.
+
+The first token has none before it: depth k has no rows of the first k + 1 tokens. They are computed as every row is,
+and hidden from all others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from paceline.drafters.heads.mtp_network import MtpNetwork
+from paceline.drafters.heads.own_features import OwnFeaturesEngine, RowInputs, RowOutputs
+from paceline.drafters.heads.paths import parent_row
+from paceline.engine.attention import AttentionFacts, packed_attention, seen_keys
+from paceline.engine.decoder import examine
+from paceline.engine.features import FeatureEngine
+from paceline.engine.forward import AttentionCall, attending
+from paceline.engine.interface import NO_PREFIX, EngineInfo, Logits, Prefix, StepItem, StepPlan
+from paceline.engine.kv import SessionKV, keep_rows
+from paceline.engine.ledger import LedgerEngine, depths
+from paceline.engine.memory import plan_memory
+from paceline.engine.transformer import ComputeThreads
+from paceline.models.tokenizer import Tokenizer
+from paceline.protocol.features import FINAL, FeatureNeed
+from paceline.runtime.config import EngineSettings
+
+
+@dataclass(frozen=True, eq=False)
+class _HeldRows:
+    """One session's rows: keys and values, and what every depth but the last made of them."""
+
+    kv: SessionKV
+    outputs: torch.Tensor  # [max rows, depths - 1, hidden]
+
+    def keep(self, item: StepItem) -> None:
+        """Keep what a step keeps."""
+        self.kv.keep(item.base_length, item.kept_rows)
+        keep_rows(self.outputs, 0, item.base_length, item.kept_rows)
+        # What no row has written yet is hidden by masks, but must be finite.
+        self.kv.fill(item.base_length + len(item.token_ids))
+
+
+@dataclass(frozen=True, eq=False)
+class _NewRows:
+    """One session's part of a step."""
+
+    held: _HeldRows
+    item: StepItem
+
+    @property
+    def new(self) -> slice:
+        """Its rows among those that the session holds."""
+        return slice(self.item.base_length, self.item.base_length + len(self.item.token_ids))
+
+    @property
+    def positions(self) -> list[int]:
+        """Of its tokens."""
+        return [self.item.trunk + depth - 1 for depth in depths(self.item)]
+
+    def mask(self, depth: int, facts: AttentionFacts) -> torch.Tensor:
+        """Additive mask of a depth, which has no rows of the first tokens: [groups · new, base + new]."""
+        kind = facts.kinds[facts.of_layer[depth]]
+        seen = seen_keys(self.item, kind.horizon)
+        seen[:, : depth + 1] = False
+        new = np.arange(len(seen))
+        seen[new, self.new.start + new] = True  # each row sees itself, though nothing else
+        mask = torch.zeros(seen.shape, dtype=facts.shape.dtype).masked_fill_(torch.from_numpy(~seen), float("-inf"))
+        return mask.to(facts.shape.device).repeat(kind.groups, 1)
+
+    def outputs_before(self, depth: int) -> torch.Tensor:
+        """A depth's outputs of the rows' parents: [new, hidden]."""
+        parents = [parent_row(self.item, row) for row in range(len(self.item.token_ids))]
+        found = self.held.outputs[parents, depth]
+        found[[parent < 0 for parent in parents]] = 0.0
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class _DepthAttention:
+    """Attention of the new rows of several sessions, packed in their order, in one depth."""
+
+    everyone: tuple[_NewRows, ...]
+    depth: int
+    facts: AttentionFacts
+
+    def attend(self, call: AttentionCall) -> torch.Tensor:
+        parts: list[torch.Tensor] = []
+        low = 0
+        for rows in self.everyone:
+            high = low + len(rows.item.token_ids)
+            parts.append(self._attend(rows, call, slice(low, high)))
+            low = high
+        return torch.cat(parts, dim=2).transpose(1, 2)
+
+    def _attend(self, rows: _NewRows, call: AttentionCall, packed: slice) -> torch.Tensor:
+        """[1, heads, new, value_width]."""
+        held, end = rows.held.kv, rows.new.stop
+        keys, values = held.keys(self.depth), held.values(self.depth)
+        keys[:, rows.new], values[:, rows.new] = call.key[0, :, packed], call.value[0, :, packed]
+        own = call.query[:, :, packed]
+        _, heads, count, width = own.shape
+        by_key = own.reshape(1, len(keys), heads // len(keys) * count, width)
+        mask = rows.mask(self.depth, self.facts)
+        found = packed_attention(call, by_key, keys[None, :, :end], values[None, :, :end], mask)
+        return found.reshape(1, heads, count, values.shape[2])
+
+
+class MtpRows(LedgerEngine[torch.Tensor]):
+    """A `RowNetwork` (`paceline.drafters.heads.own_features`), whose contracts its methods keep."""
+
+    need = FeatureNeed((FINAL,))
+    """Every published layout reads what the target's head reads: `paceline.drafters.formats.mtp`."""
+
+    def __init__(
+        self, network: MtpNetwork, info: EngineInfo, facts: AttentionFacts, settings: EngineSettings
+    ) -> None:
+        super().__init__(info, settings)
+        self._network = network
+        self._facts, kv_shape = facts, facts.shape
+        self._threads = ComputeThreads()
+        self._held: dict[int, _HeldRows] = {}
+        self.feature_width = network.hidden_size
+        self.empty_feature = torch.zeros(network.hidden_size, dtype=kv_shape.dtype, device=kv_shape.device)
+
+    def project(self, rows: torch.Tensor) -> torch.Tensor:
+        """Features as they are: each depth has its own norm for them."""
+        return rows
+
+    def open(self, session: int, max_rows: int, prefix: Prefix = NO_PREFIX) -> int:  # noqa: D102
+        self._ledger.open(session, max_rows)
+        outputs = self.empty_feature.new_empty((max_rows, self._network.depths - 1, self.feature_width))
+        self._held[session] = _HeldRows(SessionKV(self._facts.shape, max_rows), outputs)
+        return 0
+
+    def close(self, session: int) -> None:  # noqa: D102
+        self._ledger.close(session)
+        self._held.pop(session, None)
+
+    def check(self, plan: StepPlan) -> None:  # noqa: D102
+        self._ledger.check(plan)
+
+    @torch.inference_mode()
+    def compute(self, plan: StepPlan, inputs: RowInputs) -> RowOutputs:  # noqa: D102
+        self._threads.bind()
+        for item in plan.items:
+            self._held[item.session].keep(item)
+        self._ledger.apply(plan)
+        everyone = tuple(_NewRows(self._held[item.session], item) for item in plan.items)
+        outputs = self._run(everyone, inputs.features)
+        predicts = [max(behind, 0) % self._network.depths for behind in inputs.behind]
+        own = torch.stack(outputs, dim=1)[range(len(predicts)), predicts]
+        return RowOutputs(self._logits(plan, own), own)
+
+    def _run(self, everyone: tuple[_NewRows, ...], features: torch.Tensor) -> list[torch.Tensor]:
+        """Every depth's outputs, each [rows, hidden]."""
+        device, sizes = self._facts.shape.device, [len(rows.item.token_ids) for rows in everyone]
+        positions = torch.tensor([position for rows in everyone for position in rows.positions], device=device)
+        tokens = torch.tensor([token for rows in everyone for token in rows.item.token_ids], device=device)
+        embeddings = self._network.embed(tokens, positions)
+        outputs: list[torch.Tensor] = []
+        for depth in range(self._network.depths):
+            if depth:
+                for rows, found in zip(everyone, outputs[-1].split(sizes), strict=True):
+                    rows.held.outputs[rows.new, depth - 1] = found
+                features = torch.cat([rows.outputs_before(depth - 1) for rows in everyone])
+            with attending(_DepthAttention(everyone, depth, self._facts)):
+                outputs.append(self._network.run(depth, embeddings, features, positions))
+        return outputs
+
+    def _logits(self, plan: StepPlan, own: torch.Tensor) -> list[Logits]:
+        wanted, start = [], 0
+        for item in plan.items:
+            wanted += [start + row for row in item.logit_rows]
+            start += len(item.token_ids)
+        width = self.info.fingerprint.vocab_size
+        logits: Logits = self._network.logits(own[wanted])[:, :width].float().cpu().numpy()
+        return np.split(logits, np.cumsum([len(item.logit_rows) for item in plan.items])[:-1])
+
+
+def build_mtp_engine(network: MtpNetwork, tokenizer: Tokenizer, settings: EngineSettings, name: str) -> FeatureEngine:
+    """Serve a network, after checking that its layers can be.
+
+    Raises:
+        InvalidInput: the vocabulary, a length or the memory doesn't fit.
+        Unsupported: the layers ask for what packed attention can't do; says what.
+    """
+    facts = examine(network.decoder, tokenizer, settings, name)
+    memory = plan_memory(network.decoder, settings, facts.attention, facts.max_length, packs=False)
+    # Beside keys and values a row keeps what it was given and what each depth made of it.
+    row_bytes = memory.row_bytes + (network.depths + 1) * network.hidden_size * network.decoder.dtype.itemsize
+    return OwnFeaturesEngine(MtpRows(network, facts.info(memory.kv // row_bytes), facts.attention, settings))

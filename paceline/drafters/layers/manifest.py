@@ -1,0 +1,141 @@
+"""What a draft's folder says of itself: a manifest, and the target that it belongs to."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from paceline.drafters.layers.packing import WeightFormat
+from paceline.drafters.layers.student import Target
+from paceline.models.resolve import MANIFEST_FILE
+from paceline.protocol.errors import InvalidInput, VocabularyMismatch, require
+from paceline.protocol.given_files import read_json
+from paceline.runtime.files import replace_file
+
+FORMAT = "paceline-draft/1"
+
+
+@dataclass(frozen=True)
+class TargetFingerprint:
+    """Which target a draft belongs to."""
+
+    model: str
+    tokenizer: str
+    weights: str
+
+    @classmethod
+    def of(cls, target: Target) -> TargetFingerprint:
+        """A loaded target's."""
+        return cls(target.name, target.tokenizer.fingerprint, target.weights)
+
+
+class TrainedKind(StrEnum):
+    """What a draft's folder holds: layers of ours, or what others publish as this."""
+
+    DRAFT = "draft"
+    EXIT = "exit"
+    MEDUSA = "medusa"
+    EAGLE = "eagle"
+    EAGLE3 = "eagle3"
+    MTP = "mtp"
+    BLOCK = "block"
+
+    @property
+    def is_stack(self) -> bool:
+        """Whether it is a `Stack`: layers of the target's with a vocabulary of their own."""
+        return self in (TrainedKind.DRAFT, TrainedKind.EXIT)
+
+    @property
+    def reduces(self) -> bool:
+        """Whether it may have fewer ids than the target: stacks of ours, others whose layout has a map."""
+        return self not in (TrainedKind.EAGLE, TrainedKind.MTP)
+
+
+@dataclass(frozen=True)
+class DraftManifest:
+    """What a draft is, needs, and was made from.
+
+    Attributes:
+        kind: what was trained, a `TrainedKind`.
+        layers: of the target, that its own began as.
+        borrowed_layers: the first of them, which were not trained: they are read from the target.
+        depth: tokens of a round that it learned to draft, each with a loss of its own.
+        needs: what the target must send: `nothing`, or `features`.
+        vocabulary: `reduced`: the draft has logits for some of the target's ids.
+        trees: whether it may propose trees.
+        data: where the text came from, and how much of it there was.
+        training: command, recipe, steps, learned tokens, seconds.
+        acceptance: the tables of `paceline_training.evaluate`; empty until measured.
+        versions: of the libraries that made it.
+        weights: how they are written, a `WeightFormat`.
+        files: SHA-256 of the files beside the manifest, by name, of a draft that was packed to be shipped.
+    """
+
+    target: TargetFingerprint
+    layers: tuple[int, ...]
+    draft_vocab: int
+    data: Mapping[str, Any] = field(default_factory=dict)
+    training: Mapping[str, Any] = field(default_factory=dict)
+    acceptance: Mapping[str, Any] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+    weights: str = WeightFormat.FLOAT16.value
+    files: Mapping[str, str] = field(default_factory=dict)
+    kind: str = TrainedKind.DRAFT.value
+    borrowed_layers: int = 0
+    depth: int = 1
+    needs: str = "nothing"
+    vocabulary: str = "reduced"
+    trees: bool = True
+    format: str = FORMAT
+
+
+def save_config(file: Path, facts: Mapping[str, Any]) -> None:
+    """Write a configuration whole or not at all."""
+    text = json.dumps(facts, indent=2) + "\n"
+    replace_file(file, lambda temporary: temporary.write_text(text))
+
+
+def save_manifest(folder: Path, manifest: DraftManifest) -> None:
+    """Write or replace a draft's manifest."""
+    save_config(folder / MANIFEST_FILE, asdict(manifest))
+
+
+def load_manifest(folder: Path) -> DraftManifest:
+    """Read a draft's manifest.
+
+    Raises:
+        InvalidInput: there is none, or it is of another format.
+    """
+    value = read_json("draft", folder / MANIFEST_FILE)
+    try:
+        require(value.get("format") == FORMAT, "manifest format", value.get("format"), FORMAT)
+        kind = value.get("kind", TrainedKind.DRAFT)
+        require(kind in list(TrainedKind), "manifest kind", kind, " or ".join(TrainedKind))
+        target = TargetFingerprint(**value.pop("target"))
+        layers = tuple(int(layer) for layer in value.pop("layers"))
+        return DraftManifest(target=target, layers=layers, **value)
+    except (KeyError, TypeError, ValueError) as error:
+        raise InvalidInput.of("draft", str(folder), f"a folder with a draft's {MANIFEST_FILE} ({error})") from error
+
+
+def check_target(manifest: DraftManifest, target: Target, draft: str) -> None:
+    """Refuse a draft of another target.
+
+    Raises:
+        VocabularyMismatch: the tokenizers differ.
+        InvalidInput: the tokenizers agree but the weights differ.
+    """
+    made_for, given = manifest.target, target.tokenizer.fingerprint
+    if made_for.tokenizer != given:
+        raise VocabularyMismatch(
+            f"draft {draft!r} was made for {made_for.model!r}: its tokenizer {made_for.tokenizer[:12]} "
+            f"differs from {target.name!r}'s {given[:12]}",
+            metadata={"field": "tokenizer", "value": made_for.tokenizer, "limit": given},
+        )
+    if made_for.weights != target.weights:
+        limit = f"a draft of {target.name!r} with weights {target.weights[:12]}"
+        raise InvalidInput.of("draft", f"{draft}, made for {made_for.model} {made_for.weights[:12]}", limit)

@@ -1,0 +1,88 @@
+"""The application: routes, and what their errors look like."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from importlib import metadata
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from paceline.protocol.errors import PacelineError
+from paceline.rpc.statuses import unexpected
+from paceline_gateway.cluster_routes import cluster_routes
+from paceline_gateway.dialects import dialect_routes, in_dialect
+from paceline_gateway.errors import ERROR_RESPONSES, HttpError, http_error, invalid_body
+from paceline_gateway.ignoring import IgnoredFields
+from paceline_gateway.middleware import Guard, RunningRequests
+from paceline_gateway.openai_routes import openai_routes
+from paceline_gateway.operating_routes import operating_routes
+from paceline_gateway.page_routes import add_page
+from paceline_gateway.responses import as_http
+from paceline_gateway.services import Services
+from paceline_gateway.token_routes import token_routes
+
+logger = logging.getLogger(__name__)
+
+
+def create_app(services: Services, running: RunningRequests) -> Guard:
+    """The whole application over services, which end with it.
+
+    The guard is outermost: a defect, too, is answered with the request's id, and logged and counted as what it is.
+    """
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncGenerator[None, None]:
+        yield
+        await services.close()
+
+    app = FastAPI(
+        title="Paceline",
+        version=metadata.version("paceline"),
+        description="OpenAI's API in front of speculative decoding as separate services.",
+        lifespan=lifespan,
+        responses=ERROR_RESPONSES,
+        # Both would load scripts from elsewhere.
+        docs_url=None,
+        redoc_url=None,
+    )
+    app.state.prompts = services.prompts
+    app.include_router(openai_routes(services))
+    app.include_router(dialect_routes(services))
+    app.include_router(token_routes(services))
+    app.include_router(operating_routes(services, running))
+    app.include_router(cluster_routes(services))
+    add_page(app)
+    app.add_middleware(IgnoredFields)
+    app.add_exception_handler(HttpError, _typed)
+    app.add_exception_handler(PacelineError, _typed)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(HTTPException, _refused)
+    app.add_exception_handler(Exception, _defect)
+    return Guard(app, services.config, running, services.coordinators.tenant)
+
+
+async def _typed(request: Request, error: Any) -> Response:
+    return _shown(request, as_http(error))
+
+
+async def _invalid(request: Request, error: Any) -> Response:
+    return _shown(request, invalid_body(error.errors()))
+
+
+async def _refused(request: Request, error: Any) -> Response:
+    return _shown(request, HttpError(error.status_code, str(error.detail)))
+
+
+async def _defect(request: Request, error: Exception) -> Response:
+    logger.error("request failed: path=%s", request.url.path, exc_info=error)
+    return _shown(request, http_error(unexpected(error)))
+
+
+def _shown(request: Request, error: HttpError) -> Response:
+    return in_dialect(request.url.path, error).response

@@ -1,0 +1,1 @@
+"""Benchmarks: each states its command, hardware, versions and prompts, and compares within one run."""

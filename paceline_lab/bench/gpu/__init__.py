@@ -1,0 +1,1 @@
+"""Steps and rounds on a GPU: `python -m paceline_lab.bench.gpu`."""

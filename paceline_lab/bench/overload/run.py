@@ -1,0 +1,187 @@
+"""The phases of an overload: all places taken, ten times as many who come, and the time behind it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator, Awaitable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from paceline.client import AsyncClient
+from paceline.local.services import LocalServices
+from paceline_lab.bench.overload.clients import REFUSED, SERVED, TEXTS, Ask, GrpcUsers, HttpUsers, UserRequest
+from paceline_lab.bench.resources import ResourceWatch, Samples
+from paceline_lab.bench.simulated.services import OFF, START_SECONDS, request
+
+NORMAL, STORM, AFTER = "1 ×", "10 ×", "1 × again"
+
+
+@dataclass(frozen=True)
+class OverloadPlan:
+    """What is run.
+
+    Attributes:
+        places: requests that the coordinator runs at once.
+        times: requests that come in the storm, over what is served in the same time at 1 ×.
+        normal_s: seconds with every place taken and nobody refused, before the storm and behind it.
+        storm_s: seconds of the storm.
+        step_ms: of the simulated target.
+        tokens: of each request.
+        seed: of when requests come.
+    """
+
+    places: int = 16
+    times: float = 10.0
+    normal_s: float = 20.0
+    storm_s: float = 180.0
+    step_ms: float = 20.0
+    tokens: int = 32
+    seed: int = 1
+
+    @property
+    def model(self) -> str:
+        """The target's."""
+        return f"table:vocab=300,seed=1,eos=299,step_ms={self.step_ms:g}"
+
+
+@dataclass
+class Phase:
+    """What was asked in a phase, and from when to when, in seconds of `time.perf_counter`."""
+
+    name: str
+    began_s: float
+    ended_s: float = 0.0
+    asked: list[UserRequest] = field(default_factory=list)
+    asking: list[asyncio.Task[UserRequest]] = field(default_factory=list)
+    """Requests that nobody waited for yet."""
+
+    def take_in(self) -> None:
+        """What was asked has ended."""
+        self.asked += [task.result() for task in self.asking]
+        self.asking = []
+
+    @property
+    def seconds(self) -> float:
+        """How long requests came."""
+        return self.ended_s - self.began_s
+
+    def of(self, outcome: str, way: str = "") -> list[UserRequest]:
+        """Requests that ended so, of one way or of both."""
+        return [each for each in self.asked if each.outcome == outcome and way in ("", each.way)]
+
+
+@dataclass
+class Overloading:
+    """All phases, and what the processes took from the first to the last, with the seconds of each phase's end."""
+
+    capacity: float
+    phases: dict[str, Phase]
+    resources: dict[str, Samples]
+    ends_s: dict[str, float]
+
+    @property
+    def recovery_s(self) -> float:
+        """From the storm's end until the last request that was refused behind it."""
+        storm, after = self.phases[STORM], self.phases[AFTER]
+        return max((each.ended_s - storm.ended_s for each in after.of(REFUSED)), default=0.0)
+
+
+class OverloadServices(LocalServices):
+    """A target, a coordinator with few places, and a gateway."""
+
+    def __init__(self, folder: Path, plan: OverloadPlan) -> None:
+        super().__init__(folder, start_timeout_s=START_SECONDS)
+        self._plan = plan
+
+    def start_all(self) -> None:
+        """Start all three."""
+        model = self._plan.model
+        self.start("target", "target", {"model": model, "server.port": 0})
+        self.await_serving("target")
+        limits = {"max_concurrent_requests": self._plan.places}
+        self.start("coordinator", "coordinator", self.coordinator_flags() | limits)
+        self.await_serving("coordinator")
+        self.await_links()
+        reached = {"model": model, "server.port": 0, "coordinator.address": self.address_of("coordinator")}
+        self.start("gateway", "gateway", reached)
+        self.await_serving("gateway")
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """By label."""
+        return {label: process.pid for label, process in self.processes.items()}
+
+
+async def overload(services: OverloadServices, plan: OverloadPlan) -> Overloading:
+    """Run all phases."""
+    async with _users(services, plan) as users, _watched(services) as watch:
+        phases, ends_s = dict[str, Phase](), dict[str, float]()
+
+        async def phase(name: str, comes: Awaitable[Phase]) -> Phase:
+            phases[name] = await comes
+            ends_s[name] = watch.now_s
+            return phases[name]
+
+        normal = await phase(NORMAL, taken(NORMAL, users, plan.places, plan.normal_s))
+        capacity = len(normal.of(SERVED)) / normal.seconds
+        async with asyncio.TaskGroup() as left:
+            storm = await phase(STORM, stormed(users, plan.times * capacity, plan.storm_s, plan.seed, left))
+            # Those who come behind it find the places that the storm still has.
+            await phase(AFTER, taken(AFTER, users, plan.places, plan.normal_s))
+        storm.take_in()
+    return Overloading(capacity, phases, watch.samples, ends_s)
+
+
+async def taken(name: str, users: Sequence[Ask], places: int, seconds: float) -> Phase:
+    """So many users ask one request after the other; who is refused comes again when told."""
+    phase = Phase(name, time.perf_counter())
+    end = phase.began_s + seconds
+
+    async def use(place: int) -> None:
+        number = place
+        while time.perf_counter() < end:
+            phase.asked.append(await users[place % len(users)](number))
+            await asyncio.sleep((phase.asked[-1].hint_ms or 0.0) / 1e3)
+            number += places
+
+    await asyncio.gather(*(use(place) for place in range(places)))
+    phase.ended_s = time.perf_counter()
+    return phase
+
+
+async def stormed(
+    users: Sequence[Ask], a_second: float, seconds: float, seed: int, group: asyncio.TaskGroup
+) -> Phase:
+    """Requests come at random, so many a second whatever becomes of them, each way in turn; `group` has them."""
+    source = random.Random(seed)  # noqa: S311 - no secret
+    phase = Phase(STORM, time.perf_counter())
+    due = phase.began_s
+    while (due := due + source.expovariate(a_second)) < phase.began_s + seconds:
+        await asyncio.sleep(max(0.0, due - time.perf_counter()))
+        number = len(phase.asking)
+        phase.asking.append(group.create_task(users[number % len(users)](number)))
+    phase.ended_s = time.perf_counter()
+    return phase
+
+
+@asynccontextmanager
+async def _users(services: OverloadServices, plan: OverloadPlan) -> AsyncIterator[Sequence[Ask]]:
+    """Of both ways, once it is known what they are to be told."""
+    async with AsyncClient(services.address) as client:
+        texts = [await client.generate(request(text, plan.tokens, OFF)) for text in range(TEXTS)]
+        expected = [text.token_ids for text in texts]
+        http = HttpUsers(services.address_of("gateway"), plan.tokens, expected)
+        yield GrpcUsers(client, plan.tokens, expected).ask, http.ask
+
+
+@asynccontextmanager
+async def _watched(services: OverloadServices) -> AsyncIterator[ResourceWatch]:
+    watch = ResourceWatch()
+    sampling = asyncio.create_task(watch.run(services.pids))
+    try:
+        yield watch
+    finally:
+        sampling.cancel()

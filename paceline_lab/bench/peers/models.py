@@ -1,0 +1,188 @@
+"""The target and our draft in the forms that peers read, made from the same weights.
+
+Run as a program it exports a draft: `python -m paceline_lab.bench.peers.models DRAFT TARGET OUT`
+(in a process of its own, since it holds the target in memory).
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from paceline.models.pull import fetch_gguf
+from paceline.models.pullable import PULLABLE
+from paceline.models.resolve import is_draft, resolve, resolve_draft
+from paceline_lab.bench.peers.process import PeerFailed
+
+CONVERT_SECONDS = 600.0
+FLOAT32, EIGHT_BITS, FOUR_BITS = "float32", "q8_0", "q4_k_m"
+PRECISIONS = (FLOAT32, EIGHT_BITS, FOUR_BITS)
+"""Of the files that llama.cpp reads."""
+_SKIPPED_FIELDS = ("GGUF.", "general.architecture", "general.file_type", "general.quantization_version")
+
+
+def hf_folder(model: str) -> str:
+    """Folder or hub id that transformers and vLLM load.
+
+    Raises:
+        PeerFailed: the model has no such form.
+    """
+    resolved = resolve(model)
+    if resolved.kind not in ("folder", "hub") or resolved.layers is not None:
+        raise PeerFailed(f"{model}: no safetensors folder that other systems load")
+    return resolved.location
+
+
+def float32_gguf(model: str, home: Path) -> Path:
+    """The model as a GGUF of float32 tensors, made once and kept in `home`.
+
+    Raises:
+        PeerFailed: no GGUF is known for this model.
+    """
+    out = home / "models" / f"{Path(model).stem}-f32.gguf"
+    if out.is_file():
+        return out
+    out.parent.mkdir(parents=True, exist_ok=True)
+    resolved = resolve(model)
+    if resolved.kind == "gguf" and resolved.gguf_file is not None:
+        write_float32(Path(resolved.location) / resolved.gguf_file, out)
+    elif model in PULLABLE:
+        source = fetch_gguf(model, out.parent)
+        write_float32(source, out)
+        source.unlink()
+    else:
+        raise PeerFailed(f"{model}: no GGUF to convert (give a .gguf path or a pulled model)")
+    return out
+
+
+def gguf_of(model: str, precision: str, home: Path) -> Path:
+    """The model in a precision of `PRECISIONS`, made once and kept in `home`.
+
+    Raises:
+        PeerFailed: no GGUF is known for this model, or the published one has another precision.
+    """
+    if precision == FLOAT32:
+        return float32_gguf(model, home)
+    out = home / "models" / f"{Path(model).stem}-{precision}.gguf"
+    if not out.is_file():
+        (write_eight_bits if precision == EIGHT_BITS else fetch_four_bits)(model, out, home)
+    return out
+
+
+def write_eight_bits(model: str, out: Path, home: Path) -> None:
+    """From the float32 file: matrices in blocks of 32 with a scale each, as llama.cpp's own tool writes them."""
+    import gguf
+
+    def pack(values: Any) -> tuple[Any, Any]:
+        matrix = values.ndim > 1
+        kind = gguf.GGMLQuantizationType.Q8_0 if matrix else gguf.GGMLQuantizationType.F32
+        return (gguf.quants.quantize(values, kind) if matrix else values), kind
+
+    _rewrite(float32_gguf(model, home), out, gguf.LlamaFileType.MOSTLY_Q8_0, pack)
+
+
+def fetch_four_bits(model: str, out: Path, home: Path) -> None:
+    """The published file.
+
+    Raises:
+        PeerFailed: the model isn't published so.
+    """
+    import gguf
+
+    if model not in PULLABLE:
+        raise PeerFailed(f"{model}: no {FOUR_BITS} file is known (a pulled model has one, or none has)")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    source = fetch_gguf(model, out.parent)
+    kind = gguf.LlamaFileType(gguf.GGUFReader(source).fields["general.file_type"].contents())
+    if kind != gguf.LlamaFileType.MOSTLY_Q4_K_M:
+        source.unlink()
+        raise PeerFailed(f"{model}: published as {kind.name}, not as {FOUR_BITS}")
+    source.replace(out)
+
+
+def write_float32(source: Path, out: Path) -> None:
+    """Copy a GGUF with every tensor dequantised: the values that our own loading gives the target."""
+    import gguf
+
+    _rewrite(source, out, gguf.LlamaFileType.ALL_F32, lambda values: (values, gguf.GGMLQuantizationType.F32))
+
+
+def _rewrite(source: Path, out: Path, file_type: Any, pack: Callable[[Any], tuple[Any, Any]]) -> None:
+    """Copy a GGUF, each tensor's float32 values packed anew."""
+    import gguf
+
+    reader = gguf.GGUFReader(source)
+    architecture = reader.fields["general.architecture"].contents()
+    temporary = out.with_suffix(".part")
+    writer = gguf.GGUFWriter(temporary, architecture)
+    for field in reader.fields.values():
+        if not field.name.startswith(_SKIPPED_FIELDS):
+            inner = field.types[-1] if len(field.types) > 1 else None
+            writer.add_key_value(field.name, field.contents(), field.types[0], inner)
+    writer.add_file_type(file_type)
+    for tensor in reader.tensors:
+        packed, kind = pack(gguf.quants.dequantize(tensor.data, tensor.tensor_type).astype("float32"))
+        writer.add_tensor(tensor.name, packed, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    temporary.replace(out)
+
+
+def assistant_folder(draft: str, target: str, out: Path) -> Path:
+    """A draft as a transformers checkpoint: a model as it is, ours with the target's whole vocabulary.
+
+    Ours is written in a process of its own.
+
+    Raises:
+        PeerFailed: with the exporter's last line.
+    """
+    if is_model(draft):
+        return Path(hf_folder(draft))
+    command = [sys.executable, "-m", "paceline_lab.bench.peers.models", draft, target, str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=CONVERT_SECONDS, check=False)
+    if done.returncode != 0:
+        raise PeerFailed(f"draft {draft}: not exported: {' '.join(done.stderr.strip().splitlines()[-1:])}")
+    return out
+
+
+def is_model(draft: str) -> bool:
+    """Whether a draft is a model by itself, which any system loads, and no draft that we trained."""
+    return draft in PULLABLE or (Path(draft).is_dir() and not is_draft(draft))
+
+
+def export_draft(draft: Path, target_model: str, out: Path) -> None:
+    """Scatter the draft's head over the target's vocabulary and save it.
+
+    Ids that the draft lacks get rows of zeros: a logit of 0, far below those of likely tokens, so greedy
+    proposals are the draft's own. The checkpoint has the whole head's cost, which ours saves.
+
+    Raises:
+        InvalidInput: the draft can't be read, or is another target's.
+    """
+    import torch
+
+    from paceline.drafters.layers.stack import load_draft
+    from paceline.drafters.layers.student import Target
+    from paceline.runtime.config import EngineSettings
+
+    target = Target.load(target_model, EngineSettings())
+    loaded = load_draft(draft, target)
+    student: Any = loaded.student
+    reduced: Any = student.get_output_embeddings()
+    size = int(student.config.get_text_config().vocab_size)
+    whole = torch.nn.Linear(reduced.in_features, size, bias=False)
+    with torch.no_grad():
+        whole.weight.zero_()
+        whole.weight[torch.from_numpy(loaded.vocabulary.d2t).long()] = reduced.weight
+    student.set_output_embeddings(whole)
+    student.set_attn_implementation("sdpa")
+    student.save_pretrained(out)
+
+
+if __name__ == "__main__":
+    export_draft(Path(resolve_draft(sys.argv[1], sys.argv[2])), sys.argv[2], Path(sys.argv[3]))

@@ -1,0 +1,225 @@
+"""`paceline bench record`: requests run against services, and written as a trace."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from coordinator.recorder import FILE
+from paceline.client import AsyncClient, Generation
+from paceline.local.settings import ServeSettings
+from paceline.local.supervisor import SupervisedServices
+from paceline.protocol.errors import require
+from paceline.protocol.generation import GenerateRequest, SpeculationSettings
+from paceline.protocol.given_files import read_json_lines
+from paceline.protocol.proposal import COPYING
+from paceline.protocol.sampling import SamplingParams
+from paceline.sampling.suffix import SuffixAutomaton
+from paceline_lab.bench.prompts import Prompt
+from paceline_lab.reporting.progress import measuring, stderr_console
+from paceline_lab.reporting.reports import describe
+from paceline_lab.simulate.measured import measured_setting
+from paceline_lab.simulate.trace import Trace, TracedRequest, TracedRound, write_trace
+
+MAX_SESSIONS = 256
+"""As many requests as a coordinator takes by default."""
+MOST_RIGHT = 64
+"""How much of a match's continuation is followed: a proposal's longest path."""
+
+
+@dataclass(frozen=True)
+class RecordPlan:
+    """What to run.
+
+    Attributes:
+        prompts: their first chats; again and again until there are `requests`.
+        sessions: requests that run at once; the next begins when one has ended.
+        num_draft_tokens: None: the coordinator plans.
+        fan_out: the coordinator's; what else it has is its default.
+    """
+
+    prompts: Sequence[Prompt]
+    requests: int = 8
+    sessions: int = 1
+    tokens: int = 128
+    temperature: float = 0.0
+    num_draft_tokens: int | None = None
+    seed: int = 0
+    fan_out: int = 4
+
+    def __post_init__(self) -> None:
+        require(bool(self.prompts), "prompts", self.prompts, "one or more")
+        require(self.requests >= 1, "requests", self.requests, "at least 1")
+        require(1 <= self.sessions <= MAX_SESSIONS, "sessions", self.sessions, f"in [1, {MAX_SESSIONS}]")
+        require(self.tokens >= 2, "tokens", self.tokens, "at least 2, to have a time per output token")
+
+    def request(self, number: int) -> GenerateRequest:
+        """One of the requests."""
+        return GenerateRequest(
+            messages=self.prompts[number % len(self.prompts)].chats[0],
+            sampling=SamplingParams(temperature=self.temperature).stated(),
+            seed=self.seed + number,
+            max_new_tokens=self.tokens,
+            ignore_eos=True,
+            speculation=SpeculationSettings(num_draft_tokens=self.num_draft_tokens),
+        )
+
+
+@dataclass(frozen=True)
+class RecordedGeneration:
+    """A generation and when it was asked for, seconds."""
+
+    asked: float
+    generation: Generation
+
+
+def record_trace(model: str, drafter: str, plan: RecordPlan, out: Path) -> Trace:
+    """Run the plan on services of its own and write the trace.
+
+    Raises:
+        PacelineError: as the services sent it.
+    """
+    with (
+        measuring("requests", plan.requests) as (folder, advance),
+        _recording(model, drafter, plan, folder) as address,
+    ):
+        asked = [plan.request(number) for number in range(plan.requests)]
+        runs = asyncio.run(run_requests(address, asked, plan.sessions, advance))
+        kept = read_kept(folder / FILE)
+    notes = describe() | {"model": model, "drafter": drafter, "sessions": str(plan.sessions)}
+    notes |= {"temperature": f"{plan.temperature:g}"}
+    trace = trace_of(
+        runs,
+        kept,
+        num_draft_tokens=plan.num_draft_tokens,
+        concurrency=plan.sessions,
+        notes=notes,
+        fan_out=plan.fan_out,
+    )
+    write_trace(out, trace)
+    return trace
+
+
+@contextmanager
+def _recording(model: str, drafter: str, plan: RecordPlan, folder: Path) -> Iterator[str]:
+    """Services, and beside them a coordinator that records."""
+    console = stderr_console()
+    settings = ServeSettings(model=model, drafter=drafter, port=0, draft_port=0, target_port=0)
+    announce: Callable[[str], None] = lambda line: console.print(line, style="dim")  # noqa: E731
+    with (
+        SupervisedServices(settings, folder / "services", announce) as services,
+        services.coordinator("recording", {"record_to": str(folder), "fan_out": plan.fan_out}) as address,
+    ):
+        yield address
+
+
+async def run_requests(
+    address: str, requests: Sequence[GenerateRequest], sessions: int, advance: Callable[[str], None]
+) -> list[RecordedGeneration]:
+    """Run requests, so many at once, in their order."""
+    numbers = iter(range(len(requests)))
+    found: dict[int, RecordedGeneration] = {}
+
+    async def work(client: AsyncClient) -> None:
+        for number in numbers:
+            asked = time.perf_counter()
+            found[number] = RecordedGeneration(asked, await client.generate(requests[number]))
+            advance(f"request {number}")
+
+    async with AsyncClient(address) as client:
+        await asyncio.gather(*(work(client) for _ in range(sessions)))
+    return [found[number] for number in sorted(found)]
+
+
+def read_kept(file: Path) -> dict[int, dict[str, Any]]:
+    """What the coordinator kept of each request, by seed; empty if it kept nothing."""
+    found: dict[int, dict[str, Any]] = {}
+    for where, value in read_json_lines("record_to", file) if file.exists() else ():
+        known = isinstance(value, dict) and type(value.get("seed")) is int
+        require(known, where, value, "a JSON object with a seed")
+        found[value["seed"]] = value
+    return found
+
+
+def trace_of(runs: Sequence[RecordedGeneration], kept: Mapping[int, Mapping[str, Any]], **of_run: Any) -> Trace:
+    """The trace of generations that have ended; `of_run`: what else its `TracedSetting` says."""
+    begin = min(run.asked for run in runs)
+    requests = [traced(run, run.asked - begin, kept.get(run.generation.seed, {})) for run in runs]
+    lines: Mapping[str, Any] = next((each["lines"] for each in reversed([*kept.values()]) if each.get("lines")), {})
+    setting = measured_setting([run.generation.stats for run in runs], lines)
+    return Trace(setting.of_run(**of_run), tuple(requests))
+
+
+def traced(run: RecordedGeneration, asked_s: float, kept: Mapping[str, Any]) -> TracedRequest:
+    """One request. Where no shadow came a token's rank is what its round says: 1 if it was accepted, else unknown."""
+    generation = run.generation
+    tokens = len(generation.token_ids)
+    ranks, chances = [0] * tokens, [0.0] * tokens
+    place = 0
+    for record in generation.stats.records:
+        if record.drafter and record.drafter not in COPYING:
+            ranks[place : place + record.accepted] = [1] * min(record.accepted, tokens - place)
+            chances[place : place + record.proposed] = [0.5] * min(record.proposed, tokens - place)
+        place += record.accepted + 1
+    for position, rank, chance in zip(
+        *(kept.get(name, ()) for name in ("positions", "ranks", "chances")), strict=True
+    ):
+        if 0 <= position < tokens:
+            ranks[position], chances[position] = rank, chance
+    lengths, right = match_shadow(generation.prompt_token_ids, generation.token_ids)
+    return TracedRequest(
+        ranks=tuple(ranks),
+        chances=tuple(chances),
+        match_lengths=lengths,
+        match_right=right,
+        arrival_ms=1e3 * asked_s,
+        prompt_tokens=len(generation.prompt_token_ids),
+        rounds=_rounds(run, asked_s),
+    )
+
+
+def match_shadow(prompt: Sequence[int], answer: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The match before each token of an answer, and how much of its continuation is right."""
+    text = SuffixAutomaton(prompt)
+    lengths, right = [], []
+    for place, token in enumerate(answer):
+        match = text.match(text.own_suffix())
+        expected = match.continuation(min(MOST_RIGHT, len(answer) - place)) if match else ()
+        agreeing = 0
+        while agreeing < len(expected) and expected[agreeing] == answer[place + agreeing]:
+            agreeing += 1
+        lengths.append(match.length if match else 0)
+        right.append(agreeing)
+        text.extend((token,))
+    return tuple(lengths), tuple(right)
+
+
+def _rounds(run: RecordedGeneration, asked_s: float) -> tuple[TracedRound, ...]:
+    """The measured rounds; the time that lies between rounds is spread evenly over them."""
+    stats = run.generation.stats
+    records = stats.records
+    decoded = stats.committed - (records[0].accepted + 1)
+    total_ms = 1e3 * decoded / stats.tokens_per_second if stats.tokens_per_second else 0.0
+    between_ms = max(0.0, total_ms - sum(record.round_ms for record in records[1:])) / max(1, len(records) - 1)
+    first_ms = 1e3 * asked_s + stats.time_to_first_token_ms
+    ends = accumulate((record.round_ms + between_ms for record in records[1:]), initial=first_ms)
+    return tuple(
+        TracedRound(
+            at_ms=at_ms,
+            committed=record.accepted + 1,
+            proposed=record.proposed,
+            accepted=record.accepted,
+            round_ms=record.round_ms,
+            draft_wait_ms=record.draft_wait_ms,
+            drafter=record.drafter,
+            hit=record.cache_hit,
+            self_started=record.self_started,
+        )
+        for at_ms, record in zip(ends, records, strict=True)
+    )

@@ -1,0 +1,228 @@
+"""What hiding drafting behind verification brings, on simulated models: `paceline bench overlap`.
+
+Efficiency. A run's own round records are replayed at no cost of coordination (`paceline_lab.bench.simulated.replay`).
+Efficiency is that ideal time over the time that the run took, from its first tokens to its last. Beside
+it stands the floor of coordination, measured in the same run: an idle echo over gRPC (`echo` beside this module).
+T_verify / (T_verify + echo) is what nothing can pass that sends every round over gRPC; self-started rounds, whose
+proposal was prefetched, can.
+
+Gain. Overlap on (fan-out 4) and off (fan-out 0) run the same requests in turn, through two
+coordinators that share one target and one draft; coupled texts are equal, which is checked. The
+analytic gain is `paceline_lab.bench.simulated.analytic.overlap_gain` at the hit rate that the distributions alone
+predict and a drafting time of k steps; beside it `whole_proposal_gain`, and `overlap_ceiling`, which knows that
+drafting ahead takes a step more.
+
+Delay. Services at a distance (`paceline_lab.bench.simulated.remote`).
+
+Every session is alone on its services, coupled, k = 4; temperature is 1 unless the table says otherwise.
+The grids can run in parts: what a run adds to a report replaces its own cells, and all runs are listed.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from paceline.protocol.errors import require
+from paceline_lab.bench.simulated import remote
+from paceline_lab.bench.simulated.distributions import DRAFT_OF_ACCEPTANCE
+from paceline_lab.bench.simulated.echo import echo_ms, echo_server
+from paceline_lab.bench.simulated.local import (
+    EFFICIENCY_GRID,
+    VERIFY_MS,
+    Efficiency,
+    Gain,
+    efficiency_plot,
+    efficiency_row,
+    gain_grid,
+    gain_plot,
+    gain_row,
+    loss_row,
+    measure_efficiency,
+    measure_gain,
+)
+from paceline_lab.bench.simulated.remote import (
+    Detour,
+    Remote,
+    measure_detours,
+    measure_remotes,
+    remote_plot,
+    remote_rows,
+)
+from paceline_lab.bench.simulated.replay import FAN_OUT, K
+from paceline_lab.bench.simulated.services import SimulatedPair
+from paceline_lab.reporting.presentation import Plot, markdown_table
+from paceline_lab.reporting.progress import Advance, measuring
+from paceline_lab.reporting.reports import as_markdown, describe, load_average, report_file, write_report
+
+GRIDS = ("efficiency", "gain", "delay")
+LOSSES = "Where rounds lose, medians in milliseconds:\n"
+
+
+@dataclass(frozen=True)
+class OverlapPlan:
+    """Parts of the grids.
+
+    Raises:
+        InvalidInput: a value that no grid has.
+    """
+
+    grids: Sequence[str] = GRIDS
+    verify_ms: Sequence[float] = VERIFY_MS
+    acceptances: Sequence[float] = tuple(DRAFT_OF_ACCEPTANCE)
+    generations: int = 9
+    tokens: int = 256
+
+    def __post_init__(self) -> None:
+        _require_known("only", self.grids, GRIDS)
+        _require_known("verify_ms", self.verify_ms, VERIFY_MS)
+        _require_known("acceptance", self.acceptances, tuple(DRAFT_OF_ACCEPTANCE))
+        require(self.generations >= 1, "generations", self.generations, "at least 1")
+        require(self.tokens >= 2, "tokens", self.tokens, "at least 2")
+
+    @property
+    def efficiencies(self) -> list[tuple[SimulatedPair, float]]:
+        """Pairs of the first grid with their bars."""
+        found = [(pair, bar) for pair, bar in EFFICIENCY_GRID if pair.verify_ms in self.verify_ms]
+        return found if "efficiency" in self.grids else []
+
+    @property
+    def gains(self) -> list[tuple[float, SimulatedPair]]:
+        """Cells of the second grid."""
+        if "gain" not in self.grids:
+            return []
+        cells = gain_grid()
+        return [cell for cell in cells if cell[0] in self.acceptances and cell[1].verify_ms in self.verify_ms]
+
+    @property
+    def distances(self) -> Sequence[float]:
+        """T_verify of the third grid."""
+        return self.verify_ms if "delay" in self.grids else ()
+
+    def __len__(self) -> int:
+        """Cells to measure."""
+        remotes = len(self.distances) * remote.cells(len(self.acceptances))
+        return len(self.efficiencies) + len(self.gains) + remotes
+
+
+def _require_known(field: str, values: Sequence[Any], known: Sequence[Any]) -> None:
+    require(bool(values), field, values, f"some of {known}")
+    for value in values:
+        require(value in known, field, value, f"one of {', '.join(str(one) for one in known)}")
+
+
+@dataclass(frozen=True)
+class Results:
+    """Rows of every table, and the facts of the runs that measured them."""
+
+    runs: tuple[Mapping[str, str], ...] = ()
+    efficiencies: tuple[Efficiency, ...] = ()
+    gains: tuple[Gain, ...] = ()
+    remotes: tuple[Remote, ...] = ()
+    detours: tuple[Detour, ...] = ()
+
+    @classmethod
+    def load(cls, file: Path) -> Results:
+        """What a report's JSON holds; nothing if there is no such file."""
+        if not file.exists():
+            return cls()
+        held = json.loads(file.read_text())
+        return cls(
+            runs=tuple(held["runs"]),
+            efficiencies=tuple(Efficiency(**row) for row in held["efficiencies"]),
+            gains=tuple(Gain(**row) for row in held["gains"]),
+            remotes=tuple(Remote(**row) for row in held["remotes"]),
+            detours=tuple(Detour(**row) for row in held["detours"]),
+        )
+
+    def updated(self, newer: Results) -> Results:
+        """With the rows of a newer run, in place of its cells' older ones; likewise runs of the same command."""
+        commands = {run["command"] for run in newer.runs}
+        return Results(
+            runs=(*(run for run in self.runs if run["command"] not in commands), *newer.runs),
+            efficiencies=_updated(self.efficiencies, newer.efficiencies),
+            gains=_updated(self.gains, newer.gains),
+            remotes=_updated(self.remotes, newer.remotes),
+            detours=_updated(self.detours, newer.detours),
+        )
+
+    def markdown(self) -> str:
+        """The report."""
+        runs = "".join(f"\n{as_markdown(run)}" for run in self.runs)
+        return (
+            "# Overlap\n"
+            f"\n## Coordination efficiency\n\n{markdown_table([efficiency_row(row) for row in self.efficiencies])}\n"
+            f"{LOSSES}\n{markdown_table([loss_row(row) for row in self.efficiencies])}\n"
+            f"## Overlap on over off\n\n{markdown_table([gain_row(row) for row in self.gains])}\n"
+            f"## Services at a distance\n\n{remote.SETTINGS}\n{markdown_table(remote_rows(self.remotes))}\n"
+            f"{remote.DETOURS}\n{markdown_table([asdict(row) for row in self.detours])}\n"
+            f"## Runs\n{runs}"
+        )
+
+    def plots(self) -> list[Plot]:
+        """Efficiency and gain, each under its ceiling; at a distance, overlap on over off."""
+        plots = [efficiency_plot(self.efficiencies), gain_plot(self.gains), remote_plot(self.remotes)]
+        return [plot for plot in plots if plot.groups]
+
+
+class _Cell(Protocol):
+    @property
+    def cell(self) -> tuple[Any, ...]: ...
+
+
+Row = TypeVar("Row", bound=_Cell)
+
+
+def _updated(held: Sequence[Row], newer: Sequence[Row]) -> tuple[Row, ...]:
+    rows = {row.cell: row for row in (*held, *newer)}
+    return tuple(rows[cell] for cell in sorted(rows))
+
+
+def measure_efficiencies(plan: OverlapPlan, folder: Path, advance: Advance) -> Iterator[Efficiency]:
+    """The first grid, each T_verify's echo before its pairs."""
+    pairs = plan.efficiencies
+    with echo_server() as address:
+        echoes = {pair.verify_ms: echo_ms(address, pair.verify_ms) for pair, _ in pairs}
+    for number, (pair, bar) in enumerate(pairs):
+        row = measure_efficiency(
+            pair, bar, echoes[pair.verify_ms], plan.generations, plan.tokens, folder / str(number)
+        )
+        advance(f"efficiency {pair.draft_distribution} {pair.verify_ms:g} ms")
+        yield row
+
+
+def measure_gains(plan: OverlapPlan, folder: Path, advance: Advance) -> Iterator[Gain]:
+    """The second grid."""
+    for number, (acceptance, pair) in enumerate(plan.gains):
+        yield measure_gain(acceptance, pair, plan.generations, plan.tokens, folder / str(number))
+        advance(f"gain {acceptance:g} {pair.verify_ms:g} ms")
+
+
+def run(plan: OverlapPlan, folder: Path, advance: Advance) -> Results:
+    """Measure what was asked for."""
+    started = f"{datetime.datetime.now(datetime.UTC):%H:%M} UTC, load {load_average()}"
+    efficiencies = tuple(measure_efficiencies(plan, folder / "efficiency", advance))
+    gains = tuple(measure_gains(plan, folder / "gain", advance))
+    detours = tuple(measure_detours()) if plan.distances else ()
+    remotes: list[Remote] = []
+    for verify_ms in plan.distances:
+        for cell in measure_remotes(verify_ms, plan.acceptances, folder / f"delay-{verify_ms:g}"):
+            remotes.append(cell)
+            advance(f"delay {cell.one_way_ms:g} ms, acceptance {cell.acceptance:g}")
+    settings = {"k": str(K), "fan-out": str(FAN_OUT)}
+    if efficiencies or gains:
+        settings |= {"tokens": str(plan.tokens), "generations": str(plan.generations)}
+    return Results((describe() | settings | {"started": started},), efficiencies, gains, tuple(remotes), detours)
+
+
+def measure_overlap(plan: OverlapPlan, out: Path, name: str, *, add: bool) -> Path:
+    """Run the plan on services of its own; `add` keeps what else today's report holds. Returns the report."""
+    with measuring("cells", len(plan)) as (folder, advance):
+        found = run(plan, folder, advance)
+    held = Results.load(report_file(out, name, "json")) if add else Results()
+    results = held.updated(found)
+    return write_report(out, name, {}, asdict(results), results.markdown(), results.plots())

@@ -1,0 +1,253 @@
+"""The simulator beside real services: timed table models, one or several of each, at a distance, under load.
+
+`python -m paceline_lab.bench.validation` runs every cell of the grid on services of its own and simulates it twice:
+
+- replayed: with costs from the cell's own records, as `paceline simulate --trace` does;
+- predicted: with the models' stated times, the stated delay, and what one session on one target without delay took
+  beyond them.
+
+Both take each token's rank in the draft's order from what the draft service said of the run. The first request in
+each place is run and simulated too, and not counted: it is what a fresh planner learns from. The speed is that of a
+request behind its first round. Table models wait where a real one computes, but all processes share this machine's
+cores: where those are busy the prediction is of a machine that has enough of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from itertools import product
+from pathlib import Path
+
+from coordinator.recorder import FILE
+from paceline.costs.cost_line import CostLine
+from paceline.local.services import LocalServices
+from paceline.protocol.errors import require
+from paceline.protocol.generation import SpeculationSettings
+from paceline.protocol.proposal import MODEL
+from paceline.runtime.files import replace_text
+from paceline_lab.bench.record import read_kept, run_requests, trace_of
+from paceline_lab.bench.simulated.delay import DelayProxy
+from paceline_lab.bench.simulated.services import START_SECONDS, SimulatedPair, drafted, request
+from paceline_lab.reporting.presentation import markdown_table
+from paceline_lab.reporting.progress import progress_bar, stderr_console
+from paceline_lab.reporting.reports import describe, load_average, write_report
+from paceline_lab.simulate.planned import PlannedPolicy
+from paceline_lab.simulate.policies import Policy
+from paceline_lab.simulate.report import NEAR, measured_speed, parse_policy
+from paceline_lab.simulate.run import simulate
+from paceline_lab.simulate.trace import Trace, TracedSetting
+
+PAIR = SimulatedPair("distribution=middling", 20.0, 2.0, target_row_ms=0.05, draft_row_ms=0.02)
+WAYS: Mapping[str, tuple[SpeculationSettings, int]] = {
+    "0": (SpeculationSettings(off=True), 0),
+    "4": (drafted(4), 0),
+    "4+ahead": (drafted(4), 4),
+    "auto": (drafted(None), 4),
+}
+"""Of `paceline simulate --k`: what a request asks for, and the coordinator's fan-out."""
+WAVES = 2
+"""Requests one after the other in each place, behind the first, which makes links, caches and costs known."""
+
+
+@dataclass(frozen=True)
+class ValidationCell:
+    """One real run: targets and as many draft services, requests at once, delay of every link, what is proposed."""
+
+    replicas: int
+    sessions: int
+    one_way_ms: float
+    k: str
+
+    @property
+    def policy(self) -> Policy:
+        """Of the simulator."""
+        return PlannedPolicy() if self.k == "auto" else parse_policy(self.k, WAYS[self.k][1])
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """Tokens per second of a request behind its first round; and the load that others put on the machine."""
+
+    cell: ValidationCell
+    measured: float
+    replayed: float
+    predicted: float
+    load: str
+
+    def row(self) -> dict[str, object]:
+        """A table's line."""
+        off = self.replayed / self.measured - 1
+        return {
+            "replicas": self.cell.replicas,
+            "sessions": self.cell.sessions,
+            "one way ms": self.cell.one_way_ms,
+            "k": self.cell.k,
+            "measured tokens/s": round(self.measured, 2),
+            "replayed": round(self.replayed, 2),
+            "off by": f"{off:+.1%}",
+            f"within {NEAR:.0%}": "yes" if abs(off) <= NEAR else "no",
+            "predicted": round(self.predicted, 2),
+            "prediction off by": f"{self.predicted / self.measured - 1:+.1%}",
+            "load": self.load,
+        }
+
+
+class ReplicaServices(LocalServices):
+    """Targets and draft services of one pair, each behind a forwarder that delays."""
+
+    def __init__(self, folder: Path, pair: SimulatedPair, replicas: int, one_way_ms: float) -> None:
+        super().__init__(folder, start_timeout_s=START_SECONDS)
+        self._pair, self._replicas, self._one_way_ms = pair, replicas, one_way_ms
+        self._forwarders = ExitStack()
+
+    def start_all(self) -> None:
+        """Start them, and wait for them."""
+        # `await_links` waits for drafts where one service is called so.
+        more = range(1, self._replicas)
+        labels = {role: [role, *(f"{role}-{number}" for number in more)] for role in ("target", "draft")}
+        for label in labels["target"]:
+            self.start(label, "target", {"model": self._pair.target, "server.port": 0})
+        for label in labels["draft"]:
+            self.start(label, "draft", {"drafters": [f"{MODEL}:{self._pair.draft}"], "server.port": 0})
+        self.await_serving(*labels["target"], *labels["draft"])
+        for role, found in labels.items():
+            addresses = [self._forwarded(self.address_of(label)) for label in found]
+            replace_text(self.folder / role, "".join(f"{address}\n" for address in addresses))
+
+    def coordinator_flags(self) -> dict[str, object]:
+        """A coordinator finds its peers by files."""
+        return {
+            "model": self._pair.target,
+            "server.port": 0,
+            "target.address": f"file:{self.folder / 'target'}",
+            "draft.address": f"file:{self.folder / 'draft'}",
+        }
+
+    def stop(self) -> None:
+        """The forwarders go with their services."""
+        self._forwarders.close()
+        super().stop()
+
+    def _forwarded(self, address: str) -> str:
+        if not self._one_way_ms:
+            return address
+        return self._forwarders.enter_context(DelayProxy.to(address, self._one_way_ms)).address
+
+
+def run_cell(cell: ValidationCell, tokens: int, pair: SimulatedPair = PAIR) -> Trace:
+    """Run one cell on services of its own."""
+    settings, fan_out = WAYS[cell.k]
+    asked = [request(number, tokens, settings) for number in range((1 + WAVES) * cell.sessions)]
+    with tempfile.TemporaryDirectory(prefix="paceline-validation-") as name:
+        folder = Path(name)
+        with (
+            ReplicaServices(folder / "services", pair, cell.replicas, cell.one_way_ms) as services,
+            services.coordinator("recording", {"record_to": str(folder), "fan_out": fan_out}) as address,
+        ):
+            runs = asyncio.run(run_requests(address, asked, cell.sessions, _nobody))
+        kept = read_kept(folder / FILE)
+    return trace_of(runs, kept, concurrency=cell.sessions, fan_out=fan_out)
+
+
+def deviation(cell: ValidationCell, trace: Trace, alone: Trace, load: str) -> Deviation:
+    """Simulate a cell with its own costs, and with those of the cell alone."""
+
+    first = cell.sessions
+
+    def speed(setting: TracedSetting) -> float:
+        run = simulate(setting, trace.requests, cell.policy, replicas=cell.replicas)
+        return replace(run, requests=run.requests[first:]).decode_tokens_per_second
+
+    predicted = speed(predicted_setting(cell, trace.setting, alone.setting))
+    return Deviation(cell, measured_speed(trace.requests[first:]), speed(trace.setting), predicted, load)
+
+
+def predicted_setting(
+    cell: ValidationCell, own: TracedSetting, alone: TracedSetting, pair: SimulatedPair = PAIR
+) -> TracedSetting:
+    """A cell's setting from the models' stated times and what the cell alone took beyond them."""
+    target = stated_line(pair.verify_ms, pair.target_row_ms, alone.alone)
+    draft = stated_line(pair.draft_ms, pair.draft_row_ms, alone.draft)
+    return own.of_run(
+        alone=target,
+        beside=CostLine(),
+        draft=draft if own.draft.is_known else CostLine(),
+        coordinator_ms=alone.coordinator_ms,
+        gap_ms=alone.gap_ms,
+        draft_gap_ms=alone.draft_gap_ms,
+        target_one_way_ms=alone.target_one_way_ms + cell.one_way_ms,
+        draft_one_way_ms=alone.draft_one_way_ms + cell.one_way_ms,
+    )
+
+
+def stated_line(step_ms: float, row_ms: float, measured: CostLine) -> CostLine:
+    """A table model's steps, with what a step of one row took beyond its stated time."""
+    beyond_ms = max(0.0, measured.ms(1) - step_ms - row_ms) if measured.is_known else 0.0
+    return CostLine(tuple((rows, step_ms + row_ms * rows + beyond_ms) for rows in (1.0, 1025.0)))
+
+
+def validate(cells: Sequence[ValidationCell], tokens: int) -> list[Deviation]:
+    """Run and simulate every cell; the cell alone of each k comes first."""
+    alone = {k: ValidationCell(1, 1, 0.0, k) for k in dict.fromkeys(cell.k for cell in cells)}
+    found: list[Deviation] = []
+    with progress_bar(stderr_console(), "cells", len(alone) + len(cells)) as advance:
+        calibrated: dict[str, Trace] = {}
+        for k, cell in alone.items():
+            calibrated[k] = run_cell(cell, tokens)
+            advance(f"alone, k = {k}")
+        for cell in cells:
+            load, trace = load_average(), run_cell(cell, tokens)
+            found.append(deviation(cell, trace, calibrated[cell.k], load))
+            advance(str(cell))
+    return found
+
+
+def validation_text(found: Sequence[Deviation]) -> str:
+    """The report."""
+    near = sum(abs(each.replayed / each.measured - 1) <= NEAR for each in found)
+    near_predicted = sum(abs(each.predicted / each.measured - 1) <= NEAR for each in found)
+    return (
+        f"# The simulator beside real services\n\n{__doc__ or ''}\n"
+        f"Within {NEAR:.0%}: {near} of {len(found)} replayed, {near_predicted} predicted.\n\n"
+        f"{markdown_table([each.row() for each in found])}"
+    )
+
+
+def main() -> None:
+    """Run the grid and print it, or write the report."""
+    parser = argparse.ArgumentParser(description="The simulator beside real services on timed table models.")
+    parser.add_argument("--sessions", default="1,4,16,64", help="requests at once, with commas between")
+    parser.add_argument("--replicas", default="1,2", help="targets, and as many draft services")
+    parser.add_argument("--one-way-ms", default="0,5", help="delays of every link")
+    parser.add_argument("--k", default=",".join(WAYS), help="as paceline simulate --k takes it")
+    parser.add_argument("--tokens", type=int, default=96, help="of a request")
+    parser.add_argument("--out", type=Path, default=None, help="folder of the report")
+    given = parser.parse_args()
+    ways = given.k.split(",")
+    for k in ways:
+        require(k in WAYS, "k", k, f"one of: {', '.join(WAYS)}")
+    grid = product(_numbers(given.replicas), _numbers(given.sessions), _numbers(given.one_way_ms), ways)
+    cells = [ValidationCell(int(replicas), int(sessions), ms, k) for replicas, sessions, ms, k in grid]
+    found = validate(cells, given.tokens)
+    if given.out is not None:
+        facts = describe() | {"target": PAIR.target, "draft": PAIR.draft, "tokens": str(given.tokens)}
+        values = {"cells": [asdict(each) for each in found]}
+        write_report(given.out, "simulator-validation", facts, values, validation_text(found))
+    print(validation_text(found))
+
+
+def _numbers(text: str) -> list[float]:
+    return [float(each) for each in text.split(",")]
+
+
+def _nobody(_: str) -> None:
+    """Nobody is shown what is done."""
+
+
+if __name__ == "__main__":
+    main()

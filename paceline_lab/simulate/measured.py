@@ -1,0 +1,104 @@
+"""A setting from the records of a run: what steps took by their rows, and the time between services."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+from statistics import mean, median
+from typing import Any
+
+from paceline.costs.cost_line import CostLine
+from paceline.protocol.errors import InvalidInput
+from paceline.protocol.records import GenerationStats, RoundRecord
+from paceline_lab.simulate.trace import TracedSetting
+
+FEWEST_STEPS = 3
+"""Steps of a size whose median is taken for a point of a line, where there are enough of any."""
+
+
+def measured_setting(runs: Sequence[GenerationStats], stated: Mapping[str, Any]) -> TracedSetting:
+    """What a run's rounds say, behind the first of each request, which waits for the prompt.
+
+    Args:
+        runs: of all requests.
+        stated: lines that the services stated, by name; where they are silent, what is measured here counts.
+
+    Raises:
+        InvalidInput: no round that could be measured.
+    """
+    records = [record for stats in runs for record in stats.records[1:]]
+    if not records:
+        raise InvalidInput.of("rounds", 0, "two or more in a request, to measure what a step takes")
+    lines = {name: CostLine(tuple((rows, ms) for rows, ms in points)) for name, points in stated.items()}
+    sent = [record for record in records if not record.self_started]
+    started = [record for record in records if record.self_started]
+    drafted = [record for record in records if record.draft_wait_ms > 0 and record.draft.forward_ms > 0]
+    drafted = [record for record in drafted if not record.cache_hit and record.proposed]
+    draft = lines.get("draft") or line_of((max(1, each.draft.rows), _level_ms(each)) for each in drafted)
+    return TracedSetting(
+        alone=lines.get("alone") or line_of((record.target.rows, _step_ms(record)) for record in records),
+        beside=lines.get("beside", CostLine()),
+        draft=draft,
+        draft_gap_ms=_average(_beyond_ms(each, draft) for each in drafted if draft.is_known),
+        target_one_way_ms=_half(record.wire_ms for record in sent),
+        draft_one_way_ms=_half(max(0.0, each.draft_wait_ms - each.draft.service_ms) for each in drafted),
+        coordinator_ms=_between_ms(runs),
+        gap_ms=_middle(record.target.queue_ms for record in started),
+    )
+
+
+def line_of(steps: Iterable[tuple[int, float]]) -> CostLine:
+    """Medians by rows, made to rise; of sizes that were seen often, where there are any."""
+    by_rows: defaultdict[int, list[float]] = defaultdict(list)
+    for rows, ms in steps:
+        by_rows[rows].append(ms)
+    often = {rows: seen for rows, seen in by_rows.items() if len(seen) >= FEWEST_STEPS} or by_rows
+    points, floor = [], 0.0
+    for rows in sorted(often)[:64]:
+        floor = max(floor, median(often[rows]))
+        points.append((float(rows), floor))
+    return CostLine(tuple(points))
+
+
+def _step_ms(record: RoundRecord) -> float:
+    """What a round takes at the target beyond its wait for the step."""
+    return max(0.0, record.target.service_ms - record.target.queue_ms)
+
+
+def _level_ms(record: RoundRecord) -> float:
+    return record.draft.forward_ms / max(1, record.proposed)
+
+
+def _beyond_ms(record: RoundRecord, line: CostLine) -> float:
+    """What a step of the draft took beyond its line, where a round waited for it."""
+    steps = max(1, record.proposed)
+    return max(0.0, (record.draft.service_ms - record.draft.queue_ms) / steps - line.ms(max(1, record.draft.rows)))
+
+
+def _between_ms(runs: Sequence[GenerationStats]) -> float:
+    """The coordinator's time for a round that it sends: the rule, the plan, and what is in no record."""
+    sent = sum(not record.self_started for stats in runs for record in stats.records[1:])
+    accepting = chain.from_iterable((r.accept_ms for r in stats.records[1:] if not r.self_started) for stats in runs)
+    total = sum(accepting)
+    for stats in runs:
+        rounds = stats.records[1:]
+        if rounds and stats.tokens_per_second:
+            decoded = stats.committed - stats.records[0].accepted - 1
+            total += max(0.0, 1e3 * decoded / stats.tokens_per_second - sum(record.round_ms for record in rounds))
+    return total / sent if sent else 0.0
+
+
+def _middle(values: Iterable[float]) -> float:
+    found = [*values]
+    return median(found) if found else 0.0
+
+
+def _average(values: Iterable[float]) -> float:
+    """Of what adds up, and differs from step to step."""
+    found = [*values]
+    return mean(found) if found else 0.0
+
+
+def _half(values: Iterable[float]) -> float:
+    return _middle(values) / 2

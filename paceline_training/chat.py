@@ -1,0 +1,56 @@
+"""Chats as token ids: the template around a turn, and the reasoning inside an answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.models.reasoning import ReasoningMarks
+from paceline.models.tokenizer import Tokenizer
+from paceline.protocol.generation import ChatMessage
+from paceline_training.corpus import Role, TokenIds
+
+
+@dataclass(frozen=True)
+class ChatFrame:
+    """The template around a user's first turn."""
+
+    before: TokenIds
+    after: TokenIds
+    """From the user's end of turn to where the assistant begins."""
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer) -> ChatFrame:
+        """Read it off two rendered chats: what they share at both ends is the template.
+
+        Raises:
+            Unsupported: the tokenizer has no chat template.
+        """
+        one, other = (tokenizer.render_chat([ChatMessage("user", text)]) for text in ("q", "7"))
+        start, end = shared_prefix(one, other), shared_prefix(one[::-1], other[::-1])
+        return cls(one[:start], one[len(one) - end :])
+
+
+def mark_thinking(tokens: NDArray[np.int32], roles: NDArray[np.int8], tokenizer: Tokenizer) -> NDArray[np.int8]:
+    """Roles with the answer's reasoning, marks included, as `Role.THINKING`. Returns a new array [length].
+
+    Reasoning that is never closed goes on to the end. What the template opened is found behind the prompt, or, in a
+    text without one, by a closing mark before any opening one.
+    """
+    marked = roles.copy()
+    marks = ReasoningMarks.of(tokenizer)
+    answer = np.flatnonzero(roles == Role.ANSWER)
+    if marks is None or not answer.size:
+        return marked
+    text = tokens[answer[0] : answer[-1] + 1].tolist()
+    before = marks.closes_first(text) or marks.behind(tokens[: answer[0]].tolist()).is_open
+    inside = marks.inside(text, before=before)
+    marked[answer[0] : answer[-1] + 1][inside] = Role.THINKING
+    return marked
+
+
+def shared_prefix(one: TokenIds, other: TokenIds) -> int:
+    """Length of the common prefix."""
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))

@@ -1,0 +1,251 @@
+"""Acceptance tables of drafts that are there: measured on the serving path, shown, and written as a report."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from paceline.drafters.layers.manifest import DraftManifest, load_manifest
+from paceline.drafters.layers.served import load_draft_engine
+from paceline.drafters.layers.stack import WEIGHTS_FILE
+from paceline.engine.interface import Engine
+from paceline.engine.loading import load_engine
+from paceline.engine.weights import set_threads
+from paceline.models.gguf import library_versions
+from paceline.models.resolve import resolve_draft
+from paceline.models.tokenizer import load_tokenizer
+from paceline.protocol.errors import require
+from paceline.runtime.config import DEFAULT_MODEL, EngineSettings
+from paceline.runtime.processor import processor_name
+from paceline.sampling.racing import warm_up
+from paceline_training import evaluate
+from paceline_training.corpus import HELD_OUT_SHARE, Row, split_rows
+from paceline_training.user_data import read_data
+
+COST_PREFIX = 64
+"""Tokens behind which a step is timed; chosen, not tuned."""
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What one draft is worth on some texts, and what it costs."""
+
+    tables: tuple[evaluate.AcceptanceTable, ...]
+    costs: evaluate.CostRatio
+    file_bytes: int
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """In plain values, as manifests keep them."""
+        return {
+            "tables": [
+                asdict(table)
+                | {
+                    "overlap": round(table.overlap, 4),
+                    "coupled_match": round(table.coupled_match, 4),
+                    "by_depth": [round(value, 4) for value in table.by_depth],
+                    "accepted_length": [round(value, 3) for value in table.accepted_length],
+                }
+                for table in self.tables
+            ],
+            "target_step_ms": round(self.costs.target_ms, 3),
+            "draft_step_ms": round(self.costs.draft_ms, 3),
+            "cost_ratio": round(self.costs.ratio, 4),
+            "file_bytes": self.file_bytes,
+        }
+
+
+@contextmanager
+def bar(console: Console) -> Iterator[Progress]:
+    """A progress bar, on terminals alone."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        yield progress
+
+
+def measure_draft(target: Engine, draft: Engine, folder: Path, rows: Sequence[Row], console: Console) -> Measurement:
+    """Replay texts through the engines that services run."""
+    with bar(console) as progress:
+        task = progress.add_task("held-out acceptance", total=len(rows))
+        tables = evaluate.acceptance_tables(target, draft, rows, lambda done: progress.update(task, completed=done))
+    prefix = rows[0].token_ids[: min(COST_PREFIX, target.info.max_length - 1)].tolist()
+    return Measurement(tables, evaluate.cost_ratio(target, draft, prefix), (folder / WEIGHTS_FILE).stat().st_size)
+
+
+def first_of_each(rows: Sequence[Row], count: int) -> list[Row]:
+    """The first `count` rows of each temperature."""
+    taken: dict[float, int] = {}
+    chosen: list[Row] = []
+    for row in rows:
+        taken[row.temperature] = taken.get(row.temperature, 0) + 1
+        if taken[row.temperature] <= count:
+            chosen.append(row)
+    return chosen
+
+
+@dataclass(frozen=True)
+class MeasureDrafts:
+    """What `paceline train measure` was asked for.
+
+    Attributes:
+        drafts: folders, or `default` for the one that comes with Paceline.
+        data: finished texts: JSONL, `.npz` shard, or folder of shards.
+        held_out: share of the rows of each temperature, from the end; training holds out `HELD_OUT_SHARE`. 1: all.
+        rows: rows of each temperature to replay.
+        report: Markdown file to write, with a JSON file beside it; None: none.
+    """
+
+    drafts: tuple[str, ...]
+    data: Path
+    target: str = DEFAULT_MODEL
+    held_out: float = HELD_OUT_SHARE
+    rows: int = 8
+    report: Path | None = None
+    engine: EngineSettings = field(default_factory=EngineSettings)
+
+    def __post_init__(self) -> None:
+        require(bool(self.drafts), "drafts", self.drafts, "at least 1")
+        require(0 < self.held_out <= 1, "held_out", self.held_out, "in (0, 1]")
+        require(self.rows >= 1, "rows", self.rows, "at least 1")
+
+
+def measure_drafts(wanted: MeasureDrafts, console: Console) -> dict[str, Measurement]:
+    """Measure drafts on the same texts; prints and reports the tables of each.
+
+    Raises:
+        PacelineError: unreadable data, a draft of another target.
+    """
+    folders = {_shown(name): Path(resolve_draft(name, wanted.target)) for name in wanted.drafts}
+    require(len(folders) == len(wanted.drafts), "drafts", wanted.drafts, "folders of different names")
+    set_threads(wanted.engine.threads)
+    warm_up()
+    target = load_engine(wanted.target, wanted.engine)
+    tokenizer = load_tokenizer(wanted.target, trust_remote_code=wanted.engine.trust_remote_code)
+    data = read_data(wanted.data, tokenizer, target.info.max_length)
+    require(not data.prompts, "data", wanted.data.name, "finished texts alone: prompts have nothing to replay")
+    rows = first_of_each(split_rows(data.rows, wanted.held_out).held_out, wanted.rows)
+    found: dict[str, Measurement] = {}
+    for name, folder in folders.items():
+        draft = load_draft_engine(str(folder), wanted.engine, wanted.target)
+        found[name] = measure_draft(target, draft, folder, rows, console)
+        console.print(f"draft {name}")
+        show(console, found[name])
+    if wanted.report is not None:
+        write_report(wanted.report, _report_facts(wanted, folders, rows), found)
+        console.print(f"written: {wanted.report}")
+    return found
+
+
+def show(console: Console, found: Measurement) -> None:
+    """Print held-out acceptance by depth, mean accepted length by k, file size and cost."""
+    for title, columns, lines in _grids(found):
+        # 80 columns hold it.
+        shown = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0), pad_edge=False)
+        for column in columns:
+            shown.add_column(column, justify="right")
+        for line in lines:
+            shown.add_row(*line)
+        console.print(shown)
+    for sentence in _sentences(found):
+        console.print(sentence)
+
+
+def write_report(file: Path, facts: Mapping[str, Any], found: Mapping[str, Measurement]) -> None:
+    """Write measurements as Markdown, and as JSON beside it."""
+    parts = [
+        "# Acceptance of drafts on held-out text\n",
+        "".join(f"- {key}: {value}\n" for key, value in facts.items()),
+    ]
+    for name, measured in found.items():
+        parts.append(f"## {name}\n")
+        for title, columns, lines in _grids(measured):
+            grid = [columns, ["---"] * len(columns), *lines]
+            parts.append(f"{title}\n\n" + "".join(f"| {' | '.join(line)} |\n" for line in grid))
+        parts.append("; ".join(_sentences(measured)) + ".\n")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("\n".join(parts))
+    values = {"facts": facts, "drafts": {name: measured.facts for name, measured in found.items()}}
+    file.with_suffix(".json").write_text(json.dumps(values, indent=2) + "\n")
+
+
+Grid = tuple[str, list[str], list[list[str]]]
+"""Title, columns, lines."""
+
+
+def _grids(found: Measurement) -> list[Grid]:
+    depths = [str(depth) for depth in range(1, evaluate.MAX_K + 1)]
+    columns = ["T", "part", "tokens", "1 - TV", "match", *depths]
+    grids: list[Grid] = []
+    for title, values in (
+        ("acceptance by depth (coupled, k = 8)", [table.by_depth for table in found.tables]),
+        ("mean accepted tokens a round by k (coupled)", [table.accepted_length for table in found.tables]),
+    ):
+        lines = [
+            [f"{table.temperature:g}", table.part, str(table.positions)]
+            + [f"{figure:.3f}" for figure in (table.overlap, table.coupled_match, *row)]
+            for table, row in zip(found.tables, values, strict=True)
+        ]
+        grids.append((title, columns, lines))
+    return grids
+
+
+def _sentences(found: Measurement) -> list[str]:
+    costs = found.costs
+    return [
+        f"file size {found.file_bytes / 1e6:.1f} MB",
+        f"one step: target {costs.target_ms:.1f} ms, draft {costs.draft_ms:.1f} ms, ratio {costs.ratio:.3f}",
+    ]
+
+
+def _report_facts(wanted: MeasureDrafts, folders: Mapping[str, Path], rows: Sequence[Row]) -> dict[str, Any]:
+    return {
+        "command": command_line(),
+        "target": wanted.target,
+        **{f"draft {name}": _origin(load_manifest(folder)) for name, folder in folders.items()},
+        "data": f"{wanted.data.name}, the first {wanted.rows} texts of each temperature in the last "
+        f"{wanted.held_out:g} of them: {len(rows)}",
+        "machine": machine(wanted.engine),
+        "versions": ", ".join(f"{name} {version}" for name, version in versions().items()),
+    }
+
+
+def _origin(made: DraftManifest) -> str:
+    training = made.training
+    return f"{made.weights} weights, {training.get('steps')} steps, {training.get('tokens_seen')} tokens seen"
+
+
+def command_line() -> str:
+    """This process's command, its absolute paths cut short."""
+    return " ".join(_shown(word) for word in sys.argv)
+
+
+def _shown(word: str) -> str:
+    """Of an absolute path the last part: reports and manifests leave the machine that they were made on."""
+    return Path(word).name if Path(word).is_absolute() else word
+
+
+def versions() -> dict[str, str]:
+    """Of what decides a draft's numbers."""
+    import numba
+
+    return {**library_versions(), "numba": numba.__version__, "python": platform.python_version()}
+
+
+def machine(settings: EngineSettings) -> str:
+    """Processor or GPU, cores, threads and load of the machine that measures."""
+    if settings.device != "cpu" and torch.cuda.is_available():
+        return torch.cuda.get_device_name()
+    load = f", load {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
+    return f"{processor_name()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads{load}"

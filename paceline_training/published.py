@@ -1,0 +1,57 @@
+"""Networks written as their authors do: one file of float16 weights, and a configuration beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import torch
+
+from paceline.drafters.layers.manifest import save_config
+from paceline.drafters.layers.packing import WeightFormat, pack
+from paceline.drafters.layers.stack import WEIGHTS_FILE
+from paceline.drafters.layers.student import Target
+from paceline.drafters.layers.vocabulary import DraftVocabulary
+from paceline_training.checkpoint import CONFIG_FILE, save_tensors
+
+NOTHING: Mapping[str, torch.Tensor] = MappingProxyType({})
+
+
+def write_published(
+    folder: Path,
+    weights: Mapping[str, torch.Tensor],
+    facts: Mapping[str, Any],
+    maps: Mapping[str, torch.Tensor] = NOTHING,
+) -> None:
+    """Write weights in float16, maps between vocabularies as they are, and `config.json`."""
+    save_tensors(folder / WEIGHTS_FILE, pack(weights, WeightFormat.FLOAT16) | dict(maps))
+    save_config(folder / CONFIG_FILE, facts)
+
+
+def speculators_facts(kind: str, target: Target, tokens: int) -> dict[str, Any]:
+    """What speculators' configurations say of every kind: whom it drafts for, and how many tokens."""
+    return {
+        "speculators_model_type": kind,
+        "speculators_config": {
+            "algorithm": kind,
+            "default_proposal_method": "greedy",
+            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": tokens}],
+            "verifier": {"name_or_path": target.name, "architectures": [type(target.model).__name__]},
+        },
+    }
+
+
+def offset_maps(vocabulary: DraftVocabulary, target_width: int) -> dict[str, torch.Tensor]:
+    """`d2t` [draft ids], what is added to a draft id; `t2d` [target width], whether the draft has an id.
+
+    Empty where the draft has every id.
+    """
+    if vocabulary.size == target_width:
+        return {}
+    known = np.zeros(target_width, np.bool_)
+    known[vocabulary.d2t] = True
+    offsets = vocabulary.d2t.astype(np.int64) - np.arange(vocabulary.size)
+    return {"d2t": torch.from_numpy(offsets), "t2d": torch.from_numpy(known)}

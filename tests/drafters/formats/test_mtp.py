@@ -1,0 +1,146 @@
+"""Checkpoints with multi-token prediction: what is found in them, and what isn't served, by name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from paceline.drafters.formats.mtp import find_mtp, is_speculators_mtp, load_mtp
+from paceline.protocol.errors import DamagedFile, InvalidInput, Unsupported
+from paceline.runtime.config import EngineSettings
+from tests.drafters.heads.tiny_mtp import HIDDEN, LAYOUTS, change, write
+
+SETTINGS = EngineSettings(threads=1, device="cpu")
+
+
+def configure(folder: Path, **changes: Any) -> None:
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_layout_is_told_from_its_tensors(name: str, tmp_path: Path) -> None:
+    written = write(tmp_path, name, depths=2)
+    found = find_mtp(tmp_path)
+    assert found.layout.name == {"glm4_moe": "deepseek_v3"}.get(name, name)
+    assert found.depths == 2
+    assert found.layout.form.embedding_first == written.written.embedding_first
+    assert found.layout.form.blank_first == written.written.blank_first
+
+
+def test_experts_lie_one_by_one_in_the_files(tmp_path: Path) -> None:
+    """As they are published; else the loader's joining of them would go untested."""
+    write(tmp_path, "glm4_moe")
+    names = load_file(tmp_path / "model.safetensors").keys()
+    assert "model.layers.2.mlp.experts.3.gate_proj.weight" in names
+
+
+def test_its_own_head_and_embedding_are_preferred(tmp_path: Path) -> None:
+    written = write(tmp_path, "glm4_moe")
+    found = find_mtp(tmp_path)
+    assert torch.equal(found.head(), written.head)
+    change(tmp_path, lambda name: "shared_head.head" not in name)
+    assert torch.equal(find_mtp(tmp_path).head(), load_file(tmp_path / "model.safetensors")["lm_head.weight"])
+    change(tmp_path, lambda name: name != "lm_head.weight")
+    configure(tmp_path, tie_word_embeddings=True)
+    assert torch.equal(find_mtp(tmp_path).head(), written.embedding)
+
+
+def test_a_copy_that_dropped_the_tensors_is_named(tmp_path: Path) -> None:
+    write(tmp_path, "glm4_moe")
+    change(tmp_path, lambda name: not name.startswith("model.layers.2."))
+    with pytest.raises(InvalidInput, match=r"1 layers .* config.json speaks of: .* none of their tensors.*quantised"):
+        find_mtp(tmp_path)
+
+
+def test_a_checkpoint_that_never_had_any_is_named(tmp_path: Path) -> None:
+    write(tmp_path, "qwen3_next")
+    change(tmp_path, lambda name: not name.startswith("mtp."))
+    with pytest.raises(InvalidInput, match=r"neither its config\.json nor its files speak of it"):
+        find_mtp(tmp_path)
+
+
+def _wrong_shape(folder: Path) -> None:
+    name = "model.layers.2.eh_proj.weight"
+    change(folder, lambda each: each != name, {name: torch.zeros(HIDDEN, HIDDEN)})
+
+
+def _quantised(folder: Path) -> None:
+    name = "model.layers.2.eh_proj.weight"
+    change(folder, lambda each: each != name, {name: torch.zeros(HIDDEN, 2 * HIDDEN).to(torch.float8_e4m3fn)})
+
+
+def _damaged(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes(b"no tensors")
+
+
+REFUSED: dict[str, tuple[Callable[[Path], None], type[Exception], str]] = {
+    "fewer depths than promised": (
+        lambda folder: configure(folder, num_nextn_predict_layers=2),
+        InvalidInput,
+        r"tensors of 1'?: must be the 2 of its config.json",
+    ),
+    "no norm": (
+        lambda folder: change(folder, lambda name: not name.endswith(".hnorm.weight")),
+        InvalidInput,
+        "tensor model.layers.2.hnorm.weight is missing",
+    ),
+    "half a layer": (
+        lambda folder: change(folder, lambda name: not name.endswith("self_attn.o_proj.weight")),
+        InvalidInput,
+        r"tensors missing: 1 \(model.layers.0.self_attn.o_proj.weight\)",
+    ),
+    "another shape": (_wrong_shape, InvalidInput, r"fusions.0.projection.weight \[32, 32\], not \[32, 64\]"),
+    "quantised": (_quantised, Unsupported, "eh_proj.weight of torch.float8_e4m3fn"),
+    "scales": (
+        lambda folder: change(
+            folder, lambda name: True, {"model.layers.2.self_attn.o_proj.weight_scale_inv": torch.ones(1)}
+        ),
+        Unsupported,
+        "weight_scale_inv: not those of Glm4MoeForCausalLM's layers",
+    ),
+    "layers nobody knows": (
+        lambda folder: configure(folder, model_type="glm9"),
+        Unsupported,
+        "model type glm9, which transformers doesn't have",
+    ),
+    "damaged": (
+        _damaged,
+        DamagedFile,
+        "model.safetensors",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", REFUSED)
+def test_what_is_not_served_is_refused_by_name(fault: str, tmp_path: Path) -> None:
+    write(tmp_path, "glm4_moe")
+    make, error, said = REFUSED[fault]
+    make(tmp_path)
+    with pytest.raises(error, match=said):
+        load_mtp(find_mtp(tmp_path), SETTINGS)
+
+
+def test_speculators_folder_is_told_from_its_configuration_and_must_be_lossless(tmp_path: Path) -> None:
+    write(tmp_path, "speculators")
+    config = json.loads((tmp_path / "config.json").read_text())
+    methods = [{"proposal_type": "greedy", "speculative_tokens": 3, "accept_tolerance": 0.5}]
+    facts = {
+        "speculators_model_type": "mtp",
+        "transformer_layer_config": config,
+        "num_nextn_predict_layers": 1,
+        "speculators_config": {"algorithm": "mtp", "proposal_methods": methods},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(facts))
+    assert is_speculators_mtp(facts)
+    with pytest.raises(Unsupported, match=r"accept_tolerance = 0\.5"):
+        find_mtp(tmp_path)
+    del methods[0]["accept_tolerance"]
+    (tmp_path / "config.json").write_text(json.dumps(facts))
+    assert find_mtp(tmp_path).depths == 1

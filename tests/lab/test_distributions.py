@@ -1,0 +1,102 @@
+"""The named distributions are as like as the models that they were fitted to, under the services' own race."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from paceline.models.table_names import TableSpec
+from paceline_lab.bench.simulated.distributions import Table, chances, raced_ranks, table_of
+
+GUESSES = (1, 2, 4, 8)
+DRAWS = 6
+TOLERANCE = 0.015
+MISMATCH_TOLERANCE = 0.025
+"""A tenth to a third of the draws are mismatches, so their columns are that much less certain."""
+
+
+@dataclass(frozen=True)
+class Columns:
+    """How a draft q relates to its target p at temperature 1: means over contexts, an entry for each of `GUESSES`.
+
+    overlap: 1 - TV. best m: the target's token is among the draft's m best under shared noise; m = 1 is the coupled
+    match. after_mismatch m: the draft's first was wrong, the target's is among its next m. top m: p's mass on the
+    draft's m most probable ids.
+    """
+
+    overlap: float
+    best: tuple[float, ...]
+    after_mismatch: tuple[float, ...]
+    top: tuple[float, ...]
+
+
+MEASURED = {
+    "close": Columns(0.909, (0.889, 0.972, 0.997, 1.0), (0.751, 0.925, 0.987, 0.999), (0.548, 0.665, 0.758, 0.826)),
+    "middling": Columns(
+        0.746, (0.714, 0.866, 0.946, 0.986), (0.530, 0.715, 0.876, 0.958), (0.502, 0.627, 0.722, 0.796)
+    ),
+    "poor": Columns(0.468, (0.426, 0.572, 0.709, 0.833), (0.255, 0.400, 0.569, 0.737), (0.362, 0.470, 0.590, 0.676)),
+}
+"""SmolLM2-135M on its own text, 1,100 positions with 8 draws of noise each; the drafts are the model with disturbed
+weights or dropped layers. The named distributions were fitted to these (`paceline.models.table_names`)."""
+
+
+def columns(target: Table, draft: Table, ranks: NDArray[np.int64]) -> Columns:
+    """The columns of a pair; `ranks` are the target's tokens' ranks under shared noise, 1 the best."""
+    p, q = _softmax(target), _softmax(draft)
+    guessed = [chances(ranks, m) for m in GUESSES]
+    likeliest = np.argsort(-q, axis=1)[:, : max(GUESSES)]
+    mass = np.take_along_axis(p, likeliest, axis=1).cumsum(axis=1).mean(axis=0)
+    return Columns(
+        overlap=float(np.minimum(p, q).sum(axis=1).mean()),
+        best=tuple(bonus for bonus, _ in guessed),
+        after_mismatch=tuple(recovered for _, recovered in guessed),
+        top=tuple(float(mass[m - 1]) for m in GUESSES),
+    )
+
+
+def _softmax(logits: Table) -> NDArray[np.float64]:
+    weights = np.exp(logits.astype(np.float64) - logits.max(axis=1, keepdims=True))
+    return np.asarray(weights / weights.sum(axis=1, keepdims=True), np.float64)
+
+
+@cache
+def text() -> Table:
+    return table_of(TableSpec.parse("distribution=text"))
+
+
+def columns_of(draft: str, draws: int = DRAWS) -> Columns:
+    table = table_of(TableSpec.parse(draft))
+    return columns(text(), table, raced_ranks(text(), table, draws))
+
+
+@pytest.mark.parametrize("name", ["close", "middling"])
+def test_a_named_distribution_has_the_measured_columns(name: str) -> None:
+    found, measured = columns_of(f"distribution={name}"), MEASURED[name]
+    assert found.overlap == pytest.approx(measured.overlap, abs=TOLERANCE)
+    assert found.best == pytest.approx(measured.best, abs=TOLERANCE)
+    assert found.after_mismatch == pytest.approx(measured.after_mismatch, abs=MISMATCH_TOLERANCE)
+
+
+def test_equal_overlap_is_not_enough() -> None:
+    """Mixing in a second table can have middling's overlap, and makes outcomes easier to guess than they are."""
+    mixed, measured = columns_of("distribution=text,noise=0.15", draws=3), MEASURED["middling"]
+    assert mixed.overlap == pytest.approx(measured.overlap, abs=TOLERANCE)
+    assert mixed.after_mismatch[2] > measured.after_mismatch[2] + MISMATCH_TOLERANCE
+
+
+def test_columns_of_a_pair_small_enough_to_do_by_hand() -> None:
+    target, draft = np.full((1, 8), -np.inf, np.float32), np.full((1, 8), -np.inf, np.float32)
+    target[0, :3] = np.log([0.5, 0.3, 0.2])
+    draft[0, :3] = np.log([0.3, 0.6, 0.1])
+    ranks = np.array([1, 2, 2, 3])
+    found = columns(target, draft, ranks)
+    assert GUESSES == (1, 2, 4, 8)
+    assert found.overlap == pytest.approx(0.7)
+    assert found.best == pytest.approx((0.25, 0.75, 1, 1))
+    assert found.after_mismatch == pytest.approx((2 / 3, 1, 1, 1))
+    assert found.top[:2] == pytest.approx((0.3, 0.8))

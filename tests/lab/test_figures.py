@@ -1,0 +1,58 @@
+"""The arithmetic of reports, against cases known by other means."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from paceline_lab.reporting.figures import RowCosts, Spread, ceiling, lower_bound, percentile
+
+
+def exact_lower_bound(values: list[float]) -> float:
+    """The 5 % quantile of the bootstrap distribution of the median, by enumerating all n^n samples."""
+    medians = [float(np.median(sample)) for sample in itertools.product(values, repeat=len(values))]
+    return float(np.percentile(medians, 5))
+
+
+@pytest.mark.parametrize("values", [[1.0, 2.0, 4.0], [0.9, 1.0, 1.1, 1.5, 3.0], [1.0, 1.0, 1.0, 9.0, 9.0]])
+def test_lower_bound_is_that_of_the_enumerated_bootstrap(values: list[float]) -> None:
+    # The medians are few distinct values, and none of these quantiles lies on a jump.
+    assert lower_bound(values) == exact_lower_bound(values)
+
+
+def test_lower_bound_of_a_known_normal_mean() -> None:
+    values = list(np.random.default_rng(3).normal(10, 2, 400))
+    bound = lower_bound(values, statistic=lambda drawn: drawn.mean(axis=-1))
+    expected = np.mean(values) - 1.645 * np.std(values) / np.sqrt(len(values))
+    assert bound == pytest.approx(expected, abs=0.02)
+
+
+def test_lower_bound_is_repeatable_and_never_above_the_median() -> None:
+    values = [1.2, 0.8, 2.2, 1.9, 1.1, 1.4, 0.7, 1.3, 1.6]
+    assert lower_bound(values) == lower_bound(values) < float(np.median(values))
+    assert lower_bound([1.5] * 9) == 1.5
+    assert lower_bound([]) == 0.0
+
+
+def test_ceiling_is_expected_tokens_times_the_ratio_of_steps() -> None:
+    assert ceiling(3.2, 30.0, 40.0) == pytest.approx(2.4)
+    assert ceiling(1.0, 30.0, 30.0) == 1.0
+    assert ceiling(3.2, 30.0, 0.0) == 0.0
+
+
+def test_row_costs_interpolate_between_what_was_measured_and_say_what_was_not() -> None:
+    costs = RowCosts.of([(1, 30.0), (1, 32.0), (1, 90.0), (5, 40.0), (9, 60.0)])
+    assert (costs.at(1), costs.at(5), costs.at(7)) == (32.0, 40.0, 50.0)
+    assert costs.samples == {1: 3, 5: 1, 9: 1}
+    assert costs.mean([1, 5]) == 36.0
+    assert costs.covers([1, 4, 9]) and not costs.covers([10])
+    assert not RowCosts.of([]).covers([]) and RowCosts.of([]).at(1) == 0.0
+
+
+def test_spread_and_percentile() -> None:
+    assert Spread.of([3.0, 1.0, 2.0]) == Spread(2.0, 1.0, 3.0, 3)
+    assert Spread.of([]) == Spread()
+    assert percentile([0.0, 10.0], 99) == pytest.approx(9.9)
+    assert percentile([], 50) == 0.0

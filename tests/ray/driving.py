@@ -1,0 +1,111 @@
+"""A deployment on two nodes, driven by `paceline ray` as a user drives it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psutil
+
+from tests.e2e.cluster import eventually
+
+COMMAND_SECONDS = 120.0
+BACK_SECONDS = 60.0
+"""A killed actor serves again within this time, on a machine that other tests keep busy."""
+# A token would be read from the user's home, or written there.
+ENVIRONMENT = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
+RAY = (sys.executable, "-c", "from paceline.cli.main import main; main()", "ray")
+"""`paceline ray`, of this interpreter."""
+Line = dict[str, Any]
+
+
+class TwoNodes:
+    """A cluster in a process of its own, which also looks at deployments: a command would take seconds for it."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self._to, self._from = process.stdin, process.stdout
+        self.address = self._from.readline().strip()
+        assert self.address, "the cluster has started"
+
+    def status(self, deployment: str) -> Any:
+        """Every actor's line, or the error."""
+        self._to.write(f"{deployment}\n")
+        self._to.flush()
+        return json.loads(self._from.readline())
+
+
+@contextmanager
+def two_nodes() -> Iterator[TwoNodes]:
+    """A cluster that ends with the context."""
+    argv = [sys.executable, "-m", "tests.ray.two_nodes"]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT) as process:
+        try:
+            yield TwoNodes(process)
+        finally:
+            assert process.stdin is not None
+            process.stdin.close()
+            process.wait(COMMAND_SECONDS)
+
+
+class Deployed:
+    """A deployment by its cluster and its name."""
+
+    def __init__(self, nodes: TwoNodes, name: str = "paceline") -> None:
+        self.nodes = nodes
+        self.name = name
+        self.said = ""
+        """By the `up` that made it."""
+
+    def run(self, command: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """`paceline ray COMMAND …`, whatever it returns."""
+        argv = [*RAY, command, "--address", self.nodes.address, "--name", self.name, *arguments]
+        return subprocess.run(
+            argv, capture_output=True, text=True, env=ENVIRONMENT, timeout=COMMAND_SECONDS, check=False
+        )
+
+    def do(self, command: str, *arguments: str) -> str:
+        """`paceline ray COMMAND …`, which must succeed; returns what it says."""
+        done = self.run(command, *arguments)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def lines(self) -> list[Line]:
+        """What `status` says of every actor."""
+        found = self.nodes.status(self.name)
+        assert isinstance(found, list), found
+        return found
+
+    def line(self, service: str, rank: int = 0) -> Line:
+        """What `status` says of one actor."""
+        (found,) = (each for each in self.lines() if each["name"] == f"{self.name}/{service}/rank-{rank}")
+        return found
+
+    def kill(self, line: Line) -> None:
+        """SIGKILL an actor's process."""
+        os.kill(line["pid"], signal.SIGKILL)
+
+    def await_back(self, service: str, before: Line, rank: int = 0) -> Line:
+        """Wait until a killed actor's service serves in a new process."""
+        found: Line = {}
+
+        def is_back() -> bool:
+            nonlocal found
+            found = self.line(service, rank)
+            return bool(found["state"] == "serving" and found["pid"] != before["pid"])
+
+        eventually(is_back, f"{service} is back", BACK_SECONDS)
+        return found
+
+
+def controller_pids() -> list[int]:
+    """The processes of controllers; Ray names a process after its actor."""
+    found = (each for each in psutil.process_iter(["cmdline"]) if each.info["cmdline"])
+    return [each.pid for each in found if each.info["cmdline"][0].startswith("ray::DeploymentController")]

@@ -1,0 +1,85 @@
+"""The replayed distribution against plain definitions and against simulated rounds."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from paceline.engine.table.engine import load_table
+from paceline.protocol.sampling import NoiseKey
+from paceline.sampling.noise import Stream
+from paceline.sampling.racing import race
+from paceline_training.corpus import Role, Row
+from paceline_training.evaluate import acceptance_tables, coupled_acceptance, coupled_match, overlap, rounds_of
+
+RANDOM = np.random.Generator(np.random.Philox(7))
+
+
+def pair(size: int = 7) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Two distributions, each with an id that it excludes."""
+    p, q = RANDOM.dirichlet(np.ones(size)), RANDOM.dirichlet(np.ones(size))
+    p[0] = q[-1] = 0
+    return p / p.sum(), q / q.sum()
+
+
+def test_match_is_the_sum_over_tokens_and_lies_between_its_bounds() -> None:
+    for _ in range(50):
+        p, q = pair()
+        by_token = sum(p[token] * coupled_acceptance(p, q, token) for token in range(p.size))
+        assert coupled_match(p, q) == pytest.approx(by_token, abs=1e-12)
+        shared = overlap(p, q)
+        assert shared / (2 - shared) - 1e-12 <= by_token <= shared + 1e-12
+
+
+def test_point_masses_match_or_not() -> None:
+    one, other = np.eye(4)[1], np.eye(4)[2]
+    assert coupled_match(one, one) == coupled_acceptance(one, one, 1) == 1
+    assert coupled_match(one, other) == coupled_acceptance(one, other, 1) == 0
+
+
+def test_match_is_what_shared_noise_does() -> None:
+    """False-failure odds below 1e-6: 5 standard deviations of 4,000 draws."""
+    p, q = pair()
+    with np.errstate(divide="ignore"):
+        scores = np.log(p), np.log(q)
+    draws = 4000
+    same = sum(
+        len({race(each, NoiseKey(3), Stream.DRAFT, position) for each in scores}) == 1 for position in range(draws)
+    )
+    expected = coupled_match(p, q)
+    assert abs(same / draws - expected) < 5 * np.sqrt(expected * (1 - expected) / draws)
+
+
+@pytest.mark.parametrize("k", [1, 3, 8])
+def test_rounds_follow_simulation(k: int) -> None:
+    """False-failure odds below 1e-6: 5 standard errors of 2,000 simulated replays."""
+    accepted = RANDOM.uniform(0.2, 0.95, (40, k))  # what is accepted may depend on the depth
+    counts = np.array([simulated_rounds(accepted, k) for _ in range(2000)])
+    rounds, reached = rounds_of(accepted, k)
+    assert abs(counts.mean() - rounds) < 5 * counts.std() / np.sqrt(counts.size)
+    assert 0 < reached.sum() <= len(accepted)
+    assert (np.diff(reached) <= 0).all()
+
+
+def simulated_rounds(accepted: NDArray[np.float64], k: int) -> int:
+    at = rounds = 0
+    while at + k <= len(accepted):
+        rounds += 1
+        depth = 0
+        while depth < k and RANDOM.random() < accepted[at + depth, depth]:
+            depth += 1
+        at += depth + 1
+    return rounds
+
+
+def test_a_perfect_draft_accepts_all_and_parts_are_told_apart() -> None:
+    engines = [load_table("table:vocab=16,seed=1") for _ in range(2)]
+    roles = np.array([0] * 5 + [Role.THINKING] * 70 + [Role.ANSWER] * 30, np.int8)
+    row = Row(RANDOM.integers(0, 16, roles.size).astype(np.int32), roles, 1.0)
+    answer, thinking = acceptance_tables(engines[0], engines[1], [row])
+    assert (answer.part, thinking.part) == ("answer", "thinking")
+    assert (answer.positions, thinking.positions) == (30, 70)
+    assert thinking.overlap == pytest.approx(1)
+    assert thinking.by_depth == pytest.approx((1,) * 8)
+    assert engines[0].kv_rows == engines[1].kv_rows == 0

@@ -1,0 +1,58 @@
+"""An early exit: the target's own first layers, neither trained nor stored, and a trained one behind them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from paceline.drafters.layers.manifest import TrainedKind, load_manifest
+from paceline.drafters.layers.served import load_draft_engine
+from paceline.drafters.layers.stack import WEIGHTS_FILE, load_draft
+from paceline.engine.interface import StepItem, StepPlan
+from paceline.protocol.errors import InvalidInput
+from paceline_training.kinds import TraineeShape
+from tests.training.tiny_target import SETTINGS, load_target, save_target
+
+
+def test_only_the_exit_is_stored_and_it_learned(exit_folder: Path, target_folder: Path) -> None:
+    tensors = load_file(exit_folder / WEIGHTS_FILE)
+    assert {name.rpartition("layers.")[2][0] for name in tensors if "layers" in name} == {"1"}
+    assert "model.norm.weight" in tensors
+    manifest = load_manifest(exit_folder)
+    assert (manifest.kind, manifest.layers, manifest.borrowed_layers) == ("exit", (0, 2), 1)
+    assert manifest.training["held_out_overlap"] > 0.2
+    own = dict(load_target(target_folder).model.named_parameters())
+    student = load_draft(exit_folder, load_target(target_folder)).student
+    for name, weight in student.named_parameters():
+        if "layers.0." in name:
+            assert torch.equal(weight, own[name]), name
+        elif "layers.1.mlp" in name:
+            assert not torch.equal(weight, own[name.replace("layers.1", "layers.2")]), name
+
+
+def test_the_served_exit_is_the_trained_one(exit_folder: Path, target_folder: Path) -> None:
+    loaded = load_draft(exit_folder, load_target(target_folder))
+    engine = load_draft_engine(str(exit_folder), SETTINGS, str(target_folder))
+    tokens = tuple(range(2, 40))
+    engine.open(1, 64)
+    (logits,) = engine.step(StepPlan((StepItem(1, 0, tokens, logit_rows=tuple(range(38))),)))
+    loaded.student.set_attn_implementation("eager")
+    with torch.inference_mode():
+        own = loaded.student(input_ids=torch.tensor([tokens]), use_cache=False).logits[0].numpy()
+    np.testing.assert_allclose(logits[:, loaded.vocabulary.d2t], own, atol=1e-4 * np.abs(own).max())
+
+
+def test_another_targets_exit_is_refused(exit_folder: Path, tmp_path: Path) -> None:
+    other = save_target(tmp_path / "other", seed=1)
+    with pytest.raises(InvalidInput, match=r"exit, made for tiny .*: must be a draft of 'other'"):
+        load_draft_engine(str(exit_folder), SETTINGS, str(other))
+
+
+@pytest.mark.parametrize("layer", [-1, 3])
+def test_an_exit_that_the_target_lacks_is_refused(layer: int, target_folder: Path) -> None:
+    with pytest.raises(InvalidInput, match=rf"exit_layer = {layer}: must be in \[1, 2\]"):
+        TraineeShape(TrainedKind.EXIT, exit_layer=layer).on(load_target(target_folder))
