@@ -1,4 +1,4 @@
-"""The README's examples of HTTP run as they stand there, but for address and model."""
+"""The documents' first examples of HTTP run as they stand there, but for address and model."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from pathlib import Path
 
 from tests.gateway.gateways import MODEL, GatewayCluster
 
-README = (Path(__file__).parents[2] / "README.md").read_text()
-PORT, NAME = "127.0.0.1:8000", "smollm2-135m"
+ROOT = Path(__file__).parents[2]
+PORT, NAME = "localhost:8000", "smollm2-135m"
 
 
-def block(language: str, begins: str) -> str:
-    blocks = re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
-    (found,) = [each for each in blocks if each.startswith(begins)]
-    assert PORT in found
-    return str(found)
+def block(document: str, language: str, first_words: str) -> str:
+    blocks = re.findall(rf"```{language}\n(.*?)```", (ROOT / document).read_text(), re.DOTALL)
+    (example,) = [block for block in blocks if block.startswith(first_words)]
+    assert PORT in example
+    return str(example)
 
 
-def test_the_examples_of_the_readme_run_and_agree(gateway: GatewayCluster) -> None:
+def test_the_first_examples_run_and_agree(gateway: GatewayCluster) -> None:
     here = gateway.address_of("gateway")
-    command = block("sh", "curl").replace(PORT, here)
+    command = block("README.md", "sh", "curl").replace(PORT, here)
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True, timeout=20)
     by_curl = json.loads(done.stdout)["choices"][0]["message"]["content"]
-    program = block("python", "from openai").replace(PORT, here).replace(NAME, MODEL)
+    program = block("docs/http.md", "python", "from openai").replace(PORT, here).replace(NAME, MODEL)
     with contextlib.redirect_stdout(io.StringIO()) as shown:
         exec(compile(program, "README.md", "exec"), {})
     assert shown.getvalue() == by_curl != ""
