@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import socket
 import time
@@ -21,6 +22,7 @@ START_SECONDS = 60.0
 POLL_SECONDS = 0.01
 NEVER_EPHEMERAL = (15_000, 32_000)
 """Below those that systems give to clients."""
+_TAKEN_PORTS: set[int] = set()
 TARGET = "table:vocab=64,seed=1"
 NEAR = "table:vocab=64,seed=1,noise=0.3"
 
@@ -34,9 +36,17 @@ def eventually(condition: Callable[[], bool], what: str, timeout_s: float = 20.0
 
 
 def free_port() -> int:
-    """A port that was free a moment ago, and that no connection is given by chance meanwhile."""
+    """A port that is free now, and that nobody is given meanwhile: no connection by chance, and no other test.
+
+    Each worker of a run takes ports of its own, none twice.
+    """
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     while True:
-        port = random.randrange(*NEVER_EPHEMERAL)
+        port = random.randrange(NEVER_EPHEMERAL[0] + worker, NEVER_EPHEMERAL[1], workers)
+        if port in _TAKEN_PORTS:
+            continue
+        _TAKEN_PORTS.add(port)
         with contextlib.suppress(OSError), socket.socket() as probe:
             probe.bind(("127.0.0.1", port))
             return port
