@@ -38,7 +38,7 @@ demo: export DEMO_PROMPT = $(value PROMPT)
 
 # A test that no signal ends, since it hangs in C, ends its process with the stacks of all threads.
 test: pull
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m 'not full' \
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m 'not full' --durations=40 \
 		-o faulthandler_timeout=660 -o faulthandler_exit_on_timeout=true
 
 test-full: pull
