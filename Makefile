@@ -18,12 +18,12 @@ BENCH_FLAGS ?= --drafter ngram --kind copy,code-edit
 
 setup: $(STAMP)
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml drafts/pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed: make setup PYTHON=/path/to/python" >&2; exit 2; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
-		-e '.[engine,grammar,http,otel,ray,bench,dev]'
+		-e '.[engine,grammar,http,otel,ray,bench,dev]' -e ./drafts
 	$(BIN)/python -m tools.kubectl
 	@touch $(STAMP)
 
@@ -113,4 +113,4 @@ protos:
 	tar -czf dist/paceline-protos-$$(sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml).tar.gz LICENSE buf.yaml protos
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info
+	rm -rf $(VENV) build dist *.egg-info drafts/build drafts/*.egg-info

@@ -100,7 +100,7 @@ class MeasureDrafts:
     """What `paceline train measure` was asked for.
 
     Attributes:
-        drafts: folders, or `default` for the one that comes with Paceline.
+        drafts: folders, or `default` for the target's own of `paceline-drafts`.
         data: finished texts: JSONL, `.npz` shard, or folder of shards.
         held_out: share of the rows of each temperature, from the end; training holds out `HELD_OUT_SHARE`. 1: all.
         rows: rows of each temperature to replay.

@@ -116,6 +116,7 @@ except OSError as error:
 else:
     raise SystemExit("the root is writable")'
     "${as_service[@]}" paceline --version
+    "${as_service[@]}" python -c 'import paceline_drafts'
     pids=()
     model='table:distribution=text,max_length=512,seed=1'
     serves target-service 50163 paceline.v1.TargetService --health-port=50163 --port=50153 --model="$model"

@@ -2,7 +2,7 @@
 # The steps of the images, one a call. The Dockerfile runs them, and so does check.sh in a clean root.
 #
 #   install.sh build-system         what the environment is made with
-#   install.sh environment SOURCE   /opt/paceline, a virtual environment with Paceline from SOURCE
+#   install.sh environment SOURCE   /opt/paceline, a virtual environment with Paceline and its drafts from SOURCE
 #   install.sh run-system [PACKAGE…]  what running needs, and the user paceline (10001)
 #
 # The environment takes from its variables: VARIANT, cpu or cuda; TORCH, the requirement; TORCH_INDEX, an index
@@ -30,7 +30,7 @@ environment() {
     "$ENVIRONMENT/bin/pip" install "$@" ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} "${TORCH:-torch==2.13.0}"
     # Requirements are words, and there may be none.
     # shellcheck disable=SC2086
-    "$ENVIRONMENT/bin/pip" install "$@" "$source[${EXTRAS:-engine,grammar,http,otel}]" ${REQUIREMENTS:-}
+    "$ENVIRONMENT/bin/pip" install "$@" "$source[${EXTRAS:-engine,grammar,http,otel}]" "$source/drafts" ${REQUIREMENTS:-}
     check_variant
 }
 

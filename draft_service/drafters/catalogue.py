@@ -90,8 +90,8 @@ def build_catalogue(config: DraftConfig) -> Catalogue:
 
     A model of another tokenizer than the target's drafts in what both vocabularies have, if the target is named.
 
-    Each model is called `model:NAME` in full, the first `model`, too. `model:default` is the draft that comes
-    with Paceline for the configuration's target, `model:mtp` the target's own multi-token prediction.
+    Each model is called `model:NAME` in full, the first `model`, too. Of the configuration's target `model:default`
+    is the default draft, `model:mtp` its own multi-token prediction.
 
     Raises:
         InvalidInput: an unknown kind of drafter, none, one named twice, a draft of another target, or a default

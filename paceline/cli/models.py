@@ -45,11 +45,12 @@ def pull(model: Name = DEFAULT_MODEL) -> None:
             bar.stop()
     typer.echo(f"{model}: {folder}")
     typer.echo(f"licence: {PULLABLE[model].licence}")
-    if resolve.shipped_draft(model) is not None:
-        typer.echo(f"its draft model comes with Paceline: --drafter model:{resolve.DEFAULT_DRAFT}")
+    if (missing := resolve.missing_draft(model)) is not None:
+        typer.echo(f"its draft model: {missing}")
+    elif resolve.shipped_draft(model) is not None:
+        typer.echo(f"its draft model is installed: --drafter model:{resolve.DEFAULT_DRAFT}")
     elif (draft := resolve.pullable_draft(model)) is not None:
-        how = "is pulled" if resolve.is_pulled(draft) else f"is not pulled (run: paceline pull {draft})"
-        typer.echo(f"its draft model {draft} {how}")
+        typer.echo(f"its draft model {draft} is pulled")
 
 
 @models.command("list", epilog=example("paceline models list"))
@@ -85,8 +86,8 @@ def remove(
 def _own_draft(target: str) -> str:
     if (folder := resolve.shipped_draft(target)) is not None:
         others = "".join(f", {resolve.DEFAULT_DRAFT}-{kind}" for kind in resolve.shipped_kinds(target))
-        return f"shipped, {_size(folder_bytes(folder))} in {folder}{others}"
-    return resolve.pullable_draft(target) or "none"
+        return f"installed, {_size(folder_bytes(folder))} in {folder}{others}"
+    return resolve.pullable_draft(target) or resolve.missing_draft(target) or "none"
 
 
 def _size(count: int) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from paceline.models.resolve import (
     DEFAULT_DRAFT,
     is_pulled,
+    missing_draft,
     pullable_draft,
     resolve,
     resolve_draft,
@@ -57,9 +58,8 @@ class DrafterChoice:
         return self.models or (DEFAULT_DRAFT,)
 
     def missing_draft(self, target: str) -> str | None:
-        """The pullable model that `auto` would draft with if it were pulled."""
-        chosen = self.kind == AUTO and not self.models and not _has_own_draft(target)
-        return pullable_draft(target) if chosen else None
+        """What is not here of the draft that `auto` would choose, and the command that gets it."""
+        return missing_draft(target) if self.kind == AUTO and not self.models else None
 
     def check(self, target: str) -> None:
         """Refuse a draft model that isn't there.

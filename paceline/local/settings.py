@@ -106,7 +106,7 @@ class ServeSettings(ModelSettings, RankSettings, RequestSettings, StopSettings):
 
     @property
     def missing_draft(self) -> str | None:
-        """The pullable model that would be the draft model if it were pulled."""
+        """What is not here of the draft that `auto` would choose, and the command that gets it."""
         return DrafterChoice.parse(self.drafter).missing_draft(self.model)
 
 

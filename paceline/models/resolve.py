@@ -7,6 +7,7 @@ import os
 import re
 import sys
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
@@ -17,10 +18,11 @@ from paceline.protocol.errors import InvalidInput
 PROVENANCE_FILE = "provenance.json"
 MANIFEST_FILE = "manifest.json"
 """What makes a folder a draft; `paceline_training.checkpoint` says what it holds."""
-SHIPPED_DRAFTS = Path(__file__).parents[1] / "drafts"
+DRAFTS_PACKAGE = "paceline_drafts"
+"""Of the distribution `paceline-drafts`: one folder a draft, called by its target and its kind."""
+INSTALL_DRAFTS = "pip install paceline-drafts, or in a checkout: pip install ./drafts"
 DEFAULT_DRAFT = "default"
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
-_PLAIN_NAME = re.compile(r"\w[\w.-]*")
 _LAYERS = "#layers="
 
 
@@ -104,25 +106,31 @@ def is_draft(folder: str | Path) -> bool:
 
 
 def shipped_draft(target: str, kind: str = "") -> Path | None:
-    """Folder of a draft that comes with Paceline for a target of that name; None: there is none.
+    """Folder of the installed `paceline-drafts` with a draft for a target of that name; None: there is none.
 
     Without a kind it is the target's default; others are called by theirs, such as `eagle3`.
     """
-    name = f"{target}-{kind}" if kind else target
-    folder = SHIPPED_DRAFTS / name
-    return folder if _PLAIN_NAME.fullmatch(name) and is_draft(folder) else None
+    return _shipped_folders().get(f"{target}-{kind}" if kind else target)
 
 
 def shipped_kinds(target: str) -> tuple[str, ...]:
-    """Kinds of the drafts that come with Paceline for a target beside its default."""
-    folders = sorted(SHIPPED_DRAFTS.glob(f"{target}-*")) if _PLAIN_NAME.fullmatch(target) else []
-    return tuple(folder.name.removeprefix(f"{target}-") for folder in folders if is_draft(folder))
+    """Kinds of the shipped drafts for a target beside its default."""
+    prefix = f"{target}-"
+    return tuple(name.removeprefix(prefix) for name in _shipped_folders() if name.startswith(prefix))
 
 
 def pullable_draft(target: str) -> str | None:
     """Name of the pullable model that drafts for a target of that name; None: none does, or a draft is shipped."""
     known = PULLABLE.get(target)
     return None if known is None or shipped_draft(target) is not None else known.draft
+
+
+def missing_draft(target: str) -> str | None:
+    """What of a target's default draft is not here, and the command that gets it; None: nothing, or it has none."""
+    if _lacks_package(target):
+        return f"paceline-drafts is not installed (run: {INSTALL_DRAFTS})"
+    draft = pullable_draft(target)
+    return None if draft is None or is_pulled(draft) else f"{draft} is not pulled (run: paceline pull {draft})"
 
 
 def resolve_draft(model: str, target: str | None) -> str:
@@ -132,17 +140,34 @@ def resolve_draft(model: str, target: str | None) -> str:
     is another one that is shipped for it.
 
     Raises:
-        InvalidInput: `default` for a target that has no draft of its own, or none of the kind, or for no target.
+        InvalidInput: `default` for a target that has no draft of its own, or none of the kind, or for no target; or
+            `paceline-drafts`, which has it, is not installed.
     """
-    if model.startswith(f"{DEFAULT_DRAFT}-"):
-        return _shipped_of_kind(model, target or "")
-    if model != DEFAULT_DRAFT:
+    if model != DEFAULT_DRAFT and not model.startswith(f"{DEFAULT_DRAFT}-"):
         return model
+    if _lacks_package(target or ""):
+        raise InvalidInput.of("drafter", f"model:{model}", f"installed first (run: {INSTALL_DRAFTS})")
+    if model != DEFAULT_DRAFT:
+        return _shipped_of_kind(model, target or "")
     own = None if target is None else shipped_draft(target) or pullable_draft(target)
     if own is None:
         limit = f"the path of a draft: none comes with target {target} (make one: paceline train draft)"
         raise InvalidInput.of("drafter", f"model:{DEFAULT_DRAFT}", limit)
     return str(own)
+
+
+def _shipped_folders() -> dict[str, Path]:
+    """Drafts of the package by the names of their folders, in alphabetical order; none where it isn't installed."""
+    spec = find_spec(DRAFTS_PACKAGE)
+    places = spec.submodule_search_locations if spec is not None else None
+    folders = sorted(folder for place in places or () for folder in Path(place).glob("*"))
+    return {folder.name: folder for folder in folders if is_draft(folder)}
+
+
+def _lacks_package(target: str) -> bool:
+    """Whether a target's default draft is in a package that isn't installed."""
+    known = PULLABLE.get(target)
+    return known is not None and known.draft_is_packaged and find_spec(DRAFTS_PACKAGE) is None
 
 
 def _shipped_of_kind(model: str, target: str) -> str:

@@ -229,7 +229,7 @@ class DraftConfig(Settings):
 
     drafters: Annotated[tuple[str, ...], Flag("drafter")] = Field(
         ("model:default",),
-        description="model:NAME, the default first; repeatable. model:default comes with Paceline.",
+        description="model:NAME, the default first; repeatable. model:default is in paceline-drafts.",
     )
     target_model: str | None = Field(
         None, description="Target that is drafted for; a draft model of another tokenizer needs its name."

@@ -207,7 +207,7 @@ def test_models_are_listed_and_removed(tmp_path: Path) -> None:
     assert listed.exit_code == 0
     assert "smollm2-135m: not pulled (89 MiB to fetch: paceline pull smollm2-135m)" in listed.stdout
     assert f"models are kept in {tmp_path / 'models'}" in listed.stdout
-    assert "draft: shipped, 14 MiB in" in listed.stdout
+    assert "draft: installed, 14 MiB in" in listed.stdout
 
     folder = tmp_path / "models" / "smollm2-135m"
     folder.mkdir()

@@ -1,7 +1,8 @@
-"""A pullable target and the pullable model that drafts for it."""
+"""A pullable target and its own draft: a pullable model, or one of the package paceline-drafts."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,10 +12,12 @@ from paceline.cli.main import app
 from paceline.local.service_process import Flags, ServiceName
 from paceline.local.settings import ServeSettings, draft_flags
 from paceline.local.supervisor import SupervisedServices
-from paceline.models.resolve import PROVENANCE_FILE, pulled_path, resolve_draft
+from paceline.models.resolve import DRAFTS_PACKAGE, PROVENANCE_FILE, pulled_path, resolve_draft
 from paceline.protocol.errors import InvalidInput
 
 TARGET, DRAFT = "qwen2.5-coder-1.5b", "qwen2.5-coder-0.5b"
+PACKAGED = "smollm2-135m"
+INSTALL = "(run: pip install paceline-drafts, or in a checkout: pip install ./drafts)"
 TOLD = f"drafting from n-grams alone: {DRAFT} is not pulled (run: paceline pull {DRAFT})"
 
 
@@ -108,8 +111,48 @@ def test_pulling_names_the_licence_and_the_draft() -> None:
     pretend_pulled(TARGET)
     told = CliRunner().invoke(app, ["pull", TARGET]).stdout
     assert "licence: Apache-2.0" in told
-    assert f"its draft model {DRAFT} is not pulled (run: paceline pull {DRAFT})" in told
+    assert f"its draft model: {DRAFT} is not pulled (run: paceline pull {DRAFT})" in told
     pretend_pulled(DRAFT)
     assert f"its draft model {DRAFT} is pulled" in CliRunner().invoke(app, ["pull", TARGET]).stdout
     listed = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["models", "list"]).stdout
     assert f"  draft: {DRAFT}" in listed
+
+
+@pytest.fixture
+def no_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An installation without paceline-drafts."""
+    monkeypatch.setitem(sys.modules, DRAFTS_PACKAGE, None)
+
+
+@pytest.mark.usefixtures("no_package")
+@pytest.mark.parametrize("draft", ["default", "default-eagle3"])
+def test_a_packaged_draft_that_is_asked_for_must_be_installed(draft: str) -> None:
+    pretend_pulled(PACKAGED)
+    result = CliRunner().invoke(app, ["serve", PACKAGED, "--drafter", f"model:{draft}"])
+    assert result.exit_code == 2
+    assert result.stderr == f"paceline: error: drafter = 'model:{draft}': must be installed first {INSTALL}\n"
+    with pytest.raises(InvalidInput, match="none comes with target"):
+        resolve_draft("default", DRAFT)
+
+
+@pytest.mark.usefixtures("no_package")
+def test_auto_goes_on_without_the_package_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_pulled(PACKAGED)
+    chosen = settings(model=PACKAGED)
+    assert chosen.draft_models == ()
+    lacks = f"drafting from n-grams alone: paceline-drafts is not installed {INSTALL}"
+    assert announced(chosen, tmp_path, monkeypatch) == [lacks]
+    listed = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["models", "list"]).stdout
+    assert f"  draft: paceline-drafts is not installed {INSTALL}\n" in listed
+    assert (
+        f"its draft model: paceline-drafts is not installed {INSTALL}"
+        in CliRunner().invoke(app, ["pull", PACKAGED]).stdout
+    )
+
+
+def test_a_packaged_draft_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_pulled(PACKAGED)
+    assert settings(model=PACKAGED).draft_models == ("default",)
+    assert announced(settings(model=PACKAGED), tmp_path, monkeypatch) == []
+    told = CliRunner().invoke(app, ["pull", PACKAGED]).stdout
+    assert "its draft model is installed: --drafter model:default" in told

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import paceline
 from paceline.drafters.layers.manifest import load_manifest
+from paceline.models.resolve import is_draft
 
-PAGE = Path(__file__).parents[2] / "docs" / "training.md"
-DRAFTS = Path(paceline.__file__).parent / "drafts"
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "training.md"
+DRAFTS = ROOT / "drafts" / "paceline_drafts"
 SHIPPED = {
     "default": "smollm2-135m",
     "default-eagle3": "smollm2-135m-eagle3",
@@ -40,6 +41,4 @@ def test_the_page_shows_what_the_manifests_say() -> None:
 
 
 def test_every_draft_that_is_shipped_is_shown() -> None:
-    assert {folder.name for folder in DRAFTS.iterdir() if folder.is_dir() and folder.name != "__pycache__"} == {
-        *SHIPPED.values()
-    }
+    assert {folder.name for folder in DRAFTS.iterdir() if is_draft(folder)} == {*SHIPPED.values()}

@@ -1,4 +1,4 @@
-"""The draft that comes with Paceline, behind real services, found by the target's name."""
+"""The draft of paceline-drafts, behind real services, found by the target's name."""
 
 from __future__ import annotations
 

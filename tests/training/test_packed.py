@@ -22,7 +22,7 @@ from paceline.drafters.layers.stack import WEIGHTS_FILE, load_draft
 from paceline.drafters.layers.student import trained_weights
 from paceline.models import resolve as models
 from paceline.models.pullable import PULLABLE
-from paceline.models.resolve import MANIFEST_FILE, resolve_draft, shipped_draft
+from paceline.models.resolve import MANIFEST_FILE, resolve_draft, shipped_draft, shipped_kinds
 from paceline.models.wheels import file_digest
 from paceline.protocol.errors import InvalidInput
 from paceline.runtime.config import DraftConfig
@@ -149,14 +149,15 @@ def test_a_damaged_packed_draft_is_refused(packed_folder: Path, target_folder: P
 @pytest.fixture
 def shipped(packed_folder: Path, target_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An installation that knows the target by the name `tiny`, and comes with a draft for it."""
-    home, drafts = tmp_path / "home", tmp_path / "drafts"
+    home, drafts = tmp_path / "home", tmp_path / models.DRAFTS_PACKAGE
     (home / "models").mkdir(parents=True)
     drafts.mkdir()
+    (drafts / "__init__.py").touch()
     (home / "models" / "tiny").symlink_to(target_folder)
     (target_folder / models.PROVENANCE_FILE).write_text("{}")
     (drafts / "tiny").symlink_to(packed_folder)
     monkeypatch.setenv("PACELINE_HOME", str(home))
-    monkeypatch.setattr(models, "SHIPPED_DRAFTS", drafts)
+    monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setitem(PULLABLE, "tiny", PULLABLE["smollm2-135m"])
     return drafts / "tiny"
 
@@ -188,7 +189,11 @@ def test_a_shipped_draft_of_another_kind_is_called_by_it(shipped: Path) -> None:
 
 
 def test_shipped_drafts_are_whole_small_and_say_where_they_come_from() -> None:
-    for folder in models.SHIPPED_DRAFTS.glob("*"):
+    targets = [name for name, model in PULLABLE.items() if model.draft_is_packaged]
+    folders = [shipped_draft(name, kind) for name in targets for kind in ("", *shipped_kinds(name))]
+    assert len(folders) > 1
+    for folder in folders:
+        assert folder is not None, f"{targets}: pip install ./drafts"
         manifest = load_manifest(folder)
         own = manifest.target.model
         assert folder.name == (own if manifest.kind == "draft" else f"{own}-{manifest.kind}")
