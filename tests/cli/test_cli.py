@@ -247,6 +247,42 @@ def test_cli_imports_no_engine() -> None:
     assert loaded & {"torch", "numpy", "numba", "transformers"} == set()
 
 
+SERVE = """
+from paceline.cli.main import app
+from paceline.local.supervisor import SupervisedServices
+
+def start(*_, **__):
+    print("the first service would start now")
+    raise KeyboardInterrupt
+
+SupervisedServices.start = start
+try:
+    app(["serve", "table:vocab=64,seed=1"])
+except SystemExit:
+    pass
+"""
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        pytest.param(SERVE, id="serve"),
+        *(
+            f"import {name}.__main__"
+            for name in ("target_service", "draft_service", "coordinator", "paceline_gateway")
+        ),
+    ],
+)
+def test_what_serves_loads_no_laboratory_and_no_training(program: str) -> None:
+    code = f"{program}\nimport sys, json; print(json.dumps(list(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    *told, modules = done.stdout.splitlines()
+    assert program != SERVE or "the first service would start now" in told
+    loaded = {name.partition(".")[0] for name in json.loads(modules)}
+    assert "paceline" in loaded
+    assert loaded & {"paceline_lab", "paceline_training", "paceline_ray"} == set()
+
+
 @pytest.mark.parametrize(
     ("flags", "stated"),
     [
