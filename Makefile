@@ -14,7 +14,7 @@ wrote the hour in the book. The keeper climbed down the stairs of the lighthouse
 DEMO_FLAGS ?= --temperature 0 --max-new-tokens 96
 BENCH_FLAGS ?= --drafter ngram --kind copy,code-edit
 
-.PHONY: setup pull demo test test-full check format bench attack chaos fuzz soak compat image-check picture page page-pictures stubs protos clean
+.PHONY: setup pull demo test test-full check format bench attack chaos fuzz soak compat image-check picture page page-pictures stubs protos dist clean
 
 setup: $(STAMP)
 
@@ -111,6 +111,12 @@ stubs: setup
 protos:
 	mkdir -p dist
 	tar -czf dist/paceline-protos-$$(sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml).tar.gz LICENSE buf.yaml protos
+
+# What a release uploads: both distributions, source and wheel.
+dist: setup
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist .
+	$(BIN)/python -m build --outdir dist drafts
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info drafts/build drafts/*.egg-info

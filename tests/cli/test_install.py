@@ -1,4 +1,4 @@
-"""What a user does first: the README's `make demo`, and a client installed alone."""
+"""What a user does first: the README's `make demo`, and what a release installs."""
 
 from __future__ import annotations
 
@@ -7,14 +7,20 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
+import tomllib
+import zipfile
+from dataclasses import dataclass
+from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
 
 from paceline import client
+from tools.constraints import pinned
 
 ROOT = Path(__file__).parents[2]
-PACKAGED = (
+PACKAGES = (
     "paceline",
     "draft_service",
     "target_service",
@@ -23,10 +29,9 @@ PACKAGED = (
     "paceline_lab",
     "paceline_ray",
     "paceline_training",
-    "pyproject.toml",
-    "README.md",
-    "LICENSE",
 )
+VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+LARGEST_WHEEL = 2_000_000
 
 
 def run(*command: str | Path, cwd: Path = ROOT, **environment: str) -> str:
@@ -64,28 +69,119 @@ def test_the_readmes_demo() -> None:
     assert re.search(r"target-only +[\d.]+ tokens per second, the same tokens", out)
 
 
-@pytest.mark.timeout(600)
-def test_a_built_wheel_is_the_client_without_torch(tmp_path: Path) -> None:
-    source = tmp_path / "source"
-    source.mkdir()
-    for name in PACKAGED:
-        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
-        copy(ROOT / name, source / name)
-    pip = (sys.executable, "-m", "pip", "--disable-pip-version-check")
-    run(*pip, "wheel", "--quiet", "--no-deps", "--wheel-dir", tmp_path, source, cwd=tmp_path)
-    (wheel,) = tmp_path.glob("*.whl")
-    run(sys.executable, "-m", "venv", tmp_path / "venv", cwd=tmp_path)
-    python = tmp_path / "venv" / "bin" / "python"
-    run(python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", wheel, cwd=tmp_path)
-    assert run(python, "-c", "from paceline.client import AsyncClient, Client; print(Client)", cwd=tmp_path)
+@dataclass(frozen=True)
+class Built:
+    """A distribution as a release has it: its source, and the wheel that was made of that."""
+
+    source: Path
+    wheel: Path
+
+    @classmethod
+    def of(cls, project: Path, folder: Path) -> Built:
+        """Built as `make dist` does, with this environment's setuptools."""
+        run(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, project)
+        (source,), (wheel,) = folder.glob("*.tar.gz"), folder.glob("*.whl")
+        return cls(source, wheel)
+
+    @property
+    def names(self) -> set[str]:
+        """Files of the wheel."""
+        with zipfile.ZipFile(self.wheel) as archive:
+            return {name for name in archive.namelist() if not name.endswith("/")}
+
+    @property
+    def source_names(self) -> set[str]:
+        """Files of the source, without its own folder."""
+        with tarfile.open(self.source) as archive:
+            return {name.partition("/")[2] for name in archive.getnames()}
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of what git tracks or would, since building writes beside the source."""
+    folder = tmp_path_factory.mktemp("checkout")
+    tracked = run("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard").split("\0")
+    for name in filter(None, tracked):
+        if (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, folder / name)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def built(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Built:
+    return Built.of(checkout, tmp_path_factory.mktemp("built"))
+
+
+@pytest.fixture(scope="module")
+def client_folder(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel beside what it requires without extras, and nothing else."""
+    folder = tmp_path_factory.mktemp("client")
+    pip = (
+        sys.executable,
+        "-m",
+        "pip",
+        "--disable-pip-version-check",
+        "install",
+        "--quiet",
+        "--no-index",
+        "--no-deps",
+    )
+    run(*pip, "--target", folder, built.wheel)
+    for name in pinned("paceline", ()):
+        required = distribution(name)
+        for top in {file.parts[0] for file in required.files or ()} - {"..", "__pycache__"}:
+            if not (folder / top).exists():
+                (folder / top).symlink_to(Path(str(required.locate_file(top))))
+    return folder
+
+
+def installed(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Python with the modules of a folder and no site-packages."""
+    environment = os.environ | {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, "-S", *arguments]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_the_wheel_holds_the_packages_and_no_weights(built: Built) -> None:
+    assert built.wheel.stat().st_size < LARGEST_WHEEL
+    assert {name.partition("/")[0] for name in built.names} == {*PACKAGES, f"paceline-{VERSION}.dist-info"}
+    assert {"paceline/py.typed", "paceline/v1/types_pb2.pyi", "paceline_gateway/page/index.html"} < built.names
+
+
+def test_the_source_holds_what_the_wheel_is_made_from_and_no_weights(built: Built) -> None:
+    assert built.source.stat().st_size < LARGEST_WHEEL
+    tops = {name.partition("/")[0] for name in built.source_names if name}
+    made = {"PKG-INFO", "setup.cfg", "paceline.egg-info"}
+    told = {"pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "CHANGELOG.md", "buf.yaml", "protos"}
+    assert tops == {*PACKAGES, *made, *told}
+    assert not any(name.endswith((".safetensors", ".bin", ".pt")) for name in built.source_names)
+
+
+def test_the_drafts_wheel_holds_every_draft_whole(checkout: Path, tmp_path: Path) -> None:
+    built = Built.of(checkout / "drafts", tmp_path)
+    package = checkout / "drafts" / "paceline_drafts"
+    tracked = {f"paceline_drafts/{file.relative_to(package)}" for file in package.rglob("*") if file.is_file()}
+    assert {name for name in built.names if ".dist-info/" not in name} == tracked
+    assert any(name.endswith("licenses/LICENSE") for name in built.names)
+
+
+def test_an_installed_client_runs_without_torch(client_folder: Path) -> None:
+    paceline = str(client_folder / "bin" / "paceline")
+    assert installed(client_folder, paceline, "--version").stdout == f"paceline {VERSION}\n"
+    assert "generate" in installed(client_folder, paceline, "--help").stdout
     missing = "import importlib.util as u; print([u.find_spec(n) is None for n in ('torch', 'numpy', 'numba')])"
-    assert run(python, "-c", missing, cwd=tmp_path).strip() == "[True, True, True]"
-    paceline = tmp_path / "venv" / "bin" / "paceline"
-    assert "generate" in run(paceline, "--help", cwd=tmp_path)
-    for command, lacks, extra in (("serve", "engine", "engine"), ("bench load", "benchmarks", "bench")):
-        refused = subprocess.run(
-            [paceline, *command.split()], capture_output=True, text=True, check=False, cwd=tmp_path
-        )
-        assert refused.returncode == 1
-        said = f"`paceline {command}` needs the {lacks}: pip install 'paceline[{extra}]'"
-        assert refused.stderr == f"paceline: error: {said}\n"
+    code = f"from paceline.client import AsyncClient, Client; print(Client); {missing}"
+    shown, absent = installed(client_folder, "-c", code).stdout.splitlines()
+    assert "paceline.client" in shown
+    assert absent == "[True, True, True]"
+
+
+@pytest.mark.parametrize(
+    ("command", "lacks", "extra"), [("serve", "engine", "engine"), ("bench load", "benchmarks", "bench")]
+)
+def test_an_installed_client_says_what_it_lacks(client_folder: Path, command: str, lacks: str, extra: str) -> None:
+    refused = installed(client_folder, str(client_folder / "bin" / "paceline"), *command.split())
+    assert refused.returncode == 1
+    said = f"`paceline {command}` needs the {lacks}: pip install 'paceline[{extra}]'"
+    assert refused.stderr == f"paceline: error: {said}\n"

@@ -103,6 +103,13 @@ def test_the_context_is_the_packages_and_what_installs_them() -> None:
     assert all((ROOT / name).exists() for name in allowed)
 
 
+def test_images_are_called_by_the_projects_version() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    files = [file for file in (ROOT / "deploy").rglob("*") if file.suffix in (".yaml", ".md")]
+    tags = {file: re.findall(r"\b(\d+\.\d+\.\d+)-(?:cpu|cuda)\b", file.read_text()) for file in files}
+    assert {tag for found in tags.values() for tag in found} == {version}, tags
+
+
 def test_constraints_meet_every_requirement() -> None:
     lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
     pinned = dict(line.split("==") for line in lines)

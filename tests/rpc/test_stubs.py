@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tomllib
 from pathlib import Path
 from types import ModuleType
 
@@ -42,7 +43,8 @@ def test_the_protos_packages_build_by_themselves(tmp_path: Path) -> None:
     (archive,) = (tmp_path / "dist").iterdir()
     with tarfile.open(archive) as packed:
         packed.extractall(tmp_path / "package", filter="data")
-    assert archive.name == "paceline-protos-0.1.0.tar.gz"
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert archive.name == f"paceline-protos-{version}.tar.gz"
     buf = Path(sys.executable).parent / "buf"
     image = subprocess.run(
         (buf, "build", "-o", "-#format=json"), cwd=tmp_path / "package", check=True, capture_output=True
