@@ -11,9 +11,9 @@ from paceline.runtime.gateway_config import GatewayConfig
 from paceline.runtime.options import parse_config
 from paceline.runtime.process import keep_loaded, run_service
 from paceline_gateway.app import create_app
-from paceline_gateway.middleware import RunningRequests
-from paceline_gateway.server import open_socket, run_http
-from paceline_gateway.services import Services
+from paceline_gateway.http.guard import RunningRequests
+from paceline_gateway.http.server import open_socket, run_http
+from paceline_gateway.upstream.services import Services
 
 
 async def serve(config: GatewayConfig) -> None:

@@ -15,17 +15,15 @@ from starlette.responses import Response
 
 from paceline.protocol.errors import PacelineError
 from paceline.rpc.statuses import unexpected
-from paceline_gateway.cluster_routes import cluster_routes
-from paceline_gateway.dialects import dialect_routes, in_dialect
-from paceline_gateway.errors import ERROR_RESPONSES, HttpError, http_error, invalid_body
-from paceline_gateway.ignoring import IgnoredFields
-from paceline_gateway.middleware import Guard, RunningRequests
-from paceline_gateway.openai_routes import openai_routes
-from paceline_gateway.operating_routes import operating_routes
-from paceline_gateway.page_routes import add_page
-from paceline_gateway.responses import as_http
-from paceline_gateway.services import Services
-from paceline_gateway.token_routes import token_routes
+from paceline_gateway.dialects.routes import dialect_routes, in_dialect
+from paceline_gateway.http.errors import ERROR_RESPONSES, HttpError, as_http, http_error, invalid_body
+from paceline_gateway.http.guard import Guard, RunningRequests
+from paceline_gateway.http.ignored_fields import IgnoredFields
+from paceline_gateway.http.operating_routes import operating_routes
+from paceline_gateway.openai.routes import openai_routes
+from paceline_gateway.openai.token_routes import token_routes
+from paceline_gateway.page.routes import add_page
+from paceline_gateway.upstream.services import Services
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +54,6 @@ def create_app(services: Services, running: RunningRequests) -> Guard:
     app.include_router(dialect_routes(services))
     app.include_router(token_routes(services))
     app.include_router(operating_routes(services, running))
-    app.include_router(cluster_routes(services))
     add_page(app)
     app.add_middleware(IgnoredFields)
     app.add_exception_handler(HttpError, _typed)
@@ -64,7 +61,7 @@ def create_app(services: Services, running: RunningRequests) -> Guard:
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _refused)
     app.add_exception_handler(Exception, _defect)
-    return Guard(app, services.config, running, services.coordinators.tenant)
+    return Guard(app, services.config, running, services.coordinators.tenant, in_dialect)
 
 
 async def _typed(request: Request, error: Any) -> Response:

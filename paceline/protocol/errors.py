@@ -121,6 +121,11 @@ class ProtocolMismatch(PacelineError, code=Code.FAILED_PRECONDITION, reason="PRO
 class Unsupported(PacelineError, code=Code.UNIMPLEMENTED, reason="UNSUPPORTED"):
     """A feature that can't be served exactly, refused by name."""
 
+    @classmethod
+    def of(cls, field: str, reason: str) -> Unsupported:
+        """Build the error for one field of a request."""
+        return cls(f"{field}: {reason}", metadata={"field": field})
+
 
 class UnknownSession(PacelineError, code=Code.NOT_FOUND, reason="UNKNOWN_SESSION", retry_safe=True):
     """A message for a session that isn't open on the link."""

@@ -14,7 +14,7 @@ import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, StreamingResponse
 
-from paceline_gateway.page_routes import add_page
+from paceline_gateway.page.routes import add_page
 from tests.e2e.cluster import eventually, free_port
 
 Json = dict[str, Any]

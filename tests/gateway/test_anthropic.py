@@ -9,9 +9,9 @@ import pytest
 from pydantic import ValidationError
 
 from paceline.protocol.errors import InvalidInput
-from paceline_gateway.anthropic_reply import MessageEvents, error_of, message_of
-from paceline_gateway.anthropic_request import chat_of_messages
-from paceline_gateway.anthropic_types import MessagesRequest
+from paceline_gateway.dialects.anthropic_reply import MessageEvents, error_of, message_of
+from paceline_gateway.dialects.anthropic_request import chat_of_messages
+from paceline_gateway.dialects.anthropic_types import MessagesRequest
 from tests.gateway.chat_chunks import Answer, call, chunk, completion, ended, http_client
 
 ASKED: Any = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "q"}]}

@@ -14,9 +14,11 @@ from paceline.models.tokenizer import TableTokenizer, Tokenizer, TransformersTok
 from paceline.protocol.errors import Unsupported
 from paceline.protocol.sampling import Grammar, GrammarKind
 from paceline.sampling.grammar import GrammarMatcher, TokenTable, Vocabulary
-from paceline_gateway.call_grammar import CallRules, arguments_schema, behind_reasoning, call_grammar
-from paceline_gateway.reply import ReplyDelta, joined, reply_parser
-from paceline_gateway.reply_format import ReplyFormat, read_reply_format
+from paceline_gateway.reply.call_grammar import CallRules, arguments_schema, behind_reasoning, call_grammar
+from paceline_gateway.reply.deltas import ReplyDelta, joined
+from paceline_gateway.reply.format import ReplyFormat
+from paceline_gateway.reply.parser import reply_parser
+from paceline_gateway.reply.template_probes import read_reply_format
 from tests.gateway import templates
 from tests.gateway.templates import templated
 

@@ -36,10 +36,10 @@ from paceline.rpc.retries import RetryBudget
 from paceline.runtime import metrics
 from paceline.runtime.gateway_config import GatewayConfig
 from paceline_gateway.app import create_app
-from paceline_gateway.coordinators import Coordinators, Serving
-from paceline_gateway.middleware import RunningRequests
-from paceline_gateway.reply_format import read_reply_format
-from paceline_gateway.services import Services
+from paceline_gateway.http.guard import RunningRequests
+from paceline_gateway.reply.template_probes import read_reply_format
+from paceline_gateway.upstream.coordinators import Coordinators, Serving
+from paceline_gateway.upstream.services import Services
 from tests.gateway.templates import HERMES, MISTRAL, OPENED, THINKING, templated
 
 ASKED: Any = [{"role": "user", "content": "q"}]

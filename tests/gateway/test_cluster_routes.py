@@ -11,9 +11,9 @@ import pytest
 from paceline.protocol.errors import PacelineError, PeerUnavailable, Unauthenticated, VocabularyMismatch
 from paceline.protocol.generation import ModelDescription, PeerDescription, PeerKind
 from paceline.protocol.handshake import Fingerprint
-from paceline_gateway.caller import HttpCaller
-from paceline_gateway.cluster_routes import cluster_view
-from paceline_gateway.services import Services
+from paceline_gateway.http.operating_routes import cluster_view
+from paceline_gateway.upstream.caller import HttpCaller
+from paceline_gateway.upstream.services import Services
 
 TARGET = PeerDescription(PeerKind.TARGET, "t:1", True, Fingerprint("big"), "", 3, 5, 9, 2, 11.5)
 DRAFT = PeerDescription(PeerKind.DRAFT, "d:1", False, Fingerprint(), "no link to draft at d:1")

@@ -21,9 +21,9 @@ import uvicorn
 from paceline.local.certificates import Authority
 from paceline.runtime.gateway_config import GatewayConfig
 from paceline.runtime.roles import PeerRole
-from paceline_gateway.connections import MAX_HEAD_BYTES
-from paceline_gateway.middleware import RunningRequests
-from paceline_gateway.server import open_socket, run_http, uvicorn_config
+from paceline_gateway.http.connections import MAX_HEAD_BYTES
+from paceline_gateway.http.guard import RunningRequests
+from paceline_gateway.http.server import open_socket, run_http, uvicorn_config
 from tests.e2e.cluster import eventually
 
 HEAD = b"GET / HTTP/1.1\r\nHost: h\r\n"

@@ -24,8 +24,8 @@ from paceline.protocol.generation import ModelDescription
 from paceline.protocol.handshake import Fingerprint
 from paceline.rpc.endpoints import Endpoint
 from paceline.runtime.gateway_config import GatewayConfig
-from paceline_gateway.caller import HttpCaller
-from paceline_gateway.coordinators import Coordinator, Coordinators
+from paceline_gateway.upstream.caller import HttpCaller
+from paceline_gateway.upstream.coordinators import Coordinator, Coordinators
 
 CALLER = HttpCaller("r")
 TARGET = Fingerprint("m", "t", 99, "n")
@@ -204,7 +204,7 @@ async def test_one_whose_certificate_ends_while_a_text_begins_is_asked_last() ->
 
 
 class TheTime:
-    """As `paceline_gateway.coordinators` sees it."""
+    """As `paceline_gateway.upstream.coordinators` sees it."""
 
     now = 1000.0
 
@@ -216,7 +216,7 @@ async def test_one_without_room_is_asked_last_for_as_long_as_it_says_and_by_that
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     time, other_key = TheTime(), HttpCaller("r", api_key="k")
-    monkeypatch.setattr("paceline_gateway.coordinators.time", time)
+    monkeypatch.setattr("paceline_gateway.upstream.coordinators.time", time)
     async with gateway_of() as known:
         del known._in_order
         known._update([Endpoint("127.0.0.1:1"), Endpoint("127.0.0.1:2")])

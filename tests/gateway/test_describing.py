@@ -21,9 +21,9 @@ from paceline.rpc.statuses import typed_errors
 from paceline.runtime.gateway_config import GatewayConfig
 from paceline.v1 import generation_service_pb2 as pb
 from paceline.v1 import generation_service_pb2_grpc as pb_grpc
-from paceline_gateway import coordinators
-from paceline_gateway.caller import HttpCaller
-from paceline_gateway.coordinators import KNOWN_FOR_S, MAX_STRANGERS, Coordinator
+from paceline_gateway.upstream import coordinators
+from paceline_gateway.upstream.caller import HttpCaller
+from paceline_gateway.upstream.coordinators import KNOWN_FOR_S, MAX_STRANGERS, Coordinator
 
 TARGET = Fingerprint("m", "t", 99, "n")
 DESCRIPTION = ModelDescription("m", TARGET, TARGET, 99, (), True, True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from paceline.models.tokenizer import TransformersTokenizer
 from paceline.protocol.generation import PromptLogprobs
 from paceline.protocol.target import RowLogprobs
-from paceline_gateway.echo import MOST_HELD, EchoedPrompt
+from paceline_gateway.openai.logprobs import MOST_HELD, EchoedPrompt
 from tests.models.saving import byte_level_tokenizer
 
 TOKENIZER = TransformersTokenizer(byte_level_tokenizer())

@@ -10,7 +10,7 @@ from contextlib import closing, suppress
 import psutil
 import pytest
 
-from paceline_gateway.connections import MAX_AHEAD, MAX_HEAD_BYTES
+from paceline_gateway.http.connections import MAX_AHEAD, MAX_HEAD_BYTES
 from tests.e2e.cluster import eventually
 from tests.gateway.test_connections import HEAD, SlowApp, opened, served
 

@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from paceline.runtime.gateway_config import GatewayConfig
-from paceline_gateway.middleware import Guard, RunningRequests
+from paceline_gateway.http.guard import Guard, RunningRequests
 
 ALLOWED = 1024
 Messages = list[dict[str, Any]]

@@ -15,10 +15,10 @@ from paceline.rpc.endpoints import Endpoint
 from paceline.runtime.gateway_config import GatewayConfig
 from paceline.v1 import generation_service_pb2 as pb
 from paceline.v1 import generation_service_pb2_grpc as pb_grpc
-from paceline_gateway import coordinators, hanging
-from paceline_gateway.caller import HttpCaller
-from paceline_gateway.coordinators import Coordinator
-from paceline_gateway.hanging import FIRST_PAUSE_S, MOST_PAUSE_S, HangWatch
+from paceline_gateway.upstream import coordinators, hang_watch
+from paceline_gateway.upstream.caller import HttpCaller
+from paceline_gateway.upstream.coordinators import Coordinator
+from paceline_gateway.upstream.hang_watch import FIRST_PAUSE_S, MOST_PAUSE_S, HangWatch
 
 NOBODY = HttpCaller("")
 
@@ -35,7 +35,7 @@ class SteppedTime:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> SteppedTime:
     stepped = SteppedTime()
-    monkeypatch.setattr(hanging, "time", stepped)
+    monkeypatch.setattr(hang_watch, "time", stepped)
     return stepped
 
 
@@ -142,7 +142,7 @@ async def hanging_coordinator() -> AsyncIterator[tuple[HangingService, Coordinat
 
 async def test_health_checks_of_a_hanging_coordinator_cost_one_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coordinators, "DESCRIBE_TIMEOUT_S", 0.2)
-    monkeypatch.setattr(hanging, "FIRST_PAUSE_S", 0.3)
+    monkeypatch.setattr(hang_watch, "FIRST_PAUSE_S", 0.3)
     async with hanging_coordinator() as (service, coordinator):
         with pytest.raises(PeerUnavailable):
             await coordinator.ask(NOBODY)

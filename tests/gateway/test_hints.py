@@ -91,13 +91,13 @@ async def test_fields_of_further_routes_are_named_too() -> None:
 
 async def test_the_log_names_a_field_once_and_each_request_when_debugging(caplog: pytest.LogCaptureFixture) -> None:
     async with serving(PLAIN, "Yes.") as served:
-        with caplog.at_level(logging.DEBUG, "paceline_gateway.ignoring"):
+        with caplog.at_level(logging.DEBUG, "paceline_gateway.http.ignored_fields"):
             for _ in range(3):
                 await served.http.post(URL + CHAT, json=PLAINLY[CHAT] | {"store": True, "user": "secret"})
     told = [
         (record.levelno, record.getMessage())
         for record in caplog.records
-        if record.name == "paceline_gateway.ignoring"
+        if record.name == "paceline_gateway.http.ignored_fields"
     ]
     assert sum(level == logging.INFO for level, _ in told) == 2
     assert sum(level == logging.DEBUG and "store,user" in message for level, message in told) == 3

@@ -14,11 +14,11 @@ from pydantic_core import to_json
 from paceline.protocol.generation import GenerateRequest
 from paceline.protocol.sampling import SamplingParams
 from paceline.runtime.gateway_config import GatewayConfig
-from paceline_gateway.errors import HttpError
-from paceline_gateway.folding import FoldedChat, FoldedCompletion, whole
-from paceline_gateway.long_lists import LongLists, answer_json
-from paceline_gateway.openai_types import CompletionRequest
-from paceline_gateway.replies import LOGPROB_BYTES, check_answer
+from paceline_gateway.http.answers import LongLists, answer_json
+from paceline_gateway.http.errors import HttpError
+from paceline_gateway.openai.chunks import LOGPROB_BYTES, check_answer
+from paceline_gateway.openai.folding import FoldedChat, FoldedCompletion, whole
+from paceline_gateway.openai.types import CompletionRequest
 from tests.gateway.gateways import GatewayCluster
 
 MOST_PROBABLE = [{"token": "c", "logprob": -math.inf}]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from paceline_gateway.json_depth import MAX_PARTS
+from paceline_gateway.http.shapes import MAX_PARTS
 from tests.gateway.templates import HERMES
 from tests.gateway.test_canned import JSON, serving
 

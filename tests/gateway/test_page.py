@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import tomllib
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -14,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from paceline_gateway.page_routes import FOLDER, assets
+from paceline_gateway.page.routes import FOLDER, assets
 from tests.gateway.page_backend import PageBackend, served
 
-FILES = sorted(path.name for path in FOLDER.iterdir())
+FILES = sorted(path.name for path in FOLDER.iterdir() if path.is_file() and path.suffix != ".py")
 SCRIPTS = [name for name in FILES if name.endswith(".js")]
 TEXT_CONTRAST, GRAPHIC_CONTRAST = 4.5, 3.0
 """WCAG 2.2, AA: 1.4.3 for text, 1.4.11 for what is not."""
@@ -87,7 +88,7 @@ def test_an_unchanged_file_is_not_sent_again(url: str) -> None:
     assert fetched(f"{url}/page/page.css", **{"If-None-Match": '"another"'})[0] == 200
 
 
-@pytest.mark.parametrize("name", ["page_routes.py", "..%2Fpage_routes.py", "%2e%2e/app.py", "index.htm"])
+@pytest.mark.parametrize("name", ["routes.py", "..%2Fapp.py", "%2e%2e/app.py", "index.htm"])
 def test_other_files_are_not_served(url: str, name: str) -> None:
     assert fetched(f"{url}/page/{name}")[0] == 404
 
@@ -180,6 +181,7 @@ def test_colour_is_not_the_only_sign() -> None:
 
 
 def test_the_page_is_shipped() -> None:
-    shipped = (Path(__file__).parents[2] / "pyproject.toml").read_text()
-    assert 'gateway = ["page/*"]' in shipped
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+    patterns = project["tool"]["setuptools"]["package-data"]["paceline_gateway.page"]
+    assert {f"*{Path(name).suffix}" for name in FILES} == set(patterns)
     assert set(assets()) == set(FILES), "every file has a content type"

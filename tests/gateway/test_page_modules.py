@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from paceline_gateway.page_routes import FOLDER
+from paceline_gateway.page.routes import FOLDER
 
 NODE = shutil.which("node")
 pytestmark = pytest.mark.skipif(NODE is None, reason="node is not installed")

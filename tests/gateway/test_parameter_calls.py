@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 from paceline.models.tokenizer import TransformersTokenizer
 from paceline.protocol.errors import InvalidInput, Unsupported
 from paceline.sampling.grammar import GrammarMatcher, TokenTable, Vocabulary
-from paceline_gateway.call_grammar import CallRules, call_grammar
-from paceline_gateway.parameter_format import read_arguments
-from paceline_gateway.parameter_values import json_of, types_of
-from paceline_gateway.reply import ReplyDelta, joined, reply_parser
-from paceline_gateway.reply_format import ReplyFormat, read_reply_format
+from paceline_gateway.reply.call_grammar import CallRules, call_grammar
+from paceline_gateway.reply.deltas import ReplyDelta, joined
+from paceline_gateway.reply.format import ReplyFormat
+from paceline_gateway.reply.parameter_values import json_of, types_of
+from paceline_gateway.reply.parser import reply_parser
+from paceline_gateway.reply.template_probes import read_arguments, read_reply_format
 from tests.gateway import templates
 from tests.gateway.templates import templated
 from tests.gateway.test_call_grammar import takes

@@ -36,15 +36,15 @@ from paceline.protocol.sampling import SamplingParams
 from paceline.runtime import telemetry
 from paceline.v1 import generation_service_pb2 as pb
 from paceline.v1 import generation_service_pb2_grpc as pb_grpc
-from paceline_gateway.caller import caller_of
-from paceline_gateway.choices import READ_AHEAD, run_choices
-from paceline_gateway.coordinators import Coordinator, Serving
-from paceline_gateway.errors import http_error, invalid_body
-from paceline_gateway.folding import FoldedChat, whole
-from paceline_gateway.observing import observed
-from paceline_gateway.openai_types import CompletionRequest
-from paceline_gateway.params import bad_word_ids, sampling_params
-from paceline_gateway.responses import EventStream
+from paceline_gateway.http.answers import EventStream
+from paceline_gateway.http.errors import http_error, invalid_body
+from paceline_gateway.openai.choices import READ_AHEAD, run_choices
+from paceline_gateway.openai.folding import FoldedChat, whole
+from paceline_gateway.openai.params import bad_word_ids, sampling_params
+from paceline_gateway.openai.types import CompletionRequest
+from paceline_gateway.openai.usage import observed
+from paceline_gateway.upstream.caller import caller_of
+from paceline_gateway.upstream.coordinators import Coordinator, Serving
 
 TRACEPARENT = f"00-{'a' * 32}-{'b' * 16}-01"
 
@@ -162,7 +162,7 @@ def test_the_fingerprint_changes_with_what_a_seed_depends_on() -> None:
 
 def test_the_version_of_the_noise_is_in_the_fingerprint(monkeypatch: pytest.MonkeyPatch) -> None:
     before = described().fingerprint(Acceptance.COUPLED)
-    monkeypatch.setattr("paceline_gateway.coordinators.NOISE_VERSION", 2)
+    monkeypatch.setattr("paceline_gateway.upstream.coordinators.NOISE_VERSION", 2)
     assert described().fingerprint(Acceptance.COUPLED) != before
 
 

@@ -6,8 +6,8 @@ import pytest
 
 from paceline.protocol.generation import Finished, FinishReason
 from paceline.protocol.records import GenerationStats, RoundStats
-from paceline_gateway.choices import ChoiceEvent
-from paceline_gateway.statistics import Tally
+from paceline_gateway.openai.choices import ChoiceEvent
+from paceline_gateway.openai.usage import Tally
 
 
 def metrics_of(stats: GenerationStats) -> dict[str, object]:

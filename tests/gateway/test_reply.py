@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline_gateway.reply import MarkedReply, ReplyDelta, ToolCallDelta, joined, reply_parser
-from paceline_gateway.reply_calls import call_reader
-from paceline_gateway.reply_format import ReplyFormat, opens_reasoning, read_reply_format
+from paceline_gateway.reply.deltas import ReplyDelta, ToolCallDelta, joined
+from paceline_gateway.reply.format import ReplyFormat, opens_reasoning
+from paceline_gateway.reply.parser import MarkedReply, call_reader, reply_parser
+from paceline_gateway.reply.template_probes import read_reply_format
 from tests.gateway import templates
 from tests.gateway.templates import templated
 

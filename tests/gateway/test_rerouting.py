@@ -24,9 +24,9 @@ from paceline.protocol.handshake import Fingerprint
 from paceline.protocol.records import GenerationStats
 from paceline.rpc.retries import RETRIES_PER_MINUTE, Retries, RetryBudget
 from paceline.runtime.gateway_config import GatewayConfig
-from paceline_gateway.caller import HttpCaller
-from paceline_gateway.coordinators import Coordinators, Serving
-from paceline_gateway.rerouting import Rerouting
+from paceline_gateway.upstream.caller import HttpCaller
+from paceline_gateway.upstream.coordinators import Coordinators, Serving
+from paceline_gateway.upstream.rerouting import Rerouting
 
 TEXT = (11, 12, 13, 14)
 SAME = Fingerprint("m", "t", 99, "n")

@@ -8,9 +8,9 @@ import openai
 import pytest
 from pydantic import ValidationError
 
-from paceline_gateway.responses_reply import ResponseEvents, response_of
-from paceline_gateway.responses_request import chat_of_response
-from paceline_gateway.responses_types import ResponsesRequest
+from paceline_gateway.dialects.responses_reply import ResponseEvents, response_of
+from paceline_gateway.dialects.responses_request import chat_of_response
+from paceline_gateway.dialects.responses_types import ResponsesRequest
 from tests.gateway.chat_chunks import Answer, call, chunk, completion, ended, http_client
 
 ASKED: Any = {"model": "m", "input": "q"}

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from paceline.runtime.gateway_config import GatewayConfig
-from paceline_gateway.middleware import Guard, RunningRequests
-from paceline_gateway.sites import Sites
+from paceline_gateway.http.guard import Guard, RunningRequests
+from paceline_gateway.http.sites import Sites
 from tests.gateway.test_guard import ReadingApp, asked, piece
 
 LOOPBACK = ("127.0.0.1", "::1", "[::1]", "localhost", "127.8.0.1")

@@ -11,12 +11,13 @@ from paceline.models.turns import Turn
 from paceline.protocol.errors import InvalidInput, Unsupported
 from paceline.protocol.generation import Provenance, Tokens
 from paceline.protocol.sampling import Grammar, GrammarKind
-from paceline_gateway.json_depth import MAX_DEPTH
-from paceline_gateway.marker_text import with_markers
-from paceline_gateway.openai_types import Message
-from paceline_gateway.reply_format import CallFormat, ReplyFormat, read_reply_format
-from paceline_gateway.tools import plan_tools
-from paceline_gateway.turns import template_turns
+from paceline_gateway.http.shapes import MAX_DEPTH
+from paceline_gateway.openai.tools import plan_tools
+from paceline_gateway.openai.turns import template_turns
+from paceline_gateway.openai.types import Message
+from paceline_gateway.reply.format import CallFormat, ReplyFormat
+from paceline_gateway.reply.template_probes import read_reply_format
+from paceline_gateway.reply.tokens import with_markers
 from tests.gateway.templates import DEEPSEEK, HERMES, LINES, LLAMA, MISTRAL, NAMED, PLAIN, templated
 
 HERMES_TOKENIZER = templated(HERMES)

@@ -11,9 +11,9 @@ import pytest
 
 from paceline.protocol.errors import Unauthenticated
 from paceline.runtime.gateway_config import GatewayConfig
-from paceline_gateway.caller import HttpCaller
-from paceline_gateway.middleware import MAX_BEGINNING, Guard, RunningRequests
-from paceline_gateway.waiting import WaitingConnections
+from paceline_gateway.http.connections import WaitingConnections
+from paceline_gateway.http.guard import MAX_BEGINNING, Guard, RunningRequests
+from paceline_gateway.upstream.caller import HttpCaller
 from tests.gateway.test_connections import HEAD, SlowApp, opened, served
 from tests.gateway.test_guard import ReadingApp, asked, piece
 

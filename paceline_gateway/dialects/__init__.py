@@ -1,0 +1,1 @@
+"""Anthropic's Messages and OpenAI's Responses, translated to a chat and back."""

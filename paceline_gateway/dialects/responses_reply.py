@@ -1,0 +1,178 @@
+"""OpenAI's chat replies as its Responses: whole, and as the events of a stream."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from paceline_gateway.dialects.responses_types import ResponsesRequest
+from paceline_gateway.dialects.translation import ChatParts, ReplyPart, cached_tokens, only_ours
+
+_TOO_MANY = 429
+_ECHOED = {"instructions", "max_output_tokens", "metadata", "temperature", "tools", "tool_choice", "top_p", "text"}
+_PREFIXES = {"reasoning": "rs", "text": "msg", "call": "fc"}
+
+
+def response_of(request: ResponsesRequest, completion: Mapping[str, Any]) -> dict[str, Any]:
+    """A response for a whole chat completion of one choice."""
+    choice = completion["choices"][0]
+    said = {**choice["message"]}
+    said["tool_calls"] = [{**call, "index": place} for place, call in enumerate(said.get("tool_calls") or ())]
+    events = ResponseEvents(request)
+    events.feed({**completion, "choices": [{**choice, "delta": said}]})
+    response: dict[str, Any] = events.finish()[-1]["response"]
+    return response
+
+
+class ResponseEvents:
+    """Events of one stream. Each is a JSON object whose `type` is the SSE event's name, too."""
+
+    def __init__(self, request: ResponsesRequest) -> None:
+        self._request = request
+        self._parts = ChatParts()
+        self._output: list[dict[str, Any]] = []
+        self._id = ""
+        self._chunk: Mapping[str, Any] = {}
+        self._sequence = 0
+        self._open: ReplyPart | None = None
+
+    def feed(self, chunk: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Events of a chat chunk, in its public shape."""
+        events = [] if self._id else self._start(chunk)
+        for part in self._parts.of(chunk):
+            events += self._part(part)
+        return self._numbered(events)
+
+    def finish(self) -> list[dict[str, Any]]:
+        """Events behind the last chunk."""
+        cut = self._parts.finish_reason == "length"
+        status = "incomplete" if cut else "completed"
+        closed = self._close(status)
+        why = {"incomplete_details": {"reason": "max_output_tokens"}} if cut else {}
+        told = only_ours(self._parts.last)
+        response = self._response(status, usage=_usage(self._parts.usage), **why, **told)
+        return self._numbered([*closed, {"type": f"response.{status}", "response": response}])
+
+    def fail(self, status: int, error: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Events of an error, which ends the stream: its status in HTTP, and OpenAI's body."""
+        code = "rate_limit_exceeded" if status == _TOO_MANY else "server_error"
+        shown = {"code": code, "message": error["error"]["message"]}
+        return self._numbered([{"type": "response.failed", "response": self._response("failed", error=shown)}])
+
+    def _start(self, chunk: Mapping[str, Any]) -> list[dict[str, Any]]:
+        self._chunk = chunk
+        self._id = chunk["id"].rpartition("-")[2]
+        response = self._response("in_progress")
+        return [{"type": f"response.{name}", "response": response} for name in ("created", "in_progress")]
+
+    def _numbered(self, events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        numbered = [{**event, "sequence_number": self._sequence + place} for place, event in enumerate(events)]
+        self._sequence += len(events)
+        return numbered
+
+    def _part(self, part: ReplyPart) -> list[dict[str, Any]]:
+        events = [*self._close("completed"), *self._begin(part)] if part.begins else []
+        if not part.text:
+            return events
+        item = self._output[-1]
+        if part.kind == "call":
+            item["arguments"] += part.text
+            return [*events, self._event("response.function_call_arguments.delta", delta=part.text)]
+        item["content"][0]["text"] += part.text
+        more: dict[str, Any] = {"logprobs": []} if part.kind == "text" else {}
+        return [*events, self._event(f"response.{_text_name(part)}.delta", content_index=0, delta=part.text, **more)]
+
+    def _begin(self, part: ReplyPart) -> list[dict[str, Any]]:
+        self._open = part
+        item_id = f"{_PREFIXES[part.kind]}_{self._id}_{len(self._output)}"
+        item = _item(part, item_id)
+        self._output.append(item)
+        added = {"type": "response.output_item.added", "output_index": self._at, "item": _copy(item)}
+        if part.kind == "call":
+            return [added]
+        item["content"].append(_content(part))
+        return [added, self._event("response.content_part.added", content_index=0, part=_content(part))]
+
+    def _close(self, status: str) -> list[dict[str, Any]]:
+        part, self._open = self._open, None
+        if part is None:
+            return []
+        item = self._output[-1]
+        item["status"] = status
+        done = {"type": "response.output_item.done", "output_index": self._at, "item": _copy(item)}
+        if part.kind == "call":
+            arguments = item["arguments"]
+            return [self._event("response.function_call_arguments.done", arguments=arguments), done]
+        content = item["content"][0]
+        more: dict[str, Any] = {"logprobs": []} if part.kind == "text" else {}
+        return [
+            self._event(f"response.{_text_name(part)}.done", content_index=0, text=content["text"], **more),
+            self._event("response.content_part.done", content_index=0, part={**content}),
+            done,
+        ]
+
+    @property
+    def _at(self) -> int:
+        return len(self._output) - 1
+
+    def _event(self, kind: str, **more: Any) -> dict[str, Any]:
+        return {"type": kind, "output_index": self._at, "item_id": self._output[-1]["id"], **more}
+
+    def _response(self, status: str, **more: Any) -> dict[str, Any]:
+        request = self._request
+        return {
+            "id": f"resp_{self._id}",
+            "object": "response",
+            "created_at": self._chunk.get("created", int(time.time())),
+            "status": status,
+            "model": self._chunk.get("model", request.model or ""),
+            "output": [_copy(item) for item in self._output],
+            "error": None,
+            "incomplete_details": None,
+            "usage": None,
+            "tools": [],
+            "tool_choice": "auto",
+            "parallel_tool_calls": request.parallel_tool_calls is not False,
+            "store": False,
+            "text": {"format": {"type": "text"}},
+            **request.model_dump(mode="json", by_alias=True, exclude_none=True, include=_ECHOED),
+            **more,
+        }
+
+
+def _text_name(part: ReplyPart) -> str:
+    return "reasoning_text" if part.kind == "reasoning" else "output_text"
+
+
+def _item(part: ReplyPart, item_id: str) -> dict[str, Any]:
+    common = {"id": item_id, "status": "in_progress"}
+    if part.kind == "reasoning":
+        return {**common, "type": "reasoning", "summary": [], "content": []}
+    if part.kind == "call":
+        return {**common, "type": "function_call", "call_id": part.id, "name": part.name, "arguments": ""}
+    return {**common, "type": "message", "role": "assistant", "content": []}
+
+
+def _content(part: ReplyPart) -> dict[str, Any]:
+    if part.kind == "reasoning":
+        return {"type": "reasoning_text", "text": ""}
+    return {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+
+
+def _copy(item: Mapping[str, Any]) -> dict[str, Any]:
+    """As it is now: what was sent doesn't grow."""
+    return {**item, **({"content": [{**part} for part in item["content"]]} if "content" in item else {})}
+
+
+def _usage(usage: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    if usage is None:
+        return None
+    reasoned = (usage.get("completion_tokens_details") or {}).get("reasoning_tokens") or 0
+    return {
+        "input_tokens": usage["prompt_tokens"],
+        "input_tokens_details": {"cached_tokens": cached_tokens(usage), "cache_write_tokens": 0},
+        "output_tokens": usage["completion_tokens"],
+        "output_tokens_details": {"reasoning_tokens": reasoned},
+        "total_tokens": usage["prompt_tokens"] + usage["completion_tokens"],
+    }

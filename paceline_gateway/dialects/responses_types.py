@@ -1,0 +1,199 @@
+"""OpenAI's Responses API as pydantic models: what isn't a field here is refused by name.
+
+A field that takes one value alone (`Literal`) is accepted because that value changes nothing. A `Hint` is accepted
+because no value of it would change a text. Nothing is stored, so nothing can be referred to later.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, JsonValue, Tag
+
+from paceline_gateway.http.ignored_fields import IGNORED, Hint
+from paceline_gateway.http.shapes import BY_TYPE, Content, Either, Few, Prose, RequestShape, Several, Text, of_type
+from paceline_gateway.openai.types import RefusalPart
+
+Status = Literal["in_progress", "completed", "incomplete"]
+Included = Literal[
+    "reasoning.encrypted_content",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "file_search_call.results",
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "message.input_image.image_url",
+]
+"""What a reply would tell of things that none of ours has."""
+
+
+class _Labelled(RequestShape):
+    """What items of earlier answers bring along."""
+
+    id: Text | None = None
+    status: Status | None = None
+
+
+class InputPart(RequestShape):
+    """A piece of a message; images, audio and files have other types."""
+
+    type: Literal["input_text", "output_text", "text"]
+    text: Prose
+    annotations: Hint = None
+    logprobs: Hint = None
+    prompt_cache_breakpoint: Hint = None
+
+
+Part = Annotated[
+    Annotated[InputPart, Tag("[input_text]")]
+    | Annotated[InputPart, Tag("[output_text]")]
+    | Annotated[InputPart, Tag("[text]")]
+    | Annotated[RefusalPart, Tag("[refusal]")],
+    BY_TYPE,
+    of_type("content part", "input_text", "output_text", "text", "refusal"),
+]
+
+
+class InputMessage(_Labelled):
+    """One turn."""
+
+    type: Literal["message"] = "message"
+    role: Literal["user", "assistant", "system", "developer"]
+    content: Content[Part]
+    phase: Hint = None
+
+
+class FunctionCallItem(_Labelled):
+    """A call in an earlier answer."""
+
+    type: Literal["function_call"]
+    call_id: Text
+    name: Text
+    arguments: Prose
+    caller: Hint = None
+
+
+class FunctionCallOutputItem(_Labelled):
+    """What a call came to."""
+
+    type: Literal["function_call_output"]
+    call_id: Text
+    output: Content[Part]
+    caller: Hint = None
+    name: Hint = None
+
+
+class ReasoningPart(RequestShape):
+    """A piece of reasoning."""
+
+    type: Literal["reasoning_text", "text"]
+    text: Prose
+
+
+class ReasoningItem(_Labelled):
+    """Reasoning of an earlier answer."""
+
+    type: Literal["reasoning"]
+    content: Several[Annotated[ReasoningPart, of_type("content part", "reasoning_text", "text")]] | None = None
+    summary: Hint = None
+    encrypted_content: Hint = None
+
+
+InputItem = Annotated[
+    Annotated[InputMessage, Tag("[message]")]
+    | Annotated[FunctionCallItem, Tag("[function_call]")]
+    | Annotated[FunctionCallOutputItem, Tag("[function_call_output]")]
+    | Annotated[ReasoningItem, Tag("[reasoning]")],
+    BY_TYPE,
+    of_type("item", "message", "function_call", "function_call_output", "reasoning", default="message"),
+]
+
+
+Choice = Literal["none", "auto", "required"]
+
+
+class ResponsesTool(RequestShape):
+    """A function that may be called. Tools that OpenAI's own servers run have other types."""
+
+    type: Literal["function"]
+    name: Text
+    description: Prose | None = None
+    parameters: dict[Text, JsonValue] | None = None
+    strict: bool | None = None
+    defer_loading: Literal[False] | None = None
+    allowed_callers: Several[Literal["direct"]] | None = None
+
+
+class ResponsesToolChoice(RequestShape):
+    """A function that must be called."""
+
+    type: Literal["function"]
+    name: Text
+
+
+class TextFormat(RequestShape):
+    """What the answer's text must be."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: Text | None = None
+    description: Prose | None = None
+    schema_: dict[Text, JsonValue] | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class TextConfig(RequestShape):
+    """How the answer is written."""
+
+    format: TextFormat | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+
+class ReasoningConfig(RequestShape):
+    """How the model reasons."""
+
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    summary: Hint = None
+    generate_summary: Hint = None
+    context: Literal["auto"] | None = None
+    mode: Literal["standard"] | None = None
+
+
+class ResponsesStreamOptions(RequestShape):
+    """How events are sent."""
+
+    include_obfuscation: Hint = None
+
+
+class ResponsesRequest(RequestShape):
+    """`/v1/responses`, with our own `seed` and `paceline`."""
+
+    model: Text | None = None
+    input: Content[InputItem]
+    instructions: Prose | None = None
+    max_output_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    seed: int | None = None
+    stream: bool | None = None
+    stream_options: ResponsesStreamOptions | None = None
+    text: TextConfig | None = None
+    reasoning: ReasoningConfig | None = None
+    tools: Several[Annotated[ResponsesTool, of_type("tool", "function")]] | None = None
+    tool_choice: Either[Choice, Annotated[ResponsesToolChoice, of_type("tool choice", "function")]] | None = None
+    parallel_tool_calls: bool | None = None
+    paceline: dict[Text, JsonValue] | None = None
+
+    include: Annotated[Several[Included] | None, IGNORED] = None
+    metadata: Annotated[dict[Text, Text] | None, Few, IGNORED] = None
+    top_logprobs: Literal[0] | None = None
+    background: Literal[False] | None = None
+    user: Hint = None
+    safety_identifier: Hint = None
+    prompt_cache_key: Hint = None
+    prompt_cache_retention: Hint = None
+    prompt_cache_options: Hint = None
+    service_tier: Hint = None
+    truncation: Hint = None
+    store: Hint = None
+    max_tool_calls: Hint = None
+    client_metadata: Hint = None

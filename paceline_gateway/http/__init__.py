@@ -1,0 +1,1 @@
+"""HTTP itself: connections, bodies, errors, answers, and the routes for operators."""

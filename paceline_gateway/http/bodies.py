@@ -1,0 +1,114 @@
+"""Bodies of requests: come whole, within their limits, before anything is done for them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from fastapi.routing import APIRoute
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Message, Receive
+
+from paceline.models.prompts import AT_ONCE_BYTES, PromptReader
+from paceline.runtime.gateway_config import GatewayConfig
+from paceline_gateway.http.errors import HttpError
+from paceline_gateway.http.shapes import MAX_PARTS, parts_of
+
+JSON_AT_ONCE = 16 * AT_ONCE_BYTES
+"""JSON up to this size is read on the loop, within 5 ms whatever it is made of."""
+
+
+class JsonRequest(Request):
+    """Has its body read beside the event loop where it is long."""
+
+    async def checked(self) -> JsonRequest:
+        """Itself, if its body has not too many parts.
+
+        Raises:
+            HttpError: it has.
+        """
+        body = await self.body()
+        await self._beside(lambda: _check_parts(body), body)
+        return self
+
+    async def json(self) -> Any:
+        """The body. Raises as `json.loads`."""
+        if not hasattr(self, "_json"):
+            body = await self.body()
+            self._json = await self._beside(lambda: json.loads(body), body)
+        return self._json
+
+    async def _beside(self, work: Callable[[], Any], body: bytes) -> Any:
+        prompts: PromptReader = self.app.state.prompts
+        return await prompts.beside(work, len(body) if len(body) > JSON_AT_ONCE else 0)
+
+
+class JsonRoute(APIRoute):
+    """A route whose requests are such."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """As FastAPI has it for requests of another class."""
+        handle = super().get_route_handler()
+
+        async def handled(request: Request) -> Response:
+            return await handle(await JsonRequest(request.scope, request.receive).checked())
+
+        return handled
+
+
+def check_length(headers: Headers, config: GatewayConfig) -> None:
+    """Refuse what says itself that it is too long. Raises as `read_body`."""
+    length = headers.get("content-length", "0")
+    if length.isdecimal() and int(length) > config.max_body_bytes:
+        raise _too_large(config)
+
+
+async def read_body(receive: Receive, config: GatewayConfig) -> bytes | None:
+    """A request's whole body; None: its client has gone.
+
+    Raises:
+        HttpError: it is too long, or takes too long.
+    """
+    pieces: list[bytes] = []
+    left, more = config.max_body_bytes, True
+    try:
+        async with asyncio.timeout(config.body_timeout_s):
+            while more:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    return None
+                pieces.append(message.get("body", b""))
+                left -= len(pieces[-1])
+                if left < 0:
+                    raise _too_large(config)
+                more = message.get("more_body", False)
+    except TimeoutError:
+        limit = f"{config.body_timeout_s:g} s"
+        raise HttpError(408, f"body: must be sent within {limit}", code="timeout") from None
+    return b"".join(pieces)
+
+
+def replayed(body: bytes, receive: Receive) -> Receive:
+    """What an application receives: the whole body at once, then what comes."""
+    first: Message | None = {"type": "http.request", "body": body, "more_body": False}
+
+    async def received() -> Message:
+        nonlocal first
+        message, first = first, None
+        return await receive() if message is None else message
+
+    return received
+
+
+def _too_large(config: GatewayConfig) -> HttpError:
+    return HttpError(413, f"body: must be at most max_body_bytes = {config.max_body_bytes}", code="body_too_large")
+
+
+def _check_parts(body: bytes) -> None:
+    if (parts := parts_of(body)) > MAX_PARTS:
+        message = f"body: must have at most {MAX_PARTS} objects, lists and fields together, and has {parts}"
+        raise HttpError(400, message, code="invalid_body")

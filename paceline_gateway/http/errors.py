@@ -1,0 +1,200 @@
+"""Errors as OpenAI's clients read them: a status, and `{"error": {message, type, param, code}}`."""
+
+from __future__ import annotations
+
+import json
+import math
+import reprlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import BaseModel
+from starlette.responses import Response
+
+from paceline.protocol.errors import (
+    Code,
+    PacelineError,
+    Unauthenticated,
+    UnknownModel,
+)
+from paceline_gateway.http.shapes import UNSUPPORTED_TYPE
+
+INVALID_REQUEST = "invalid_request_error"
+MAX_NAME_CHARACTERS = 64
+MAX_PATH_PARTS = 8
+"""Of a parameter that an error names: deeper ones are in JSON of the client's own."""
+UNAVAILABLE_RETRY_S = 1
+"""When a client may try again that found no coordinator or no target: one that restarts takes longer."""
+
+
+class ErrorFields(BaseModel):
+    """What is said of an error."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorReply(BaseModel):
+    """The body of an error."""
+
+    error: ErrorFields
+
+
+ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
+    "4XX": {"model": ErrorReply, "description": "The request is wrong, refused, or too much."},
+    "5XX": {"model": ErrorReply, "description": "No coordinator, no target, no time, or a defect."},
+}
+"""Of every route, for its description."""
+
+
+@dataclass(eq=False)
+class HttpError(Exception):
+    """An error as it is sent. Not frozen: Python writes an exception's traceback."""
+
+    status: int
+    message: str
+    type: str = INVALID_REQUEST
+    param: str | None = None
+    code: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """OpenAI's shape."""
+        said = ErrorFields(message=self.message, type=self.type, param=self.param, code=self.code)
+        return ErrorReply(error=said).model_dump()
+
+    @property
+    def response(self) -> Response:
+        """The whole response. ASCII alone: a refused value may hold what UTF-8 can't."""
+        content = json.dumps(self.body).encode()
+        return Response(content, self.status, dict(self.headers), "application/json")
+
+
+FAILURES = (HttpError, PacelineError)
+"""What a request may fail with that a client is told."""
+
+
+@dataclass(frozen=True)
+class _Kind:
+    status: int
+    type: str = INVALID_REQUEST
+    code: str | None = None
+
+
+_KINDS: Mapping[Code, _Kind] = {
+    Code.INVALID_ARGUMENT: _Kind(400, code="invalid_value"),
+    Code.UNIMPLEMENTED: _Kind(400, code="unsupported_value"),
+    Code.UNAUTHENTICATED: _Kind(401, code="invalid_api_key"),
+    Code.PERMISSION_DENIED: _Kind(403, "permission_error", "permission_denied"),
+    Code.NOT_FOUND: _Kind(404, code="not_found"),
+    Code.RESOURCE_EXHAUSTED: _Kind(429, "rate_limit_error", "rate_limit_exceeded"),
+    Code.UNAVAILABLE: _Kind(503, "service_unavailable_error", "service_unavailable"),
+    Code.DEADLINE_EXCEEDED: _Kind(504, "timeout_error", "timeout"),
+    Code.CANCELLED: _Kind(499, "cancelled_error", "cancelled"),
+}
+_DEFECT = _Kind(500, "server_error", "internal_error")
+_TOO_LONG = ("prompt length", "prompt bytes", "chat content bytes")
+_PARAMS: Mapping[str, str] = {
+    "max_new_tokens": "max_tokens",
+    "prompt length": "prompt",
+    "prompt bytes": "prompt",
+    "prompt token_ids": "prompt",
+    "token_ids": "prompt",
+    "chat content bytes": "messages",
+    "chat messages": "messages",
+    "message content": "messages",
+    "message content: texts of special tokens": "messages",
+    "names in tools and arguments": "tools",
+    "stop string": "stop",
+    "stop strings": "stop",
+    "drafter": "paceline.drafter",
+    "num_draft_tokens": "paceline.num_draft_tokens",
+}
+"""What a field of our protocol is called in HTTP; others have the same name."""
+
+
+def http_error(error: PacelineError) -> HttpError:
+    """What a typed error is over HTTP."""
+    if isinstance(error, UnknownModel):
+        return HttpError(404, error.message, param="model", code="model_not_found")
+    kind = _KINDS.get(error.code, _DEFECT)
+    name = error.metadata.get("field")
+    code = "context_length_exceeded" if name in _TOO_LONG else kind.code
+    message = error.message
+    if name is None or kind.status != 400:
+        return HttpError(kind.status, message, kind.type, None, code, _headers(error, kind))
+    param = _param_of(name)
+    if " " not in name and message.startswith(name):
+        message = param + message.removeprefix(name)
+    return HttpError(kind.status, message, kind.type, param, code)
+
+
+def as_http(error: HttpError | PacelineError) -> HttpError:
+    """An error as it is sent."""
+    return error if isinstance(error, HttpError) else http_error(error)
+
+
+def refused(param: str, message: str, code: str = "invalid_value") -> HttpError:
+    """A parameter that is wrong, or that this gateway doesn't have."""
+    return HttpError(400, f"{param}: {message}", param=param, code=code)
+
+
+def invalid_body(errors: Sequence[Mapping[str, Any]]) -> HttpError:
+    """The first thing that is wrong with a body, as pydantic says it."""
+    first = errors[0]
+    kind, place = first["type"], first["loc"][1:]
+    if kind == "json_invalid":
+        return HttpError(400, f"body: must be JSON ({first.get('ctx', {}).get('error', first['msg'])})", code=kind)
+    param = path_of(place, whole=kind == "extra_forbidden")
+    if kind == "extra_forbidden":
+        return refused(param, "unknown, or not supported by this server", "unsupported_parameter")
+    if kind == UNSUPPORTED_TYPE:
+        return refused(param, first["msg"], "unsupported_value")
+    if not param and kind != "too_many_fields":
+        return HttpError(
+            400, "body: must be a JSON object, sent as Content-Type: application/json", code="invalid_body"
+        )
+    given = "" if kind == "missing" else f" = {reprlib.repr(first.get('input'))}"
+    return HttpError(400, f"{param or 'body'}{given}: {first['msg']}", param=param or None, code="invalid_value")
+
+
+def unsendable_key() -> HttpError:
+    """A key that none can be."""
+    return http_error(Unauthenticated("authorization: must be 'Bearer KEY', the key in ASCII without white space"))
+
+
+def _param_of(name: str) -> str:
+    known = _PARAMS.get(name)
+    return known if known is not None else name.partition(" ")[0]
+
+
+def path_of(place: Sequence[object], *, whole: bool) -> str:
+    """A field's path as pydantic has it, without what names a union's members, as long as somebody would read.
+
+    Args:
+        place: `loc` of pydantic's error.
+        whole: its last part is a name that the client chose.
+    """
+    fields = [part for index, part in enumerate(place) if _is_field(part) or (whole and index == len(place) - 1)]
+    return ".".join(str(part)[:MAX_NAME_CHARACTERS] for part in fields[:MAX_PATH_PARTS])
+
+
+def _is_field(part: object) -> bool:
+    """Whether a part of pydantic's path is a field's name or index, and not the name of a union's member."""
+    if isinstance(part, int):
+        return True
+    text = str(part)
+    return text.replace("_", "").isalnum() and text.islower() and text not in ("str", "int", "float", "bool", "none")
+
+
+def _headers(error: PacelineError, kind: _Kind) -> dict[str, str]:
+    if kind.status == 401:
+        return {"WWW-Authenticate": "Bearer"}
+    if kind.status not in (429, 503):
+        return {}
+    after_ms = error.retry_after_ms
+    return {"Retry-After": str(UNAVAILABLE_RETRY_S if after_ms is None else math.ceil(after_ms / 1000))}

@@ -1,0 +1,107 @@
+"""Routes for who operates the gateway: whether it serves, its load and metrics, and the cluster behind it."""
+
+from __future__ import annotations
+
+import asyncio
+from importlib import metadata
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import PlainTextResponse, Response
+
+from paceline.protocol.errors import PacelineError, PeerUnavailable, Unauthenticated
+from paceline.protocol.generation import ModelDescription, PeerDescription
+from paceline.runtime import metrics
+from paceline_gateway.http.guard import RunningRequests
+from paceline_gateway.upstream.caller import HttpCaller
+from paceline_gateway.upstream.coordinators import Coordinator
+from paceline_gateway.upstream.services import Services
+
+
+def operating_routes(services: Services, running: RunningRequests) -> APIRouter:
+    """The routes over services."""
+    router = APIRouter()
+
+    @router.get("/health", response_class=Response)
+    async def health() -> Response:
+        """200 if a request would find a target; 503 otherwise, and while the gateway drains."""
+        if running.draining:
+            raise PeerUnavailable("the gateway is draining")
+        await services.coordinators.check()
+        return Response()
+
+    @router.get("/ping", response_class=Response)
+    async def ping() -> Response:
+        """200: the gateway itself answers."""
+        return Response()
+
+    @router.get("/version")
+    async def version() -> dict[str, str]:
+        """Paceline's version."""
+        return {"version": metadata.version("paceline")}
+
+    @router.get("/load")
+    async def load() -> dict[str, Any]:
+        """Requests that run now."""
+        return {"server_load": running.count}
+
+    @router.get("/metrics", response_class=PlainTextResponse)
+    async def prometheus() -> Response:
+        """What Prometheus reads."""
+        content, content_type = metrics.exposition()
+        return Response(content, media_type=content_type)
+
+    @router.get("/cluster")
+    async def cluster(request: Request) -> dict[str, Any]:
+        """What each coordinator says of itself and of its peers; as with models, to holders of a key alone."""
+        return await cluster_view(services, request.scope["caller"])
+
+    return router
+
+
+async def cluster_view(services: Services, caller: HttpCaller) -> dict[str, Any]:
+    """All coordinators, those that don't answer too.
+
+    Raises:
+        Unauthenticated: they tell the caller nothing.
+    """
+    asked = (_coordinator(each, caller, services) for each in services.coordinators.all)
+    return {"coordinators": await asyncio.gather(*asked)}
+
+
+async def _coordinator(coordinator: Coordinator, caller: HttpCaller, services: Services) -> dict[str, Any]:
+    """Another failure than `Unauthenticated` is part of the view."""
+    shown = {"address": coordinator.address, "requests": coordinator.running}
+    try:
+        described = await coordinator.ask(caller)
+    except Unauthenticated:
+        raise
+    except PacelineError as error:
+        return shown | {"reachable": False, "problem": error.message, "models": []}
+    model = _model(described, services.served_name(described))
+    return shown | {"reachable": True, "problem": "", "models": [model]}
+
+
+def _model(described: ModelDescription, name: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "max_length": described.max_length,
+        "drafters": list(described.drafters),
+        "peers": [_peer(each) for each in described.peers],
+    }
+
+
+def _peer(peer: PeerDescription) -> dict[str, Any]:
+    """`sessions` are the coordinator's own; those of the latest step, its rows and the queue are of all of them."""
+    return {
+        "role": peer.kind.value,
+        "address": peer.address,
+        "up": peer.up,
+        "problem": peer.problem,
+        "model": peer.fingerprint.model,
+        "sessions": peer.sessions,
+        "step_sessions": peer.step_sessions,
+        "step_rows": peer.step_rows,
+        "queue": peer.queue,
+        "step_ms": peer.step_ms,
+    }

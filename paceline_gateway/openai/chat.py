@@ -1,0 +1,154 @@
+"""`/v1/chat/completions`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from paceline.models.tokenizer import Tokenizer
+from paceline.protocol.generation import Finished, FinishReason, GenerateEvent, GenerateRequest, Started, Tokens
+from paceline_gateway.http.errors import refused
+from paceline_gateway.openai.chat_prompt import ChatPrompt, read_chat
+from paceline_gateway.openai.chunks import (
+    FINISH_REASONS,
+    Head,
+    PlannedReply,
+    check_answer,
+    check_fields,
+    round_details,
+)
+from paceline_gateway.openai.logprobs import chat_logprobs
+from paceline_gateway.openai.params import generate_request, read_sampling
+from paceline_gateway.openai.template_fields import template_settings
+from paceline_gateway.openai.tools import plan_tools
+from paceline_gateway.openai.types import ChatRequest, Chunk
+from paceline_gateway.reply.deltas import ReplyDelta
+from paceline_gateway.reply.tokens import StopWatch, with_markers
+from paceline_gateway.upstream.caller import HttpCaller
+from paceline_gateway.upstream.services import Services
+
+
+async def plan_chat(services: Services, body: ChatRequest, caller: HttpCaller) -> PlannedReply:
+    """Read a request.
+
+    Raises:
+        HttpError, PacelineError: naming field, value and limit; or no coordinator serves.
+    """
+    check_fields(body, 1)
+    _check_chat(body)
+    serving = await services.coordinators.serving(caller)
+    services.check_model(body.model, serving.description)
+    tools = plan_tools(services.form, body.tools, body.tool_choice, body.parallel_tool_calls)
+    settings = template_settings(services, body)
+    prompt = await read_chat(services, body.messages, tools, serving.description.max_length, settings)
+    asked = generate_request(
+        body,
+        prompt.token_ids,
+        await read_sampling(services, body, (body.top_logprobs or 0) if body.logprobs else None),
+        model=serving.description.name,
+        max_new_tokens=_within(body, serving.description.max_length - len(prompt.token_ids)),
+    )
+    prompt = replace(prompt, answer=asked.sampling.grammar)
+    check_answer(services.config, body, [asked])
+    request = prompt.hold(asked)
+    if body.prediction is not None and body.prediction.text:
+        predicted = await services.prompts.predicted(body.prediction.text, serving.description.max_length)
+        request = replace(request, prediction=predicted)
+    fingerprint = serving.fingerprint(request.acceptance)
+    head = Head("chatcmpl", "chat.completion.chunk", services.served_name(serving.description), fingerprint)
+    writers = [ChatWriter(index, body, services.tokenizer, prompt, request) for index in range(body.n or 1)]
+    return PlannedReply(services.coordinators, serving, head, body, [request], writers, prompt.ignored)
+
+
+@dataclass
+class ChatWriter:
+    """Writes one choice of a chat."""
+
+    index: int
+    body: ChatRequest
+    tokenizer: Tokenizer
+    prompt: ChatPrompt
+    request: GenerateRequest
+
+    def __post_init__(self) -> None:
+        self._parser = self.prompt.parser
+        self._stop = StopWatch(self.tokenizer, self.request.stop, self.request.stop_token_ids)
+        self._reasoning = self.prompt.reasoning_tokens(self.tokenizer)
+        self._called = False
+        """Whether the reply calls a tool."""
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """As `ChoiceWriter`."""
+        return self._reasoning.count
+
+    def written(self, event: GenerateEvent) -> list[Chunk]:
+        """As `ChoiceWriter`."""
+        if isinstance(event, Started):
+            prompt = {"prompt_token_ids": list(event.prompt_token_ids)} if self.body.return_token_ids else {}
+            return [{"choices": [self._choice({"role": "assistant", "content": ""})]} | prompt]
+        if isinstance(event, Finished):
+            certain = self._parser.feed(event.text)
+            ended = self._parser.finish(cut=event.reason is not FinishReason.STOP or self._stop.found is not None)
+            deltas = [self._delta(each) for each in (*certain, *ended)]
+            *before, last = deltas or [{}]
+            return [
+                *({"choices": [self._choice(delta)]} for delta in before),
+                {"choices": [self._choice(last) | self._ended(event.reason)]},
+            ]
+        assert isinstance(event, Tokens), "a chat asks for no report of its prompt"
+        return self._tokens(event)
+
+    def _tokens(self, event: Tokens) -> list[Chunk]:
+        """One chunk for each delta; what is told of the tokens goes with the first, or alone."""
+        self._stop.see(event.token_ids)
+        self._reasoning.see(event.token_ids)
+        deltas = [self._delta(each) for each in self._parser.feed(with_markers(event, self.prompt.hidden))]
+        told = round_details(event, self.body.paceline, self.tokenizer)
+        extras: dict[str, Any] = {"token_ids": list(event.token_ids)} if self.body.return_token_ids else {}
+        if self.body.logprobs:
+            extras["logprobs"] = chat_logprobs(event.logprobs, self.body.top_logprobs or 0, self.tokenizer)
+        if not deltas and (told or extras):
+            deltas = [{}]
+        written = [{"choices": [self._choice(delta)]} for delta in deltas]
+        if written:
+            written[0]["choices"][0] |= extras
+            written[0] |= told
+        return written
+
+    def _delta(self, delta: ReplyDelta) -> dict[str, Any]:
+        if (call := delta.tool_call) is not None:
+            self._called = True
+            function = {"name": call.name} if call.name else {}
+            named = {"id": call.id, "type": "function"} if call.id else {}
+            return {
+                "tool_calls": [{"index": call.index, **named, "function": function | {"arguments": call.arguments}}]
+            }
+        if delta.reasoning:
+            return {"reasoning_content": delta.reasoning}
+        return {"content": delta.content}
+
+    def _ended(self, reason: FinishReason) -> dict[str, Any]:
+        if reason is not FinishReason.STOP:
+            return {"finish_reason": FINISH_REASONS[reason]}
+        called = self._called and not self._parser.cut_in_call
+        return {"finish_reason": "tool_calls" if called else "stop", "stop_reason": self._stop.found}
+
+    def _choice(self, delta: dict[str, Any]) -> dict[str, Any]:
+        return {"index": self.index, "delta": delta, "logprobs": None, "finish_reason": None}
+
+
+def _check_chat(body: ChatRequest) -> None:
+    if body.top_logprobs and not body.logprobs:
+        raise refused("top_logprobs", "must be left out without logprobs")
+    if body.max_completion_tokens is not None and body.max_tokens not in (None, body.max_completion_tokens):
+        raise refused("max_tokens", "must be left out with max_completion_tokens, or equal to it")
+
+
+def _within(body: ChatRequest, room: int) -> int | None:
+    """The limit that was sent, if it is one: what the context leaves is the end anyway, told by the same reason.
+
+    Clients' defaults are limits of other models.
+    """
+    sent = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    return None if sent is not None and sent > room else sent

@@ -1,0 +1,81 @@
+"""OpenAI's routes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Body, Request
+from starlette.responses import Response
+
+from paceline.protocol.generation import ModelDescription
+from paceline_gateway.http.answers import STREAMED, EventStream, WholeReply, data_event
+from paceline_gateway.http.bodies import JsonRoute
+from paceline_gateway.openai.chat import plan_chat
+from paceline_gateway.openai.chunks import planned_chunks
+from paceline_gateway.openai.completions import plan_completion
+from paceline_gateway.openai.folding import FoldedChat, FoldedCompletion, whole
+from paceline_gateway.openai.types import ChatRequest, Chunk, CompletionRequest
+from paceline_gateway.upstream.services import Services
+
+
+def openai_routes(services: Services) -> APIRouter:
+    """The routes over services."""
+    router = APIRouter(route_class=JsonRoute)
+    most_bytes = services.config.max_answer_bytes
+
+    @router.post("/v1/chat/completions", responses=STREAMED)
+    async def chat_completions(request: Request, body: Annotated[ChatRequest, Body()]) -> Response:
+        """OpenAI's Chat Completions; streamed as server-sent events with `stream`."""
+        made = planned_chunks(request, body, lambda caller: plan_chat(services, body, caller))
+        if body.stream:
+            return _stream(services, made)
+        return WholeReply(lambda: whole(made, FoldedChat, "chat.completion", most_bytes))
+
+    @router.post("/v1/completions", responses=STREAMED)
+    async def completions(request: Request, body: Annotated[CompletionRequest, Body()]) -> Response:
+        """OpenAI's Completions; streamed as server-sent events with `stream`."""
+        made = planned_chunks(request, body, lambda caller: plan_completion(services, body, caller))
+        if body.stream:
+            return _stream(services, made)
+        return WholeReply(lambda: whole(made, FoldedCompletion, "text_completion", most_bytes))
+
+    @router.get("/v1/models")
+    async def models(request: Request) -> dict[str, Any]:
+        """What is served: one model."""
+        described = await services.coordinators.models(request.scope["caller"])
+        return {"object": "list", "data": [_model(services, described)]}
+
+    @router.get("/v1/models/{model:path}")
+    async def model(request: Request, model: str) -> dict[str, Any]:
+        """One model by its name."""
+        described = await services.coordinators.models(request.scope["caller"])
+        services.check_model(model, described)
+        return _model(services, described)
+
+    return router
+
+
+def _stream(services: Services, made: AsyncGenerator[Chunk, None]) -> Response:
+    async def events() -> AsyncGenerator[bytes, None]:
+        async with aclosing(made) as stream:
+            async for chunk in stream:
+                yield data_event(chunk)
+
+    return EventStream(events(), reader_timeout_s=services.config.reader_timeout_s)
+
+
+def _model(services: Services, described: ModelDescription) -> dict[str, Any]:
+    name = services.served_name(described)
+    return {
+        "id": name,
+        "object": "model",
+        "created": int(time.time()),
+        "owned_by": "paceline",
+        "root": described.target.model or name,
+        "max_model_len": described.max_length,
+        "drafters": list(described.drafters),
+        "default_sampling_params": described.defaults,
+    }

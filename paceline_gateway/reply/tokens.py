@@ -1,0 +1,117 @@
+"""What a reply's tokens tell that its text doesn't: markers, how many are reasoning, and which stop ended it.
+
+Tokens of reasoning are counted by ids: text may be held back behind them. A marker that is no token of its own is
+looked for in the text of the latest tokens.
+
+A coordinator's text leaves special tokens out: `[TOOL_CALLS]` and its like. The ids tell where they stood, since each
+token says how much text was certain with it. Text that may begin a stop string waits, and comes behind a marker then.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+
+from paceline.models.tokenizer import Tokenizer
+from paceline.protocol.generation import MAX_STOP_CHARACTERS, Tokens
+from paceline_gateway.reply.format import ReasoningTags, ReplyFormat
+
+_TAIL_TOKENS = MAX_STOP_CHARACTERS + 8
+"""The longest stop string, a token for each character, and what its first token may have in front of it."""
+
+
+class ReasoningTokens:
+    """Counts the tokens of reasoning while tokens come; the state is what takes the next one.
+
+    Args:
+        tokenizer: of the model.
+        form: what its replies consist of.
+        in_reasoning: whether the template opened the span.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, form: ReplyFormat, *, in_reasoning: bool) -> None:
+        self.count = 0
+        self._tokenizer = tokenizer
+        tags = form.reasoning or ReasoningTags("", "")
+        self._opening, self._closing = tags.opening, tags.closing
+        self._ids = form.tokens
+        # A token has at least a byte of the marker, and the first may have text in front of it.
+        self._tail = deque[int](maxlen=len(self._closing.encode()) + 1)
+        self._state: Callable[[int], None] | None = None
+        if form.reasoning is not None:
+            self._state = self._inside if in_reasoning else self._before
+
+    def see(self, token_ids: Sequence[int]) -> None:
+        """Take newly committed tokens."""
+        for token_id in token_ids:
+            if self._state is None:
+                return
+            self._state(token_id)
+
+    def _before(self, token_id: int) -> None:
+        """Reasoning comes first in a reply, or not at all."""
+        self._tail.append(token_id)
+        text = self._tokenizer.decode(tuple(self._tail)).lstrip()
+        if token_id == self._ids.get(self._opening) or text.startswith(self._opening):
+            self._tail.clear()
+            self._state = self._inside
+        elif text and not self._opening.startswith(text):
+            self._state = None
+
+    def _inside(self, token_id: int) -> None:
+        self.count += 1
+        self._tail.append(token_id)
+        length = self._closing_length()
+        if length:
+            self.count -= length
+            self._state = None
+
+    def _closing_length(self) -> int:
+        """Tokens at the end that make the closing marker; 0: it isn't there yet."""
+        tail = tuple(self._tail)
+        if (marker := self._ids.get(self._closing)) is not None:
+            return int(tail[-1] == marker)
+        ends = (n for n in range(1, len(tail) + 1) if self._closing in self._tokenizer.decode(tail[-n:]))
+        return min(next(ends, 0), self.count) if self._closing in self._tokenizer.decode(tail) else 0
+
+
+class StopWatch:
+    """Finds what ended a reply. A stop string is complete with the last token, whose text isn't sent."""
+
+    def __init__(self, tokenizer: Tokenizer, strings: Sequence[str], token_ids: Sequence[int]) -> None:
+        self._tokenizer = tokenizer
+        self._strings = strings
+        self._token_ids = frozenset(token_ids)
+        self._tail: deque[int] = deque(maxlen=_TAIL_TOKENS)
+
+    def see(self, token_ids: Sequence[int]) -> None:
+        """Take newly committed tokens."""
+        self._tail.extend(token_ids)
+
+    @property
+    def found(self) -> str | int | None:
+        """What a reply that stopped ended with; None: the model's own end."""
+        if not self._tail:
+            return None
+        last = self._tail[-1]
+        if last in self._token_ids:
+            return last
+        return None if last in self._tokenizer.eos_token_ids else self._string()
+
+    def _string(self) -> str | None:
+        """The first of the strings in the text, one that reaches into the last token."""
+        ids = list(self._tail)
+        before, text = len(self._tokenizer.decode(ids[:-1])), self._tokenizer.decode(ids)
+        found = ((text.find(string, max(0, before - len(string) + 1)), string) for string in self._strings)
+        return min(((at, string) for at, string in found if at >= 0), default=(0, None))[1]
+
+
+def with_markers(tokens: Tokens, hidden: Mapping[int, str]) -> str:
+    """The text of newly committed tokens, hidden ones written by their names."""
+    if not hidden or not any(token_id in hidden for token_id in tokens.token_ids):
+        return tokens.text
+    pieces, at = list[str](), 0
+    for token_id, end in zip(tokens.token_ids, tokens.text_ends, strict=False):
+        pieces += [tokens.text[at:end], hidden.get(token_id, "")]
+        at = end
+    return "".join([*pieces, tokens.text[at:]])

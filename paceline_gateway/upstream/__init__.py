@@ -1,0 +1,1 @@
+"""What is behind the gateway: the coordinators, and who calls them."""
