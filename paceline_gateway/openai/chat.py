@@ -89,7 +89,8 @@ class ChatWriter:
             return [{"choices": [self._choice({"role": "assistant", "content": ""})]} | prompt]
         if isinstance(event, Finished):
             certain = self._parser.feed(event.text)
-            ended = self._parser.finish(cut=event.reason is not FinishReason.STOP or self._stop.found is not None)
+            is_cut = event.reason is not FinishReason.STOP or self._stop.stop_reason is not None
+            ended = self._parser.finish(is_cut=is_cut)
             deltas = [self._delta(each) for each in (*certain, *ended)]
             *before, last = deltas or [{}]
             return [
@@ -103,7 +104,7 @@ class ChatWriter:
         """One chunk for each delta; what is told of the tokens goes with the first, or alone."""
         self._stop.see(event.token_ids)
         self._reasoning.see(event.token_ids)
-        deltas = [self._delta(each) for each in self._parser.feed(with_markers(event, self.prompt.hidden))]
+        deltas = [self._delta(each) for each in self._parser.feed(with_markers(event, self.prompt.marker_tokens))]
         told = round_details(event, self.body.paceline, self.tokenizer)
         extras: dict[str, Any] = {"token_ids": list(event.token_ids)} if self.body.return_token_ids else {}
         if self.body.logprobs:
@@ -131,8 +132,8 @@ class ChatWriter:
     def _ended(self, reason: FinishReason) -> dict[str, Any]:
         if reason is not FinishReason.STOP:
             return {"finish_reason": FINISH_REASONS[reason]}
-        called = self._called and not self._parser.cut_in_call
-        return {"finish_reason": "tool_calls" if called else "stop", "stop_reason": self._stop.found}
+        called = self._called and not self._parser.has_partial_call
+        return {"finish_reason": "tool_calls" if called else "stop", "stop_reason": self._stop.stop_reason}
 
     def _choice(self, delta: dict[str, Any]) -> dict[str, Any]:
         return {"index": self.index, "delta": delta, "logprobs": None, "finish_reason": None}

@@ -49,9 +49,9 @@ class ChatPrompt:
         return ReasoningTokens(tokenizer, self.form, in_reasoning=self.in_reasoning)
 
     @property
-    def hidden(self) -> Mapping[int, str]:
-        """Special tokens that the parser must see."""
-        return self.form.hidden_tokens(calls=bool(self.tools.callable))
+    def marker_tokens(self) -> Mapping[int, str]:
+        """Special tokens whose text the parser must see, by id."""
+        return self.form.markers(calls=bool(self.tools.callable))
 
     def hold(self, request: GenerateRequest) -> GenerateRequest:
         """The request, its reply held to what was promised of calls and to its answer's format.

@@ -22,7 +22,7 @@ from paceline.protocol.sampling import Grammar
 from paceline_gateway.http.errors import path_of
 from paceline_gateway.http.ignored_fields import Hint, hints_of
 from paceline_gateway.http.shapes import RequestShape, Several, require_shallow
-from paceline_gateway.reply.call_grammar import CallRules, arguments_schema, behind_reasoning, call_grammar
+from paceline_gateway.reply.call_grammar import CallRules, arguments_schema, call_grammar, grammar_after_reasoning
 from paceline_gateway.reply.deltas import ReplyParser
 from paceline_gateway.reply.format import ReplyFormat
 from paceline_gateway.reply.parser import reply_parser
@@ -100,7 +100,7 @@ class ToolPlan:
             Unsupported: the model's format can't keep them.
         """
         if not self.callable:
-            return behind_reasoning(form, answer) if answer is not None and in_reasoning else answer
+            return grammar_after_reasoning(form, answer) if answer is not None and in_reasoning else answer
         rules = self.rules
         if rules is None and answer is not None:
             rules = CallRules(self.callable, required=False, parallel=self.parallel)

@@ -41,10 +41,10 @@ class CallRules:
 def call_grammar(
     form: ReplyFormat, rules: CallRules, *, in_reasoning: bool, answer: Grammar | None = None
 ) -> Grammar:
-    """The language of replies that keep the rules, reasoning first where the model has it.
+    """Write the language of replies that keep the rules, reasoning first where the model has it.
 
     Args:
-        form: of the model's replies.
+        form: the format of the model's replies.
         rules: what calls must be.
         in_reasoning: whether the template opened a span of reasoning.
         answer: what a reply without calls must be, where calls are not required; None: free text.
@@ -58,23 +58,23 @@ def call_grammar(
     if rules.required or answer is not None:
         opening, reply = writer.literal(calls.opening), "calls" if rules.required else "(answer | calls)"
     else:
-        opening, reply = writer.behind_text(calls)
-    parallel = rules.parallel and calls.following is not None
+        opening, reply = writer.calls_after_text(calls)
+    parallel = rules.parallel and calls.separator is not None
     lines = [
         f"start: {reasoning} {reply}",
         f"calls: {opening} {writer.functions(calls, parallel=parallel)}",
         *writer.function_rules(calls, rules.functions),
     ]
     if answer is not None and not rules.required:
-        lines.append(f"answer: {_told_apart(answer, calls)}")
+        lines.append(f"answer: {_answer_rule(answer, calls)}")
     return Grammar(GrammarKind.LARK, "\n".join([*lines, *writer.terminals]))
 
 
-def behind_reasoning(form: ReplyFormat, grammar: Grammar) -> Grammar:
-    """A JSON schema's language behind the reasoning that a template opened.
+def grammar_after_reasoning(form: ReplyFormat, grammar: Grammar) -> Grammar:
+    """Write a JSON schema's language behind the reasoning that a template opened.
 
     Raises:
-        Unsupported: it isn't a schema's.
+        Unsupported: the grammar is no JSON schema.
     """
     writer = _RuleWriter(form.tokens)
     reasoning = writer.reasoning(form.reasoning, in_reasoning=True)
@@ -84,7 +84,7 @@ def behind_reasoning(form: ReplyFormat, grammar: Grammar) -> Grammar:
 
 
 class _RuleWriter:
-    """Writes rules; `terminals` are those that they need."""
+    """Writes rules of Lark; `terminals` collects those that other rules need."""
 
     def __init__(self, tokens: Mapping[str, int]) -> None:
         self._tokens = {text: token_id for text, token_id in tokens.items() if text.strip()}
@@ -93,51 +93,51 @@ class _RuleWriter:
         self.terminals: list[str] = []
 
     def literal(self, text: str) -> str:
-        """A text as the format has it."""
+        """Write a text of the format."""
         return " ".join(self._pieces(text)) or '""'
 
     def functions(self, form: CallFormat, *, parallel: bool) -> str:
-        """From the first call's name to the end of the turn."""
-        more = f" ({self.literal(form.following or '')} function)*" if parallel else ""
-        return f"function{more} {self.literal(form.closing)}"
+        """Write the rule from the first call's name to the end of the turn."""
+        further_calls = f" ({self.literal(form.separator or '')} function)*" if parallel else ""
+        return f"function{further_calls} {self.literal(form.closing)}"
 
     def function_rules(self, form: CallFormat, functions: Mapping[str, Mapping[str, Any]]) -> list[str]:
-        """From a call's name to the end of its arguments."""
+        """Write the rules from a call's name to the end of its arguments."""
         names = [f"function_{place}" for place in range(len(functions))]
         lines = [f"function: {' | '.join(names)}"]
         for rule, (name, schema) in zip(names, functions.items(), strict=True):
-            lines.append(f"{rule}: {self.literal(name)} {self.literal(form.between)} {rule}_arguments")
-            if form.each is None:
+            lines.append(f"{rule}: {self.literal(name)} {self.literal(form.name_suffix)} {rule}_arguments")
+            if form.parameter is None:
                 lines.append(f"{rule}_arguments: %json {_schema_text(schema)}")
             else:
-                one_by_one = ParameterRules(form.each, self.literal, _schema_text, self.terminals)
-                lines += one_by_one.of(f"{rule}_arguments", name, schema)
+                parameters = ParameterRules(form.parameter, self.literal, _schema_text, self.terminals)
+                lines += parameters.rules(f"{rule}_arguments", name, schema)
         return lines
 
     def reasoning(self, tags: ReasoningTags | None, *, in_reasoning: bool) -> str:
-        """A span that the template opened must be closed; any other may be left out."""
+        """Write a span of reasoning: one that the template opened must be closed, any other may be left out."""
         if tags is None:
             return ""
         self.terminals.append(r"SPACE: /\s+/")
-        span = f"{self._up_to(tags.closing, 'reasoning')} SPACE?"
+        span = f"{self._text_until(tags.closing, 'reasoning')} SPACE?"
         return span if in_reasoning else f"({self.literal(tags.opening)} {span})?"
 
-    def behind_text(self, form: CallFormat) -> tuple[str, str]:
-        """What opens calls behind free text, and a reply: text in which no marker stands, and calls, if any."""
+    def calls_after_text(self, form: CallFormat) -> tuple[str, str]:
+        """Write what opens calls behind free text, and the reply: text without a marker, then calls, if any."""
         if not form.marker:
             raise Unsupported.of("tools", "nothing marks a call in this model's free text; use tool_choice required")
-        self.terminals.append(f"TEXT: /{_ANY}/ & ~/{_ANY}{_escaped(form.marker)}{_ANY}/")
+        self.terminals.append(f"TEXT: /{_ANY}/ & ~/{_ANY}{_regex_literal(form.marker)}{_ANY}/")
         if self._starts_with_token(form.marker):
             return self.literal(form.opening), "(TEXT calls?)"
-        rest = self.literal(form.opening.removeprefix(form.marker))
-        return f"{self._up_to(form.marker, 'to_marker')} {rest}", "(TEXT | calls)"
+        opening = self.literal(form.opening.removeprefix(form.marker))
+        return f"{self._text_until(form.marker, 'to_marker')} {opening}", "(TEXT | calls)"
 
-    def _up_to(self, marker: str, rule: str) -> str:
-        """Any text, the marker, and nothing behind it."""
+    def _text_until(self, marker: str, rule: str) -> str:
+        """Write any text up to a marker, with the marker."""
         if self._starts_with_token(marker):
             self.terminals.append(f"ANY_{rule.upper()}: /{_ANY}/")
             return f"ANY_{rule.upper()} {self.literal(marker)}"
-        self.terminals.append(f"{rule}[lazy]: /{_ANY}{_escaped(marker)}/")
+        self.terminals.append(f"{rule}[lazy]: /{_ANY}{_regex_literal(marker)}/")
         return rule
 
     def _starts_with_token(self, marker: str) -> bool:
@@ -145,35 +145,36 @@ class _RuleWriter:
 
     def _pieces(self, text: str) -> Iterator[str]:
         at = 0
-        for found in self._any_token.finditer(text):
-            yield from _quoted(text[at : found.start()])
-            yield f"<[{self._tokens[found[0]]}]>"
-            at = found.end()
-        yield from _quoted(text[at:])
+        for match in self._any_token.finditer(text):
+            yield from _string_literal(text[at : match.start()])
+            yield f"<[{self._tokens[match[0]]}]>"
+            at = match.end()
+        yield from _string_literal(text[at:])
 
 
 def arguments_schema(parameters: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """The schema of a function's arguments; without one it has none."""
+    """Return the schema of a function's arguments; a function without `parameters` takes none."""
     if parameters is None:
         return {"type": "object", "properties": {}, "additionalProperties": False}
     return parameters if "type" in parameters else {"type": "object", **parameters}
 
 
-def _told_apart(answer: Grammar, calls: CallFormat) -> str:
-    """The rule of an answer that no reader takes for a call.
+def _answer_rule(answer: Grammar, calls: CallFormat) -> str:
+    """Write the rule of an answer that no reader takes for a call.
 
-    Calls have a marker that begins no JSON; those that have none are objects of a name and arguments.
+    Most calls have a marker that begins no JSON. Those without one are objects of a name and arguments.
     """
     rule = _json_rule(answer, "where a reply may call tools")
     if not calls.marker.strip("[{") and (calls.is_list or _may_be_call(answer)):
-        why = "can't be told from calls, which are JSON in this model's format: say additionalProperties false, and"
-        raise Unsupported.of("response_format", f"{why} don't have name with arguments or parameters")
+        reason = "can't be told from calls, which are JSON in this model's format: say additionalProperties false,"
+        raise Unsupported.of("response_format", f"{reason} and don't have name with arguments or parameters")
     return rule
 
 
-def _json_rule(answer: Grammar, where: str) -> str:
+def _json_rule(answer: Grammar, place: str) -> str:
     if answer.kind is not GrammarKind.JSON_SCHEMA:
-        raise Unsupported.of("structured_outputs", f"only JSON schemas can be kept {where}, no {answer.kind.value}")
+        reason = f"only JSON schemas can be kept {place}, no {answer.kind.value}"
+        raise Unsupported.of("structured_outputs", reason)
     return f"%json {json.dumps(json.loads(answer.text))}"
 
 
@@ -181,17 +182,17 @@ def _may_be_call(answer: Grammar) -> bool:
     """Whether an object that fits may have the keys of a call."""
     tree = SchemaTree(json.loads(answer.text))
 
-    def may_be(node: object, within: tuple[int, ...] = ()) -> bool:
-        if not isinstance(node, dict) or id(node) in within:
+    def may_be(node: object, ancestors: tuple[int, ...] = ()) -> bool:
+        if not isinstance(node, dict) or id(node) in ancestors:
             return node is not False
-        further = (*within, id(node))
+        path = (*ancestors, id(node))
         properties = mapping(node.get("properties"))
         is_closed = node.get("additionalProperties") is False and not node.get("patternProperties")
         has_keys = "name" in properties and any(key in properties for key in ARGUMENT_KEYS)
         if "object" not in types_of(node) or (is_closed and not has_keys):
             return False
-        branches = [may_be(part, further) for _, part in tree.branches("#", node)]
-        return all(may_be(part, further) for _, part in tree.conjuncts("#", node)) and any(branches or [True])
+        branches = [may_be(part, path) for _, part in tree.branches("#", node)]
+        return all(may_be(part, path) for _, part in tree.conjuncts("#", node)) and any(branches or [True])
 
     try:
         return may_be(tree.root)
@@ -203,10 +204,10 @@ def _schema_text(schema: Mapping[str, Any]) -> str:
     return json.dumps({"x-guidance": _SPACES, **schema})
 
 
-def _quoted(text: str) -> Sequence[str]:
+def _string_literal(text: str) -> Sequence[str]:
     return (json.dumps(text, ensure_ascii=False),) if text else ()
 
 
-def _escaped(text: str) -> str:
-    """For a regular expression between slashes."""
+def _regex_literal(text: str) -> str:
+    """Escape a text for a regular expression between slashes."""
     return re.escape(text).replace("/", r"\/")

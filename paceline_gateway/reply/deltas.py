@@ -27,38 +27,38 @@ class ReplyDelta:
 
 
 class ReplyParser(Protocol):
-    """Takes a reply's text in pieces of any size: the cut decides how deltas are cut, never what they join to."""
+    """Takes a reply's text in pieces of any size; the cut decides how deltas are cut, never what they join to."""
 
     def feed(self, text: str) -> list[ReplyDelta]:
-        """What has become certain with this piece."""
+        """Return the deltas that this piece makes certain."""
 
-    def finish(self, *, cut: bool = False) -> list[ReplyDelta]:
-        """What was held back as the possible start of a marker; the reply has ended.
+    def finish(self, *, is_cut: bool = False) -> list[ReplyDelta]:
+        """End the reply and return what was held back as the possible start of a marker.
 
         Args:
-            cut: by a limit or a stop string. What certainly began a call is no content then.
+            is_cut: whether a limit or a stop string ended it. The certain start of a call is no content then.
         """
 
     @property
-    def cut_in_call(self) -> bool:
-        """Whether the reply was cut before its last call was whole."""
+    def has_partial_call(self) -> bool:
+        """Whether the reply was cut before its last call was complete."""
 
 
-def joined(deltas: Iterable[ReplyDelta]) -> list[ReplyDelta]:
-    """The same with neighbours of one kind as one; a call's pieces too."""
-    merged: list[ReplyDelta] = []
+def join_deltas(deltas: Iterable[ReplyDelta]) -> list[ReplyDelta]:
+    """Join neighbours of one kind, a call's pieces too."""
+    runs: list[ReplyDelta] = []
     for delta in deltas:
-        last = merged[-1] if merged else ReplyDelta()
-        both = _one(last, delta)
-        if both is None:
-            merged.append(delta)
+        last = runs[-1] if runs else ReplyDelta()
+        pair = _join(last, delta)
+        if pair is None:
+            runs.append(delta)
         else:
-            merged[-1:] = [both]
-    return merged
+            runs[-1:] = [pair]
+    return runs
 
 
-def _one(first: ReplyDelta, second: ReplyDelta) -> ReplyDelta | None:
-    """Both in one, if they are neighbours of one kind."""
+def _join(first: ReplyDelta, second: ReplyDelta) -> ReplyDelta | None:
+    """Join two deltas of one kind; None: they are of different kinds."""
     if first.content and second.content:
         return ReplyDelta(content=first.content + second.content)
     if first.reasoning and second.reasoning:

@@ -19,11 +19,11 @@ _TAIL_TOKENS = 24
 
 @dataclass(frozen=True)
 class ParameterFormat:
-    """The text around one argument: `before_name` NAME `before_value` VALUE `behind_value`, white space kept."""
+    """The text around one argument: `name_prefix` NAME `value_prefix` VALUE `value_suffix`, white space kept."""
 
-    before_name: str
-    before_value: str
-    behind_value: str
+    name_prefix: str
+    value_prefix: str
+    value_suffix: str
 
 
 @dataclass(frozen=True)
@@ -33,24 +33,27 @@ class CallFormat:
     Attributes:
         marker: what a reply's first call begins with; empty: nothing but the call's own JSON.
         opening: from the marker to the name, white space at both ends kept.
-        between: from a name to its arguments.
-        following: from the arguments of one call to the name of the next; None: one call a turn.
+        name_suffix: from a name to its arguments.
+        separator: from the arguments of one call to the name of the next; None: one call a turn.
         closing: from the last call's arguments to the end of the turn.
         as_text: whether the template wants arguments as JSON text instead of an object.
-        each: how arguments are written one by one; None: they are one JSON object.
+        parameter: the text around each argument; None: the arguments are one JSON object.
     """
 
     marker: str
     opening: str
-    between: str
-    following: str | None
+    name_suffix: str
+    separator: str | None
     closing: str
     as_text: bool = False
-    each: ParameterFormat | None = None
+    parameter: ParameterFormat | None = None
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """What a call in free text begins with. Llama's templates write bare JSON; its models put a tag in front."""
+        """What a call in free text begins with.
+
+        Llama's templates write bare JSON, and its models put a tag in front.
+        """
         return (self.marker or PYTHON_TAG,)
 
     @property
@@ -61,8 +64,8 @@ class CallFormat:
     @property
     def is_list(self) -> bool:
         """Whether calls are the items of one list."""
-        found = OPENING_OBJECT.search(self.opening)
-        return found is not None and found["list"] is not None
+        match = OPENING_OBJECT.search(self.opening)
+        return match is not None and match["list"] is not None
 
 
 @dataclass(frozen=True)
@@ -78,31 +81,32 @@ class ReplyFormat:
     """What a reply of this model may consist of.
 
     Attributes:
-        calls: None: the template has no functions, or writes them in a way that isn't known (`no_calls` says why).
-        reasoning: None: the template knows of none.
-        tokens: texts that are one token wherever they stand, by their ids.
-        hidden: special tokens that the format is made of, which a coordinator's text leaves out.
+        calls: None: the template has no functions, or writes them in an unknown way.
+        no_calls_reason: why there are none.
+        reasoning: None: the template has no reasoning.
+        tokens: texts that are one token wherever they stand, and their ids.
+        marker_tokens: special tokens that the format is made of, which a coordinator's text leaves out, by id.
     """
 
     calls: CallFormat | None = None
-    no_calls: str = ""
+    no_calls_reason: str = ""
     reasoning: ReasoningTags | None = None
     tokens: Mapping[str, int] = field(default_factory=dict)
-    hidden: Mapping[int, str] = field(default_factory=dict)
+    marker_tokens: Mapping[int, str] = field(default_factory=dict)
 
-    def hidden_tokens(self, *, calls: bool) -> Mapping[int, str]:
-        """Those of reasoning, and of calls where any may come."""
+    def markers(self, *, calls: bool) -> Mapping[int, str]:
+        """Return the marker tokens of reasoning, and those of calls where any may come."""
         tags = f"{self.reasoning.opening} {self.reasoning.closing}" if self.reasoning else ""
-        return {i: text for i, text in self.hidden.items() if calls or text in tags}
+        return {i: text for i, text in self.marker_tokens.items() if calls or text in tags}
 
     def require_calls(self) -> CallFormat:
-        """The format of calls.
+        """Return the format of calls.
 
         Raises:
             Unsupported: there is none.
         """
         if self.calls is None:
-            raise Unsupported.of("tools", self.no_calls)
+            raise Unsupported.of("tools", self.no_calls_reason)
         return self.calls
 
 
@@ -110,7 +114,7 @@ def opens_reasoning(tokenizer: Tokenizer, prompt: Sequence[int], tags: Reasoning
     """Whether a rendered chat ends inside a span of reasoning that the template opened itself."""
     if tags is None:
         return False
-    hidden = tokenizer.hidden_tokens
+    marker_tokens = tokenizer.hidden_tokens
     tail = prompt[-_TAIL_TOKENS:]
-    text = "".join(hidden.get(i) or tokenizer.decode((i,)) for i in tail)
+    text = "".join(marker_tokens.get(i) or tokenizer.decode((i,)) for i in tail)
     return text.rstrip().endswith(tags.opening)

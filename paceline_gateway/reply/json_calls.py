@@ -1,4 +1,4 @@
-"""Calls of functions in a reply, character by character, in the ways that templates write them.
+"""Calls of functions whose arguments a reply writes as one JSON object, read character by character.
 
 White space is free wherever a format's own text is matched: models write more or less of it than their templates.
 """
@@ -9,146 +9,149 @@ import json
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
-from paceline_gateway.reply.call_reader import NAME, CallReader, ObjectScan, tight
+from paceline_gateway.reply.call_reader import NAME, CallReader, ObjectScan, without_space
 from paceline_gateway.reply.format import ARGUMENT_KEYS, CallFormat
 
 
 class NamedCalls(CallReader):
-    """Name and arguments stand in text of the format's own: `[TOOL_CALLS]name[ARGS]{…}`."""
+    """Reads calls whose name and arguments stand in text of the format's own: `[TOOL_CALLS]name[ARGS]{…}`."""
 
-    def _between(self, character: str) -> None:
-        literal = tight(self._form.between)
-        found = self._found(character, (literal,)) if literal else literal
-        if found is None:
+    def _read_name_suffix(self, character: str) -> None:
+        literal = without_space(self._form.name_suffix)
+        match = self._match(character, (literal,)) if literal else literal
+        if match is None:
             self._refuse()
-        elif found or not literal:
-            self._expect(self._open, "")
+        elif match or not literal:
+            self._expect(self._open_arguments, "")
             if not literal:
-                self._open(character)
+                self._open_arguments(character)
 
-    def _closed(self) -> None:
-        if not tight(self._form.closing):
+    def _end_arguments(self) -> None:
+        if not without_space(self._form.closing):
             self._leave("")
-        self._expect(self._after, "")
+        self._expect(self._read_closing, "")
 
-    def _after(self, character: str) -> None:
-        following = tight(self._form.following or "")
-        found = self._found(character, [text for text in (following, tight(self._form.closing)) if text])
-        if found is None:
+    def _read_closing(self, character: str) -> None:
+        separator, closing = without_space(self._form.separator or ""), without_space(self._form.closing)
+        match = self._match(character, [text for text in (separator, closing) if text])
+        if match is None:
             self._leave(self._raw)
-        elif found and found == following:
-            self._expect(self._named, "")
-        elif found:
+        elif match and match == separator:
+            self._expect(self._read_name, "")
+        elif match:
             self._leave("")
 
 
 class JsonCalls(CallReader):
-    """A call is a JSON object with a name, or an item of a list of them; other orders of keys are read at its end."""
+    """Reads calls that are JSON objects with a name, or a list of them.
+
+    The usual order of keys is read as it comes. Any other is read once the JSON has ended.
+    """
 
     def __init__(self, form: CallFormat, functions: Collection[str], new_id: Callable[[], str]) -> None:
         super().__init__(form, functions, new_id)
         objects = ('{"name":"', '{"type":"function","name":"')
-        self._first = tuple(f"[{start}" if form.is_list else start for start in objects)
-        self._next = objects
-        self._closing = tight(form.closing).lstrip("}]")
-        self._bare = False
+        self._first_openings = tuple(f"[{start}" if form.is_list else start for start in objects)
+        self._next_openings = objects
+        self._closing = without_space(form.closing).lstrip("}]")
+        self._is_bare = False
 
     def markers(self, *, first: bool) -> tuple[str, ...]:  # noqa: D102
-        bare = ("{",) if first and not self._form.marker else ()
-        return self._form.markers + bare
+        brackets = ("{",) if first and not self._form.marker else ()
+        return self._form.markers + brackets
 
     @property
     def is_marked(self) -> bool:  # noqa: D102
-        return not self._bare
+        return not self._is_bare
 
-    def begin(self, held: str, marker: str) -> None:  # noqa: D102
-        super().begin(held, marker)
-        self._bare = marker == "{"
-        self._body = "{" if self._bare else ""
-        self._openings = self._first
-        self._expect(self._head, self._body)
+    def begin(self, text: str, marker: str) -> None:  # noqa: D102
+        super().begin(text, marker)
+        self._is_bare = marker == "{"
+        self._body = "{" if self._is_bare else ""
+        self._openings = self._first_openings
+        self._expect(self._read_head, self._body)
 
-    def _head(self, character: str) -> None:
+    def _read_head(self, character: str) -> None:
         self._body += character
-        found = self._found(character, self._openings)
-        if found:
-            self._expect(self._named, "")
-        elif found is None:
-            self._read_whole()
+        match = self._match(character, self._openings)
+        if match:
+            self._expect(self._read_name, "")
+        elif match is None:
+            self._fall_back()
 
-    def _named(self, character: str) -> None:
+    def _read_name(self, character: str) -> None:
         self._body += character
         if NAME.fullmatch(character):
             self._name += character
             return
-        offered = not self._bare or self._name in self._functions
-        self._expect(self._between, character)
-        if character != '"' or not self._name or not offered:
-            self._read_whole()
+        is_offered = not self._is_bare or self._name in self._functions
+        self._expect(self._read_name_suffix, character)
+        if character != '"' or not self._name or not is_offered:
+            self._fall_back()
 
-    def _between(self, character: str) -> None:
+    def _read_name_suffix(self, character: str) -> None:
         self._body += character
-        found = self._found(character, [f'","{key}":' for key in ARGUMENT_KEYS])
-        if found:
-            self._expect(self._open, "")
-        elif found is None:
-            self._read_whole()
+        match = self._match(character, [f'","{key}":' for key in ARGUMENT_KEYS])
+        if match:
+            self._expect(self._open_arguments, "")
+        elif match is None:
+            self._fall_back()
 
-    def _open(self, character: str) -> None:
+    def _open_arguments(self, character: str) -> None:
         if character == "{" or character.isspace():
-            super()._open(character)
+            super()._open_arguments(character)
         else:
             self._body += character
-            self._read_whole()
+            self._fall_back()
 
-    def _closed(self) -> None:
+    def _end_arguments(self) -> None:
         self._scan = ObjectScan(depth=1)
-        self._state = self._rest
+        self._state = self._read_further_keys
 
-    def _rest(self, character: str) -> None:
-        """Further keys of the object, which mean nothing; most have none."""
+    def _read_further_keys(self, character: str) -> None:
+        """Skip further keys of the object, which mean nothing."""
         if self._scan.push(character):
-            self._end()
+            self._end_object()
         elif self._raw.strip() == character and character != ",":
             self._leave(self._raw)
 
-    def _end(self) -> None:
+    def _end_object(self) -> None:
         if not self._form.is_list and not self._closing:
             self._leave("")
-        self._expect(self._after, "")
+        self._expect(self._read_closing, "")
 
-    def _after(self, character: str) -> None:
+    def _read_closing(self, character: str) -> None:
         ends = ("]", ",") if self._form.is_list else (self._closing,)
-        found = self._found(character, ends)
-        if found is None:
+        match = self._match(character, ends)
+        if match is None:
             self._leave(self._raw)
-        elif found == ",":
-            self._raw, self._body, self._openings = "", "", self._next
-            self._expect(self._head, "")
-        elif found:
+        elif match == ",":
+            self._raw, self._body, self._openings = "", "", self._next_openings
+            self._expect(self._read_head, "")
+        elif match:
             self._leave("")
 
-    def _read_whole(self) -> None:
-        """Not the usual order of keys: read to the end of the JSON, if a marker promises that it is a call."""
+    def _fall_back(self) -> None:
+        """Read an unusual order of keys to the end of the JSON, if a marker promises that it is a call."""
         body, self._body = self._body, ""
-        if self._bare:
+        if self._is_bare:
             return self._refuse()
         self._scan = ObjectScan()
-        self._state = self._whole
+        self._state = self._read_whole
         for character in body:
-            if self._state == self._whole:
-                self._whole(character)
+            if self._state == self._read_whole:
+                self._read_whole(character)
         return None
 
-    def _whole(self, character: str) -> None:
+    def _read_whole(self, character: str) -> None:
         self._body += character
-        closed = self._scan.push(character)
-        if self._scan.depth == 0 and not closed and not character.isspace():
+        is_end = self._scan.push(character)
+        if self._scan.depth == 0 and not is_end and not character.isspace():
             self._refuse()
-        elif closed:
-            self._take_whole()
+        elif is_end:
+            self._take_calls()
 
-    def _take_whole(self) -> None:
+    def _take_calls(self) -> None:
         calls = list(_calls_of(self._body))
         if not calls:
             return self._refuse()
@@ -157,18 +160,18 @@ class JsonCalls(CallReader):
         self._raw = ""
         if self._body.lstrip().startswith("["):
             self._leave("")
-        return self._end()
+        return self._end_object()
 
 
 def _calls_of(body: str) -> Iterator[tuple[str, str]]:
-    """Names and arguments of the calls that a JSON text has; none, if any of them is none."""
+    """Yield names and arguments of the calls that a JSON text has; none if any item is no call."""
     try:
         value = json.loads(body)
     except (ValueError, RecursionError):
         return
-    found = [_call_of(item) for item in (value if isinstance(value, list) else [value])]
-    if all(found):
-        yield from (call for call in found if call)
+    calls = [_call_of(item) for item in (value if isinstance(value, list) else [value])]
+    if all(calls):
+        yield from (call for call in calls if call)
 
 
 def _call_of(item: Any) -> tuple[str, str] | None:

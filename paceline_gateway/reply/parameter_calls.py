@@ -1,4 +1,4 @@
-"""Calls whose arguments a reply writes one by one, read character by character and told as JSON."""
+"""Calls whose arguments a reply writes one by one, read character by character and sent as JSON."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from paceline_gateway.reply.call_reader import CallReader, tight
+from paceline_gateway.reply.call_reader import CallReader, without_space
 from paceline_gateway.reply.deltas import ReplyDelta, ToolCallDelta
 from paceline_gateway.reply.format import CallFormat
 from paceline_gateway.reply.parameter_values import STRING, json_of, parameters_of, types_of
@@ -16,137 +16,140 @@ MAX_NAME = 256
 
 
 class ParameterCalls(CallReader):
-    """The call is told once its function's name is whole. A string streams; another value is told when it is whole.
+    """Reads calls parameter by parameter.
 
-    Behind the arguments the call is over: whatever else stands there is content.
+    A call is emitted once its function's name is complete. A string streams; any other value is emitted when it is
+    complete. The call is over behind its arguments: whatever else stands there is content.
     """
 
     def __init__(self, form: CallFormat, functions: Collection[str], new_id: Callable[[], str]) -> None:
         super().__init__(form, functions, new_id)
-        assert form.each is not None, "the arguments are written one by one"
+        assert form.parameter is not None, "the arguments are written one by one"
         self._schemas: Mapping[str, Any] = functions if isinstance(functions, Mapping) else {}
-        self._head = tight(form.opening.removeprefix(form.marker))
-        self._before_name, self._before_value = tight(form.each.before_name), form.each.before_value.rstrip()
-        self._newline = form.each.before_value[len(self._before_value) :]
-        behind = form.each.behind_value
-        self._end = behind.strip()
-        self._ends = (behind[: len(behind) - len(behind.lstrip())] + self._end, self._end)
-        self._over, *after = form.closing.split()
-        self._after_over = "".join(after)
+        self._head = without_space(form.opening.removeprefix(form.marker))
+        self._name_prefix = without_space(form.parameter.name_prefix)
+        self._value_prefix = form.parameter.value_prefix.rstrip()
+        self._newline = form.parameter.value_prefix[len(self._value_prefix) :]
+        suffix = form.parameter.value_suffix
+        self._value_end = suffix.strip()
+        self._value_ends = (suffix[: len(suffix) - len(suffix.lstrip())] + self._value_end, self._value_end)
+        self._arguments_end, *rest = form.closing.split()
+        self._call_end = "".join(rest)
         self._types: frozenset[str] = frozenset()
-        self._separator = self._held = self._value = self._skipped = ""
-        self._told = False
+        self._separator = self._pending_text = self._value = self._newline_prefix = ""
+        self._has_call = False
 
-    def begin(self, held: str, marker: str) -> None:  # noqa: D102
-        super().begin(held, marker)
-        self._told, self._separator = False, ""
+    def begin(self, text: str, marker: str) -> None:  # noqa: D102
+        super().begin(text, marker)
+        self._has_call, self._separator = False, ""
         if self._head:
-            self._expect(self._opening, "")
+            self._expect(self._read_opening, "")
 
     def finish(self, *, is_call: bool = False) -> list[ReplyDelta]:  # noqa: D102
-        self.done = True
-        if not self._told:
+        self.is_done = True
+        if not self._has_call:
             return [ReplyDelta(content=self._raw)] if self._raw and not is_call else []
-        if self._state == self._string:
-            self._tell(_inside_quotes(self._held))
-        elif self._state == self._other:
-            self._tell(self._value + self._held)
-        taken, self._deltas = self._deltas, []
-        return taken
+        if self._state == self._read_string:
+            self._emit(_inside_quotes(self._pending_text))
+        elif self._state == self._read_other:
+            self._emit(self._value + self._pending_text)
+        deltas, self._deltas = self._deltas, []
+        return deltas
 
-    def _opening(self, character: str) -> None:
-        found = self._found(character, (self._head,))
-        if found is None:
+    def _read_opening(self, character: str) -> None:
+        match = self._match(character, (self._head,))
+        if match is None:
             self._refuse()
-        elif found:
-            self._expect(self._named, "")
+        elif match:
+            self._expect(self._read_name, "")
 
-    def _between(self, character: str) -> None:
-        literal = tight(self._form.between)
-        found = self._found(character, (literal,)) if literal else literal
-        if found is None:
+    def _read_name_suffix(self, character: str) -> None:
+        literal = without_space(self._form.name_suffix)
+        match = self._match(character, (literal,)) if literal else literal
+        if match is None:
             self._refuse()
             return
-        if not found and literal:
+        if not match and literal:
             return
         self._call(self._name, "{")
-        self._told, self._raw = True, ""
-        self._expect(self._next, "")
+        self._has_call, self._raw = True, ""
+        self._expect(self._read_next, "")
         if not literal:
             self._raw = character
-            self._next(character)
+            self._read_next(character)
 
-    def _next(self, character: str) -> None:
-        """A further argument, or the end of them."""
-        found = self._found(character, (self._before_name, self._over))
-        if found == self._before_name:
-            self._expect(self._parameter, "")
-        elif found == self._over:
-            self._tell("}")
-            self._expect(self._after, "")
-            if not self._after_over:
+    def _read_next(self, character: str) -> None:
+        """Look for a further argument, or for the end of them."""
+        match = self._match(character, (self._name_prefix, self._arguments_end))
+        if match == self._name_prefix:
+            self._expect(self._read_parameter_name, "")
+        elif match == self._arguments_end:
+            self._emit("}")
+            self._expect(self._read_closing, "")
+            if not self._call_end:
                 self._leave("")
-        elif found is None:
-            self._tell_and_leave("}")
+        elif match is None:
+            self._emit_and_leave("}")
 
-    def _parameter(self, character: str) -> None:
-        self._seen += character
-        if self._seen.endswith(self._before_value):
-            name = self._seen.removesuffix(self._before_value).strip()
+    def _read_parameter_name(self, character: str) -> None:
+        self._prefix += character
+        if self._prefix.endswith(self._value_prefix):
+            name = self._prefix.removesuffix(self._value_prefix).strip()
             self._types = types_of(parameters_of(self._schemas.get(self._name)).get(name))
             is_string = self._types == STRING
-            self._tell(f"{self._separator}{json.dumps(name, ensure_ascii=False)}: " + '"' * is_string)
-            self._separator, self._held, self._value, self._skipped = ", ", "", "", ""
-            self._state = self._string if is_string else self._other
-        elif len(self._seen) > MAX_NAME:
-            self._tell_and_leave("}")
+            self._emit(f"{self._separator}{json.dumps(name, ensure_ascii=False)}: " + '"' * is_string)
+            self._separator, self._pending_text, self._value, self._newline_prefix = ", ", "", "", ""
+            self._state = self._read_string if is_string else self._read_other
+        elif len(self._prefix) > MAX_NAME:
+            self._emit_and_leave("}")
 
-    def _string(self, character: str) -> None:
-        text, ended = self._text(character)
-        self._tell(_inside_quotes(text) + '"' * ended)
-        if ended:
-            self._expect(self._next, "")
+    def _read_string(self, character: str) -> None:
+        text, is_end = self._value_text(character)
+        self._emit(_inside_quotes(text) + '"' * is_end)
+        if is_end:
+            self._expect(self._read_next, "")
 
-    def _other(self, character: str) -> None:
-        text, ended = self._text(character)
+    def _read_other(self, character: str) -> None:
+        text, is_end = self._value_text(character)
         self._value += text
-        if ended:
-            self._tell(json_of(self._value, self._types))
-            self._expect(self._next, "")
+        if is_end:
+            self._emit(json_of(self._value, self._types))
+            self._expect(self._read_next, "")
 
-    def _text(self, character: str) -> tuple[str, bool]:
-        """What of a value has become certain, and whether it has ended.
+    def _value_text(self, character: str) -> tuple[str, bool]:
+        """Return the text of a value that is certain now, and whether the value has ended.
 
-        White space that the template writes around it is no part of it, once.
+        White space that the template writes around a value is skipped, once.
         """
-        if self._newline and self._skipped != self._newline and self._newline.startswith(self._skipped + character):
-            self._skipped += character
+        prefix = self._newline_prefix + character
+        if self._newline_prefix != self._newline and self._newline.startswith(prefix):
+            self._newline_prefix = prefix
             return "", False
-        self._skipped = self._newline
-        self._held += character
+        self._newline_prefix = self._newline
+        self._pending_text += character
         text = ""
-        while self._held:
-            if self._held in self._ends:
+        while self._pending_text:
+            if self._pending_text in self._value_ends:
                 return text, True
-            if any(end.startswith(self._held) for end in self._ends):
+            if any(end.startswith(self._pending_text) for end in self._value_ends):
                 break
-            text, self._held = text + self._held[0], self._held[1:]
+            text, self._pending_text = text + self._pending_text[0], self._pending_text[1:]
         return text, False
 
-    def _after(self, character: str) -> None:
-        found = self._found(character, (self._after_over,))
-        if found is None:
+    def _read_closing(self, character: str) -> None:
+        match = self._match(character, (self._call_end,))
+        if match is None:
             self._leave(self._raw)
-        elif found:
+        elif match:
             self._leave("")
 
-    def _tell_and_leave(self, arguments: str) -> None:
-        again = self._raw
-        self._tell(arguments)
-        self._leave(again)
+    def _emit_and_leave(self, arguments: str) -> None:
+        remainder = self._raw
+        self._emit(arguments)
+        self._leave(remainder)
 
-    def _tell(self, arguments: str) -> None:
-        """A piece of the call's arguments; what made it is no content any more."""
+    def _emit(self, arguments: str) -> None:
+        """Emit a piece of the call's arguments; the text behind it is no content any more."""
         if arguments:
             self._deltas.append(ReplyDelta(tool_call=ToolCallDelta(self._index, arguments=arguments)))
         self._raw = ""

@@ -1,7 +1,7 @@
 """What a parameter's text means where a template writes arguments one by one, without JSON's quotes.
 
-Strings are written as they are, everything else as JSON; Jinja writes `True`, `False` and `None`. So the schema tells
-which is meant: text of a parameter that may be a string alone is that string; any other is JSON if its type fits,
+Strings are written as they are, everything else as JSON; Jinja writes `True`, `False` and `None`. So the schema
+decides. The text of a parameter that can only be a string is that string. Any other text is JSON if its type fits,
 else a string.
 """
 
@@ -17,13 +17,13 @@ _NAMES = {bool: "boolean", int: "integer", float: "number", str: "string", type(
 
 
 def types_of(schema: object) -> frozenset[str]:
-    """JSON types that a schema allows, as far as it says so itself; empty: any may be meant."""
+    """Return the JSON types that a schema allows, as far as it says so itself; empty: any."""
     if not isinstance(schema, Mapping):
         return frozenset()
-    given = schema.get("type")
-    if given is not None:
-        named = [given] if isinstance(given, str) else given
-        return frozenset(each for each in _list(named) if isinstance(each, str))
+    types = schema.get("type")
+    if types is not None:
+        names = [types] if isinstance(types, str) else _list(types)
+        return frozenset(name for name in names if isinstance(name, str))
     if "const" in schema or "enum" in schema:
         return frozenset(map(_type_of, _list(schema["enum"]) if "enum" in schema else [schema["const"]]))
     for union in ("anyOf", "oneOf"):
@@ -34,7 +34,7 @@ def types_of(schema: object) -> frozenset[str]:
 
 
 def json_of(text: str, types: frozenset[str]) -> str:
-    """A parameter's text as JSON."""
+    """Return a parameter's text as JSON."""
     try:
         value = _WORDS[text.strip()] if text.strip() in _WORDS else json.loads(text, parse_constant=_refuse)
     except (ValueError, RecursionError):
@@ -47,9 +47,9 @@ def json_of(text: str, types: frozenset[str]) -> str:
 
 
 def parameters_of(schema: object) -> Mapping[str, Any]:
-    """The schemas of a function's parameters."""
-    given = schema.get("properties") if isinstance(schema, Mapping) else None
-    return given if isinstance(given, Mapping) else {}
+    """Return the schemas of a function's parameters, by name."""
+    properties = schema.get("properties") if isinstance(schema, Mapping) else None
+    return properties if isinstance(properties, Mapping) else {}
 
 
 def _list(value: object) -> list[Any]:

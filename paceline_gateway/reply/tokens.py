@@ -21,11 +21,11 @@ _TAIL_TOKENS = MAX_STOP_CHARACTERS + 8
 
 
 class ReasoningTokens:
-    """Counts the tokens of reasoning while tokens come; the state is what takes the next one.
+    """Counts a reply's tokens of reasoning; `_state` is the method that takes the next token.
 
     Args:
-        tokenizer: of the model.
-        form: what its replies consist of.
+        tokenizer: the model's.
+        form: the format of its replies.
         in_reasoning: whether the template opened the span.
     """
 
@@ -39,7 +39,7 @@ class ReasoningTokens:
         self._tail = deque[int](maxlen=len(self._closing.encode()) + 1)
         self._state: Callable[[int], None] | None = None
         if form.reasoning is not None:
-            self._state = self._inside if in_reasoning else self._before
+            self._state = self._count_token if in_reasoning else self._look_for_opening
 
     def see(self, token_ids: Sequence[int]) -> None:
         """Take newly committed tokens."""
@@ -48,17 +48,17 @@ class ReasoningTokens:
                 return
             self._state(token_id)
 
-    def _before(self, token_id: int) -> None:
-        """Reasoning comes first in a reply, or not at all."""
+    def _look_for_opening(self, token_id: int) -> None:
+        """Look for the opening marker: reasoning comes first in a reply, or not at all."""
         self._tail.append(token_id)
         text = self._tokenizer.decode(tuple(self._tail)).lstrip()
         if token_id == self._ids.get(self._opening) or text.startswith(self._opening):
             self._tail.clear()
-            self._state = self._inside
+            self._state = self._count_token
         elif text and not self._opening.startswith(text):
             self._state = None
 
-    def _inside(self, token_id: int) -> None:
+    def _count_token(self, token_id: int) -> None:
         self.count += 1
         self._tail.append(token_id)
         length = self._closing_length()
@@ -67,7 +67,7 @@ class ReasoningTokens:
             self._state = None
 
     def _closing_length(self) -> int:
-        """Tokens at the end that make the closing marker; 0: it isn't there yet."""
+        """Return how many of the last tokens make the closing marker; 0: it isn't there yet."""
         tail = tuple(self._tail)
         if (marker := self._ids.get(self._closing)) is not None:
             return int(tail[-1] == marker)
@@ -89,8 +89,8 @@ class StopWatch:
         self._tail.extend(token_ids)
 
     @property
-    def found(self) -> str | int | None:
-        """What a reply that stopped ended with; None: the model's own end."""
+    def stop_reason(self) -> str | int | None:
+        """The stop string or stop token that ended a reply that stopped; None: the model's own end."""
         if not self._tail:
             return None
         last = self._tail[-1]
@@ -99,19 +99,19 @@ class StopWatch:
         return None if last in self._tokenizer.eos_token_ids else self._string()
 
     def _string(self) -> str | None:
-        """The first of the strings in the text, one that reaches into the last token."""
+        """Return the first stop string that reaches into the last token's text."""
         ids = list(self._tail)
-        before, text = len(self._tokenizer.decode(ids[:-1])), self._tokenizer.decode(ids)
-        found = ((text.find(string, max(0, before - len(string) + 1)), string) for string in self._strings)
-        return min(((at, string) for at, string in found if at >= 0), default=(0, None))[1]
+        last_at, text = len(self._tokenizer.decode(ids[:-1])), self._tokenizer.decode(ids)
+        places = ((text.find(string, max(0, last_at - len(string) + 1)), string) for string in self._strings)
+        return min(((at, string) for at, string in places if at >= 0), default=(0, None))[1]
 
 
-def with_markers(tokens: Tokens, hidden: Mapping[int, str]) -> str:
-    """The text of newly committed tokens, hidden ones written by their names."""
-    if not hidden or not any(token_id in hidden for token_id in tokens.token_ids):
+def with_markers(tokens: Tokens, marker_tokens: Mapping[int, str]) -> str:
+    """Return the text of newly committed tokens, marker tokens written out."""
+    if not marker_tokens or not any(token_id in marker_tokens for token_id in tokens.token_ids):
         return tokens.text
     pieces, at = list[str](), 0
     for token_id, end in zip(tokens.token_ids, tokens.text_ends, strict=False):
-        pieces += [tokens.text[at:end], hidden.get(token_id, "")]
+        pieces += [tokens.text[at:end], marker_tokens.get(token_id, "")]
         at = end
     return "".join([*pieces, tokens.text[at:]])

@@ -14,8 +14,8 @@ from paceline.models.tokenizer import TableTokenizer, Tokenizer, TransformersTok
 from paceline.protocol.errors import Unsupported
 from paceline.protocol.sampling import Grammar, GrammarKind
 from paceline.sampling.grammar import GrammarMatcher, TokenTable, Vocabulary
-from paceline_gateway.reply.call_grammar import CallRules, arguments_schema, behind_reasoning, call_grammar
-from paceline_gateway.reply.deltas import ReplyDelta, joined
+from paceline_gateway.reply.call_grammar import CallRules, arguments_schema, call_grammar, grammar_after_reasoning
+from paceline_gateway.reply.deltas import ReplyDelta, join_deltas
 from paceline_gateway.reply.format import ReplyFormat
 from paceline_gateway.reply.parser import reply_parser
 from paceline_gateway.reply.template_probes import read_reply_format
@@ -63,7 +63,7 @@ def ids_of(name: str, text: str) -> tuple[int, ...]:
 
 def text_of(name: str, ids: list[int]) -> str:
     """As a gateway sees it: special tokens that the format is made of are written."""
-    tokenizer, hidden = tokenizer_of(name), form_of(name).hidden
+    tokenizer, hidden = tokenizer_of(name), form_of(name).marker_tokens
     return "".join(hidden.get(i) or tokenizer.decode((i,)) for i in ids)
 
 
@@ -95,13 +95,13 @@ def test_whatever_is_drawn_is_calls_that_fit(name: str) -> None:
     for _ in range(8):
         text = text_of(name, walk(matcher(name, required=True), name, rng))
         parser = reply_parser(form_of(name), FUNCTIONS, new_id=lambda: "id")
-        deltas = joined([*parser.feed(text), *parser.finish()])
+        deltas = join_deltas([*parser.feed(text), *parser.finish()])
         calls = [delta.tool_call for delta in deltas if delta.tool_call]
         assert len(calls) == len(deltas) >= 1, text
         several += len(calls) > 1
         for call in calls:
             jsonschema.validate(json.loads(call.arguments), FUNCTIONS[call.name])
-    assert bool(several) is (form_of(name).require_calls().following is not None)
+    assert bool(several) is (form_of(name).require_calls().separator is not None)
 
 
 @pytest.mark.parametrize("name", ["HERMES", "TABLE"])
@@ -146,9 +146,11 @@ def test_a_schema_holds_behind_the_reasoning_and_other_grammars_are_refused() ->
         ("true", False),
         ("so</think>so", False),
     ):
-        assert takes(table_of("THINKING").compile(behind_reasoning(form, schema)), "THINKING", text) is taken, text
+        assert (
+            takes(table_of("THINKING").compile(grammar_after_reasoning(form, schema)), "THINKING", text) is taken
+        ), text
     with pytest.raises(Unsupported, match="structured_outputs: only JSON schemas"):
-        behind_reasoning(form, Grammar(GrammarKind.REGEX, "a"))
+        grammar_after_reasoning(form, Grammar(GrammarKind.REGEX, "a"))
 
 
 ANSWER = {
@@ -169,7 +171,7 @@ def either(name: str, answer: object = ANSWER, *, in_reasoning: bool = False) ->
 def read(name: str, text: str, *, in_reasoning: bool = False) -> list[ReplyDelta]:
     """In pieces of one character, as it streams."""
     parser = reply_parser(form_of(name), FUNCTIONS, in_reasoning=in_reasoning, calls_first=True, new_id=lambda: "id")
-    return joined([delta for character in text for delta in parser.feed(character)] + parser.finish())
+    return join_deltas([delta for character in text for delta in parser.feed(character)] + parser.finish())
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "THINKING"])

@@ -17,7 +17,7 @@ from paceline.models.tokenizer import TransformersTokenizer
 from paceline.protocol.errors import InvalidInput, Unsupported
 from paceline.sampling.grammar import GrammarMatcher, TokenTable, Vocabulary
 from paceline_gateway.reply.call_grammar import CallRules, call_grammar
-from paceline_gateway.reply.deltas import ReplyDelta, joined
+from paceline_gateway.reply.deltas import ReplyDelta, join_deltas
 from paceline_gateway.reply.format import ReplyFormat
 from paceline_gateway.reply.parameter_values import json_of, types_of
 from paceline_gateway.reply.parser import reply_parser
@@ -66,7 +66,7 @@ def form(name: str) -> ReplyFormat:
 def parsed(pieces: list[str], name: str = "QWEN") -> list[ReplyDelta]:
     numbers = itertools.count(1)
     parser = reply_parser(form(name), FUNCTIONS, new_id=lambda: f"id{next(numbers)}")
-    return joined([*(delta for piece in pieces for delta in parser.feed(piece)), *parser.finish()])
+    return join_deltas([*(delta for piece in pieces for delta in parser.feed(piece)), *parser.finish()])
 
 
 def arguments(text: str, name: str = "QWEN") -> Any:

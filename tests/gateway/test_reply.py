@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline_gateway.reply.deltas import ReplyDelta, ToolCallDelta, joined
+from paceline_gateway.reply.deltas import ReplyDelta, ToolCallDelta, join_deltas
 from paceline_gateway.reply.format import ReplyFormat, opens_reasoning
 from paceline_gateway.reply.parser import MarkedReply, call_reader, reply_parser
 from paceline_gateway.reply.template_probes import read_reply_format
@@ -33,7 +33,7 @@ def form(name: str) -> ReplyFormat:
 def parsed(name: str, pieces: list[str], *, in_reasoning: bool = False) -> list[ReplyDelta]:
     numbers = itertools.count(1)
     parser = reply_parser(form(name), FUNCTIONS, in_reasoning=in_reasoning, new_id=lambda: f"id{next(numbers)}")
-    return joined([*(delta for piece in pieces for delta in parser.feed(piece)), *parser.finish()])
+    return join_deltas([*(delta for piece in pieces for delta in parser.feed(piece)), *parser.finish()])
 
 
 def call(index: int, name: str, arguments: str) -> ReplyDelta:
@@ -192,5 +192,5 @@ def test_a_parser_that_forgets_between_pieces_is_caught() -> None:
     for pieces in ([HERMES_CALL], [HERMES_CALL[:5], HERMES_CALL[5:]]):
         reader = call_reader(form("HERMES").require_calls(), FUNCTIONS, lambda: "id1")
         mutant = Forgetful(reader, None, in_reasoning=False, must_call=False, calls_first=False)
-        results.append(joined(delta for piece in pieces for delta in mutant.feed(piece)))
+        results.append(join_deltas(delta for piece in pieces for delta in mutant.feed(piece)))
     assert results[0] == [call(0, "get_weather", WEATHER)] != results[1]

@@ -227,14 +227,14 @@ def test_a_chat_that_the_template_refuses() -> None:
 def test_markers_that_the_text_leaves_out_are_put_back() -> None:
     for template, shown in ((MISTRAL, "ok[TOOL_CALLS] []"), (NAMED, "ok[TOOL_CALLS] []")):
         tokenizer = templated(template)
-        hidden = read_reply_format(tokenizer).hidden
+        hidden = read_reply_format(tokenizer).marker_tokens
         ids = tuple(tokenizer.inner.encode("ok[TOOL_CALLS] []", add_special_tokens=False))
         ends = tuple(len(tokenizer.decode(ids[: i + 1])) for i in range(len(ids)))
         text = tokenizer.decode(ids)
         assert text == "ok []"
         tokens = Tokens(ids, text, (Provenance.TARGET,) * len(ids), text_ends=ends)
         assert with_markers(tokens, hidden) == shown
-    assert with_markers(Tokens((65,), "A", (Provenance.TARGET,)), ReplyFormat().hidden) == "A"
+    assert with_markers(Tokens((65,), "A", (Provenance.TARGET,)), ReplyFormat().marker_tokens) == "A"
 
 
 @pytest.mark.real_model
