@@ -1,8 +1,7 @@
 """OpenTelemetry metrics of every service, over OTLP and for Prometheus; off, and at no cost, unless asked for."""
 
 from paceline.runtime.metrics.exporters import configure, exposition, is_on, shutdown
-from paceline.runtime.metrics.http import http_request_done
-from paceline.runtime.metrics.requests import RequestMeter, fell_back, reload_failed
+from paceline.runtime.metrics.requests import RequestMeter, fell_back, http_request_done, reload_failed
 from paceline.runtime.metrics.steps import (
     features_came,
     prefix_admitted,

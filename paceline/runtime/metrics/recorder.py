@@ -1,4 +1,4 @@
-"""What a process has counted. One recorder at most; None: metrics are off and nothing is recorded.
+"""What a process has counted. One recorder counts at most; while metrics are off nothing is recorded.
 
 Counters are plain integers that exporters read when they collect: adding to one costs less than a microsecond.
 Histograms are the SDK's, several microseconds each, so nothing between a verdict and the next round records one. All
@@ -27,13 +27,13 @@ class MetricRecorder:
     """The instruments of one service.
 
     Args:
-        meter: makes them.
+        meter: makes them; None, where there are none.
         specs: what to make; what is recorded of others is dropped.
         service: the service's name, as `catalogue.TARGET`.
         model: what is served; a label of some.
     """
 
-    def __init__(self, meter: Meter, specs: Iterable[MetricSpec], service: str, model: str) -> None:
+    def __init__(self, meter: Meter | None, specs: Iterable[MetricSpec], service: str, model: str) -> None:
         self.service = service
         self.model = model
         self._attributes: dict[tuple[MetricSpec, Values], dict[str, str]] = {}
@@ -42,6 +42,7 @@ class MetricRecorder:
         self._gauges: dict[MetricSpec, dict[Values, Read]] = {}
         self._histograms: dict[MetricSpec, Histogram] = {}
         for spec in specs:
+            assert meter is not None, "it makes every spec"
             self._make(meter, spec)
 
     def makes(self, spec: MetricSpec) -> bool:
@@ -74,11 +75,14 @@ class MetricRecorder:
                 spec.name, spec.unit, spec.meaning, explicit_bucket_boundaries_advisory=bounds
             )
         elif spec.kind is MetricKind.GAUGE:
-            self._gauges[spec] = {}
-            meter.create_observable_gauge(spec.name, [self._gauge_reader(spec)], spec.unit, spec.meaning)
+            gauges = self._gauges[spec] = {}
+            reader = self._reader(spec, lambda: [(values, value()) for values, value in list(gauges.items())])
+            meter.create_observable_gauge(spec.name, [reader], spec.unit, spec.meaning)
         else:
-            self._counts[spec] = dict.fromkeys(self._from_the_start(spec), 0)
-            meter.create_observable_counter(spec.name, [self._count_reader(spec)], spec.unit, spec.meaning)
+            counts = self._counts[spec] = dict.fromkeys(self._from_the_start(spec), 0)
+            meter.create_observable_counter(
+                spec.name, [self._reader(spec, lambda: list(counts.items()))], spec.unit, spec.meaning
+            )
 
     def _from_the_start(self, spec: MetricSpec) -> Iterable[Values]:
         """Series that are there with 0, so that their first count is seen as a growth."""
@@ -87,23 +91,12 @@ class MetricRecorder:
         roles = (self.service,)
         return itertools.product(*(roles if label.name == "role" else label.values for label in spec.labels))
 
-    def _gauge_reader(self, spec: MetricSpec) -> Callable[[CallbackOptions], Iterable[Observation]]:
+    def _reader(
+        self, spec: MetricSpec, read: Callable[[], Iterable[tuple[Values, float]]]
+    ) -> Callable[[CallbackOptions], Iterable[Observation]]:
         from opentelemetry.metrics import Observation
 
-        def read(_: CallbackOptions) -> Iterable[Observation]:
-            known = list(self._gauges[spec].items())
-            return [Observation(value(), self._described(spec, values)) for values, value in known]
-
-        return read
-
-    def _count_reader(self, spec: MetricSpec) -> Callable[[CallbackOptions], Iterable[Observation]]:
-        from opentelemetry.metrics import Observation
-
-        def read(_: CallbackOptions) -> Iterable[Observation]:
-            known = list(self._counts[spec].items())
-            return [Observation(value, self._described(spec, values)) for values, value in known]
-
-        return read
+        return lambda _: [Observation(value, self._described(spec, values)) for values, value in read()]
 
     def _bounded(self, spec: MetricSpec, values: Values) -> Values:
         assert len(values) == len(spec.labels), f"{spec.name} has the labels {spec.labels}"
@@ -125,15 +118,16 @@ class MetricRecorder:
         return self._attributes[key]
 
 
-_active: MetricRecorder | None = None
+_OFF = MetricRecorder(None, (), "", "")
+_active = _OFF
 
 
-def active() -> MetricRecorder | None:
-    """The process's recorder; None: metrics are off."""
+def active() -> MetricRecorder:
+    """The process's recorder; while metrics are off, one that drops everything."""
     return _active
 
 
 def activate(recorder: MetricRecorder | None) -> None:
-    """Record with this one from now on."""
+    """Record with this one from now on; None: switch metrics off."""
     global _active
-    _active = recorder
+    _active = recorder or _OFF

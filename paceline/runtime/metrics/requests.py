@@ -1,4 +1,4 @@
-"""What the coordinator's requests and rounds add to the metrics."""
+"""What requests, and the coordinator's rounds, add to the metrics."""
 
 from __future__ import annotations
 
@@ -40,27 +40,24 @@ class RequestMeter:
         self, kind: type[BaseException] | None, error: BaseException | None, stack: TracebackType | None
     ) -> None:
         _states[self._state] -= 1
-        if self._recorder is not None and not self._ended:
-            self._end(self._recorder, names.reason_of(_typed(error)), failed=True)
+        if not self._ended:
+            self._end(names.reason_of(_typed(error)), failed=True)
 
     @property
     def explains(self) -> bool:
         """Whether `done` makes use of an explanation."""
-        return self._recorder is not None
+        return self._recorder.makes(names.PLANNED)
 
     def asks(self, prompt_tokens: int, *, chat: bool) -> None:
         """The request is read."""
-        if self._recorder is not None:
-            self._operation = "chat" if chat else self._operation
-            self._recorder.count(names.TOKENS_PROMPT, prompt_tokens)
+        self._operation = "chat" if chat else self._operation
+        self._recorder.count(names.TOKENS_PROMPT, prompt_tokens)
 
     def round_done(self, record: RoundRecord, provenance: Iterable[Provenance]) -> None:
         """A round is over and the next one has left."""
-        self.first_token()
-        if self._recorder is not None:
-            _count_round(self._recorder, record)
-            for each in provenance:
-                self._recorder.count(names.TOKENS_COMMITTED, 1, each.value)
+        self.take_rounds((record,))
+        for each in provenance:
+            self._recorder.count(names.TOKENS_COMMITTED, 1, each.value)
 
     def first_token(self) -> None:
         """The request waits no longer; of no effect when repeated."""
@@ -73,14 +70,12 @@ class RequestMeter:
         """For who hears of rounds when the request has ended; passed over where rounds have no metrics."""
         if records:
             self.first_token()
-        if self._recorder is not None and self._recorder.makes(names.ROUND_DURATION):  # every round has one
+        if self._recorder.makes(names.ROUND_DURATION):  # every round has one
             for record in records:
                 _count_round(self._recorder, record)
 
     def done(self, stats: GenerationStats, reason: str, explanation: PlanExplanation | None = None) -> None:
         """The text has ended, for this finish reason."""
-        if self._recorder is None:
-            return
         labels = self._operation, PROVIDER, self._recorder.model
         self._recorder.observe(names.FIRST_TOKEN, stats.time_to_first_token_ms / 1e3, *labels)
         if stats.tokens_per_second > 0:
@@ -89,36 +84,35 @@ class RequestMeter:
             self._recorder.observe(names.REQUEST_ACCEPTANCE, stats.mean_acceptance_length)
         if explanation is not None and explanation.candidates:
             _count_plans(self._recorder, explanation, sum(record.round_ms for record in stats.records))
-        self._end(self._recorder, reason, failed=False)
+        self._end(reason, failed=False)
 
-    def _end(self, recorder: MetricRecorder, outcome: str, *, failed: bool) -> None:
+    def _end(self, outcome: str, *, failed: bool) -> None:
         self._ended = True
         seconds = time.perf_counter() - self._began
-        recorder.count(names.REQUESTS_ENDED, 1, outcome)
-        labels = self._operation, PROVIDER, recorder.model
-        recorder.observe(names.REQUEST_DURATION, seconds, *labels, outcome if failed else "")
+        self._recorder.count(names.REQUESTS_ENDED, 1, outcome)
+        labels = self._operation, PROVIDER, self._recorder.model
+        self._recorder.observe(names.REQUEST_DURATION, seconds, *labels, outcome if failed else "")
 
 
 def watch_requests() -> None:
     """Have the requests that run shown."""
-    recorder = active()
-    if recorder is not None:
-        for state in _states:
-            recorder.watch(names.REQUESTS_ACTIVE, lambda state=state: _states[state], state)  # type: ignore[misc]
+    for state in _states:
+        active().watch(names.REQUESTS_ACTIVE, lambda state=state: _states[state], state)  # type: ignore[misc]
 
 
 def fell_back(cause: str) -> None:
-    """A request goes on without what it had; causes are `catalogue.FALLBACK_CAUSES`."""
-    recorder = active()
-    if recorder is not None:
-        recorder.count(names.FALLBACKS, 1, cause)
+    """A request goes on without what it had; causes are those of `catalogue.FALLBACKS`."""
+    active().count(names.FALLBACKS, 1, cause)
 
 
 def reload_failed(file: str) -> None:
     """A file that is read again while the process runs was not right, so what it held before stays in force."""
-    recorder = active()
-    if recorder is not None:
-        recorder.count(names.RELOAD_FAILURES, 1, file)
+    active().count(names.RELOAD_FAILURES, 1, file)
+
+
+def http_request_done(route: str, status: int, seconds: float) -> None:
+    """An HTTP request is answered; `route` is its template, never its path."""
+    active().observe(names.HTTP_DURATION, seconds, route, str(status))
 
 
 def _typed(error: BaseException | None) -> PacelineError:

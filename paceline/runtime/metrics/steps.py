@@ -29,8 +29,6 @@ class WatchedScheduler(Protocol):
 def watch_service(scheduler: WatchedScheduler, kv_rows: Callable[[], int], max_kv_rows: int) -> None:
     """Have a service's sessions, queue and KV rows shown."""
     recorder = active()
-    if recorder is None:
-        return
     role = recorder.service
     recorder.watch(names.SESSIONS, lambda: scheduler.waiting, role, "waiting")
     recorder.watch(names.SESSIONS, lambda: max(0, scheduler.sessions - scheduler.waiting), role, "running")
@@ -41,64 +39,49 @@ def watch_service(scheduler: WatchedScheduler, kv_rows: Callable[[], int], max_k
 
 def watch_grammars(workers: Callable[[], int]) -> None:
     """Have a service's grammar workers shown."""
-    recorder = active()
-    if recorder is not None:
-        recorder.watch(names.GRAMMAR_WORKERS, workers, recorder.service)
+    active().watch(names.GRAMMAR_WORKERS, workers, active().service)
 
 
 def stepped(seconds: float, rows: int, sessions: int) -> None:
     """A step is over."""
     recorder = active()
-    if recorder is not None:
-        recorder.observe(names.STEP_DURATION, seconds, recorder.service)
-        recorder.observe(names.STEP_ROWS, rows, recorder.service)
-        recorder.observe(names.STEP_SESSIONS, sessions, recorder.service)
+    recorder.observe(names.STEP_DURATION, seconds, recorder.service)
+    recorder.observe(names.STEP_ROWS, rows, recorder.service)
+    recorder.observe(names.STEP_SESSIONS, sessions, recorder.service)
 
 
 def session_refused(error: PacelineError) -> None:
     """A session was not opened."""
-    recorder = active()
-    if recorder is not None:
-        recorder.count(names.SESSIONS_REFUSED, 1, recorder.service, names.reason_of(error))
+    active().count(names.SESSIONS_REFUSED, 1, active().service, names.reason_of(error))
 
 
 def session_failed(error: PacelineError) -> None:
     """The service has ended a session."""
-    recorder = active()
-    if recorder is not None:
-        recorder.count(names.SESSIONS_FAILED, 1, recorder.service, names.reason_of(error))
+    active().count(names.SESSIONS_FAILED, 1, active().service, names.reason_of(error))
 
 
 def prefix_admitted(reused: int, computed: int) -> None:
     """A target's session has its rows; so many of its prefix's tokens were there."""
-    recorder = active()
-    if recorder is not None:
-        recorder.count(names.PREFIX_TOKENS, reused, "reused")
-        recorder.count(names.PREFIX_TOKENS, computed, "computed")
+    active().count(names.PREFIX_TOKENS, reused, "reused")
+    active().count(names.PREFIX_TOKENS, computed, "computed")
 
 
 def proposal_sent(nodes: int, *, asked: bool) -> None:
     """A draft has left for the coordinator."""
-    recorder = active()
-    if recorder is not None:
-        kind = "asked" if asked else "prepared"
-        recorder.count(names.DRAFT_PROPOSALS, 1, kind)
-        recorder.count(names.DRAFT_TOKENS, nodes, kind)
+    kind = "asked" if asked else "prepared"
+    active().count(names.DRAFT_PROPOSALS, 1, kind)
+    active().count(names.DRAFT_TOKENS, nodes, kind)
 
 
 def shadow_sent(ranks: Sequence[int]) -> None:
     """The draft has said where committed tokens stood; 0: not in its order."""
-    recorder = active()
-    if recorder is not None:
-        for rank in ranks:
-            recorder.count(names.SHADOW, 1, _range_of_rank(rank))
+    for rank in ranks:
+        active().count(names.SHADOW, 1, _range_of_rank(rank))
 
 
 def features_came(size: int) -> None:
     """A target has sent hidden states of so many bytes."""
-    recorder = active()
-    if recorder is not None:
-        recorder.count(names.FEATURE_BYTES, size)
+    active().count(names.FEATURE_BYTES, size)
 
 
 def _range_of_rank(rank: int) -> str:
