@@ -11,7 +11,7 @@ the link with a typed status; malformed costs and features are named in the log,
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -20,7 +20,7 @@ from paceline.protocol.codec.bounds import Elsewhere, Most, bound, check_bounds
 from paceline.protocol.codec.copying import Copier
 from paceline.protocol.draft import DraftCommand, DraftEvent
 from paceline.protocol.errors import ProtocolMismatch, VocabularyMismatch
-from paceline.protocol.handshake import PROTOCOL_VERSION, Fingerprint, ServiceStatus
+from paceline.protocol.handshake import PROTOCOL_VERSION, Fingerprint
 from paceline.protocol.target import MAX_AT_WORK, AtWork, TargetCommand, TargetEvent
 from paceline.rpc.cost_messages import DRAFT_COSTS, TARGET_COSTS
 from paceline.rpc.frames import InSession, Message
@@ -38,8 +38,9 @@ Event = TypeVar("Event", bound=InSession)
 class LinkKind(Generic[Command, Event]):
     """What distinguishes the two kinds of link: their messages, the service's costs, and how they are encoded.
 
-    `signs`: events that a frame has beside those that are written as such. `dispensable`: kinds of event that nothing
-    waits for and no text depends on.
+    `ask_status`: begins the call for the service's status, on a stub for asyncio or for threads. `signs`: events that
+    a frame has beside those that are written as such. `dispensable`: kinds of event that nothing waits for and no
+    text depends on.
     """
 
     method: str
@@ -50,20 +51,10 @@ class LinkKind(Generic[Command, Event]):
     decode_command: Callable[[Message], Command]
     encode_event: Callable[[Any], Message]
     decode_event: Callable[[Message], Event]
-    ask_status: Callable[[Any, float], Awaitable[ServiceStatus]]
+    ask_status: Callable[[Any, float], Any]
     costs: Copier[Any, Any]
     signs: Callable[[Message], Iterable[Event]] = lambda frame: ()
     dispensable: frozenset[str] = frozenset()
-
-
-async def _target_status(stub: Any, timeout_s: float) -> ServiceStatus:
-    reply = await stub.GetTargetStatus(target_pb.GetTargetStatusRequest(), timeout=timeout_s)
-    return codec.decode_service_status(reply.status)
-
-
-async def _draft_status(stub: Any, timeout_s: float) -> ServiceStatus:
-    reply = await stub.GetDraftStatus(draft_pb.GetDraftStatusRequest(), timeout=timeout_s)
-    return codec.decode_service_status(reply.status)
 
 
 _BY_THE_FRAME = Elsewhere("check_frame: at most MAX_FRAME_MESSAGES")
@@ -87,7 +78,7 @@ TARGET: LinkKind[TargetCommand, TargetEvent] = LinkKind(
     decode_command=codec.decode_target_command,
     encode_event=codec.encode_target_event,
     decode_event=codec.decode_target_event,
-    ask_status=_target_status,
+    ask_status=lambda stub, timeout_s: stub.GetTargetStatus(target_pb.GetTargetStatusRequest(), timeout=timeout_s),
     costs=TARGET_COSTS,
     signs=_signs_of_target,
     dispensable=frozenset({"features"}),
@@ -101,7 +92,7 @@ DRAFT: LinkKind[DraftCommand, DraftEvent] = LinkKind(
     decode_command=codec.decode_draft_command,
     encode_event=codec.encode_draft_event,
     decode_event=codec.decode_draft_event,
-    ask_status=_draft_status,
+    ask_status=lambda stub, timeout_s: stub.GetDraftStatus(draft_pb.GetDraftStatusRequest(), timeout=timeout_s),
     costs=DRAFT_COSTS,
 )
 

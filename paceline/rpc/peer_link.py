@@ -194,7 +194,8 @@ class PeerLink(Generic[Command, Event]):
         if self._channel is None:
             raise self._unavailable()
         try:
-            return await self.kind.ask_status(self.kind.stub(self._channel), timeout_s)
+            reply = await self.kind.ask_status(self.kind.stub(self._channel), timeout_s)
+            return codec.decode_service_status(reply.status)
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error, self._where) from error
         except asyncio.CancelledError as error:

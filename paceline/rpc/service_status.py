@@ -8,9 +8,8 @@ from paceline.costs.service_costs import DraftCosts, TargetCosts
 from paceline.protocol import codec
 from paceline.protocol.handshake import ServiceStatus
 from paceline.rpc.channel import open_sync_channel
-from paceline.rpc.cost_messages import DRAFT_COSTS, TARGET_COSTS
+from paceline.rpc.link_kinds import DRAFT, TARGET, LinkKind
 from paceline.runtime.config import PeerSettings
-from paceline.v1 import draft_service_pb2, draft_service_pb2_grpc, target_service_pb2, target_service_pb2_grpc
 
 ANSWER_SECONDS = 10.0
 
@@ -33,15 +32,15 @@ def service_costs(
         grpc.RpcError: it can't be reached, or has no such call.
         InvalidInput: what it says is no line.
     """
-    reply = _ask(kind, peer, timeout_s)
-    return TARGET_COSTS.decode(reply.costs) if kind == "target" else DRAFT_COSTS.decode(reply.costs)
+    costs: TargetCosts | DraftCosts = _link(kind).costs.decode(_ask(kind, peer, timeout_s).costs)
+    return costs
 
 
 def _ask(kind: str, peer: str | PeerSettings, timeout_s: float) -> Any:
     settings = PeerSettings(address=peer) if isinstance(peer, str) else peer
     with open_sync_channel(settings) as channel:
-        if kind == "target":
-            target = target_service_pb2_grpc.TargetServiceStub(channel)
-            return target.GetTargetStatus(target_service_pb2.GetTargetStatusRequest(), timeout=timeout_s)
-        draft = draft_service_pb2_grpc.DraftServiceStub(channel)
-        return draft.GetDraftStatus(draft_service_pb2.GetDraftStatusRequest(), timeout=timeout_s)
+        return _link(kind).ask_status(_link(kind).stub(channel), timeout_s)
+
+
+def _link(kind: str) -> LinkKind[Any, Any]:
+    return TARGET if kind == "target" else DRAFT
