@@ -73,6 +73,3 @@ class FeatureEngine(Engine, Protocol):
         Raises:
             InvalidInput: rows of another width, or not finite.
         """
-
-    def forget_features(self, session: int, position: int) -> None:
-        """Forget the target's features from `position` on: those tokens are not committed any more."""

@@ -115,11 +115,6 @@ class BlockEngine(LedgerEngine[None]):
         held.context.put(first_position, self._network.context(taken, positions).flatten(1))
         held.told.clear()
 
-    def forget_features(self, session: int, position: int) -> None:  # noqa: D102
-        held = self._sessions[session]
-        held.context.forget(position)
-        held.told.clear()
-
     @torch.inference_mode()
     def step(self, plan: StepPlan) -> Sequence[Logits]:  # noqa: D102
         self._ledger.check(plan)

@@ -37,10 +37,6 @@ class GivenFeatures:
             self._rows[end - len(new) : end] = new
             self._known[end - len(new) : end] = True
 
-    def forget(self, position: int) -> None:
-        """Forget those from `position` on."""
-        self._known[max(position - self._start, 0) :] = False
-
     def drop_before(self, position: int) -> None:
         """Drop those before `position` for good, once they are more than those behind it: so each is moved once."""
         dropped = position - self._start

@@ -92,10 +92,6 @@ class LookaheadEngine(LedgerEngine[None]):
         self._given.give(session, first_position, rows)
         self._sessions[session].told.clear()
 
-    def forget_features(self, session: int, position: int) -> None:  # noqa: D102
-        self._given[session].forget(position)
-        self._sessions[session].told.clear()
-
     @torch.inference_mode()
     def step(self, plan: StepPlan) -> Sequence[Logits]:  # noqa: D102
         self._ledger.check(plan)

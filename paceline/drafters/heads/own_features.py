@@ -130,9 +130,6 @@ class OwnFeaturesEngine:
     def give(self, session: int, first_position: int, rows: FeatureRows) -> None:  # noqa: D102
         self._given.give(session, first_position, rows)
 
-    def forget_features(self, session: int, position: int) -> None:  # noqa: D102
-        self._given[session].forget(position)
-
     @torch.inference_mode()
     def step(self, plan: StepPlan) -> Sequence[Logits]:
         """As `Engine.step`; rows that read what others of the plan yield are computed after those."""

@@ -97,10 +97,6 @@ def test_trees_rollbacks_and_features_that_come_later(pair: tuple[FeatureEngine,
     give(engine, 8, 10)
     (logits,) = engine.step(StepPlan((StepItem(1, 11, (20,), kept_rows=(10, 12), logit_rows=(0,)),)))
     assert same(logits[0], definition, (*PROMPT, 11, 13, 20), 10)
-    engine.forget_features(1, 9)
-    (logits,) = engine.step(StepPlan((chain(10, (40, 41)),)))
-    assert same(logits[0], definition, (*PROMPT, 11, 40), 9)
-    assert same(logits[1], definition, (*PROMPT, 11, 40, 41), 9)
 
 
 def test_a_session_asks_for_one_pass_and_sessions_do_not_mix(

@@ -218,9 +218,6 @@ def test_chain_tree_rollback_and_replaced_features_are_as_published(held: Held) 
     logits = held.step(StepItem(1, 7, tuple(TEXT[7:11]), logit_rows=(0, 1, 2, 3)))
     for row in range(4):
         held.assert_row(logits[row], TEXT[: 8 + row], 9)
-    held.engine.forget_features(1, 7)
-    logits = held.step(StepItem(1, 7, tuple(TEXT[7:10]), logit_rows=(2,)))
-    held.assert_row(logits[0], TEXT[:10], 7)
 
 
 def test_the_first_token_tells_nothing_and_is_seen_by_none(target: TinyTarget, tmp_path: Path) -> None:

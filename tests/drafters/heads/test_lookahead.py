@@ -116,7 +116,7 @@ def test_chain(kind: tuple[LookaheadNetwork, Says], known: Mapping[int, int], cu
         base += cut
 
 
-def test_tree_rollback_replaced_and_forgotten(kind: tuple[LookaheadNetwork, Says]) -> None:
+def test_tree_rollback_and_replaced(kind: tuple[LookaheadNetwork, Says]) -> None:
     network, says = kind
     engine = engine_of(network)
     rows = features(6)
@@ -136,9 +136,6 @@ def test_tree_rollback_replaced_and_forgotten(kind: tuple[LookaheadNetwork, Says
     engine.give(1, 5, replaced)
     found = step(engine, chain(committed[6:], 6))
     assert_rows(found, [by_definition(says, committed, given | {5: replaced[0]})])
-    engine.forget_features(1, 5)
-    found = step(engine, chain(committed[6:], 6))
-    assert_rows(found, [by_definition(says, committed, dict(enumerate(rows[:5])))])
 
 
 def test_features_shifted_by_one_are_told(kind: tuple[LookaheadNetwork, Says]) -> None:
@@ -190,5 +187,3 @@ def test_features_far_behind_are_dropped() -> None:
     assert not given.knows(1500)
     given.put(1995, rows[1995:1998] + 1)
     assert given.at([1994, 1996, 1999]).flatten().tolist() == [1994.0, 1997.0, 1999.0]
-    given.forget(1700)
-    assert given.nearest(1999) == 1699

@@ -114,9 +114,6 @@ def test_rolled_back_rows_read_the_target_once_it_is_known(pair: tuple[MtpNetwor
     (logits,) = engine.step(StepPlan((chain(9, path[9:]),)))
     for row in range(3):
         assert same(logits[row], definition, path[: 10 + row], 9 + row)
-    engine.forget_features(1, 9)
-    (logits,) = engine.step(StepPlan((chain(9, (40, 41)),)))
-    assert same(logits[1], definition, (*PROMPT, 40, 41), 9)
     engine.close(1)
 
 

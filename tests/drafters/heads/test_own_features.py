@@ -97,10 +97,6 @@ def test_rows_computed_again_read_what_came_since(engine: OwnFeaturesEngine, net
     again = step(engine, chain(TOKENS[4:], 4))
     wanted = network.by_definition(TOKENS, dict(enumerate(rows)))
     np.testing.assert_allclose(again, wanted[4:], rtol=1e-5, atol=1e-6)
-    engine.forget_features(SESSION, 5)
-    again = step(engine, chain(TOKENS[4:], 4))
-    wanted = network.by_definition(TOKENS, dict(enumerate(rows[:5])))
-    np.testing.assert_allclose(again, wanted[4:], rtol=1e-5, atol=1e-6)
 
 
 def test_features_shifted_by_one_are_told(engine: OwnFeaturesEngine, network: SumNetwork) -> None:
