@@ -7,6 +7,8 @@ all use the target's.
 vLLM's: `blocks.{i}.layers.{j}.weight`, with or without `.bias`, and `lm_heads.{i}.weight`, or one output for all
 heads with `original_lm_head`. `token_map` [k] lists the ids that outputs have logits for, if `truncated_vocab_size`
 says that they are fewer than the target's; outputs may be stored whole all the same.
+
+Configurations are not believed where tensors say otherwise: uploaded ones state 2 heads where the files hold 5.
 """
 
 from __future__ import annotations
@@ -14,28 +16,23 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from paceline.drafters.formats.draft_files import read_config_if_any, read_tensors
-from paceline.drafters.formats.head_files import (
-    Shapes,
-    counted,
-    each_of,
-    fill,
-    frozen,
-    refuse_typical_acceptance,
-    require_exactly,
-    require_hidden_size,
-    require_vocabulary,
-    serve,
-)
 from paceline.drafters.formats.target_weights import TargetWeights
 from paceline.drafters.heads.lookahead import LookaheadEngine
 from paceline.drafters.heads.medusa import MedusaHeads
-from paceline.protocol.errors import require
+from paceline.engine.interface import EngineInfo
+from paceline.engine.weights import chosen_device, chosen_dtype, set_threads
+from paceline.models.whole import refuse_incomplete
+from paceline.protocol.errors import Unsupported, require
+from paceline.protocol.handshake import Fingerprint
+from paceline.protocol.proposal import MAX_PROPOSAL_NODES
 from paceline.runtime.config import EngineSettings
 
 KIND = "medusa"
@@ -45,6 +42,19 @@ _OWN_LAYER = re.compile(r"(\d+)\.(\d+)\.linear\.weight")
 _OWN_OUTPUT = re.compile(r"(\d+)\.(\d+)\.weight")
 _VLLM_LAYER = re.compile(r"blocks\.(\d+)\.layers\.(\d+)\.weight")
 _MAP = "token_map"
+_LONGEST = 1 << 20
+"""Tokens of a session, where the target states no context: heads themselves have no limit."""
+_TREE_ROWS = 4 * MAX_PROPOSAL_NODES
+"""Rows beyond a session's tokens: more than its tree takes, and they hold nothing."""
+_LOSSY = (
+    *("posterior_threshold", "posterior_alpha"),
+    *("typical_acceptance_sampler_posterior_threshold", "typical_acceptance_sampler_posterior_alpha"),
+    *("typical_acceptance", "use_typical_acceptance"),
+)
+"""Settings of typical acceptance, as Medusa's own code and vLLM's call them."""
+_METHODS = ("acceptance_method", "spec_decoding_acceptance_method", "sampling")
+_TYPICAL = "typical"
+"""What the name of such a method contains."""
 
 
 def is_medusa(names: Iterable[str]) -> bool:
@@ -62,119 +72,129 @@ def load_medusa(folder: Path, target: TargetWeights, settings: EngineSettings) -
         Unsupported: typical acceptance, or tensors that the heads don't have.
     """
     config = read_config_if_any(folder)
-    refuse_typical_acceptance(config, folder.name)
+    _refuse_typical_acceptance(config, folder.name)
     tensors = {_PREFIX.sub("", name): tensor for name, tensor in read_tensors(folder).items()}
-    vllm = any(_VLLM_LAYER.fullmatch(name) for name in tensors)
-    read = _VllmHeads if vllm else _OwnHeads
-    return serve(read(folder.name, config, tensors, target).heads(), folder.name, KIND, target, settings)
+    return _serve(_HeadFiles(folder.name, config, tensors, target).heads(), folder.name, target, settings)
+
+
+def _refuse_typical_acceptance(config: Mapping[str, Any], name: str) -> None:
+    """Refuse a draft whose configuration asks for it: it emits tokens that the target didn't choose."""
+    asked = [key for key in _LOSSY if config.get(key)]
+    asked += [key for key in _METHODS if _TYPICAL in str(config.get(key, ""))]
+    if asked:
+        raise Unsupported(
+            f"draft {name}: {asked[0]} = {config[asked[0]]}: typical acceptance changes the target's distribution; "
+            "take the setting out of its config.json, and the heads are served with exact acceptance"
+        )
 
 
 @dataclass(frozen=True, eq=False)
 class _HeadFiles:
-    """A layout's tensors, which have been read and not been checked."""
+    """Tensors of either layout, which have been read and not been checked."""
 
     name: str
     config: Mapping[str, Any]
-    tensors: dict[str, torch.Tensor]
+    tensors: Mapping[str, torch.Tensor]
     target: TargetWeights
 
-    def _numbers(self, pattern: re.Pattern[str]) -> list[tuple[int, int]]:
-        found = map(pattern.fullmatch, self.tensors)
-        return [(int(match[1]), int(match[2])) for match in found if match]
+    def heads(self) -> MedusaHeads:
+        """The heads, every tensor of which is as it should be."""
+        heads, layers = self._counts(_VLLM_LAYER if self._is_vllm else _OWN_LAYER)
+        hidden, ids = self.target.config.hidden_size, self._ids()
+        stored = "blocks.{}.layers.{}.{}" if self._is_vllm else "{}.{}.linear.{}"
+        bias = not self._is_vllm or stored.format(0, 0, "bias") in self.tensors
+        parts = {"weight": (hidden, hidden)} | ({"bias": (hidden,)} if bias else {})
+        names: dict[str, str] = {}
+        shapes: dict[str, tuple[int, ...]] = {}
+        for head, layer, part in product(range(heads), range(layers), parts):
+            name = names[f"blocks.{head}.{layer}.linear.{part}"] = stored.format(head, layer, part)
+            shapes[name] = parts[part]
+        outputs = self._outputs(heads, layers)
+        shapes |= {name: (self._rows(name, ids), hidden) for name in outputs}
+        if self._is_vllm and _MAP in self.tensors:
+            shapes[_MAP] = tuple(self.tensors[_MAP].shape)
+        self._require_exactly(shapes)
+        last = [_frozen(self.tensors[name], ids) for name in outputs] or [_frozen(self.target.head(), ids)]
+        scale = float(self.config.get("logit_scale", 1.0)) if self._is_vllm else 1.0
+        each = last if len(last) == heads else last * heads
+        width = self.target.config.vocab_size
+        made = MedusaHeads(hidden, layers, each, bias=bias, ids=ids, vocab_size=width, logit_scale=scale)
+        made.load_state_dict({own: self.tensors[name] for own, name in names.items()}, strict=False, assign=True)
+        return made
+
+    @property
+    def _is_vllm(self) -> bool:
+        return any(map(_VLLM_LAYER.fullmatch, self.tensors))
 
     def _counts(self, pattern: re.Pattern[str]) -> tuple[int, int]:
         """Heads, and residual layers of each; the hidden size is checked first, since all shapes follow from it."""
-        numbers = self._numbers(pattern)
-        first = next(tensor for name, tensor in self.tensors.items() if pattern.fullmatch(name))
-        require_hidden_size(self.name, int(first.shape[-1]), self.target)
-        heads = counted(self.name, "heads", (head for head, _ in numbers))
-        return heads, counted(self.name, "layers", (layer for _, layer in numbers))
+        found = {name: match for name in self.tensors if (match := pattern.fullmatch(name))}
+        width, hidden = int(self.tensors[next(iter(found))].shape[-1]), self.target.config.hidden_size
+        require(width == hidden, f"draft {self.name} hidden size", width, f"{hidden}, {self.target.name}'s")
+        heads, layers = ({int(match[part]) for match in found.values()} for part in (1, 2))
+        return max(heads) + 1, max(layers) + 1
 
-
-class _OwnHeads(_HeadFiles):
-    """FasterDecoding's layout."""
-
-    def heads(self) -> MedusaHeads:
-        heads, layers = self._counts(_OWN_LAYER)
-        hidden = self.target.config.hidden_size
-        shapes: dict[str, tuple[int, ...]] = {}
-        for head, layer in each_of(heads, layers):
-            shapes |= {f"{head}.{layer}.linear.weight": (hidden, hidden), f"{head}.{layer}.linear.bias": (hidden,)}
-        own = [f"{head}.{layers}.weight" for head in range(heads)]
-        outputs = own if self._numbers(_OWN_OUTPUT) else []
-        for name in outputs:
-            require_vocabulary(self.name, _rows(self.tensors, name, self.target), self.target)
-        require_exactly(self.name, self.tensors, {**shapes, **_output_shapes(outputs, self.target)})
-        last = [frozen(self.tensors[name]) for name in outputs] or [frozen(self.target.head())] * heads
-        made = MedusaHeads(hidden, layers, last)
-        fill(made, {f"blocks.{name}": self.tensors[name] for name in shapes})
-        return made
-
-
-class _VllmHeads(_HeadFiles):
-    """vLLM's layout."""
-
-    def heads(self) -> MedusaHeads:
-        heads, layers = self._counts(_VLLM_LAYER)
-        hidden, bias = self.target.config.hidden_size, "blocks.0.layers.0.bias" in self.tensors
-        parts = {"weight": (hidden, hidden)} | ({"bias": (hidden,)} if bias else {})
-        renamed: dict[str, str] = {}
-        shapes: dict[str, tuple[int, ...]] = {}
-        for head, layer in each_of(heads, layers):
-            for part, shape in parts.items():
-                name = f"blocks.{head}.layers.{layer}.{part}"
-                renamed[f"blocks.{head}.{layer}.linear.{part}"] = name
-                shapes[name] = shape
-        ids = self._ids()
-        outputs = self._outputs(heads)
-        width = self.target.config.vocab_size
-        for name in outputs:
-            rows = _rows(self.tensors, name, self.target)
-            if ids is None or rows != len(ids):
-                require_vocabulary(self.name, rows, self.target)
-            shapes[name] = (rows, hidden)
-        maps: Shapes = {_MAP: tuple(self.tensors[_MAP].shape)} if _MAP in self.tensors else {}
-        require_exactly(self.name, self.tensors, {**shapes, **maps})
-        last = [frozen(self._picked(self.tensors[name], ids)) for name in outputs]
-        shared = last or [frozen(self._picked(self.target.head(), ids))]
-        each = shared if len(shared) == heads else shared * heads
-        scale = float(self.config.get("logit_scale", 1.0))
-        made = MedusaHeads(hidden, layers, each, bias=bias, ids=ids, vocab_size=width, logit_scale=scale)
-        fill(made, {own: self.tensors[name] for own, name in renamed.items()})
-        return made
-
-    def _outputs(self, heads: int) -> list[str]:
+    def _outputs(self, heads: int, layers: int) -> list[str]:
         """Names of the outputs: one for each head, one for all, or none, where all use the target's."""
+        if not self._is_vllm:
+            has_own = any(map(_OWN_OUTPUT.fullmatch, self.tensors))
+            return [f"{head}.{layers}.weight" for head in range(heads)] if has_own else []
         if not self.config.get("original_lm_head"):
             return [f"lm_heads.{head}.weight" for head in range(heads)]
         shared: tuple[str, ...] = ("lm_heads.0.weight", "lm_head.weight")
         return [name for name in shared if name in self.tensors][:1]
 
+    def _rows(self, output: str, ids: torch.Tensor | None) -> int:
+        """Rows of an output; those that it must have, if it is missing: that is told with all that is."""
+        width: int = self.target.config.vocab_size
+        rows = int(self.tensors[output].shape[0]) if output in self.tensors else width
+        fits = rows == width or (ids is not None and rows == len(ids))
+        require(fits, f"draft {self.name} vocabulary", rows, f"{width}, {self.target.name}'s")
+        return rows
+
     def _ids(self) -> torch.Tensor | None:
         """The ids that outputs have logits for; None: all."""
         width: int = self.target.config.vocab_size
-        kept = int(self.config.get("truncated_vocab_size") or width)
-        if kept == width:
+        size = int(self.config.get("truncated_vocab_size") or width) if self._is_vllm else width
+        if size == width:
             return None
         require(_MAP in self.tensors, f"draft {self.name} tensors", sorted(self.tensors)[:3], f"{_MAP} among them")
         ids = self.tensors[_MAP].long()
         require(
-            ids.shape == (kept,), f"draft {self.name} {_MAP}", tuple(ids.shape), f"[{kept}], truncated_vocab_size"
+            ids.shape == (size,), f"draft {self.name} {_MAP}", tuple(ids.shape), f"[{size}], truncated_vocab_size"
         )
         inside = bool(((ids >= 0) & (ids < width)).all())
         require(inside, f"draft {self.name} {_MAP}", int(ids.max()), f"ids in [0, {width}), {self.target.name}'s")
         return ids
 
-    def _picked(self, output: torch.Tensor, ids: torch.Tensor | None) -> torch.Tensor:
-        """The rows of an output that is stored whole, or all of one that isn't."""
-        return output if ids is None or len(output) == len(ids) else output[ids]
+    def _require_exactly(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Require every tensor of these shapes, and no other."""
+        found = {each: tuple(tensor.shape) for each, tensor in self.tensors.items()}
+        misshapen = {each: (found[each], shape) for each, shape in shapes.items() if found.get(each, shape) != shape}
+        refuse_incomplete("draft", self.name, shapes.keys() - found.keys(), misshapen)
+        unknown = sorted(found.keys() - shapes.keys())
+        if unknown:
+            more = f"which such heads don't have ({len(unknown)} in all)"
+            raise Unsupported(f"draft {self.name}: tensor {unknown[0]}, {more}")
 
 
-def _output_shapes(outputs: Iterable[str], target: TargetWeights) -> Shapes:
-    return dict.fromkeys(outputs, (target.config.vocab_size, target.config.hidden_size))
+def _frozen(weight: torch.Tensor, ids: torch.Tensor | None) -> nn.Linear:
+    """An output of these weights, which shares their memory unless it is cut to the rows of some ids."""
+    rows = weight if ids is None or len(weight) == len(ids) else weight[ids]
+    linear = nn.Linear(rows.shape[1], rows.shape[0], bias=False, device="meta")
+    linear.weight = nn.Parameter(rows, requires_grad=False)
+    return linear
 
 
-def _rows(tensors: Mapping[str, torch.Tensor], name: str, target: TargetWeights) -> int:
-    """Rows of an output; those that it must have, if it is missing: that is told with all that is."""
-    width: int = target.config.vocab_size
-    return int(tensors[name].shape[0]) if name in tensors else width
+def _serve(heads: MedusaHeads, name: str, target: TargetWeights, settings: EngineSettings) -> LookaheadEngine:
+    """The engine of loaded heads, in the dtype and on the device of the settings."""
+    set_threads(settings.threads)
+    device = chosen_device(settings.device)
+    dtype = chosen_dtype(settings.dtype, device)
+    heads.to(device, dtype if isinstance(dtype, torch.dtype) else None).requires_grad_(False).train(False)
+    length = settings.max_model_len or getattr(target.config, "max_position_embeddings", None) or _LONGEST
+    tokenizer = target.tokenizer
+    numeric = f"{KIND} {name} {heads.empty_feature.dtype} {device.type}"
+    fingerprint = Fingerprint(name, tokenizer.fingerprint, tokenizer.vocab_size, numeric)
+    rows = settings.max_num_seqs * (length + _TREE_ROWS)
+    return LookaheadEngine(heads, EngineInfo(fingerprint, length, rows), settings)

@@ -1,4 +1,4 @@
-"""Engines whose heads look several tokens ahead of one feature of the target, as Medusa's do.
+"""An engine of heads that look several tokens ahead of one feature of the target: Medusa's.
 
 No row holds keys or values. A row reads the last feature before it; how far back that lies is which
 head tells what follows.
@@ -8,38 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from paceline.drafters.heads.given import NOTHING, GivenBySession
+from paceline.drafters.heads.medusa import MedusaHeads
 from paceline.engine.features import FeatureRows
 from paceline.engine.interface import NO_PREFIX, EngineInfo, Logits, Prefix, StepItem, StepPlan
 from paceline.engine.ledger import LedgerEngine, depths
 from paceline.engine.transformer import ComputeThreads
-from paceline.protocol.features import FeatureNeed
 from paceline.runtime.config import EngineSettings
-
-
-class LookaheadNetwork(Protocol):
-    """Heads 0 … n - 1: head d tells the token d + 2 positions behind the feature that it reads."""
-
-    @property
-    def need(self) -> FeatureNeed:
-        """Constant; what the target must send."""
-
-    @property
-    def empty_feature(self) -> torch.Tensor:
-        """Zeros [width], of the dtype and on the device of features."""
-
-    @property
-    def heads(self) -> int:
-        """Constant; how many there are."""
-
-    def logits(self, head: int, features: torch.Tensor) -> torch.Tensor:
-        """One head's logits [n, V or wider] of features [n, width]."""
 
 
 @dataclass(frozen=True)
@@ -60,13 +40,13 @@ class _HeadRows:
 
 
 class LookaheadEngine(LedgerEngine[None]):
-    """Such heads as a `FeatureEngine`.
+    """The heads as a `FeatureEngine`.
 
     A head is run when a row first asks for it, for all sessions of the step at once, and what it says is remembered
     for the session's later rows: so a round runs each head that its tree reaches once.
     """
 
-    def __init__(self, network: LookaheadNetwork, info: EngineInfo, settings: EngineSettings) -> None:
+    def __init__(self, network: MedusaHeads, info: EngineInfo, settings: EngineSettings) -> None:
         super().__init__(info, settings)
         self._network = network
         self._threads = ComputeThreads()

@@ -26,7 +26,7 @@ class ResidualLayer(nn.Module):
 
 
 class MedusaHeads(nn.Module):
-    """As a `LookaheadNetwork`: head d tells the token d + 2 positions behind the feature, whatever lies between.
+    """Head d tells the token d + 2 positions behind the feature, whatever lies between.
 
     Args:
         hidden: width of the target's hidden state.
@@ -60,11 +60,13 @@ class MedusaHeads(nn.Module):
         self._hidden, self._vocab_size, self._logit_scale = hidden, vocab_size, logit_scale
 
     @property
-    def heads(self) -> int:  # noqa: D102
+    def heads(self) -> int:
+        """How many there are."""
         return len(self.blocks)
 
     @property
-    def empty_feature(self) -> torch.Tensor:  # noqa: D102
+    def empty_feature(self) -> torch.Tensor:
+        """Zeros [hidden], of the dtype and on the device of features."""
         zeros: torch.Tensor = next(self.parameters()).new_zeros(self._hidden)
         return zeros
 

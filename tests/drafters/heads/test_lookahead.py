@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import torch
 from torch import nn
 
 from paceline.drafters.heads.given import KEPT_POSITIONS, GivenFeatures
-from paceline.drafters.heads.lookahead import LookaheadEngine, LookaheadNetwork
+from paceline.drafters.heads.lookahead import LookaheadEngine
 from paceline.drafters.heads.medusa import MedusaHeads
 from paceline.engine.features import FeatureEngine
 from paceline.engine.interface import EngineInfo, Logits, StepItem, StepPlan
@@ -41,7 +42,7 @@ def _output(weight: torch.Tensor, bias: torch.Tensor | None = None) -> nn.Linear
     return linear
 
 
-def medusa() -> tuple[LookaheadNetwork, Says]:
+def medusa() -> tuple[MedusaHeads, Says]:
     tensors: Tensors = own_tensors()
     network = MedusaHeads(HIDDEN, 2, [_output(tensors[f"{head}.2.weight"]) for head in range(HEADS)])
     layers = {f"blocks.{name}": tensor for name, tensor in tensors.items() if "linear" in name}
@@ -52,7 +53,7 @@ def medusa() -> tuple[LookaheadNetwork, Says]:
 class CountedHeads:
     """Passes on to a network, and notes which head was run for how many rows."""
 
-    def __init__(self, inner: LookaheadNetwork) -> None:
+    def __init__(self, inner: MedusaHeads) -> None:
         self._inner = inner
         self.need, self.empty_feature, self.heads = inner.need, inner.empty_feature, inner.heads
         self.runs: list[tuple[int, int]] = []
@@ -62,7 +63,7 @@ class CountedHeads:
         return self._inner.logits(head, features)
 
 
-def engine_of(network: LookaheadNetwork) -> LookaheadEngine:
+def engine_of(network: Any) -> LookaheadEngine:
     info = EngineInfo(Fingerprint("heads", "table", VOCAB, "heads"), 4096, 1 << 14)
     engine = LookaheadEngine(network, info, EngineSettings(threads=1, max_num_seqs=8))
     engine.open(1, 1024)
@@ -90,7 +91,7 @@ def chain(tokens: Sequence[int], base: int = 0, session: int = 1) -> StepItem:
 
 
 @pytest.fixture
-def kind() -> tuple[LookaheadNetwork, Says]:
+def kind() -> tuple[MedusaHeads, Says]:
     return medusa()
 
 
@@ -100,7 +101,7 @@ def assert_rows(found: Logits, wanted: Sequence[np.ndarray]) -> None:
 
 @pytest.mark.parametrize("known", [{}, {0: 8}, {0: 3}, {0: 1, 5: 2}])
 @pytest.mark.parametrize("cuts", [[8], [3, 5], [1, 1, 6]])
-def test_chain(kind: tuple[LookaheadNetwork, Says], known: Mapping[int, int], cuts: list[int]) -> None:
+def test_chain(kind: tuple[MedusaHeads, Says], known: Mapping[int, int], cuts: list[int]) -> None:
     network, says = kind
     engine = engine_of(network)
     assert isinstance(engine, FeatureEngine)
@@ -116,7 +117,7 @@ def test_chain(kind: tuple[LookaheadNetwork, Says], known: Mapping[int, int], cu
         base += cut
 
 
-def test_tree_rollback_and_replaced(kind: tuple[LookaheadNetwork, Says]) -> None:
+def test_tree_rollback_and_replaced(kind: tuple[MedusaHeads, Says]) -> None:
     network, says = kind
     engine = engine_of(network)
     rows = features(6)
@@ -138,7 +139,7 @@ def test_tree_rollback_and_replaced(kind: tuple[LookaheadNetwork, Says]) -> None
     assert_rows(found, [by_definition(says, committed, given | {5: replaced[0]})])
 
 
-def test_features_shifted_by_one_are_told(kind: tuple[LookaheadNetwork, Says]) -> None:
+def test_features_shifted_by_one_are_told(kind: tuple[MedusaHeads, Says]) -> None:
     network, says = kind
     engine = engine_of(network)
     rows = features(8)
