@@ -16,13 +16,14 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 
 from paceline.models.config_limits import refuse_numbers
-from paceline.protocol.errors import DamagedFile, InvalidInput, require
+from paceline.protocol.errors import DamagedFile, InvalidInput, Unsupported, require
 from paceline.protocol.given_files import read_json
 
 CONFIG_FILE = "config.json"
 PICKLED_FILES = ("pytorch_model.bin", "medusa_lm_head.pt")
 """What such a file may be called; a folder has one."""
 _SAFE_FILES = "*.safetensors"
+_PLAIN = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def read_config(folder: Path) -> Mapping[str, Any]:
@@ -67,16 +68,53 @@ def tensor_names(folder: Path) -> Iterable[str]:
     Raises:
         DamagedFile: naming the file.
     """
-    names: list[str] = []
-    for file in sorted(folder.glob(_SAFE_FILES)):
-        try:
-            with safe_open(file, "pt") as opened:
-                names += opened.keys()
-        except SafetensorError as error:
-            raise DamagedFile.at(file, str(error)) from error
-    if names or _pickled_file(folder) is None:
-        return names
-    return _unpickled(folder).keys()
+    if any(folder.glob(_SAFE_FILES)):
+        return TensorFiles(folder).names
+    return () if _pickled_file(folder) is None else _unpickled(folder).keys()
+
+
+class TensorFiles:
+    """What a folder's `*.safetensors` hold, by name; the files themselves are asked, never their index."""
+
+    def __init__(self, folder: Path) -> None:
+        """List the tensors.
+
+        Raises:
+            InvalidInput: there are no such files.
+            DamagedFile: naming the file.
+        """
+        self._folder = folder
+        self._files: dict[str, Path] = {}
+        files = sorted(folder.glob(_SAFE_FILES))
+        require(bool(files), "model", str(folder), f"a folder with {_SAFE_FILES}")
+        for file in files:
+            try:
+                with safe_open(file, "pt") as opened:
+                    self._files |= dict.fromkeys(opened.keys(), file)
+            except SafetensorError as error:
+                raise DamagedFile.at(file, str(error)) from error
+
+    @property
+    def names(self) -> Iterable[str]:
+        """Of all tensors."""
+        return self._files.keys()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._files
+
+    def read(self, name: str) -> torch.Tensor:
+        """One tensor of plain numbers.
+
+        Raises:
+            InvalidInput: there is none of that name.
+            Unsupported: its numbers are quantised.
+        """
+        require(name in self._files, "model", str(self._folder), f"whole; tensor {name} is missing")
+        with safe_open(self._files[name], "pt") as opened:
+            tensor: torch.Tensor = opened.get_tensor(name)
+        if tensor.dtype not in _PLAIN:
+            raise Unsupported(f"tensor {name} of {tensor.dtype}: quantised tensors of a drafter are not served")
+        return tensor
 
 
 def _pickled_file(folder: Path) -> Path | None:

@@ -26,8 +26,7 @@ from paceline.drafters.formats.draft_files import read_config, read_tensors
 from paceline.drafters.formats.eagle_parts import Eagle3Files, check_target, default_inputs, fill, flag
 from paceline.drafters.formats.target_weights import TargetWeights
 from paceline.drafters.heads.eagle import Eagle1Network
-from paceline.drafters.heads.eagle_rows import EagleDraft, build_eagle_rows
-from paceline.drafters.heads.own_features import OwnFeaturesEngine
+from paceline.drafters.heads.eagle_rows import EagleDraft
 from paceline.protocol.errors import Unsupported, require
 from paceline.protocol.features import FINAL, FeatureNeed
 from paceline.runtime.config import EngineSettings
@@ -63,12 +62,6 @@ def is_eagle(names: Collection[str]) -> bool:
     """
     first = "layers.0.mlp.up_proj.weight" in names and "layers.0.input_layernorm.weight" not in names
     return "fc.weight" in names and (first or "midlayer.mlp.up_proj.weight" in names)
-
-
-def load_eagle_engine(folder: Path, target: TargetWeights, settings: EngineSettings) -> OwnFeaturesEngine:
-    """Load either as an engine; raises what `load_eagle` does."""
-    draft = load_eagle(folder, target, settings)
-    return OwnFeaturesEngine(build_eagle_rows(draft, target.tokenizer, settings, folder.resolve().name))
 
 
 def load_eagle(folder: Path, target: TargetWeights, settings: EngineSettings) -> EagleDraft:

@@ -16,11 +16,14 @@ from typing import Any
 from paceline.drafters.formats import dflash, eagle, medusa, mtp, speculators_eagle3
 from paceline.drafters.formats.draft_files import read_config_if_any, tensor_names
 from paceline.drafters.formats.target_weights import TargetWeights
+from paceline.drafters.heads.eagle_rows import EagleDraft, build_eagle_rows
+from paceline.drafters.heads.own_features import OwnFeaturesEngine
 from paceline.engine.features import FeatureEngine
 from paceline.models.quantized import refuse_quantized
 from paceline.protocol.errors import InvalidInput, PacelineError
 from paceline.runtime.config import EngineSettings
 
+Load = Callable[[Path, TargetWeights, EngineSettings], FeatureEngine]
 _MOST_SAID = 160
 """Characters of a library's message."""
 
@@ -48,7 +51,17 @@ class DraftKind:
 
     name: str
     is_it: Callable[[DraftFolder], bool]
-    load: Callable[[Path, TargetWeights, EngineSettings], FeatureEngine]
+    load: Load
+
+
+def _by_rows(load: Callable[[Path, TargetWeights, EngineSettings], EagleDraft]) -> Load:
+    """What loads a draft, as what loads its engine."""
+
+    def load_engine(folder: Path, target: TargetWeights, settings: EngineSettings) -> FeatureEngine:
+        rows = build_eagle_rows(load(folder, target, settings), target.tokenizer, settings, folder.resolve().name)
+        return OwnFeaturesEngine(rows)
+
+    return load_engine
 
 
 KINDS = (
@@ -56,12 +69,12 @@ KINDS = (
     DraftKind(mtp.KIND, lambda folder: mtp.is_speculators_mtp(folder.config), mtp.load_mtp_engine),
     # Before EAGLE-1, whose tensors have the same names.
     DraftKind(dflash.KIND, lambda folder: dflash.is_dflash(folder.config), dflash.load_dflash_engine),
-    DraftKind(eagle.KIND, lambda folder: eagle.is_eagle(folder.names), eagle.load_eagle_engine),
+    DraftKind(eagle.KIND, lambda folder: eagle.is_eagle(folder.names), _by_rows(eagle.load_eagle)),
     # Last of those that speculators writes: it refuses the others by name.
     DraftKind(
         speculators_eagle3.KIND,
         lambda folder: speculators_eagle3.is_speculators(folder.config),
-        speculators_eagle3.load_speculators_engine,
+        _by_rows(speculators_eagle3.load_speculators_eagle3),
     ),
 )
 

@@ -29,10 +29,9 @@ from typing import Any
 import torch
 from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig, PreTrainedModel
 
-from paceline.drafters.formats.draft_files import read_config
+from paceline.drafters.formats.draft_files import TensorFiles, read_config
 from paceline.drafters.formats.speculators_eagle3 import refuse_lossy
 from paceline.drafters.formats.target_weights import TargetWeights
-from paceline.drafters.formats.tensor_files import TensorFiles
 from paceline.drafters.heads.mtp import build_mtp_engine
 from paceline.drafters.heads.mtp_network import MtpForm, MtpNetwork
 from paceline.engine.features import FeatureEngine
@@ -188,7 +187,8 @@ def find_mtp(folder: Path, target: TargetWeights | None = None) -> MtpCheckpoint
     promised = _promised(raw)
     config = _layer_config(raw, folder)
     own_layers: int = config.num_hidden_layers
-    layout = next((each for each in LAYOUTS if _projection(each, 0, own_layers) in files), None)
+    beginnings = {f"{each.at(each.fusion, 0, own_layers)}{each.projection}.weight": each for each in LAYOUTS}
+    layout = next((each for name, each in beginnings.items() if name in files), None)
     if layout is None:
         raise _none_there(folder, promised)
     depths = 0
@@ -333,10 +333,6 @@ def _depths_config(config: PreTrainedConfig, depths: int) -> PreTrainedConfig:
         del changed.quantization_config
     found: PreTrainedConfig = changed
     return found
-
-
-def _projection(layout: MtpLayout, depth: int, own_layers: int) -> str:
-    return f"{layout.at(layout.fusion, depth, own_layers)}{layout.projection}.weight"
 
 
 def _none_there(folder: Path, promised: int | None) -> InvalidInput:

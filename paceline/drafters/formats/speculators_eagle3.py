@@ -17,8 +17,7 @@ from transformers import AutoConfig, PreTrainedConfig
 from paceline.drafters.formats.draft_files import read_config, read_tensors
 from paceline.drafters.formats.eagle_parts import Eagle3Files, default_inputs
 from paceline.drafters.formats.target_weights import TargetWeights
-from paceline.drafters.heads.eagle_rows import EagleDraft, build_eagle_rows
-from paceline.drafters.heads.own_features import OwnFeaturesEngine
+from paceline.drafters.heads.eagle_rows import EagleDraft
 from paceline.protocol.errors import InvalidInput, Unsupported
 from paceline.runtime.config import EngineSettings
 
@@ -36,12 +35,6 @@ _LOSSLESS = {"accept_tolerance": 0.0, "verifier_accept_k": 1}
 def is_speculators(config: Mapping[str, Any]) -> bool:
     """Whether a `config.json` is speculators', of whatever kind; what isn't served is refused as it is loaded."""
     return KIND_KEY in config
-
-
-def load_speculators_engine(folder: Path, target: TargetWeights, settings: EngineSettings) -> OwnFeaturesEngine:
-    """Load one as an engine; raises what `load_speculators_eagle3` does."""
-    draft = load_speculators_eagle3(folder, target, settings)
-    return OwnFeaturesEngine(build_eagle_rows(draft, target.tokenizer, settings, folder.resolve().name))
 
 
 def load_speculators_eagle3(folder: Path, target: TargetWeights, settings: EngineSettings) -> EagleDraft:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from paceline.drafters.formats.tensor_files import TensorFiles
+from paceline.drafters.formats.draft_files import TensorFiles
 from paceline.engine.weights import load_decoder, load_decoder_config
 from paceline.models.resolve import ResolvedModel, resolve
 from paceline.models.tokenizer import Tokenizer, load_tokenizer

@@ -99,15 +99,8 @@ class EagleRows(LedgerEngine[torch.Tensor]):
         ids = np.arange(vocab_size) if draft.target_ids is None else draft.target_ids
         self._ids = ids[ids < vocab_size]
         self._rows = _PackedRows(served)
-        self.need = draft.need
-
-    @property
-    def feature_width(self) -> int:  # noqa: D102
-        return self._network.feature_width
-
-    @property
-    def empty_feature(self) -> torch.Tensor:  # noqa: D102
-        return torch.zeros(self._network.hidden_size, dtype=self._network.dtype, device=self._network.device)
+        self.need, self.feature_width = draft.need, draft.network.feature_width
+        self.empty_feature = draft.network.embed_tokens.weight.new_zeros(draft.network.hidden_size)
 
     def project(self, rows: torch.Tensor) -> torch.Tensor:  # noqa: D102
         return self._network.project(rows)

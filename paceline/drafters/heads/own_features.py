@@ -95,25 +95,14 @@ class OwnFeaturesEngine:
 
     def __init__(self, network: RowNetwork) -> None:
         self._network = network
+        self.info, self.need, self.feature_width = network.info, network.need, network.feature_width
         self._empty = network.empty_feature
         self._given = GivenBySession(network.feature_width, len(self._empty), self._empty, network.project)
         self._own: dict[int, RowList[torch.Tensor]] = {}
 
     @property
-    def info(self) -> EngineInfo:  # noqa: D102
-        return self._network.info
-
-    @property
     def kv_rows(self) -> int:  # noqa: D102
         return self._network.kv_rows
-
-    @property
-    def need(self) -> FeatureNeed:  # noqa: D102
-        return self._network.need
-
-    @property
-    def feature_width(self) -> int:  # noqa: D102
-        return self._network.feature_width
 
     def open(self, session: int, max_rows: int, prefix: Prefix = NO_PREFIX) -> int:
         """As `Engine.open`; begins with no rows, since another session's were computed on features of its own."""
