@@ -91,11 +91,6 @@ class EagleNetwork(nn.Module, ABC):
         """Of all weights."""
         return self.embed_tokens.weight.device
 
-    @property
-    def base_model(self) -> EagleNetwork:
-        """As transformers' models have it: there is no head to tell it from."""
-        return self
-
     def get_input_embeddings(self) -> nn.Embedding:
         """As transformers' models have it."""
         return self.embed_tokens

@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
-from paceline.drafters.layers.manifest import DraftManifest, TrainedKind, check_target, load_manifest
+from paceline.drafters.layers.manifest import TrainedKind, check_target, load_manifest
 from paceline.drafters.layers.packing import unpack
 from paceline.drafters.layers.student import Target, build_student, trained_weights
 from paceline.drafters.layers.vocabulary import DraftVocabulary
@@ -61,25 +61,7 @@ def load_tensors(file: Path) -> dict[str, torch.Tensor]:
     return tensors
 
 
-@dataclass(frozen=True, eq=False)
-class LoadedDraft:
-    """A draft on the target's own embedding and head."""
-
-    stack: Stack
-    manifest: DraftManifest
-
-    @property
-    def student(self) -> PreTrainedModel:
-        """The model."""
-        return self.stack.student
-
-    @property
-    def vocabulary(self) -> DraftVocabulary:
-        """The ids that it has logits for."""
-        return self.stack.vocabulary
-
-
-def load_draft(folder: Path, target: Target) -> LoadedDraft:
+def load_draft(folder: Path, target: Target) -> Stack:
     """Read a draft onto its target.
 
     Raises:
@@ -95,7 +77,7 @@ def load_draft(folder: Path, target: Target) -> LoadedDraft:
     student = build_student(target.model, manifest.layers, vocabulary, manifest.borrowed_layers)
     stack = Stack(student, vocabulary, manifest.borrowed_layers)
     copy_weights(folder, stack)
-    return LoadedDraft(stack, manifest)
+    return stack
 
 
 @torch.no_grad()
