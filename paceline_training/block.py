@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from transformers import Qwen3Config
 
-from paceline.drafters.heads.block_network import BlockForm, BlockNetwork, Sight, blocks_of_text
+from paceline.drafters.heads.block_network import Attend, BlockForm, BlockNetwork, Sight, attended
 from paceline.drafters.layers.student import Target
 from paceline.drafters.layers.vocabulary import DraftVocabulary
 from paceline.protocol.features import FeatureNeed
@@ -101,3 +101,28 @@ def block_trainee(target: Target, vocabulary: DraftVocabulary, size: int) -> Blo
         **speculators_facts("dflash", target, size),
     }
     return BlockTrainee(network, vocabulary, FeatureNeed(tuple(each - 1 for each in inputs)), facts)
+
+
+def blocks_of_text(network: BlockNetwork, features: torch.Tensor, first: torch.Tensor) -> Attend:
+    """Attention of blocks that begin at many places of one text, each over what comes before it.
+
+    Args:
+        network: whose blocks they are.
+        features: [rows, layers of the target · hidden], of the text's positions from 0 on.
+        first: [blocks], the positions at which blocks begin.
+    """
+    before = torch.arange(len(features), device=features.device)
+    context = network.context(features, before).permute(1, 2, 3, 0, 4)  # [layers, 2, kv_heads, rows, head_dim]
+    own = first[:, None] + torch.arange(network.form.size, device=first.device)
+    positions = torch.cat((before.expand(len(first), -1), own), dim=1)  # [blocks, rows + size]
+    earlier = (before < first[:, None])[:, None]  # [blocks, 1, rows]
+    known = torch.cat((earlier, torch.ones_like(own, dtype=torch.bool)[:, None]), dim=2)
+
+    def attend(layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        pairs = zip(context[layer], (keys, values), strict=True)
+        joined = [torch.cat((every.expand(len(first), -1, -1, -1), mine), dim=2) for every, mine in pairs]
+        sight = network.form.sights[layer].mask(own, positions)
+        seen = known.expand(-1, network.form.size, -1) if sight is None else known & sight
+        return attended(queries, joined[0], joined[1], seen[:, None])
+
+    return attend

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.models.reasoning import ReasoningMarks
+from paceline.models.reasoning import ReasoningMarks, SpanFollower
 from paceline.models.tokenizer import Tokenizer
 from paceline.protocol.generation import ChatMessage
 from paceline_training.corpus import Role, TokenIds
@@ -45,10 +46,22 @@ def mark_thinking(tokens: NDArray[np.int32], roles: NDArray[np.int8], tokenizer:
     if marks is None or not answer.size:
         return marked
     text = tokens[answer[0] : answer[-1] + 1].tolist()
-    before = marks.closes_first(text) or marks.behind(tokens[: answer[0]].tolist()).is_open
+    before = closes_first(marks, text) or marks.behind(tokens[: answer[0]].tolist()).is_open
     inside = marks.inside(text, before=before)
     marked[answer[0] : answer[-1] + 1][inside] = Role.THINKING
     return marked
+
+
+def closes_first(marks: ReasoningMarks, token_ids: Iterable[int]) -> bool:
+    """Whether a text has a closing marker before any opening one."""
+    opening, closing = SpanFollower(marks, is_open=False), SpanFollower(marks, is_open=True)
+    for token_id in token_ids:
+        if opening.see(token_id):
+            return False
+        closing.see(token_id)
+        if not closing.is_open:
+            return True
+    return False
 
 
 def shared_prefix(one: TokenIds, other: TokenIds) -> int:

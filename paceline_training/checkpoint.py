@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import shutil
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
 
-from paceline.drafters.layers.manifest import DraftManifest, TrainedKind, load_manifest, save_manifest
+from paceline.drafters.layers.manifest import DraftManifest, TrainedKind, load_manifest
 from paceline.drafters.layers.packing import WeightFormat, pack
 from paceline.drafters.layers.stack import VOCABULARY_FILE, WEIGHTS_FILE, Stack, load_tensors
 from paceline.models.resolve import MANIFEST_FILE
 from paceline.models.wheels import file_digest
 from paceline.protocol.errors import require
-from paceline.runtime.files import replace_file
+from paceline.runtime.files import replace_file, replace_text
 from paceline_training.text_pass import learned_logits
 from paceline_training.trainee import DepthLogits, Lesson, Trainee
 
@@ -41,6 +44,16 @@ def save_draft(folder: Path, trainee: Trainee, manifest: DraftManifest) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     trainee.save(folder)
     save_manifest(folder, manifest)
+
+
+def save_manifest(folder: Path, manifest: DraftManifest) -> None:
+    """Write or replace a draft's manifest."""
+    save_config(folder / MANIFEST_FILE, asdict(manifest))
+
+
+def save_config(file: Path, facts: Mapping[str, Any]) -> None:
+    """Write a configuration whole or not at all."""
+    replace_text(file, json.dumps(facts, indent=2) + "\n")
 
 
 def save_tensors(file: Path, tensors: dict[str, torch.Tensor]) -> None:

@@ -15,13 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 
-from paceline.drafters.layers.manifest import (
-    DraftManifest,
-    TargetFingerprint,
-    check_target,
-    load_manifest,
-    save_manifest,
-)
+from paceline.drafters.layers.manifest import DraftManifest, TargetFingerprint, check_target, load_manifest
 from paceline.drafters.layers.served import load_draft_engine
 from paceline.drafters.layers.stack import WEIGHTS_FILE, copy_weights
 from paceline.drafters.layers.student import Target
@@ -33,7 +27,7 @@ from paceline.protocol.errors import require
 from paceline.runtime.config import DEFAULT_MODEL, EngineSettings
 from paceline.sampling.racing import warm_up
 from paceline_training import measure
-from paceline_training.checkpoint import StackTrainee, save_draft
+from paceline_training.checkpoint import StackTrainee, save_draft, save_manifest
 from paceline_training.corpus import Row, Split, count_learned, split_rows
 from paceline_training.distill import Distiller, Pace, StepReport, load_state, run
 from paceline_training.focus import position_weights, read_focus

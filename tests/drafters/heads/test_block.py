@@ -18,12 +18,13 @@ from paceline.drafters.formats.dflash import is_dflash, load_dflash, load_dflash
 from paceline.drafters.formats.draft_files import read_config
 from paceline.drafters.formats.target_weights import TargetWeights
 from paceline.drafters.heads.block import BlockDraft, build_block_engine
-from paceline.drafters.heads.block_network import Sight, blocks_of_text
+from paceline.drafters.heads.block_network import Sight
 from paceline.engine.features import FeatureEngine
 from paceline.engine.interface import Logits, StepItem, StepPlan
 from paceline.protocol.errors import InvalidInput, Unsupported
 from paceline.protocol.proposal import ROOT
 from paceline.runtime.config import EngineSettings
+from paceline_training.block import blocks_of_text
 from tests.drafters.heads.tiny_block import HIDDEN, OUTPUTS, SIZE, BlockDefinition, save_target, write_block
 
 SETTINGS = EngineSettings(threads=1, device="cpu")
