@@ -11,8 +11,7 @@ from paceline.cli.app import app
 from paceline.cli.support import example, need_engine
 from paceline.models import pull as pulling
 from paceline.models import resolve
-from paceline.models.progress import PullProgress
-from paceline.models.pullable import PULLABLE
+from paceline.models.pullable import PULLABLE, PullProgress
 from paceline.models.wheels import folder_bytes
 from paceline.runtime.config import DEFAULT_MODEL
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.models.model_files import model_file
+from paceline.models.model_files import GENERATION_FILE, model_file
 from paceline.models.resolve import resolve
 from paceline.models.table_names import is_table
 from paceline.protocol.errors import InvalidInput, require
@@ -19,7 +19,6 @@ from paceline.protocol.sampling import DEFAULTED, SamplingParams
 
 logger = logging.getLogger(__name__)
 
-FILE = "generation_config.json"
 AUTO = "auto"
 MAX_UINT32 = (1 << 32) - 1
 WHOLE: Mapping[str, tuple[int, int | None]] = {"top_k": (0, -1), "max_new_tokens": (1, None)}
@@ -95,7 +94,7 @@ def load_defaults(model: str, source: str = AUTO) -> GenerationDefaults:
 
 def _file_of(model: str) -> Path | None:
     try:
-        return model_file(resolve(model), FILE)
+        return model_file(resolve(model), GENERATION_FILE)
     except OSError:
         return None
 

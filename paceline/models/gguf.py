@@ -9,13 +9,13 @@ from paceline.models.gguf_config import model_config
 from paceline.models.gguf_header import read_header
 from paceline.models.gguf_tensors import model_tensors
 from paceline.models.gguf_tokenizer import file_tokenizer
-from paceline.models.progress import ProgressCallback, PullProgress
+from paceline.models.pullable import ProgressCallback, PullProgress
 from paceline.models.whole import load_whole, quiet_loading
 from paceline.protocol.errors import InternalError
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedModel
 
 
 _CHECK_PROMPT = "The quick brown fox jumps over the lazy dog. 0123456789\n\tdef f(x): return x"
@@ -61,8 +61,13 @@ def convert_gguf(gguf: Path, folder: Path, report: ProgressCallback | None = Non
         del loaded  # a model of some size has no room beside itself
         tokenizer.save_pretrained(folder)
         report(PullProgress("check", 0.9))
-        _check_tokenizer(tokenizer, AutoTokenizer.from_pretrained(folder), ids)
-        _check_logits(logits, _logits(AutoModelForCausalLM.from_pretrained(folder, dtype="float32"), ids))
+        saved = AutoTokenizer.from_pretrained(folder)
+        if saved.encode(_CHECK_PROMPT) != ids or saved.get_vocab() != tokenizer.get_vocab():
+            raise InternalError("the saved tokenizer differs from the GGUF's")
+        again = _logits(AutoModelForCausalLM.from_pretrained(folder, dtype="float32"), ids)
+        if not bool((again == logits).all()):
+            worst = float((again - logits).abs().max())
+            raise InternalError(f"the saved model's logits differ from those before it was saved by up to {worst:g}")
 
 
 def _logits(model: PreTrainedModel, ids: list[int]) -> torch.Tensor:
@@ -71,14 +76,3 @@ def _logits(model: PreTrainedModel, ids: list[int]) -> torch.Tensor:
     with torch.inference_mode():
         logits: torch.Tensor = model(input_ids=torch.tensor([ids])).logits
     return logits
-
-
-def _check_tokenizer(tokenizer: PreTrainedTokenizerBase, saved: PreTrainedTokenizerBase, ids: list[int]) -> None:
-    if saved.encode(_CHECK_PROMPT) != ids or saved.get_vocab() != tokenizer.get_vocab():
-        raise InternalError("the saved tokenizer differs from the GGUF's")
-
-
-def _check_logits(before: torch.Tensor, after: torch.Tensor) -> None:
-    if not bool((before == after).all()):
-        worst = float((before - after).abs().max())
-        raise InternalError(f"the saved model's logits differ from those before it was saved by up to {worst:g}")

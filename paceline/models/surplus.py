@@ -144,18 +144,14 @@ def _is_harmless(
         shapes = [each.shape for stem, each in stored.items() if _same(stem, name)]
         return bool(shapes) and all(len(shape) == 4 and shape[-1] == shape[-2] for shape in shapes)
     if _TOWERS.match(name):
-        return loaded.config.get_text_config() is not loaded.config or _takes_text_out(loaded, stored)
+        # Or the files keep the text's tensors apart from others.
+        return loaded.config.get_text_config() is not loaded.config or any(map(_TEXT_PART.search, stored))
     return _is_extra_layer(name, loaded, unexpected)
 
 
 def _same(stored: str, name: str) -> bool:
     """Whether a stored name and the library's are one tensor's: it adds or drops the base model's prefix."""
     return stored == name or stored.endswith(f".{name}") or name.endswith(f".{stored}")
-
-
-def _takes_text_out(loaded: PreTrainedModel, stored: Mapping[str, StoredTensor]) -> bool:
-    """Whether the files keep the text's tensors apart from others."""
-    return any(_TEXT_PART.search(name) for name in stored)
 
 
 def _is_extra_layer(name: str, loaded: PreTrainedModel, unexpected: Collection[str]) -> bool:

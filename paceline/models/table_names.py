@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 from typing import TypeVar
 
-from paceline.protocol.errors import InvalidInput
+from paceline.protocol.errors import InvalidInput, require
 
 PREFIX = "table:"
 Number = TypeVar("Number", int, float)
@@ -128,7 +128,8 @@ class TableSpec:
         for part in filter(None, text.split(",")):
             key, _, value = part.partition("=")
             if key == "distribution":
-                values |= _named_distribution(value)
+                require(value in DISTRIBUTIONS, "table distribution", value, f"one of {', '.join(DISTRIBUTIONS)}")
+                values |= DISTRIBUTIONS[value]
                 continue
             if key not in kinds:
                 raise InvalidInput.of("table key", key, f"one of distribution, {', '.join(kinds)}")
@@ -137,9 +138,3 @@ class TableSpec:
             except ValueError as error:
                 raise InvalidInput.of(f"table {key}", value, "a number") from error
         return cls(**values)  # type: ignore[arg-type]  # kinds gave each key its own type
-
-
-def _named_distribution(name: str) -> Mapping[str, float]:
-    if name not in DISTRIBUTIONS:
-        raise InvalidInput.of("table distribution", name, f"one of {', '.join(DISTRIBUTIONS)}")
-    return DISTRIBUTIONS[name]

