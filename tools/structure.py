@@ -3,7 +3,7 @@
 Counts the product alone: Python that git tracks, without tests and without generated stubs. Modules and
 imports are those that grimp finds. Code lines are those without blank ones, imports, comments and
 docstrings. Duplicates are runs of six or more lines that pylint's similarity checker finds twice, comments,
-docstrings, imports and signatures aside.
+docstrings, imports and signatures aside. Names that are bare participles: `tools.names`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from pathlib import Path
 import grimp
 from pylint.checkers.symilar import Symilar
 
+from tools.names import count_names
+
 PACKAGES = (
     "paceline",
     "coordinator",
@@ -37,6 +39,8 @@ GENERATED = "paceline/v1/"
 LONG_FILE = 400
 LONG_FUNCTION = 35
 SHARED_LINES = 6
+BARE_PARTICIPLES = 8.2
+"""Per cent of all stored names that may be bare participles; it only ever falls, to .3."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -56,19 +60,19 @@ class SourceFile:
     @property
     def code_lines(self) -> int:
         """Those that hold anything but imports, comments and docstrings."""
-        aside: set[int] = set()
+        skipped_lines: set[int] = set()
         for node in ast.walk(ast.parse(self.text)):
             text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
             if isinstance(node, ast.stmt) and (text or isinstance(node, ast.Import | ast.ImportFrom)):
-                aside.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
-        held = (line.strip() for number, line in enumerate(self.text.splitlines(), 1) if number not in aside)
-        return sum(bool(line) and not line.startswith("#") for line in held)
+                skipped_lines.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+        lines = (line.strip() for number, line in enumerate(self.text.splitlines(), 1) if number not in skipped_lines)
+        return sum(bool(line) and not line.startswith("#") for line in lines)
 
 
 def product(tree: Path) -> list[SourceFile]:
     """Every tracked module of the product."""
-    listed = subprocess.run(["git", "ls-files", "*.py"], cwd=tree, capture_output=True, text=True, check=True)
-    paths = [path for path in listed.stdout.split() if path.partition("/")[0] in PACKAGES]
+    git = subprocess.run(["git", "ls-files", "*.py"], cwd=tree, capture_output=True, text=True, check=True)
+    paths = [path for path in git.stdout.split() if path.partition("/")[0] in PACKAGES]
     return [SourceFile(path, (tree / path).read_text()) for path in paths if not path.startswith(GENERATED)]
 
 
@@ -84,6 +88,20 @@ def functions(sources: Sequence[SourceFile]) -> Iterator[Function]:
         yield from (node for node in ast.walk(ast.parse(source.text)) if isinstance(node, Function))
 
 
+def public_docstrings(sources: Sequence[SourceFile]) -> float:
+    """Per cent that have one, of modules and of classes, functions and methods without a leading underscore."""
+    trees = [ast.parse(source.text) for source in sources]
+    public = [node for tree in trees for node in _public(tree)]
+    return 100 * sum(ast.get_docstring(node) is not None for node in public) / max(len(public), 1)
+
+
+def _public(node: ast.Module | ast.ClassDef | Function) -> Iterator[ast.Module | ast.ClassDef | Function]:
+    yield node
+    for child in [] if isinstance(node, Function) else node.body:
+        if isinstance(child, ast.ClassDef | Function) and not child.name.startswith("_"):
+            yield from _public(child)
+
+
 def long_files(sources: Sequence[SourceFile]) -> list[str]:
     """Files of more than `LONG_FILE` lines."""
     return [f"{source.path} ({source.lines})" for source in sources if source.lines > LONG_FILE]
@@ -91,12 +109,12 @@ def long_files(sources: Sequence[SourceFile]) -> list[str]:
 
 def classes_twice(sources: Sequence[SourceFile]) -> dict[str, list[str]]:
     """Names that more than one module gives to a class, a leading underscore aside."""
-    found: dict[str, list[str]] = defaultdict(list)
+    modules: dict[str, list[str]] = defaultdict(list)
     for source in sources:
         for node in ast.parse(source.text).body:
             if isinstance(node, ast.ClassDef):
-                found[node.name.lstrip("_")].append(source.path)
-    return {name: paths for name, paths in sorted(found.items()) if len(paths) > 1}
+                modules[node.name.lstrip("_")].append(source.path)
+    return {name: paths for name, paths in sorted(modules.items()) if len(paths) > 1}
 
 
 def upward_imports(tree: Path) -> list[str]:
@@ -134,15 +152,17 @@ def report(tree: Path) -> str:
         "lines of the product": str(sum(rooms.values())),
         "code lines": str(sum(code.values())),
         "files": str(len(sources)),
-        f"files over {LONG_FILE} lines": _counted(long_files(sources)),
-        "loose files in paceline/": _counted(loose),
-        "imports that close a circle or point upwards": _counted(upward),
-        "class names that occur twice": _counted(list(twice)),
+        f"files over {LONG_FILE} lines": _listing(long_files(sources)),
+        "loose files in paceline/": _listing(loose),
+        "imports that close a circle or point upwards": _listing(upward),
+        "class names that occur twice": _listing(list(twice)),
         f"pairs that share {SHARED_LINES} lines": str(duplicates(tree, sources)),
         "lines of a function: median, 90th percentile": (
             f"{statistics.median(lengths):g}, {statistics.quantiles(lengths, n=10)[8]:g}"
         ),
         f"functions over {LONG_FUNCTION} lines": str(sum(length > LONG_FUNCTION for length in lengths)),
+        "names that are bare participles": str(count_names(source.text for source in sources)),
+        "public things with a docstring": f"{public_docstrings(sources):.1f} %",
         "words of the README": str(len((tree / "README.md").read_text().split())),
     }
     lines = ["| what | figure |", "| --- | --- |", *(f"| {name} | {value} |" for name, value in facts.items()), ""]
@@ -151,28 +171,28 @@ def report(tree: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _counted(found: Sequence[str]) -> str:
-    return f"{len(found)}: {', '.join(found)}" if found else "0"
+def _listing(items: Sequence[str]) -> str:
+    return f"{len(items)}: {', '.join(items)}" if items else "0"
 
 
 def check(tree: Path) -> list[str]:
-    """What must not be: files that are too long, and class names that two modules give."""
+    """What breaks a rule: a file that is too long, a class name given twice, too many bare participles as names."""
     sources = product(tree)
+    names = count_names(source.text for source in sources)
+    bare = [f"bare participles are over {BARE_PARTICIPLES} % of names: {names}"][: names.share > BARE_PARTICIPLES]
     twice = [f"class {name} in {' and '.join(paths)}" for name, paths in classes_twice(sources).items()]
-    return [f"over {LONG_FILE} lines: {found}" for found in long_files(sources)] + twice
+    return [f"over {LONG_FILE} lines: {file}" for file in long_files(sources)] + twice + bare
 
 
 def main() -> None:
     """Print the figures, or with `--check` what must not be."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tree", type=Path, default=Path(), help="A checkout; default: the current folder.")
-    parser.add_argument(
-        "--check", action="store_true", help="Only fail where a file is too long or a class name twice."
-    )
-    given = parser.parse_args()
-    if given.check:
-        sys.exit("\n".join(check(given.tree)) or 0)
-    sys.stdout.write(report(given.tree.resolve()))
+    parser.add_argument("--check", action="store_true", help="Only fail where lengths or names break a rule.")
+    options = parser.parse_args()
+    if options.check:
+        sys.exit("\n".join(check(options.tree)) or 0)
+    sys.stdout.write(report(options.tree.resolve()))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,75 @@
+"""The rules for lengths and names: what counts as a bare participle, and that a broken rule is reported."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tools.names import count_names, is_bare_participle
+from tools.structure import BARE_PARTICIPLES, SourceFile, check, public_docstrings
+
+MODULE = '''
+"""Names of every kind."""
+from enum import Enum
+
+LEFT = 3
+
+class Seen:
+    """A class."""
+    wanted: int
+    closed: bool
+
+class State(Enum):
+    REFUSED = 1
+
+def told(self, known, *, token, started: float, closed: bool = False, **kept):
+    self._held = [given for given in known if (found := given)]
+    with open(token) as file, file as drawn:
+        for taken, rest in file:
+            pass
+    try:
+        finished = True
+    except OSError as lost:
+        hidden, accepted = known, lost
+'''
+PARTICIPLES = "drawn found given held kept known left lost seen started taken told wanted"
+
+
+def test_every_place_that_stores_a_name_is_counted() -> None:
+    names = count_names([MODULE])
+    assert dict(names.participles) == dict.fromkeys(PARTICIPLES.split(), 1)
+    assert names.places == 22
+    assert str(names).startswith("59.09 %, 13 of 22: ")
+
+
+@pytest.mark.parametrize("name", ["waited_for", "_given_by", "LeftOut", "cached", "HELD", "rewritten"])
+def test_a_participle_with_a_preposition_names_nothing_either(name: str) -> None:
+    assert is_bare_participle(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["seed", "need_of", "token", "open", "held_out", "opened_at", "leased_until", "drafted", "cached_rows", "put"],
+)
+def test_nouns_terms_and_times_are_names(name: str) -> None:
+    assert not is_bare_participle(name)
+
+
+def test_a_state_names_a_boolean_alone() -> None:
+    assert not is_bare_participle("closed", boolean=True)
+    assert is_bare_participle("closed")
+
+
+def test_docstrings_of_public_things_are_counted() -> None:
+    assert public_docstrings([SourceFile("some.py", MODULE)]) == 50  # the module, Seen; not State, told
+
+
+def test_a_tree_of_bare_participles_breaks_the_rule(tmp_path: Path) -> None:
+    (tmp_path / "tools").mkdir()
+    (tmp_path / "tools" / "some.py").write_text(MODULE)
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
+    subprocess.run(["git", "add", "."], cwd=tmp_path, check=True)
+    [broken] = check(tmp_path)
+    assert broken.startswith(f"bare participles are over {BARE_PARTICIPLES} % of names: 59.09 %")
