@@ -22,7 +22,7 @@ from draft_service.feature_waits import FeatureWaits
 from draft_service.session import CatchUpTask, DraftingSession, DraftTask, Grown, SpeculationTask
 from draft_service.step import SessionCall, StepResults, run_steps
 from paceline.access.places import Places
-from paceline.costs.service_costs import UNKNOWN, DraftCosts
+from paceline.costs.service_costs import UNKNOWN_LINE, DraftCosts
 from paceline.engine.executor import Executor
 from paceline.engine.feature_rows import decoded
 from paceline.protocol.draft import Commit, DraftBudget, DraftedProposal, DraftOpen, DraftOpened, Shadow, Verifying
@@ -62,7 +62,7 @@ class DraftScheduler(SessionScheduler[DraftingSession]):
     @property
     def costs(self) -> DraftCosts:
         """What steps take, and who was in the latest."""
-        return DraftCosts(UNKNOWN, *self._latest, self.queue_length).with_lines(self._catalogue.lines)
+        return DraftCosts(UNKNOWN_LINE, *self._latest, self.queue_length).with_lines(self._catalogue.lines)
 
     def open(self, owner: SessionOwner, command: DraftOpen) -> DraftingSession:
         """Begin a session and, if its budget asks for one, its first proposal.

@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from paceline.costs.cost_line import CostLine
-from paceline.costs.cost_meter import CostMeter, measured
+from paceline.costs.cost_meter import CostMeter, measure_line
 from paceline.costs.service_costs import TargetCosts
 from paceline.engine.interface import Engine
 from paceline.protocol.proposal import MAX_PROPOSAL_NODES, ROOT, Acceptance, Proposal
@@ -82,6 +82,6 @@ def measured_line(engine: Engine) -> CostLine:
 
     engine.open(MEASURED_AS, most)
     try:
-        return measured(step, most)
+        return measure_line(step, most)
     finally:
         engine.close(MEASURED_AS)

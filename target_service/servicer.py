@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 
 from paceline.costs.cost_line import CostLine
-from paceline.costs.service_costs import UNKNOWN
+from paceline.costs.service_costs import UNKNOWN_LINE
 from paceline.engine.executor import Executor
 from paceline.engine.interface import Engine
 from paceline.grammars.sessions import Grammars
@@ -38,7 +38,7 @@ class TargetServicer(SessionServicer[TargetScheduler], pb_grpc.TargetServiceServ
         executor: Executor,
         config: TargetConfig,
         grammars: Grammars | None = None,
-        line: CostLine = UNKNOWN,
+        line: CostLine = UNKNOWN_LINE,
     ) -> None:
         self._engine = engine
         welcome = Welcome(

@@ -22,7 +22,7 @@ from coordinator.policy.plan import Options, Plan, Source
 from coordinator.policy.round_times import DraftTimes, TargetTimes
 from coordinator.policy.seen import MAX_DEPTH, Seen
 from coordinator.sessions.drafted import MAX_PENDING_TOKENS
-from paceline.costs.service_costs import DEFAULT, UNKNOWN, DraftCosts, TargetCosts
+from paceline.costs.service_costs import DEFAULT, UNKNOWN_LINE, DraftCosts, TargetCosts
 from paceline.protocol.draft import Shadow
 from paceline.protocol.explanation import PlanExplanation
 from paceline.protocol.proposal import Acceptance, Proposal
@@ -72,7 +72,7 @@ class Planner:
         times = self._drafts.setdefault(peer, {})
         if drafter not in times:
             held = ref(peer)
-            times[drafter] = DraftTimes(lambda: found.costs.line_of(drafter) if (found := held()) else UNKNOWN)
+            times[drafter] = DraftTimes(lambda: found.costs.line_of(drafter) if (found := held()) else UNKNOWN_LINE)
         return times[drafter]
 
     @property

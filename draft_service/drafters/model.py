@@ -23,7 +23,7 @@ from draft_service.drafters.speculation import Speculation
 from draft_service.drafters.state import SessionState
 from draft_service.drafters.tree import TREE_ROWS, DraftTree, Node
 from paceline.costs.cost_line import CostLine
-from paceline.costs.cost_meter import CostMeter, measured
+from paceline.costs.cost_meter import CostMeter, measure_line
 from paceline.engine.features import FeatureEngine, FeatureRows
 from paceline.engine.interface import Engine, Logits, RankedRows, Ranking, RankingEngine, StepItem, StepPlan
 from paceline.protocol.draft import DraftBudget, Verifying
@@ -186,7 +186,7 @@ class ModelDrafter:
             finally:
                 self.close(MEASURED_AS)
 
-        self._meter = CostMeter(measured(step, most))
+        self._meter = CostMeter(measure_line(step, most))
 
     def open(self, session: int, spec: SessionSpec, follower: Follower | None = None) -> int:
         """Reserve the session's rows; the first step computes the prefix, in chunks.

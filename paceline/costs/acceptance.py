@@ -1,4 +1,4 @@
-"""How often proposed tokens are accepted, as measured, by what was known of them. Pure."""
+"""Measured acceptance rates of proposed tokens, by a feature of the token. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class AcceptanceRates:
 
     @classmethod
     def of(cls, edges: Sequence[float], prior: Callable[[float], float], weight: float) -> AcceptanceRates:
-        """Begin with `prior(feature)`, worth `weight` observations, in each bin."""
+        """Rates that begin in each bin with `prior(feature)`, worth `weight` observations."""
         lows = (0.0, *edges)
         return cls(tuple(edges), tuple(RunningMean(prior(low), weight) for low in lows))
 
@@ -30,10 +30,10 @@ class AcceptanceRates:
         return self.means[bisect_right(self.edges, feature)].value
 
     def add(self, feature: float, accepted: bool) -> None:
-        """Count what became of one token."""
+        """Count whether one token with this feature was accepted."""
         self.means[bisect_right(self.edges, feature)].add(float(accepted))
 
     def child(self, weight: float) -> AcceptanceRates:
-        """A copy for one request, which learns on from here; what is known so far counts `weight` observations."""
+        """A copy that one request learns on from; its past counts at most `weight` observations in each bin."""
         means = (RunningMean(mean.value, min(weight, mean.weight)) for mean in self.means)
         return AcceptanceRates(self.edges, tuple(means))

@@ -1,4 +1,4 @@
-"""What a service says that its steps take: points joined by straight lines. Pure."""
+"""The cost line of a service: what its steps take by their rows, as points joined by straight lines. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from paceline.protocol.errors import InvalidInput, require
 MAX_POINTS = 64
 MAX_COST_ROWS = 1 << 20
 LEAST_STEP_MS = 1e-6
-"""Who plans divides by times: no step takes none."""
+"""Shortest step that a line may state: planners divide by a step's time."""
 
 
 @dataclass(frozen=True)
@@ -30,11 +30,11 @@ class CostLine:
 
     def __post_init__(self) -> None:
         require(len(self.points) <= MAX_POINTS, "cost line points", len(self.points), f"at most {MAX_POINTS}")
-        before = (0.0, LEAST_STEP_MS)
+        last_rows, last_ms = 0.0, LEAST_STEP_MS
         for rows, ms in self.points:
-            rising = before[0] < rows <= MAX_COST_ROWS and before[1] <= ms < float("inf")
-            require(rising, "cost line point", (rows, ms), f"rows above {before[0]:g}, ms of at least {before[1]:g}")
-            before = (rows, ms)
+            rises = last_rows < rows <= MAX_COST_ROWS and last_ms <= ms < float("inf")
+            require(rises, "cost line point", (rows, ms), f"rows above {last_rows:g}, ms of at least {last_ms:g}")
+            last_rows, last_ms = rows, ms
 
     @classmethod
     def parse(cls, field: str, text: str) -> CostLine:
@@ -55,29 +55,35 @@ class CostLine:
         return bool(self.points)
 
     def ms(self, rows: float) -> float:
-        """Milliseconds of a step of so many rows; straight on beyond the points, the first one's below them."""
+        """Milliseconds of a step of `rows`.
+
+        The last segment is continued beyond the points. Below the first point a step takes the first point's time.
+        """
         first, first_ms, more_ms, more = self._pieces[bisect_left(self._ends, rows)]
         return first_ms + more_ms * (rows - first) / more
 
     @cached_property
     def _ends(self) -> tuple[float, ...]:
-        """Rows of the points: planners ask for tens of thousands of times a second."""
+        """Rows of the points. They are cached, since planners ask for tens of thousands of times a second."""
         return tuple(rows for rows, _ in self.points)
 
     @cached_property
     def _pieces(self) -> tuple[tuple[float, float, float, float], ...]:
-        """By how many points lie below: rows and ms where the piece begins, and what it has of both."""
+        """Each segment's first rows, its first ms, its span in ms and its span in rows.
+
+        Segment i holds the rows that are above i points.
+        """
         points = self.points
         if not points:
             return ((0.0, 0.0, 0.0, 1.0),)
         level = (0.0, points[0][1], 0.0, 1.0)
-        between = [(low, ms, more_ms - ms, high - low) for (low, ms), (high, more_ms) in itertools.pairwise(points)]
-        return (level, *between, between[-1] if between else level)
+        inner = [(low, ms, more_ms - ms, high - low) for (low, ms), (high, more_ms) in itertools.pairwise(points)]
+        return (level, *inner, inner[-1] if inner else level)
 
     def per_row(self, rows: float, more: float = 1.0) -> float:
         """Milliseconds that each of `more` rows adds to a step of `rows`."""
         return (self.ms(rows + more) - self.ms(rows)) / more
 
-    def scaled(self, factor: float) -> CostLine:
-        """The same with every time multiplied; by 0: steps of no time that is worth counting."""
+    def scale(self, factor: float) -> CostLine:
+        """A line whose times are multiplied by `factor`, and are at least `LEAST_STEP_MS`."""
         return CostLine(tuple((rows, max(ms * factor, LEAST_STEP_MS)) for rows, ms in self.points))

@@ -1,4 +1,4 @@
-"""Measures the line of a service's steps, at load and from then on with every step that runs. Pure."""
+"""Measures a service's cost line: at load, and from then on with every step that runs. Pure."""
 
 from __future__ import annotations
 
@@ -10,38 +10,38 @@ from statistics import median
 
 from paceline.costs.cost_line import LEAST_STEP_MS, CostLine
 from paceline.costs.running_mean import RunningMean
-from paceline.costs.service_costs import MOVED, UNKNOWN
+from paceline.costs.service_costs import LEAST_MOVE, UNKNOWN_LINE
 
 _EDGES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128, 256, 512, 4096)
-"""Largest rows of each bucket, so a line has at most 16 points: steps within a bucket differ by a half at most, up to
-64 rows, which is where decode steps are."""
+"""Largest rows of each bucket. So a line has at most 16 points. Up to 64 rows, where decode steps are, the steps of a
+bucket differ by a half at most."""
 OUTLIER = 3.0
-"""A step that takes longer than this many times what was expected of its size counts as so many times."""
+"""A step counts at most as this many times the expected time of its size."""
 SIZE_STEPS = 200.0
-"""Steps of its size that a factor remembers. A change of speed that takes `SPEED_STEPS` to be known leaves 8 % of
-itself with the size that ran meanwhile."""
+"""Steps that the factor of one size remembers. A change of the machine's speed is known after `SPEED_STEPS` steps. It
+leaves 8 % of itself in the factor of the size that ran meanwhile."""
 SURGE = 1.5
-"""As much as a machine that others share slows down for good: what a step counts for at most as to its speed. So a
-pause moves a line by 4 %."""
+"""A step counts at most as this many times the machine's present speed. A shared machine slows down for good by about
+as much, and a single pause moves a line by 4 %."""
 SPEED_STEPS = 16.0
-"""Steps by which a machine's speed is known, whatever their rows: fewer than a request's rounds, since machines that
-others share change within one."""
+"""Steps that the machine's speed remembers, whatever their rows. They are fewer than a request's rounds, since the
+speed of a shared machine changes within one request."""
 MEASURED_ROWS = (1, 8, 2, 4, 16, 32, 64)
-"""Rows of the steps that are timed at load, in this order: first what a bare line needs."""
+"""Rows of the steps that are timed at load, in this order. The first two give a line its slope."""
 LEAST_SIZES = 2
-"""Of those so many are timed once where there is no time for more: without a slope nothing can be planned."""
+"""Sizes that are timed at least once even where time is short: without a slope nothing can be planned."""
 REPEATS = 3
-"""The median of three bears one step that was interrupted."""
+"""Steps of each size; their median is not moved by one that was interrupted."""
 MEASURING_MS = 1000.0
-"""Time for measuring three times, and half the time after which not even a single step begins. Loading a model whose
-steps are long takes many times as long."""
+"""Time for repeated steps. After twice that time no step begins. Loading a model whose steps are that long takes many
+times as long."""
 
 
 @dataclass
 class _StepsOfSize:
     rows: RunningMean
     factor: RunningMean
-    """Of the steps' times to what the base says."""
+    """Mean ratio of a step's time to the base line's."""
 
 
 @dataclass
@@ -52,22 +52,22 @@ class _Point:
 
 
 class CostMeter:
-    """Learns by which factors steps differ from a base line: one factor of all, and one of each size.
+    """Learns the factors by which steps differ from a base line: one for all steps, and one for each size.
 
-    That of all forgets quickly: it is the machine's speed, which changes for steps of every size at once. Else sizes
-    that run now and then would keep the times of a moment when it was another, and rows would look dear, or free.
-    Rows that no step has had follow the nearest that have been seen, so that contexts that have grown since, or a
-    draft that works beside, move the whole line.
+    The factor of all steps is the machine's speed, which changes for every size at once, so it forgets quickly. With
+    factors by size alone, a rare size would keep the times of a moment when the speed was another, and a row would
+    look too dear or free. A size that has had no step takes the factor of the nearest size that has. So longer
+    contexts, or a draft on the same machine, move the whole line.
     """
 
-    def __init__(self, base: CostLine = UNKNOWN) -> None:
+    def __init__(self, base: CostLine = UNKNOWN_LINE) -> None:
         self.base = base
-        """May be replaced: the factors go on from there."""
+        """The line that factors multiply; it may be replaced."""
         self.line = base
-        """Renewed when a step shows that a point has moved by more than `MOVED`."""
+        """The line as stated now. It is replaced when a step moves a point by more than `LEAST_MOVE`."""
         self._buckets: dict[int, _StepsOfSize] = {}
         self._speed = RunningMean(1.0, 1.0, limit=SPEED_STEPS)
-        """Of all steps: their times to what the line without it says."""
+        """Mean ratio of a step's time to what the base and the factor of its size give."""
 
     @property
     def is_measured(self) -> bool:
@@ -75,50 +75,50 @@ class CostMeter:
         return bool(self._buckets)
 
     def observe(self, rows: int, ms: float) -> None:
-        """A step of so many rows took so long."""
+        """Learn from a step of `rows` that took `ms`."""
         ms = max(ms, LEAST_STEP_MS)
         if not self.base.is_known:
             self.base = CostLine(((rows, ms),))
         place = bisect_left(_EDGES, min(rows, _EDGES[-1]))
-        expected = self._factor(rows)
+        prior_factor = self._factor(rows)
         bucket = self._buckets.setdefault(
-            place, _StepsOfSize(RunningMean(rows, 0), RunningMean(expected, 1, SIZE_STEPS))
+            place, _StepsOfSize(RunningMean(rows, 0), RunningMean(prior_factor, 1, SIZE_STEPS))
         )
         bucket.rows.add(min(rows, _EDGES[-1]))
-        took, speed, factor = ms / self.base.ms(rows), self._speed, bucket.factor
-        speed.add(min(took / factor.value, SURGE * speed.value))
-        factor.add(min(took / speed.value, OUTLIER * factor.value))
-        at = bucket.rows.value
-        now, said = self.base.ms(at) * factor.value * speed.value, self.line.ms(at)
-        if abs(now - said) > MOVED * said:
+        ratio, speed, factor = ms / self.base.ms(rows), self._speed, bucket.factor
+        speed.add(min(ratio / factor.value, SURGE * speed.value))
+        factor.add(min(ratio / speed.value, OUTLIER * factor.value))
+        mean_rows = bucket.rows.value
+        new_ms, stated_ms = self.base.ms(mean_rows) * factor.value * speed.value, self.line.ms(mean_rows)
+        if abs(new_ms - stated_ms) > LEAST_MOVE * stated_ms:
             self.line = CostLine(
                 tuple((point.rows, max(point.ms, LEAST_STEP_MS)) for point in _rising(self._points()))
             )
 
     def _points(self) -> list[_Point]:
-        """Of each bucket the mean of its steps or, where there was none, the base's point there."""
-        made = dict[int, _Point]()
+        """A point for each bucket: the mean of its steps or, where it has none, the base's point times the factor."""
+        points = dict[int, _Point]()
         for place, bucket in self._buckets.items():
             rows, factor = bucket.rows.value, bucket.factor
-            made[place] = _Point(rows, self.base.ms(rows) * factor.value * self._speed.value, factor.weight)
+            points[place] = _Point(rows, self.base.ms(rows) * factor.value * self._speed.value, factor.weight)
         for rows, ms in self.base.points:
-            expected = ms * self._factor(rows) * self._speed.value
-            made.setdefault(bisect_left(_EDGES, rows), _Point(rows, expected, 1.0))
-        return [made[place] for place in sorted(made)]
+            expected_ms = ms * self._factor(rows) * self._speed.value
+            points.setdefault(bisect_left(_EDGES, rows), _Point(rows, expected_ms, 1.0))
+        return [points[place] for place in sorted(points)]
 
     def _factor(self, rows: float) -> float:
-        """Between the buckets that have been seen, straight; beyond them the nearest one's."""
-        seen = sorted((bucket.rows.value, bucket.factor.value) for bucket in self._buckets.values())
-        if not seen:
+        """The factor at `rows`: interpolated between buckets with steps, and the nearest one's beyond them."""
+        factors = sorted((bucket.rows.value, bucket.factor.value) for bucket in self._buckets.values())
+        if not factors:
             return 1.0
-        for (low, low_factor), (high, high_factor) in pairwise(seen):
+        for (low, low_factor), (high, high_factor) in pairwise(factors):
             if low <= rows <= high:
                 return low_factor + (high_factor - low_factor) * (rows - low) / (high - low)
-        return seen[0][1] if rows < seen[0][0] else seen[-1][1]
+        return factors[0][1] if rows < factors[0][0] else factors[-1][1]
 
 
 def _rising(points: Sequence[_Point]) -> list[_Point]:
-    """Times that never fall, as near to the given ones as their weights say: falling neighbours share their mean."""
+    """The points with times that never fall: neighbours that fall share their weighted mean (isotonic regression)."""
     runs: list[list[_Point]] = []
     for point in points:
         runs.append([point])
@@ -131,23 +131,23 @@ def _mean(points: Sequence[_Point]) -> float:
     return sum(point.ms * point.weight for point in points) / sum(point.weight for point in points)
 
 
-def measured(step: Callable[[int], float], most_rows: int) -> CostLine:
-    """The line of a service that has just loaded: a few real steps, each size the median of three where time allows.
+def measure_line(step: Callable[[int], float], most_rows: int) -> CostLine:
+    """Measure the cost line of a service that has just loaded, by a few real steps of each size.
 
     Args:
         step: runs a step of so many rows; returns how long it took, milliseconds.
         most_rows: that a step can have; at least 1.
     """
-    spent = first = step(1)  # it compiles, or touches pages for the first time
-    points = [_Point(1, first, 1.0)] if first > MEASURING_MS else []
+    total_ms = first_ms = step(1)  # it compiles, or touches pages for the first time
+    points = [_Point(1, first_ms, 1.0)] if first_ms > MEASURING_MS else []
     for rows in [rows for rows in MEASURED_ROWS[len(points) :] if rows <= most_rows]:
-        expected = max((point.ms for point in points), default=first)
-        thrice = spent + REPEATS * expected <= MEASURING_MS
-        once = spent <= 2 * MEASURING_MS and len(points) < LEAST_SIZES
-        if not (thrice or once):
+        longest_ms = max((point.ms for point in points), default=first_ms)
+        may_repeat = total_ms + REPEATS * longest_ms <= MEASURING_MS
+        may_time = total_ms <= 2 * MEASURING_MS and len(points) < LEAST_SIZES
+        if not (may_repeat or may_time):
             break
-        times = [step(rows) for _ in range(REPEATS if thrice else 1)]
-        spent += sum(times)
+        times = [step(rows) for _ in range(REPEATS if may_repeat else 1)]
+        total_ms += sum(times)
         points.append(_Point(rows, median(times), 1.0))
     points.sort(key=lambda point: point.rows)
     return CostLine(tuple((point.rows, point.ms) for point in _rising(points)))

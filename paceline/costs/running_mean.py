@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 DECAY = 0.98
-"""Share of a mean that survives one more observation: it remembers about 50."""
+"""Share of a mean that one more observation leaves. So a mean remembers about 50 observations."""
 
 
 @dataclass(slots=True)
@@ -17,7 +17,7 @@ class RunningMean:
     limit: float = 1 / (1 - DECAY)
     """Observations that it remembers."""
 
-    def add(self, observed: float) -> None:
+    def add(self, observation: float) -> None:
         """Count one observation."""
         self.weight = min(self.weight + 1, self.limit)
-        self.value += (observed - self.value) / self.weight
+        self.value += (observation - self.value) / self.weight

@@ -1,4 +1,4 @@
-"""What a service says that its steps take, and who is in them. Pure."""
+"""What a service states of its steps: their cost lines, and the sessions and rows in the latest one. Pure."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from paceline.costs.cost_line import CostLine
 from paceline.protocol.errors import require
 from paceline.protocol.handshake import MAX_DRAFTERS
 
-UNKNOWN = CostLine()
-"""Of what nothing was said."""
-MOVED = 0.03
-"""Share of its time by which a point of a line moves before the line is said again. A plan is chosen by ratios of
-times: 3 % is what a request may lose to a wrong one."""
+UNKNOWN_LINE = CostLine()
+"""The line of a service that has stated none."""
+LEAST_MOVE = 0.03
+"""Share of its time by which a point must move before its line is sent again. Plans are chosen by ratios of times, so
+3 % is what a request may lose to a wrong plan."""
 DEFAULT = ""
-"""Name of a service's default drafter: the one that is meant where none is named."""
+"""Name of a service's default drafter, which serves requests that name none."""
 MAX_COUNT = 1 << 20
 """Most sessions, rows or waiting work that a service may state: as many rows as a line may have."""
 
@@ -25,12 +25,12 @@ MAX_COUNT = 1 << 20
 class TargetCosts:
     """What a target's steps take: lines of decode rows, over the contexts of the sessions that run now.
 
-    Rows of prefixes are in neither line. A line forgets: attention over longer contexts makes steps dearer, and the
-    line follows the steps that run.
+    Rows of prefixes are in neither line. Attention over longer contexts makes steps dearer, so a line follows the
+    latest steps and forgets older ones.
 
     Attributes:
-        alone: steps without a session that a draft works for meanwhile.
-        beside: steps with one; as `alone` until there were any.
+        alone: steps during which no draft works for any of their sessions.
+        beside: steps during which one does; as `alone` until there were any.
         sessions, rows: in the latest step, of all coordinators.
         queue: sessions that wait for room or prefix, and rounds that wait for a step.
 
@@ -38,8 +38,8 @@ class TargetCosts:
         InvalidInput: a number out of bounds.
     """
 
-    alone: CostLine = UNKNOWN
-    beside: CostLine = UNKNOWN
+    alone: CostLine = UNKNOWN_LINE
+    beside: CostLine = UNKNOWN_LINE
     sessions: int = 0
     rows: int = 0
     queue: int = 0
@@ -49,12 +49,12 @@ class TargetCosts:
 
     @property
     def lines(self) -> Mapping[str, CostLine]:
-        """The lines by name."""
+        """The lines by their names on the wire."""
         return {"alone": self.alone, "beside": self.beside}
 
     def with_lines(self, lines: Mapping[str, CostLine]) -> Self:
         """The same with these lines; a name that is missing has none."""
-        return replace(self, alone=lines.get("alone", UNKNOWN), beside=lines.get("beside", UNKNOWN))
+        return replace(self, alone=lines.get("alone", UNKNOWN_LINE), beside=lines.get("beside", UNKNOWN_LINE))
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class DraftCosts:
         InvalidInput: a number out of bounds.
     """
 
-    line: CostLine = UNKNOWN
+    line: CostLine = UNKNOWN_LINE
     sessions: int = 0
     rows: int = 0
     queue: int = 0
@@ -98,37 +98,37 @@ class DraftCosts:
         return {DEFAULT: self.line, **{other.drafter: other.line for other in self.others}}
 
     def line_of(self, drafter: str) -> CostLine:
-        """What a drafter's steps take; all but the default are named, so another name is the default's own."""
+        """What a drafter's steps take. A name that is not among `others` is the default drafter's own."""
         return self.lines.get(drafter, self.line)
 
     def with_lines(self, lines: Mapping[str, CostLine]) -> Self:
         """The same with these lines; a name that is missing has none."""
         others = tuple(DrafterLine(name, line) for name, line in lines.items() if name != DEFAULT)
-        return replace(self, line=lines.get(DEFAULT, UNKNOWN), others=others)
+        return replace(self, line=lines.get(DEFAULT, UNKNOWN_LINE), others=others)
 
 
 Costs = TypeVar("Costs", bound=TargetCosts | DraftCosts)
 
 
-def has_moved(before: CostLine, after: CostLine) -> bool:
-    """Whether a point of a line has moved by more than `MOVED`; from nothing to something is a move."""
-    if before is after or before.is_known != after.is_known:
-        return before is not after
-    places = {rows for rows, _ in (*before.points, *after.points)}
-    return any(abs(after.ms(rows) - before.ms(rows)) > MOVED * before.ms(rows) for rows in places)
+def has_moved(old: CostLine, new: CostLine) -> bool:
+    """Whether any point has moved by more than `LEAST_MOVE`, or a line has become known or unknown."""
+    if old is new or old.is_known != new.is_known:
+        return old is not new
+    places = {rows for rows, _ in (*old.points, *new.points)}
+    return any(abs(new.ms(rows) - old.ms(rows)) > LEAST_MOVE * old.ms(rows) for rows in places)
 
 
-def news(costs: Costs, told: Costs) -> Costs:
-    """The costs without the lines that have not moved since they were told."""
-    before = told.lines
-    moved = {name: line for name, line in costs.lines.items() if has_moved(before.get(name, UNKNOWN), line)}
-    return cast("Costs", costs.with_lines(moved))
+def changed_lines(costs: Costs, last_sent: Costs) -> Costs:
+    """The costs with those lines alone that have moved since `last_sent`."""
+    old_lines = last_sent.lines
+    changes = {name: line for name, line in costs.lines.items() if has_moved(old_lines.get(name, UNKNOWN_LINE), line)}
+    return cast("Costs", costs.with_lines(changes))
 
 
-def taken_in(said: Costs, before: Costs) -> Costs:
-    """What is known after a message: a line that it leaves out is as it was."""
-    known = {name: line for name, line in said.lines.items() if line.is_known}
-    return cast("Costs", said.with_lines({**before.lines, **known}))
+def merge_costs(update: Costs, previous: Costs) -> Costs:
+    """The costs after an update: lines that it leaves out are those of `previous`."""
+    lines = {name: line for name, line in update.lines.items() if line.is_known}
+    return cast("Costs", update.with_lines({**previous.lines, **lines}))
 
 
 def _check_counts(sessions: int, rows: int, queue: int) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Generic
 
 from paceline.costs.cost_line import MAX_POINTS, CostLine
-from paceline.costs.service_costs import Costs, DraftCosts, DrafterLine, TargetCosts, news, taken_in
+from paceline.costs.service_costs import Costs, DraftCosts, DrafterLine, TargetCosts, changed_lines, merge_costs
 from paceline.protocol.codec.bounds import Most, bound, check_bounds
 from paceline.protocol.codec.copying import Copier, copier, register
 from paceline.protocol.errors import PacelineError, require
@@ -73,10 +73,10 @@ class CostsTeller(Generic[Costs]):
     def add_to(self, frame: Message) -> Message:
         """The frame with the costs, if it has room for them: they are no reason to delay what it carries."""
         costs = self._current()
-        said = news(costs, self._told)
+        said = changed_lines(costs, self._told)
         if frame.ByteSize() <= MAX_FRAME_BYTES - most_bytes(said):
             frame.costs.CopyFrom(self._copier.encode(said))
-            self._told = taken_in(said, self._told)
+            self._told = merge_costs(said, self._told)
         return frame
 
 
@@ -104,7 +104,7 @@ class CostsHeard(Generic[Costs]):
         if not frame.HasField("costs"):
             return
         try:
-            self.costs = taken_in(self._copier.decode(frame.costs), self.costs)
+            self.costs = merge_costs(self._copier.decode(frame.costs), self.costs)
         except PacelineError as error:
             if error.message != self._refused:
                 self._refused = error.message

@@ -77,7 +77,7 @@ class StepTimes:
         """The same with so much more on both ways (less: down to none), or drafts that take so many times as long."""
         return replace(
             self,
-            drafts={name: line.scaled(draft) for name, line in self.drafts.items()},
+            drafts={name: line.scale(draft) for name, line in self.drafts.items()},
             draft_session_ms={name: draft * ms for name, ms in self.draft_session_ms.items()},
             target_trip_ms=max(0.0, self.target_trip_ms + trips_ms),
             draft_trip_ms=max(0.0, self.draft_trip_ms + trips_ms),

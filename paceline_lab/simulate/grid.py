@@ -76,7 +76,7 @@ class GridCase:
         alone = TARGETS[self.rows]
         return TracedSetting(
             alone=alone,
-            beside=alone.scaled(SHARED) if self.shared else CostLine(),
+            beside=alone.scale(SHARED) if self.shared else CostLine(),
             draft=DRAFTS[self.draft],
             target_one_way_ms=self.one_way_ms,
             draft_one_way_ms=self.one_way_ms,

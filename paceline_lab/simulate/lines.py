@@ -41,7 +41,7 @@ class StatedLine:
         self._line = line
         self._scale = RunningMean(lie, REMEMBERED_STEPS / 2, REMEMBERED_STEPS)
         self._stated = lie
-        self.line = line if lie == 1 else line.scaled(lie)
+        self.line = line if lie == 1 else line.scale(lie)
 
     def took(self, ms: float, expected_ms: float) -> None:
         """A step took so long; by the line it should have taken `expected_ms`."""
@@ -50,4 +50,4 @@ class StatedLine:
         self._scale.add(ms / expected_ms)
         if abs(self._scale.value - self._stated) > MOVED * self._stated:
             self._stated = self._scale.value
-            self.line = self._line.scaled(self._stated)
+            self.line = self._line.scale(self._stated)

@@ -39,7 +39,7 @@ class SaidByTarget:
     @property
     def costs(self) -> TargetCosts:
         alone = line(self.step_ms, self.row_ms)
-        return TargetCosts(alone, alone.scaled(self.slower), self.sessions, self.sessions)
+        return TargetCosts(alone, alone.scale(self.slower), self.sessions, self.sessions)
 
 
 @dataclass(eq=False)

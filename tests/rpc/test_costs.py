@@ -16,8 +16,8 @@ from paceline.costs.service_costs import (
     DraftCosts,
     DrafterLine,
     TargetCosts,
-    news,
-    taken_in,
+    changed_lines,
+    merge_costs,
 )
 from paceline.protocol import codec
 from paceline.protocol.errors import InvalidInput
@@ -30,7 +30,7 @@ from paceline.v1 import target_service_pb2_grpc as pb_grpc
 from tests.rpc.harness import WELCOME, Client, Servicer, a_verdict, an_open, hello_frame, raw_stream, serving, until
 
 LINE = CostLine(((1, 10.0), (8, 20.0)))
-COSTS = TargetCosts(LINE, LINE.scaled(1.5), sessions=2, rows=6, queue=1)
+COSTS = TargetCosts(LINE, LINE.scale(1.5), sessions=2, rows=6, queue=1)
 
 lines = st.dictionaries(st.integers(1, 4096), st.integers(1, 100_000), max_size=MAX_POINTS).map(
     lambda found: CostLine(tuple(zip(sorted(found), sorted(found.values()), strict=True)))
@@ -72,11 +72,11 @@ def test_lines_of_drafters_have_names_of_their_own(others: list[tuple[str, CostL
 
 def test_a_drafters_line_that_has_not_moved_is_left_out_and_kept() -> None:
     told = DraftCosts(LINE, others=(DrafterLine("a", LINE), DrafterLine("b", LINE)))
-    now = DraftCosts(LINE, others=(DrafterLine("a", LINE), DrafterLine("b", LINE.scaled(2))))
-    said = news(now, told)
-    assert said == DraftCosts(others=(DrafterLine("b", LINE.scaled(2)),))
-    assert taken_in(said, told) == now
-    assert now.line_of("b") == LINE.scaled(2)
+    now = DraftCosts(LINE, others=(DrafterLine("a", LINE), DrafterLine("b", LINE.scale(2))))
+    said = changed_lines(now, told)
+    assert said == DraftCosts(others=(DrafterLine("b", LINE.scale(2)),))
+    assert merge_costs(said, told) == now
+    assert now.line_of("b") == LINE.scale(2)
     assert now.line_of("") == now.line_of("model") == LINE
 
 
@@ -84,7 +84,7 @@ async def test_costs_are_known_with_the_welcome_and_before_the_events_of_their_f
     async with serving(servicer := Servicer(costs=COSTS)) as port, Client(port) as client:
         await client.link.wait_up(10)
         assert client.link.costs == COSTS
-        servicer.costs = TargetCosts(LINE.scaled(2), COSTS.beside, 9, 9, 9)
+        servicer.costs = TargetCosts(LINE.scale(2), COSTS.beside, 9, 9, 9)
         seen: list[tuple[TargetEvent, TargetCosts]] = []
         client.link.on_event = lambda event: seen.append((event, client.link.costs))
         client.link.send(an_open(1))
@@ -99,7 +99,7 @@ async def lines_said(factors: list[float]) -> list[bool]:
         await stream.write(hello_frame())
         assert (await stream.read()).costs.alone.rows == [1, 8]
         for session, factor in enumerate(factors, start=1):
-            servicer.costs = TargetCosts(LINE.scaled(factor), COSTS.beside, 3, 4, 5)
+            servicer.costs = TargetCosts(LINE.scale(factor), COSTS.beside, 3, 4, 5)
             await stream.write(pb.VerifyRequest(commands=[codec.encode_target_command(an_open(session))]))
             costs = (await stream.read()).costs
             assert (costs.sessions, costs.rows, costs.queue) == (3, 4, 5), "the counts are in every frame"
@@ -128,7 +128,7 @@ def _nothing(costs: Costs, told: Costs) -> Costs:
 async def test_mutant_lines_that_are_said_always_or_never_are_noticed(
     monkeypatch: pytest.MonkeyPatch, mutant: Any
 ) -> None:
-    monkeypatch.setattr(cost_messages, "news", mutant)
+    monkeypatch.setattr(cost_messages, "changed_lines", mutant)
     with pytest.raises(AssertionError):
         assert await lines_said(FACTORS) == SAID
 
@@ -195,9 +195,9 @@ async def test_malformed_costs_are_named_once_and_change_nothing(
             script.frames.put_nowait(a_frame(session, costs))
         await until(lambda: len(client.events) == 2)
         assert client.link.costs == COSTS
-        script.frames.put_nowait(a_frame(3, TARGET_COSTS.encode(TargetCosts(LINE.scaled(3), rows=7))))
+        script.frames.put_nowait(a_frame(3, TARGET_COSTS.encode(TargetCosts(LINE.scale(3), rows=7))))
         await until(lambda: len(client.events) == 3)
-        assert client.link.costs == TargetCosts(LINE.scaled(3), COSTS.beside, rows=7), "what comes next is taken in"
+        assert client.link.costs == TargetCosts(LINE.scale(3), COSTS.beside, rows=7), "what comes next is taken in"
         assert client.events == [a_verdict(session) for session in (1, 2, 3)]
         assert not client.downs
     said = [record.getMessage() for record in caplog.records if "malformed costs" in record.getMessage()]

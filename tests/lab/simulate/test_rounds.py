@@ -91,7 +91,7 @@ def test_an_outcome_beyond_the_fan_out_is_a_miss() -> None:
 
 
 def test_a_draft_on_the_targets_cores_slows_its_steps() -> None:
-    setting = SETTING.of_run(beside=TARGET.scaled(1.5))
+    setting = SETTING.of_run(beside=TARGET.scale(1.5))
     apart, beside = (simulate(each, (text((2,) * 64),), ConstantPolicy(4, 4)) for each in (SETTING, setting))
     # The draft works for a part of each step.
     assert 1.1 * cycle_ms(apart) < cycle_ms(beside) < 1.5 * cycle_ms(apart)
