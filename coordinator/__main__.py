@@ -49,8 +49,8 @@ async def serve(config: CoordinatorConfig) -> None:
     async def register(server: grpc.aio.Server) -> None:
         nonlocal pools, servicer
         tokenizer = await asyncio.to_thread(load_tokenizer, config.model)
-        for compiled in (drafted, suffix):
-            await asyncio.to_thread(compiled.warm_up)
+        for module in (drafted, suffix):
+            await asyncio.to_thread(module.warm_up)
         pools = Pools.of(config, tokenizer)
         library = await asyncio.to_thread(_library, config, tokenizer)
         defaults = await asyncio.to_thread(load_defaults, config.model, config.generation_config)
@@ -74,13 +74,13 @@ async def serve(config: CoordinatorConfig) -> None:
 
 
 def _library(config: CoordinatorConfig, tokenizer: Tokenizer) -> Library:
-    """Where proposals may come from beside a request's own text.
+    """The texts, besides a request's own, from which proposals may be copied.
 
     Raises:
         InvalidInput: a text of the corpus can't be read, or tenants are named though nobody has a key.
     """
-    named = [tenant for tenant in config.share_texts if tenant != EVERY_TENANT]
-    require(not named or config.api_keys is not None, "share_texts", named, "* where api_keys is unset")
+    tenants = [tenant for tenant in config.share_texts if tenant != EVERY_TENANT]
+    require(not tenants or config.api_keys is not None, "share_texts", tenants, "* where api_keys is unset")
     corpus = load_corpus([Path(path) for path in config.corpus], tokenizer, config.corpus_tokens)
     return Library(corpus, config.share_texts, config.shared_mib << 20)
 

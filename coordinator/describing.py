@@ -1,4 +1,4 @@
-"""What the coordinator tells of the model that it serves, and of its peers."""
+"""The description of the served model and of the coordinator's peers."""
 
 from __future__ import annotations
 
@@ -12,21 +12,19 @@ from paceline.protocol.generation import MAX_PEERS, ModelDescription, PeerDescri
 from paceline.protocol.handshake import Fingerprint, Welcome
 
 
-def describe(
-    served: ServedModel, targets: TargetPool, drafts: DraftPool | None, tenant: str = ""
-) -> ModelDescription:
-    """The served model, with the peers that take new sessions, for whoever asks as a tenant."""
+def describe(model: ServedModel, targets: TargetPool, drafts: DraftPool | None, tenant: str = "") -> ModelDescription:
+    """Describe the served model and the peers that take new sessions, for a caller of this tenant."""
     return ModelDescription(
-        name=served.name,
+        name=model.name,
         target=_fingerprint(targets.welcomes),
         draft=_fingerprint(drafts.welcomes if drafts else ()),
-        max_length=served.max_length,
-        drafters=served.drafters,
+        max_length=model.max_length,
+        drafters=model.drafters,
         target_ready=targets.is_up,
         draft_ready=drafts is not None and drafts.is_up,
         peers=tuple(_peers(targets, drafts))[:MAX_PEERS],
-        sampling=served.defaults.sampling,
-        max_new_tokens=served.defaults.max_new_tokens,
+        sampling=model.defaults.sampling,
+        max_new_tokens=model.defaults.max_new_tokens,
         tenant=tenant,
     )
 

@@ -1,4 +1,4 @@
-"""What a request leaves behind for whoever operates the coordinator: metrics, and a line in the log when it ends."""
+"""Metrics of one request, and its line in the log when it ends."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ _numbers = itertools.count(1)
 
 
 class RequestObserver:
-    """Watches one request, a context manager.
+    """Watches one request; a context manager.
 
     Args:
-        given_id: what the client calls the request; empty: it is numbered.
-        tokenizer: with which the prompt is written into the log; None: it is not.
+        request_id: the client's name for the request; empty: the request gets a number.
+        tokenizer: decodes the prompt for the log; None: the log has no prompts.
     """
 
-    def __init__(self, given_id: str, tokenizer: Tokenizer | None) -> None:
-        self.arrived = time.perf_counter()
-        self._id = given_id[:MAX_ID_CHARACTERS] or f"{_PROCESS}-{next(_numbers)}"
+    def __init__(self, request_id: str, tokenizer: Tokenizer | None) -> None:
+        self.arrived_at = time.perf_counter()
+        self._id = request_id[:MAX_ID_CHARACTERS] or f"{_PROCESS}-{next(_numbers)}"
         self._tokenizer = tokenizer
         self._meter = metrics.RequestMeter()
         self._subject = logs.speak_of(request=self._id)
@@ -57,39 +57,39 @@ class RequestObserver:
 
     @property
     def explains(self) -> bool:
-        """Whether `done` makes use of an explanation."""
+        """Whether `done` uses an explanation."""
         return self._meter.explains
 
-    def asks(self, task: GenerationTask, *, chat: bool) -> None:
-        """The request is read and checked."""
-        self._prompt = (*task.prompt, *task.resumed)
+    def begin(self, task: GenerationTask, *, chat: bool) -> None:
+        """Note the task of a request that has been read and checked."""
+        self._prompt = (*task.prompt, *task.resume_token_ids)
         self._tenant = task.tenant
         self._meter.asks(len(self._prompt), chat=chat)
 
     @contextmanager
-    def traced(self, traceparent: str) -> Iterator[None]:
-        """What is logged within belongs to a trace."""
+    def in_trace(self, traceparent: str) -> Iterator[None]:
+        """Name the trace in all lines that are logged within."""
         self._trace = logs.trace_of(traceparent)
         with logs.speak_of(trace=self._trace):
             yield
 
     def round_done(self, record: RoundRecord, provenance: Iterable[Provenance]) -> None:
-        """A round is over and the next one has left."""
+        """Count a round that is over; the next one has left already."""
         self._meter.round_done(record, provenance)
 
     def done(self, stats: GenerationStats, reason: str, explanation: PlanExplanation | None) -> None:
-        """The text has ended, for this finish reason."""
+        """Note that the text has ended, for this finish reason."""
         self._stats = stats, reason
         self._meter.done(stats, reason, explanation)
 
     def _log(self, error: BaseException | None) -> None:
-        """One line a request; whether it may hold the prompt is the operator's choice."""
+        """Write one line for the request, and one with its prompt where the operator wants that."""
         if self._tokenizer is not None:
             logger.info("request was: prompt=%s", self._tokenizer.decode(self._prompt))
         if self._stats is None:
             logger.info(
                 "request failed: tenant=%s trace=%s prompt_tokens=%d seconds=%.3f reason=%s error=%s",
-                self._tenant, self._trace, len(self._prompt), time.perf_counter() - self.arrived,
+                self._tenant, self._trace, len(self._prompt), time.perf_counter() - self.arrived_at,
                 error.reason if isinstance(error, PacelineError) else type(error).__name__,
                 error.for_log if isinstance(error, PacelineError) else "",
             )  # fmt: skip

@@ -23,14 +23,14 @@ class ServedModel:
     tokenizer: Tokenizer
     max_length: int
     drafters: tuple[str, ...]
-    """Of all draft services that have ever been linked: one that is gone costs its requests speed only."""
+    """Those of all draft services that were ever linked. A service that is gone costs its requests speed only."""
     seed: int | None = None
     reports_prompts: bool = True
-    """Whether a target of it tells log-probabilities of a prompt."""
+    """Whether any target can send log-probabilities of a prompt."""
     knows_drafters: bool = True
-    """Whether every draft service has been linked: until then a name that none of them has may be another's."""
+    """Whether every draft service has been linked. Until then an unknown drafter may be one of a missing service."""
     defaults: GenerationDefaults = NO_DEFAULTS
-    """What requests have that leave it open."""
+    """The model's own sampling parameters, for requests that leave them open."""
 
 
 def prepare(
@@ -44,7 +44,7 @@ def prepare(
 
     Args:
         request: with token ids (`paceline.models.prompts`).
-        model: what it is for.
+        model: the served model.
         deadline: on the monotonic clock, seconds.
         tenant: whose request it is.
 
@@ -54,8 +54,8 @@ def prepare(
         Unsupported: no target knows what the request asks for.
     """
     if request.model not in ("", model.name):
-        given = {"field": "model", "value": repr(request.model)}
-        raise UnknownModel(f"model = {request.model!r}: must be {model.name!r}, the one served here", metadata=given)
+        facts = {"field": "model", "value": repr(request.model)}
+        raise UnknownModel(f"model = {request.model!r}: must be {model.name!r}, the one served here", metadata=facts)
     prompt = request.token_ids
     max_length = _max_length(request, len(prompt), model.max_length, model.defaults.max_new_tokens)
     vocab_size = model.tokenizer.vocab_size
@@ -63,8 +63,13 @@ def prepare(
     require_ids("resume_token_ids", request.resume_token_ids, vocab_size)
     require_ids("stop_token_ids", request.stop_token_ids, vocab_size)
     require_ids("prediction", request.prediction, vocab_size)
-    predicted = len(request.prediction)
-    require(predicted <= model.max_length, "prediction tokens", predicted, f"at most {model.max_length}, the context")
+    prediction_tokens = len(request.prediction)
+    require(
+        prediction_tokens <= model.max_length,
+        "prediction tokens",
+        prediction_tokens,
+        f"at most {model.max_length}, the context",
+    )
     _check_sampling(request, model.tokenizer)
     _check_drafter(request, model)
     if request.prompt_logprobs is not None and not model.reports_prompts:
@@ -72,7 +77,7 @@ def prepare(
     seed = request.seed if request.seed is not None else model.seed
     return GenerationTask(
         prompt=prompt,
-        resumed=request.resume_token_ids,
+        resume_token_ids=request.resume_token_ids,
         sampling=request.sampling.stated(model.defaults.sampling),
         noise=NoiseKey(secrets.randbits(64) if seed is None else seed, request.sample_index),
         acceptance=request.acceptance,
@@ -93,20 +98,25 @@ def _max_length(request: GenerateRequest, prompt_length: int, context_length: in
     """Longest sequence that the request may become, in tokens; `default`: the model's own `max_new_tokens`."""
     limit = context_length - prompt_length
     require(limit >= 1, "prompt length", prompt_length, f"at most {context_length - 1} tokens, to leave room for one")
-    wanted = request.max_new_tokens if request.max_new_tokens is not None else min(limit, default or limit)
-    require(wanted <= limit, "max_new_tokens", wanted, f"at most {limit}, the context length less the prompt")
+    new_tokens = request.max_new_tokens if request.max_new_tokens is not None else min(limit, default or limit)
+    require(new_tokens <= limit, "max_new_tokens", new_tokens, f"at most {limit}, the context length less the prompt")
     fewest = request.sampling.min_tokens
-    require(fewest <= wanted, "min_tokens", fewest, f"at most {wanted}, the most that may be generated")
-    resumed = len(request.resume_token_ids)
-    require(resumed <= wanted, "resume_token_ids", resumed, f"at most max_new_tokens = {wanted} of them")
-    return prompt_length + wanted
+    require(fewest <= new_tokens, "min_tokens", fewest, f"at most {new_tokens}, the most that may be generated")
+    resumed_tokens = len(request.resume_token_ids)
+    require(
+        resumed_tokens <= new_tokens,
+        "resume_token_ids",
+        resumed_tokens,
+        f"at most max_new_tokens = {new_tokens} of them",
+    )
+    return prompt_length + new_tokens
 
 
 def _check_sampling(request: GenerateRequest, tokenizer: Tokenizer) -> None:
     sampling = request.sampling
     processors.check_ids(sampling, (), tokenizer.vocab_size)
     for word in sampling.bad_words:
-        # transformers drops such a word without a word.
+        # transformers ignores such a word silently.
         ends = len(word) == 1 and word[0] in tokenizer.eos_token_ids
         require(not ends, "bad_words", word, "no end token alone: min_tokens puts the end off")
     if sampling.grammar is not None and not tokenizer.eos_token_ids:
@@ -114,6 +124,6 @@ def _check_sampling(request: GenerateRequest, tokenizer: Tokenizer) -> None:
 
 
 def _check_drafter(request: GenerateRequest, model: ServedModel) -> None:
-    wanted = request.speculation.drafter
-    if wanted and model.knows_drafters and not request.speculation.off:
-        require(wanted in model.drafters, "drafter", wanted, f"one of: {', '.join((*model.drafters, NONE))}")
+    drafter = request.speculation.drafter
+    if drafter and model.knows_drafters and not request.speculation.off:
+        require(drafter in model.drafters, "drafter", drafter, f"one of: {', '.join((*model.drafters, NONE))}")

@@ -1,7 +1,7 @@
-"""What a request's planner was told, kept for a trace: `paceline bench record` reads it.
+"""Records of what a request's planner learned, one line a request: `paceline bench record` makes a trace of them.
 
-Rounds, tokens and n-gram matches are in what the client gets. What only the coordinator hears is where committed
-tokens stood in the draft's order, and what the services say that their steps take.
+The client gets rounds, tokens and n-gram matches. The coordinator alone gets the shadows of committed tokens and the
+services' cost lines.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ FILE = "requests.jsonl"
 """In the folder that `record_to` names; one line a request, appended as it ends."""
 
 
-class ToldShadow(Protocol):
-    """What the draft says of committed positions."""
+class ShadowLike(Protocol):
+    """The shadow of committed positions: rank and probability of each in the draft's own order."""
 
     @property
     def first_position(self) -> int: ...  # noqa: D102
@@ -32,12 +32,12 @@ class ToldShadow(Protocol):
 
 
 class RequestRecorder:
-    """Keeps one request's shadows by position and writes them, with the latest lines, when the request has ended.
+    """Collects one request's shadows by position, and writes them with the latest cost lines when the request ends.
 
     Args:
         folder: of the file; None: nothing is kept.
-        seed: of the request, by which a reader tells requests apart.
-        prompt_tokens: positions before the answer.
+        seed: of the request; it identifies the record.
+        prompt_tokens: the number of positions before the answer.
     """
 
     def __init__(self, folder: Path | None, seed: int, prompt_tokens: int) -> None:
@@ -47,18 +47,20 @@ class RequestRecorder:
         self._shadows: dict[int, tuple[int, float]] = {}
         self._lines: dict[str, CostLine] = {}
 
-    def take_shadow(self, shadow: ToldShadow) -> None:
-        """The draft says where committed tokens stood in its order."""
+    def take_shadow(self, shadow: ShadowLike) -> None:
+        """Add the shadow of some committed positions."""
         if self._folder is not None:
-            told = zip(shadow.ranks, shadow.probabilities, strict=True)
-            self._shadows |= {place - self._first: each for place, each in enumerate(told, shadow.first_position)}
+            standings = zip(shadow.ranks, shadow.probabilities, strict=True)
+            self._shadows |= {
+                place - self._first: each for place, each in enumerate(standings, shadow.first_position)
+            }
 
     def take_lines(self, **lines: CostLine) -> None:
-        """What services say now: `alone` and `beside` of the target, `draft`."""
+        """Replace the cost lines by name: `alone` and `beside` of the target, and `draft`."""
         self._lines |= {name: line for name, line in lines.items() if line.is_known}
 
     def close(self) -> None:
-        """The request has ended; may be called again. A record that can't be written costs the record alone."""
+        """Write the record; a second call does nothing. A failure is logged and does not reach the request."""
         folder, self._folder = self._folder, None
         if folder is None:
             return

@@ -51,25 +51,25 @@ async def run_rounds(
     Raises:
         PacelineError: the target failed in a way that re-opening can't mend.
     """
-    accepted_node, decided = ROOT, time.perf_counter()
-    unsettled: list[Callable[[], None]] = []
+    accepted_node, decided_at = ROOT, time.perf_counter()
+    follow_ups: list[Callable[[], None]] = []
     prefetching = Prefetching(target, drafting)
     target.on_refused, target.prompt.reader = drafting.refused, outbox
 
-    async def dispatched(round_: Round) -> None:
+    async def on_dispatch(round_: Round) -> None:
         await asyncio.sleep(0)  # the link's writer runs: nothing stands between the round and the wire
         drafting.verifying(round_)
         prefetching.watch(round_)
-        _settle_all(unsettled)
+        _run_all(follow_ups)
 
     drafting.open(sequence, trace.traceparent)
     while sequence.finish_reason is None:
-        free = time.perf_counter()
+        free_at = time.perf_counter()
         await outbox.has_room()
-        clock = time.perf_counter()
+        began_at = time.perf_counter()
         round_trace = trace.start_round()
-        drafted = await drafting.take(partial(_settle_all, unsettled))
-        sent = time.perf_counter()
+        drafted = await drafting.take(partial(_run_all, follow_ups))
+        sent_at = time.perf_counter()
         lease = min(drafting.lease, outbox.room)
         try:
             answer = await target.verify(
@@ -78,27 +78,27 @@ async def run_rounds(
                 drafted.proposal,
                 lease,
                 round_trace.traceparent,
-                dispatched,
+                on_dispatch,
                 drafting=drafting.drafts_outcomes,
             )
         finally:
             prefetching.end()
-        verified = time.perf_counter()
+        verified_at = time.perf_counter()
         if answer.self_started:
-            clock = sent = decided + (clock - free)  # it started with the verdict before it
+            began_at = sent_at = decided_at + (began_at - free_at)  # it started with the verdict before it
         round_, verdict = answer.round_, answer.verdict
         decision = acceptance.decide(task.acceptance, round_, verdict, task.noise)
         reasoning = sequence.reasoning
         tokens = sequence.commit(decision, round_.proposal, verdict)
         accepted_node = decision.node
-        decided = time.perf_counter()
+        decided_at = time.perf_counter()
         record = RoundRecord(
             base_length=round_.base_length,
-            round_ms=(decided - clock) * 1e3,
-            draft_wait_ms=(sent - clock) * 1e3,
-            wire_ms=max(0.0, (verified - sent) * 1e3 - verdict.timings.service_ms),
+            round_ms=(decided_at - began_at) * 1e3,
+            draft_wait_ms=(sent_at - began_at) * 1e3,
+            wire_ms=max(0.0, (verified_at - sent_at) * 1e3 - verdict.timings.service_ms),
             target=verdict.timings,
-            accept_ms=(decided - verified) * 1e3,
+            accept_ms=(decided_at - verified_at) * 1e3,
             proposed=max(round_.proposal.depths) if round_.proposal else 0,
             accepted=len(decision.accepted),
             cache_hit=drafted.hit and round_.proposal is not None,
@@ -106,7 +106,7 @@ async def run_rounds(
             drafter=round_.proposal.drafter if round_.proposal else "",
             draft=drafted.timings,
             self_started=answer.self_started,
-            begun_ms=(clock - stats.arrived) * 1e3,
+            begun_ms=(began_at - stats.arrived_at) * 1e3,
             feature_bytes=target.features.take_generated_bytes(),
             reasoning=reasoning,
         )
@@ -114,22 +114,22 @@ async def run_rounds(
         drafting.learn(record, round_.proposal, path)
         if sequence.finish_reason is None:
             outcome = decision.outcome(round_.base_length)
-            ahead = target.ahead(round_, outcome, verdict)
-            drafting.commit(outcome, tokens.token_ids, sequence, ahead, round_trace.traceparent)
-        stats.add(record, len(tokens.token_ids), decided)
-        if task.speculation.report_rounds and stats.tells_last:
+            target_next = target.ahead(round_, outcome, verdict)
+            drafting.commit(outcome, tokens.token_ids, sequence, target_next, round_trace.traceparent)
+        stats.add(record, len(tokens.token_ids), decided_at)
+        if task.speculation.report_rounds and stats.reports_last:
             tokens = replace(tokens, records=(record,))
-        unsettled.append(partial(_settle, outbox, tokens, round_trace, record, decided))
-        unsettled.append(partial(observer.round_done, record, tokens.provenance))
-    _settle_all(unsettled)
+        follow_ups.append(partial(_follow_up, outbox, tokens, round_trace, record, decided_at))
+        follow_ups.append(partial(observer.round_done, record, tokens.provenance))
+    _run_all(follow_ups)
 
 
-def _settle(outbox: Outbox, tokens: Tokens, trace: RoundTrace, record: RoundRecord, decided: float) -> None:
-    """What remains to be done for a decided round."""
+def _follow_up(outbox: Outbox, tokens: Tokens, trace: RoundTrace, record: RoundRecord, decided_at: float) -> None:
+    """Send a round's tokens to the client and end its span; both can wait until the next round has left."""
     outbox.put(tokens)
-    trace.finish(record, decided)
+    trace.finish(record, decided_at)
 
 
-def _settle_all(unsettled: list[Callable[[], None]]) -> None:
-    while unsettled:
-        unsettled.pop(0)()
+def _run_all(follow_ups: list[Callable[[], None]]) -> None:
+    while follow_ups:
+        follow_ups.pop(0)()

@@ -90,8 +90,8 @@ class GenerationServicer(pb_grpc.GenerationServiceServicer):
     @typed_errors
     async def Generate(self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]) -> None:  # noqa: N802
         """Stream one generation; cancelling it frees both services' sessions."""
-        shown = self._tokenizer if self._config.log_prompts else None
-        with RequestObserver(_metadata(context, "x-request-id"), shown) as observer:
+        log_tokenizer = self._tokenizer if self._config.log_prompts else None
+        with RequestObserver(_metadata(context, "x-request-id"), log_tokenizer) as observer:
             caller = self._gate.authenticate(_metadata(context, "authorization"))
             async with self._places.taken(caller.tenant):
                 with caller.request():
@@ -102,38 +102,38 @@ class GenerationServicer(pb_grpc.GenerationServiceServicer):
     async def DescribeModels(  # noqa: N802
         self, request: pb.DescribeModelsRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.DescribeModelsResponse:
-        """What is served, and which peers are up; asks for a key as `Generate` does, and counts nothing."""
+        """Describe the model and the peers that are up. It needs a key as `Generate` does; it counts for no limit."""
         caller = self._gate.authenticate(_metadata(context, "authorization"))
-        description = describe(self._served(), self._target, self._draft, caller.tenant)
+        description = describe(self._served_model(), self._target, self._draft, caller.tenant)
         return pb.DescribeModelsResponse(models=[codec.encode_model_description(description)])
 
     async def _generate(
         self,
-        request: pb.GenerateRequest,
+        message: pb.GenerateRequest,
         context: grpc.aio.ServicerContext[Any, Any],
         caller: Caller,
         observer: RequestObserver,
     ) -> None:
-        wanted = codec.decode_generate_request(request)
-        wanted = replace(wanted, sampling=wanted.sampling.stated(self._defaults.sampling))
-        with self._trace(wanted, context) as trace, observer.traced(trace.traceparent):
-            chat = bool(wanted.messages)
+        request = codec.decode_generate_request(message)
+        request = replace(request, sampling=request.sampling.stated(self._defaults.sampling))
+        with self._trace(request, context) as trace, observer.in_trace(trace.traceparent):
+            chat = bool(request.messages)
             await self._target.wait_up(_patience_s(context, self._target.wait_s))
-            served = self._served()
-            wanted = await self._prompts.tokenised(wanted, served.max_length)
-            task = prepare(wanted, served, deadline=_deadline(context), tenant=caller.tenant)
-            caller.take_prompt(len(task.prompt) + len(task.resumed))
-            observer.asks(task, chat=chat)
+            model = self._served_model()
+            request = await self._prompts.tokenised(request, model.max_length)
+            task = prepare(request, model, deadline=_deadline(context), tenant=caller.tenant)
+            caller.take_prompt(len(task.prompt) + len(task.resume_token_ids))
+            observer.begin(task, chat=chat)
 
             async def write(event: GenerateEvent) -> None:
                 await context.write(codec.encode_generate_event(event))
 
             await self._stream(task, write, caller, observer, trace)
 
-    def _trace(self, wanted: GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]) -> RequestTrace:
+    def _trace(self, request: GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]) -> RequestTrace:
         headers = {name: _metadata(context, name) for name in ("traceparent", "tracestate")}
-        name = genai.span_name(genai.operation_of(wanted), self._model)
-        return telemetry.start_request(name, headers, genai.request_attributes(wanted, self._model))
+        name = genai.span_name(genai.operation_of(request), self._model)
+        return telemetry.start_request(name, headers, genai.request_attributes(request, self._model))
 
     async def _stream(
         self, task: GenerationTask, write: Write, caller: Caller, observer: RequestObserver, trace: RequestTrace
@@ -141,7 +141,7 @@ class GenerationServicer(pb_grpc.GenerationServiceServicer):
         sequence = Sequence(task, self._tokenizer, self._marks)
         drafting = Drafting(task, self._draft, self._planner, self._drafting, self._library, self._target.welcomes)
         target = TargetSession(self._target, task, drafting.features)
-        stats = StatsBuilder(observer.arrived)
+        stats = StatsBuilder(observer.arrived_at)
         recorder = RequestRecorder(self._config.record_to, task.noise.seed, len(task.prompt))
 
         drafting.observe(recorder)
@@ -154,7 +154,7 @@ class GenerationServicer(pb_grpc.GenerationServiceServicer):
 
         async def rounds(outbox: Outbox) -> None:
             await run_rounds(task, sequence, target, drafting, outbox, stats, trace, observer)
-            await outbox.drained()
+            await outbox.drain()
 
         try:
             await write(Started(task.noise.seed, task.prompt, self._model, task.sampling.numbers))
@@ -167,19 +167,19 @@ class GenerationServicer(pb_grpc.GenerationServiceServicer):
         if task.acceptance is Acceptance.COUPLED:  # the noise of others may come again (`exactness` §1a)
             self._library.keep(task.tenant, sequence.ids[len(task.prompt) :])
         explanation = drafting.explain() if task.speculation.explain else None
-        told = stats.build(explanation, target.cached_prompt_tokens, target.features.total)
-        finished = Finished(sequence.finish_reason, sequence.flush(), told)
-        trace.describe(genai.response_attributes(finished, self._model, len(task.prompt)))
+        summary = stats.build(explanation, target.cached_prompt_tokens, target.features.total)
+        last_event = Finished(sequence.finish_reason, sequence.flush(), summary)
+        trace.describe(genai.response_attributes(last_event, self._model, len(task.prompt)))
         # A client may leave with its last message, which cancels what follows here.
         trace.end()
-        observer.done(told, sequence.finish_reason.value, drafting.explain() if observer.explains else None)
-        await write(finished)
+        observer.done(summary, sequence.finish_reason.value, drafting.explain() if observer.explains else None)
+        await write(last_event)
 
     def close(self) -> None:
         """Let go of the threads that read prompts."""
         self._prompts.close()
 
-    def _served(self) -> ServedModel:
+    def _served_model(self) -> ServedModel:
         drafts = [peer.link.welcome for peer in self._draft.peers] if self._draft else []
         return ServedModel(
             name=self._model,
@@ -200,17 +200,17 @@ class GenerationServicer(pb_grpc.GenerationServiceServicer):
 
 
 def _deadline(context: grpc.aio.ServicerContext[Any, Any]) -> float | None:
-    left = context.time_remaining()
-    return None if left is None else time.monotonic() + left
+    remaining_s = context.time_remaining()
+    return None if remaining_s is None else time.monotonic() + remaining_s
 
 
 def _patience_s(context: grpc.aio.ServicerContext[Any, Any], longest_s: float) -> float:
-    """How long a request may wait for the target and still be told, within its deadline, what it waited for."""
-    left = context.time_remaining()
-    return longest_s if left is None else min(longest_s, PATIENT_SHARE * left)
+    """How long a request may wait for the target, in seconds: its error must still reach the client in time."""
+    remaining_s = context.time_remaining()
+    return longest_s if remaining_s is None else min(longest_s, PATIENT_SHARE * remaining_s)
 
 
 def _metadata(context: grpc.aio.ServicerContext[Any, Any], key: str) -> str:
-    """What the client sent under a key; empty: nothing."""
+    """The client's metadata under a key; empty: it sent none."""
     value = dict(context.invocation_metadata() or ()).get(key, "")
     return value if isinstance(value, str) else value.decode("ascii", "replace")

@@ -23,7 +23,7 @@ class ReportReader(Protocol):
     def is_full(self) -> bool:
         """Whether so much is unread that no more should come."""
 
-    def emptied(self) -> Awaitable[None]:
+    def wait_for_reader(self) -> Awaitable[None]:
         """Return when everything is read."""
 
 
@@ -93,4 +93,4 @@ class PromptReport:
     async def read(self) -> None:
         """Return when the client has read all that came: opened anew for less, the session would soon end again."""
         assert self.reader is not None, "who asks for a report reads it"
-        await self.reader.emptied()
+        await self.reader.wait_for_reader()

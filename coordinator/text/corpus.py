@@ -1,4 +1,4 @@
-"""The corpus: text files whose passages are drafted from, tokenised as the coordinator starts."""
+"""The corpus: text files that proposals are copied from. They are tokenised when the coordinator starts."""
 
 from __future__ import annotations
 
@@ -18,18 +18,20 @@ FIELD = "corpus"
 PROGRESS_S = 5.0
 """Seconds between two lines of progress."""
 PIECE_CHARACTERS = 1 << 18
-"""Characters that are tokenised in one call, cut at the end of a line: so much is in memory twice."""
+"""Most characters that are tokenised in one call; a piece ends at a line's end. So much text is in memory twice."""
 
 
 def load_corpus(paths: Sequence[Path], tokenizer: Tokenizer, max_tokens: int) -> SuffixAutomaton | None:
-    """Tokenise files, and the files of folders, in which no name begins with a dot; None: there is none.
+    """Tokenise files and the files of folders, without those whose path has a name with a leading dot.
+
+    Returns None where there are no paths.
 
     Raises:
         InvalidInput: naming the file that can't be read, is not UTF-8, or brings more than `max_tokens`.
     """
     if not paths:
         return None
-    corpus, told = SuffixAutomaton(), time.monotonic()
+    corpus, logged_at = SuffixAutomaton(), time.monotonic()
     files = [file for path in paths for file in _files(path)]
     for number, file in enumerate(files, 1):
         for piece in _pieces(read_text(FIELD, file)):
@@ -37,19 +39,19 @@ def load_corpus(paths: Sequence[Path], tokenizer: Tokenizer, max_tokens: int) ->
             fits = len(corpus) <= max_tokens
             require(fits, FIELD, str(file), f"at most corpus_tokens = {max_tokens} with those before it")
         corpus.extend((NO_TOKEN,))
-        if time.monotonic() - told > PROGRESS_S or number == len(files):
-            told = time.monotonic()
+        if time.monotonic() - logged_at > PROGRESS_S or number == len(files):
+            logged_at = time.monotonic()
             logger.info("corpus read: files=%d of %d tokens=%d", number, len(files), len(corpus))
     return corpus
 
 
 def _files(path: Path) -> list[Path]:
-    """A file itself; of a folder its files, in the order of their names."""
+    """The file itself, or a folder's files in the order of their names."""
     if not path.is_dir():
         return [path]
-    found = sorted(file for file in path.rglob("*") if file.is_file() and not _hidden(file.relative_to(path)))
-    require(len(found) > 0, FIELD, str(path), "a file, or a folder with files")
-    return found
+    files = sorted(file for file in path.rglob("*") if file.is_file() and not _hidden(file.relative_to(path)))
+    require(len(files) > 0, FIELD, str(path), "a file, or a folder with files")
+    return files
 
 
 def _hidden(path: Path) -> bool:
@@ -57,7 +59,7 @@ def _hidden(path: Path) -> bool:
 
 
 def _pieces(text: str) -> Iterator[str]:
-    """A text in pieces of whole lines, as far as lines are short enough."""
+    """Cut a text into pieces of whole lines; a line longer than a piece is cut, too."""
     start = 0
     while start < len(text):
         end = start + PIECE_CHARACTERS

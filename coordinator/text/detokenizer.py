@@ -1,7 +1,7 @@
 """Token ids to text, piece by piece: never half a character, never past a stop string.
 
-What has been emitted is a function of the token ids alone, so a resumed stream
-that replays the ids it has goes on at the same character.
+The emitted text is a function of the token ids alone, so a resumed stream that
+replays its ids goes on at the same character.
 """
 
 from __future__ import annotations
@@ -15,51 +15,51 @@ CONTEXT_TOKENS = 6
 
 
 class Detokenizer:
-    """Grows by one token at a time; `stopped` is set by a stop string."""
+    """Decodes one token at a time; a stop string sets `stopped`."""
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], stop: Sequence[str]) -> None:
         self._tokenizer = tokenizer
         self._stop = tuple(stop)
         self._ids = list(prompt[-CONTEXT_TOKENS:])
-        self._context_start = 0
-        self._read = len(self._ids)
-        self._held = ""
+        self._prefix_offset = 0
+        self._read_offset = len(self._ids)
+        self._tail = ""
         self.stopped = False
 
     def push(self, token_id: int, *, may_stop: bool = True) -> str:
-        """Add one token; returns the text that has become certain.
+        """Add one token and return the text that no later token can change.
 
-        In text that may not stop no stop string is looked for, nor in what joins it to the text behind it.
+        With `may_stop` false, no stop string is looked for in the token's text, nor across its end.
         """
         self._ids.append(token_id)
         new = self._new_characters(whole=True)
         return self._release(new) if may_stop else new
 
     def flush(self) -> str:
-        """The text held back so far; for the end of the generation."""
+        """The text that is still held back, at the end of the generation."""
         if self.stopped:
             return ""
-        text = self._held + self._new_characters(whole=False)
-        self._held = ""
+        text = self._tail + self._new_characters(whole=False)
+        self._tail = ""
         return text
 
     def _new_characters(self, *, whole: bool) -> str:
-        before = self._tokenizer.decode(self._ids[self._context_start : self._read])
-        text = self._tokenizer.decode(self._ids[self._context_start :])
-        if whole and (text.endswith(REPLACEMENT) or len(text) <= len(before)):
+        old_text = self._tokenizer.decode(self._ids[self._prefix_offset : self._read_offset])
+        text = self._tokenizer.decode(self._ids[self._prefix_offset :])
+        if whole and (text.endswith(REPLACEMENT) or len(text) <= len(old_text)):
             return ""
-        self._context_start, self._read = self._read, len(self._ids)
-        return text[len(before) :]
+        self._prefix_offset, self._read_offset = self._read_offset, len(self._ids)
+        return text[len(old_text) :]
 
     def _release(self, new: str) -> str:
-        text = self._held + new
-        found = [index for index in (text.find(stop) for stop in self._stop) if index >= 0]
-        if found:
+        text = self._tail + new
+        stops_at = [index for index in (text.find(stop) for stop in self._stop) if index >= 0]
+        if stops_at:
             self.stopped = True
-            self._held = ""
-            return text[: min(found)]
+            self._tail = ""
+            return text[: min(stops_at)]
         keep = self._possible_stop_suffix(text)
-        self._held = text[len(text) - keep :]
+        self._tail = text[len(text) - keep :]
         return text[: len(text) - keep]
 
     def _possible_stop_suffix(self, text: str) -> int:

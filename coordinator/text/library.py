@@ -1,8 +1,8 @@
-"""Other texts that a request's text may go on as: the tenant's finished ones, and those that the operator gave. Pure.
+"""The texts besides a request's own that proposals are copied from: its tenant's finished texts, and a corpus. Pure.
 
-Nothing crosses tenants: a text is found by requests of the tenant that it was generated for, and by no others. Even
-so a proposal that is accepted makes its request faster, so whoever may send requests of a tenant can find out by time
-what others of that tenant were told. So tenants are named by the operator, and none is by default.
+Nothing crosses tenants: a finished text serves only requests of the tenant that it was generated for. Within a tenant
+an accepted proposal makes its request faster, so timing tells one caller of the tenant what others were answered.
+Therefore the operator names the tenants whose texts are kept; by default there are none.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from paceline.sampling.suffix import MAX_TOKEN_BYTES, NO_TOKEN, SuffixAutomaton
 
 EVERY_TENANT = "*"
 VOLUMES = 4
-"""Parts of the memory for finished texts: the oldest is forgotten as a whole, since an automaton only grows."""
+"""Parts of the memory for finished texts. An automaton only grows, so the oldest part is dropped as a whole."""
 
 
 @dataclass(frozen=True, eq=False)
 class Volume:
-    """Texts that are searched together; under the drafter's name their tokens are proposed."""
+    """Texts that are searched together; `drafter` names the proposals that are copied from them."""
 
     drafter: str
     text: SuffixAutomaton
     tenant: str = ""
-    """Whose texts they are; of a corpus: nobody's."""
+    """The texts' tenant; empty for the corpus."""
 
 
 class Library:
-    """Finished texts by tenant, the oldest forgotten first, and the corpus.
+    """The corpus, and finished texts by tenant, of which the oldest are dropped first.
 
     Args:
-        corpus: for the requests of all; None: there is none.
-        sharing: tenants whose finished texts are kept, `EVERY_TENANT` for all of them, each for itself.
-        max_bytes: of memory for the finished texts of all.
+        corpus: serves every request; None: there is none.
+        sharing: tenants whose finished texts are kept, each for itself; `EVERY_TENANT`: all tenants.
+        max_bytes: memory for the finished texts of all tenants together.
     """
 
     def __init__(
@@ -44,26 +44,26 @@ class Library:
         self._corpus = () if corpus is None else (Volume(CORPUS, corpus),)
         self._sharing = frozenset(sharing)
         self._max_bytes = max_bytes
-        self._finished: deque[Volume] = deque()
+        self._volumes: deque[Volume] = deque()
 
     @property
     def used_bytes(self) -> int:
-        """Of finished texts."""
-        return sum(volume.text.used_bytes for volume in self._finished)
+        """Memory that finished texts take."""
+        return sum(volume.text.used_bytes for volume in self._volumes)
 
     def volumes(self, tenant: str) -> tuple[Volume, ...]:
-        """What requests of a tenant may be drafted from now."""
-        return (*(volume for volume in self._finished if volume.tenant == tenant), *self._corpus)
+        """The volumes that a tenant's requests may copy from now."""
+        return (*(volume for volume in self._volumes if volume.tenant == tenant), *self._corpus)
 
     def keep(self, tenant: str, tokens: Sequence[int]) -> None:
-        """A request of a tenant has finished with this output; of a very long one the end is kept."""
+        """Keep the output of a finished request of a tenant; of a very long output its end."""
         if not tokens or self._sharing.isdisjoint((tenant, EVERY_TENANT)):
             return
         part = self._max_bytes // VOLUMES
-        latest = [volume for volume in self._finished if volume.tenant == tenant][-1:]
+        latest = [volume for volume in self._volumes if volume.tenant == tenant][-1:]
         if not latest or latest[0].text.used_bytes > part:
             latest = [Volume(SHARED, SuffixAutomaton(), tenant)]
-            self._finished += latest
+            self._volumes += latest
         latest[0].text.extend((*tokens[-(part // MAX_TOKEN_BYTES) :], NO_TOKEN))
         while self.used_bytes > self._max_bytes:
-            self._finished.popleft()
+            self._volumes.popleft()

@@ -1,4 +1,4 @@
-"""Back-pressure between rounds and a client that reads slowly.
+"""Back-pressure of a client that reads slowly on its rounds.
 
 Pending text coalesces into one write in flight. Beyond `MAX_UNREAD_BYTES` the
 rounds pause; after `FREE_AFTER_S` their KV is freed (the sessions are opened again
@@ -19,15 +19,15 @@ MAX_UNREAD_BYTES = 256 * 1024
 FREE_AFTER_S = 5.0
 CANCEL_AFTER_S = 60.0
 BYTES_PER_TOKEN = 12
-"""Upper bound of a token id, its provenance, where its text ends, what it replaced and their tags on the wire."""
+"""Upper bound of a token on the wire: id, provenance, end of its text, the token that it replaced, and their tags."""
 BYTES_PER_RECORD = 132
 """Upper bound of a round's record on the wire without its drafter's name: 16 fields, twice 6 of timings, tags."""
 MOST_BYTES_PER_TOKEN = 1024
-"""Upper bound of a token with its log-probabilities, and text as tokens have it."""
+"""Upper bound of a token on the wire with its log-probabilities and its text."""
 
 
 class Outbox:
-    """Holds what the client hasn't taken; one task drains it with `run`."""
+    """A buffer of what the client has not read yet; one task writes it with `run`."""
 
     def __init__(
         self,
@@ -41,28 +41,28 @@ class Outbox:
         self._prompt = deque[PromptLogprobs]()
         self._pending: list[Tokens] = []
         self._unread = 0
-        self._filled = asyncio.Event()
-        self._drained = asyncio.Event()
-        self._drained.set()
+        self._nonempty = asyncio.Event()
+        self._empty = asyncio.Event()
+        self._empty.set()
 
     def put(self, tokens: Tokens) -> None:
-        """Add text; never blocks. `count` is told how many tokens it has: read or not, they were generated."""
+        """Add text; never blocks. `count` gets the number of its tokens, whether the client reads them or not."""
         self._count(len(tokens.token_ids))
         self._pending.append(tokens)
         self._unread += size_of(tokens)
-        self._drained.clear()
-        self._filled.set()
+        self._empty.clear()
+        self._nonempty.set()
 
     def put_prompt(self, rows: PromptLogprobs) -> None:
-        """Add what is known of the prompt, before any text; never blocks."""
+        """Add log-probabilities of the prompt, before any text; never blocks."""
         self._prompt.append(rows)
         self._unread += prompt_size(rows)
-        self._drained.clear()
-        self._filled.set()
+        self._empty.clear()
+        self._nonempty.set()
 
     @property
     def is_full(self) -> bool:
-        """Whether so much is unread that rounds pause, and a target is asked for no more."""
+        """Whether so much is unread that rounds pause."""
         return self._unread > MAX_UNREAD_BYTES
 
     @property
@@ -71,23 +71,19 @@ class Outbox:
         return max(0, MAX_UNREAD_BYTES - self._unread) // MOST_BYTES_PER_TOKEN
 
     async def has_room(self) -> None:
-        """Return at once unless too much is unread; ask before each round.
+        """Wait while too much is unread; called before each round.
 
         Raises:
             Cancelled: the client took nothing for `CANCEL_AFTER_S`.
         """
         if self.is_full:
-            await self._wait_for_reader()
-
-    async def emptied(self) -> None:
-        """Return once everything is read. Raises as `has_room`."""
-        await self._wait_for_reader()
+            await self.wait_for_reader()
 
     async def run(self) -> None:
-        """Write whatever is pending, all at once, until cancelled."""
+        """Write all that is pending as one message, again and again, until cancelled."""
         while True:
-            await self._filled.wait()
-            self._filled.clear()
+            await self._nonempty.wait()
+            self._nonempty.clear()
             while self._prompt:
                 rows = self._prompt.popleft()
                 await self._write(rows)
@@ -97,17 +93,22 @@ class Outbox:
                 await self._write(merge(batch))
                 self._unread -= sum(size_of(tokens) for tokens in batch)
             if not self._pending and not self._prompt:
-                self._drained.set()
+                self._empty.set()
 
-    async def drained(self) -> None:
+    async def drain(self) -> None:
         """Return once everything is written."""
-        await self._drained.wait()
+        await self._empty.wait()
 
-    async def _wait_for_reader(self) -> None:
+    async def wait_for_reader(self) -> None:
+        """Return once everything is read. It frees the request's sessions when that takes long.
+
+        Raises:
+            Cancelled: the client took nothing for `CANCEL_AFTER_S`.
+        """
         for patience, give_up in ((FREE_AFTER_S, self._free), (CANCEL_AFTER_S - FREE_AFTER_S, _cancel)):
             try:
                 async with asyncio.timeout(patience):
-                    await self._drained.wait()
+                    await self._empty.wait()
                 return
             except TimeoutError:
                 give_up()
@@ -115,18 +116,18 @@ class Outbox:
 
 
 def size_of(tokens: Tokens) -> int:
-    """Bytes that a message takes on the wire, from above."""
+    """Upper bound of the bytes that a message takes on the wire."""
     records = sum(BYTES_PER_RECORD + len(record.drafter.encode()) for record in tokens.records)
     return len(tokens.text.encode()) + BYTES_PER_TOKEN * len(tokens.token_ids) * (1 + len(tokens.logprobs)) + records
 
 
 def prompt_size(rows: PromptLogprobs) -> int:
-    """Bytes that a part of the prompt's report takes on the wire, from above."""
+    """Upper bound of the bytes that a part of the prompt's report takes on the wire."""
     return BYTES_PER_TOKEN * sum(1 + len(row.token_ids) for row in rows.rows)
 
 
 def merge(batch: list[Tokens]) -> Tokens:
-    """One message for several."""
+    """Merge several messages into one."""
     if len(batch) == 1:
         return batch[0]
     starts = accumulate((len(tokens.text) for tokens in batch), initial=0)

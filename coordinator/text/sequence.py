@@ -23,13 +23,13 @@ class GenerationTask:
     """A checked request: everything that its rounds depend on."""
 
     prompt: tuple[int, ...]
-    resumed: tuple[int, ...]
+    resume_token_ids: tuple[int, ...]
     sampling: SamplingParams
     noise: NoiseKey
     acceptance: Acceptance
     max_length: int
     max_rows: int
-    """KV rows that the target has for it in any case, proposals included; at least `max_length`."""
+    """KV rows that the target reserves for the request, proposals included; at least `max_length`."""
     stop: tuple[str, ...]
     eos_token_ids: frozenset[int]
     speculation: SpeculationSettings
@@ -40,25 +40,25 @@ class GenerationTask:
     prompt_logprobs: int | None = None
     """As `GenerateRequest.prompt_logprobs`."""
     stop_token_ids: frozenset[int] = frozenset()
-    """End the text like end tokens; whatever text they have is no part of it."""
+    """Tokens that end the text as the model's end tokens do; their own text is no part of it."""
 
     @property
     def end_token_ids(self) -> frozenset[int]:
-        """All that end the text."""
+        """Every token that ends the text."""
         return self.eos_token_ids | self.stop_token_ids
 
     prediction: tuple[int, ...] = ()
-    """What the output is expected to be; empty: nothing is."""
+    """Tokens that the client expects as output; empty: none."""
 
     @property
     def time_left_ms(self) -> int | None:
-        """What is left of the client's deadline, in [1, `MAX_TIME_LEFT_MS`]; None: it set none."""
+        """Milliseconds to the client's deadline, in [1, `MAX_TIME_LEFT_MS`]; None: it set none."""
         if self.deadline is None:
             return None
         return max(1, int(min((self.deadline - time.monotonic()) * 1e3, MAX_TIME_LEFT_MS)))
 
     def spec(self, committed: Iterable[int], traceparent: str) -> SessionSpec:
-        """What a session is opened with that goes on behind the committed tokens."""
+        """The specification of a service's session that goes on behind the committed tokens."""
         return SessionSpec(
             token_ids=tuple(committed),
             prompt_length=len(self.prompt),
@@ -82,7 +82,7 @@ class Sequence:
         self._detokenizer = Detokenizer(tokenizer, task.prompt, task.stop)
         self.ids: list[int] = list(task.prompt)
         self.finish_reason: FinishReason | None = None
-        for token_id in task.resumed:
+        for token_id in task.resume_token_ids:
             self._append(token_id)
 
     @property
@@ -110,21 +110,23 @@ class Sequence:
             if self.finish_reason is not None:
                 break
         logprobs = _emitted_logprobs(decision, proposal, verdict, self._task.sampling)
-        kept = len(ends)
-        replaced = _replaced(decision, proposal) if kept == len(provenance) else ()
-        return Tokens(decision.committed[:kept], text, provenance[:kept], logprobs[:kept], tuple(ends), replaced)
+        count = len(ends)
+        replaced_ids = _replaced_ids(decision, proposal) if count == len(provenance) else ()
+        return Tokens(
+            decision.committed[:count], text, provenance[:count], logprobs[:count], tuple(ends), replaced_ids
+        )
 
     def flush(self) -> str:
-        """Text held back until the end."""
+        """The text that was held back, once the sequence has ended."""
         return self._detokenizer.flush()
 
     def _append(self, token_id: int) -> str:
         self.ids.append(token_id)
         if self._span is not None:
             self._span.see(token_id)
-        generated = len(self.ids) - len(self._task.prompt)
+        output_length = len(self.ids) - len(self._task.prompt)
         stops = token_id in self._task.stop_token_ids
-        may_stop = generated > self._task.sampling.min_tokens
+        may_stop = output_length > self._task.sampling.min_tokens
         text = "" if stops else self._detokenizer.push(token_id, may_stop=may_stop)
         if stops or self._detokenizer.stopped or token_id in self._task.eos_token_ids:
             self.finish_reason = FinishReason.STOP
@@ -133,8 +135,8 @@ class Sequence:
         return text
 
 
-def _replaced(decision: Decision, proposal: Proposal | None) -> tuple[int, ...]:
-    """What was proposed first where the round recovered a token; nothing where it did not."""
+def _replaced_ids(decision: Decision, proposal: Proposal | None) -> tuple[int, ...]:
+    """The first proposed token in whose place a token was recovered; nothing where none was."""
     if proposal is None or decision.provenance is not Provenance.RECOVERED:
         return ()
     return (proposal.token_ids[proposal.parents.index(decision.node)],)
@@ -143,24 +145,30 @@ def _replaced(decision: Decision, proposal: Proposal | None) -> tuple[int, ...]:
 def _emitted_logprobs(
     decision: Decision, proposal: Proposal | None, verdict: Verdict, sampling: SamplingParams
 ) -> tuple[RowLogprobs, ...]:
-    """One entry for each committed token, the token itself first, then the most probable ones.
+    """One entry for each committed token: the token itself first, then the most probable ones.
 
-    A node's token is emitted by its parent's row; row 0 is the root's.
+    A node's log-probability is in its parent's row; row 0 is the root's.
     """
     if sampling.logprobs is None:
         return ()
     path = proposal.path(decision.node) if proposal else ()
     rows = (0, *(node + 1 for node in path))
     return tuple(
-        _emitted_first(verdict.logprobs[row], token_id, sampling.logprobs)
+        _own_first(verdict.logprobs[row], token_id, sampling.logprobs)
         for row, token_id in zip(rows, decision.committed, strict=True)
     )
 
 
-def _emitted_first(row: RowLogprobs, token_id: int, top: int) -> RowLogprobs:
-    """The n most probable of the whole vocabulary are among a row's entries, each once."""
+def _own_first(row: RowLogprobs, token_id: int, top: int) -> RowLogprobs:
+    """A row with its own token first. The row has the n most probable tokens of the vocabulary, each once.
+
+    Raises:
+        ProtocolMismatch: the row lacks the token itself.
+    """
     if token_id not in row.token_ids:
         raise ProtocolMismatch(f"the target sent no log-probability of token {token_id}, which it let in")
     entries = sorted(zip(row.token_ids, row.logprobs, strict=True), key=lambda entry: -entry[1])[:top]
-    emitted = row.logprobs[row.token_ids.index(token_id)]
-    return RowLogprobs((token_id, *(each for each, _ in entries)), (emitted, *(logprob for _, logprob in entries)))
+    own_logprob = row.logprobs[row.token_ids.index(token_id)]
+    return RowLogprobs(
+        (token_id, *(each for each, _ in entries)), (own_logprob, *(logprob for _, logprob in entries))
+    )

@@ -77,7 +77,7 @@ class Request:
     ) -> None:
         task = GenerationTask(
             prompt=PROMPT,
-            resumed=(),
+            resume_token_ids=(),
             sampling=SamplingParams(),
             noise=NoiseKey(1),
             acceptance=acceptance,

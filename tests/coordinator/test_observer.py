@@ -33,7 +33,7 @@ def as_services_log(caplog: pytest.LogCaptureFixture) -> None:
 def task() -> GenerationTask:
     return GenerationTask(
         prompt=tuple(PROMPT),
-        resumed=(),
+        resume_token_ids=(),
         sampling=SamplingParams(),
         noise=NoiseKey(1),
         acceptance=Acceptance.COUPLED,
@@ -48,8 +48,8 @@ def task() -> GenerationTask:
 
 def observe(given_id: str, tokenizer: Tokenizer | None = None) -> None:
     with RequestObserver(given_id, tokenizer) as observer:
-        observer.asks(task(), chat=False)
-        with observer.traced(f"00-{TRACE}-00f067aa0ba902b7-01"):
+        observer.begin(task(), chat=False)
+        with observer.in_trace(f"00-{TRACE}-00f067aa0ba902b7-01"):
             logging.getLogger("coordinator.sessions").info("draft is late: session=%d", 3)
         observer.done(STATS, "stop", None)
 

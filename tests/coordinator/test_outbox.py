@@ -34,7 +34,7 @@ async def test_pending_text_coalesces_into_one_write() -> None:
     outbox.put(tokens("b"))
     outbox.put(tokens("c"))
     gate.set()
-    await outbox.drained()
+    await outbox.drain()
     writer.cancel()
     assert [message.text for message in written] == ["a", "bc"]
     assert written[1].token_ids == (1, 1)

@@ -50,7 +50,7 @@ class Reader:
         assert rows.first_position == len(self.rows) + 1
         self.rows += rows.rows
 
-    async def emptied(self) -> None:
+    async def wait_for_reader(self) -> None:
         await self.read.wait()
         self.is_full = False
 
@@ -208,11 +208,11 @@ async def test_a_report_is_written_piece_by_piece_before_any_text(monkeypatch: p
     assert full == [False, True], "nine rows of three ids, 12 bytes each"
     text = Tokens((1,), "a", (Provenance.TARGET,))
     outbox.put(text)
-    emptied = asyncio.ensure_future(outbox.emptied())
+    waiting = asyncio.ensure_future(outbox.wait_for_reader())
     await turns()
-    assert not emptied.done()
+    assert not waiting.done()
     gate.set()
-    await emptied
+    await waiting
     writer.cancel()
     assert written == [*pieces, text]
     assert not outbox.is_full

@@ -62,7 +62,7 @@ def request(link: RecordingLink) -> tuple[GenerationTask, Sequence, TargetSessio
     """A target-only request."""
     task = GenerationTask(
         prompt=PROMPT,
-        resumed=(),
+        resume_token_ids=(),
         sampling=SamplingParams(),
         noise=NoiseKey(1),
         acceptance=Acceptance.COUPLED,

@@ -22,7 +22,7 @@ def sequence_of(template: str, resumed: str) -> tuple[Sequence, TransformersToke
     tokenizer = TransformersTokenizer(inner)
     task = GenerationTask(
         prompt=tokenizer.render_turns([{"role": "user", "content": "why"}]),
-        resumed=tuple(tokenizer.encode(resumed)),
+        resume_token_ids=tuple(tokenizer.encode(resumed)),
         sampling=SamplingParams(),
         noise=NoiseKey(1),
         acceptance=Acceptance.COUPLED,

@@ -73,7 +73,7 @@ class Request:
     ) -> None:
         task = GenerationTask(
             prompt=PROMPT,
-            resumed=(),
+            resume_token_ids=(),
             sampling=sampling,
             noise=NoiseKey(1),
             acceptance=acceptance,
