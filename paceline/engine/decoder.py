@@ -98,7 +98,7 @@ def build_engine(
     if panels is not None:
         decoding = in_panels(model, panels, facts)
     elif can_pack(model):
-        pack_linears(model, kept=facts.read_outside)
+        pack_linears(model, exclude=facts.read_outside)
     served = ServedDecoder(model, info, facts.attention, settings)
     if static:
         return _checked_static(served, reference)

@@ -195,7 +195,7 @@ class TransformerEngine(DecoderEngine[KVRows]):
             tokens.extend(item.token_ids)
             positions.extend(item.trunk + depth - 1 for depth in depths(item))
             wanted.extend(low + row for row in item.logit_rows)
-        by_kind = tuple(RowAttention.of(few, kind.horizon) for kind in self.attention.kinds) if few else ()
+        by_kind = tuple(RowAttention.from_items(few, kind.horizon) for kind in self.attention.kinds) if few else ()
         # Kept rows have moved and new ones are written as layers run, so the ledger moves first.
         self._ledger.apply(plan)
         layers = self._kept.begin(plan)

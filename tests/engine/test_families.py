@@ -337,7 +337,7 @@ def _windows_count_rows(patch: pytest.MonkeyPatch) -> None:
         ]
 
     patch.setattr(attention, "key_positions", lambda item: np.arange(item.base_length + len(item.token_ids)))
-    patch.setattr(row_attention, "_seen", by_row)
+    patch.setattr(row_attention, "_visible_slots", by_row)
 
 
 def _without(term: str) -> Callable[[pytest.MonkeyPatch], None]:

@@ -56,23 +56,23 @@ def test_compiled_operations_compute_what_the_librarys_do(rows: int) -> None:
     def random(*shape: int) -> torch.Tensor:
         return 4 * torch.randn(1, rows, *shape, generator=generator)
 
-    hidden, weight, joined, gates = random(30), torch.randn(30, generator=generator), random(7, 16), random(2 * 25)
+    hidden, weight, qkv, gates = random(30), torch.randn(30, generator=generator), random(7, 16), random(2 * 25)
     angles = random(16)
     for operation, arguments in (
         ("rms_norm", (hidden, weight, 1e-5)),
-        ("rotate", (joined.clone(), angles.cos(), angles.sin(), 5)),
-        ("gated", (gates,)),
+        ("rotate", (qkv.clone(), angles.cos(), angles.sin(), 5)),
+        ("silu_and_mul", (gates,)),
     ):
         expected = getattr(_LibraryMath, operation)(*arguments)
         torch.testing.assert_close(getattr(row_math, operation)(*arguments), expected, rtol=2e-6, atol=2e-6)
 
 
 def test_rotation_leaves_the_other_heads_alone() -> None:
-    joined, angles = torch.randn(1, 3, 7, 16), torch.randn(1, 3, 16)
-    before = joined.clone()
-    row_math.rotate(joined, angles.cos(), angles.sin(), 5)
-    assert torch.equal(joined[:, :, 5:], before[:, :, 5:])
-    assert not torch.isclose(joined[:, :, :5], before[:, :, :5]).any()
+    qkv, angles = torch.randn(1, 3, 7, 16), torch.randn(1, 3, 16)
+    before = qkv.clone()
+    row_math.rotate(qkv, angles.cos(), angles.sin(), 5)
+    assert torch.equal(qkv[:, :, 5:], before[:, :, 5:])
+    assert not torch.isclose(qkv[:, :, :5], before[:, :, :5]).any()
 
 
 @pytest.mark.parametrize("value", [-1e4, -200.0, -88.0, 0.0, 88.0, 1e30, float("nan"), float("inf")])
@@ -80,5 +80,5 @@ def test_extreme_gates_are_what_the_library_makes_of_them(value: float) -> None:
     gates = torch.full((1, 1, 40), 0.5)
     gates[0, 0, :20] = value
     torch.testing.assert_close(
-        row_math.gated(gates), _LibraryMath.gated(gates), rtol=1e-6, atol=1e-33, equal_nan=True
+        row_math.silu_and_mul(gates), _LibraryMath.silu_and_mul(gates), rtol=1e-6, atol=1e-33, equal_nan=True
     )

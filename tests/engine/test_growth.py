@@ -140,9 +140,9 @@ def _kept_tree_seen_by_all(patch: pytest.MonkeyPatch) -> None:
     def bare(item: StepItem) -> StepItem:
         return StepItem(item.session, item.base_length, item.token_ids)
 
-    keys, seen = attention.seen_keys, row_attention._seen
+    keys, seen = attention.seen_keys, row_attention._visible_slots
     patch.setattr(attention, "seen_keys", lambda item, horizon: keys(bare(item), horizon))
-    patch.setattr(row_attention, "_seen", lambda item, horizon: seen(bare(item), horizon))
+    patch.setattr(row_attention, "_visible_slots", lambda item, horizon: seen(bare(item), horizon))
 
 
 @pytest.mark.parametrize("mutate", [_positions_by_row, _kept_tree_seen_by_all])

@@ -68,7 +68,7 @@ def test_layers_whose_weights_other_code_reads_stay_what_they_are(reads: str) ->
             torch.testing.assert_close(router(rows), before, rtol=0, atol=0)
         assert read == {"read.*"}
         assert all(type(linear) is torch.nn.Linear for linear in (*router.read, router.called))
-        pack_linears(router, kept=read)
+        pack_linears(router, exclude=read)
         torch.testing.assert_close(router(rows), before, rtol=1e-5, atol=1e-5)
     assert all(type(linear) is torch.nn.Linear for linear in router.read), "one that was not chosen, too"
     assert isinstance(router.called, PackedLinear)

@@ -103,8 +103,8 @@ def _wrong_positions(item: StepItem) -> tuple[int, ...]:
     ("target", "mutant", "compiled"),
     [
         ("paceline.engine.attention.seen_keys", _sees_all, False),
-        ("paceline.engine.cpu.row_attention._seen", _sees_kept_and_new, False),
-        ("paceline.engine.cpu.row_attention._seen", _sees_kept_and_new, True),
+        ("paceline.engine.cpu.row_attention._visible_slots", _sees_kept_and_new, False),
+        ("paceline.engine.cpu.row_attention._visible_slots", _sees_kept_and_new, True),
         ("paceline.engine.kv.SessionKV.keep", _moves_nothing, False),
         ("paceline.engine.kv.SessionKV.keep", _moves_nothing, True),
         ("paceline.engine.transformer.depths", _wrong_positions, False),

@@ -44,7 +44,7 @@ class Step:
     ROWS = 12
 
     def attend(self, layer: int = 1, scaling: float | None = None) -> torch.Tensor:
-        plan = RowAttention.of(list(zip(self.ITEMS, self.kv, self.LOWS, strict=True)))
+        plan = RowAttention.from_items(list(zip(self.ITEMS, self.kv, self.LOWS, strict=True)))
         out = torch.full((1, self.ROWS, self.query.shape[1], self.query.shape[3]), 99.0)
         plan.attend(self.call(layer, scaling), out)
         return out[0]
@@ -135,7 +135,7 @@ def test_the_same_row_has_the_same_bits_whatever_else_is_in_the_step() -> None:
     step = made(4, 2, 64)
     together = step.attend()
     alone = torch.empty_like(together)[None]
-    RowAttention.of([(ALONE, step.kv[1], 5)]).attend(step.call(), alone)
+    RowAttention.from_items([(ALONE, step.kv[1], 5)]).attend(step.call(), alone)
     assert torch.equal(alone[0, 5], together[5])
 
 

@@ -37,30 +37,30 @@ class FusedLayer(nn.Module):
         self.kv_heads = attention.k_proj.out_features // self.head_dim
         self.input_norm = FusedNorm(layer.input_layernorm)
         self.mlp_norm = FusedNorm(layer.post_attention_layernorm)
-        self.qkv_proj = _joined(attention.q_proj, attention.k_proj, attention.v_proj)
+        self.qkv_proj = _merge(attention.q_proj, attention.k_proj, attention.v_proj)
         self.o_proj = attention.o_proj
-        self.gate_up_proj = _joined(mlp.gate_proj, mlp.up_proj)
+        self.gate_up_proj = _merge(mlp.gate_proj, mlp.up_proj)
         self.down_proj = mlp.down_proj
-        self.between: Any = math_for(layer.input_layernorm.weight)
+        self.math: Any = math_for(layer.input_layernorm.weight)
 
     def forward(
         self, hidden: torch.Tensor, *, position_embeddings: tuple[torch.Tensor, torch.Tensor], **_: Any
     ) -> torch.Tensor:
         """[1, rows, width] → the same; `position_embeddings` are cosines and sines, each [1, rows, head_dim]."""
         hidden = hidden + self.o_proj(self._attention(self.input_norm(hidden), position_embeddings))
-        gated = self.between.gated(self.gate_up_proj(self.mlp_norm(hidden)))
-        projected: torch.Tensor = self.down_proj(gated)
-        return projected.add_(hidden)
+        activations = self.math.silu_and_mul(self.gate_up_proj(self.mlp_norm(hidden)))
+        output: torch.Tensor = self.down_proj(activations)
+        return output.add_(hidden)
 
     def _attention(
-        self, normed: torch.Tensor, position_embeddings: tuple[torch.Tensor, torch.Tensor]
+        self, hidden: torch.Tensor, position_embeddings: tuple[torch.Tensor, torch.Tensor]
     ) -> torch.Tensor:
-        rotated = self.heads + self.kv_heads
-        joined = self.qkv_proj(normed).view(1, normed.shape[1], -1, self.head_dim)  # [1, rows, all heads, head_dim]
-        both = self.between.rotate(joined, *position_embeddings, rotated).transpose(1, 2)
-        value = joined[:, :, rotated:].transpose(1, 2)
+        rotary_heads = self.heads + self.kv_heads
+        qkv = self.qkv_proj(hidden).view(1, hidden.shape[1], -1, self.head_dim)  # [1, rows, all heads, head_dim]
+        both = self.math.rotate(qkv, *position_embeddings, rotary_heads).transpose(1, 2)
+        value = qkv[:, :, rotary_heads:].transpose(1, 2)
         call = AttentionCall(self, both[:, : self.heads], both[:, self.heads :], value, self.scaling)
-        return attend(call).reshape(1, normed.shape[1], -1)
+        return attend(call).reshape(1, hidden.shape[1], -1)
 
 
 class FusedNorm(nn.Module):
@@ -74,12 +74,12 @@ class FusedNorm(nn.Module):
         super().__init__()
         self.weight: torch.Tensor = norm.weight.detach()
         self.epsilon: float = norm.variance_epsilon
-        self.between: Any = math_for(self.weight)
+        self.math: Any = math_for(self.weight)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """[1, rows, width] → the same."""
-        normed: torch.Tensor = self.between.rms_norm(hidden, self.weight, self.epsilon)
-        return normed
+        output: torch.Tensor = self.math.rms_norm(hidden, self.weight, self.epsilon)
+        return output
 
 
 def is_norm(norm: nn.Module) -> bool:
@@ -93,17 +93,17 @@ def can_fuse(layer: nn.Module) -> bool:
     if set(parts) != {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}:
         return False
     attention, mlp = dict(parts["self_attn"].named_children()), dict(parts["mlp"].named_children())
-    joined = [attention.pop(name, None) for name in ("q_proj", "k_proj", "v_proj")]
-    joined += [mlp.pop(name, None) for name in ("gate_proj", "up_proj")]
-    closing = [attention.pop("o_proj", None), mlp.pop("down_proj", None)]
+    input_projections = [attention.pop(name, None) for name in ("q_proj", "k_proj", "v_proj")]
+    input_projections += [mlp.pop(name, None) for name in ("gate_proj", "up_proj")]
+    output_projections = [attention.pop("o_proj", None), mlp.pop("down_proj", None)]
     activation = mlp.pop("act_fn", None)
     norms = [parts["input_layernorm"], parts["post_attention_layernorm"]]
     return (
         not attention
         and not mlp
         and type(layer).__name__ in _LAYERS
-        and all(type(linear) is nn.Linear for linear in joined)
-        and all(type(linear) in (nn.Linear, SummedLinear) for linear in closing)
+        and all(type(linear) is nn.Linear for linear in input_projections)
+        and all(type(linear) in (nn.Linear, SummedLinear) for linear in output_projections)
         and type(activation) in (nn.SiLU, SiLUActivation)
         and all(is_norm(norm) for norm in norms)
     )
@@ -127,34 +127,34 @@ def fuse_layers(model: nn.Module) -> None:
                 setattr(parent, name, FusedNorm(child))
 
 
-def _joined(*linears: nn.Linear) -> nn.Linear:
+def _merge(*linears: nn.Linear) -> nn.Linear:
     """One product for several of the same input."""
     weight = torch.cat([linear.weight.detach() for linear in linears])
-    biased = linears[0].bias is not None
-    return frozen_linear(weight, torch.cat([linear.bias.detach() for linear in linears]) if biased else None)
+    has_bias = linears[0].bias is not None
+    return frozen_linear(weight, torch.cat([linear.bias.detach() for linear in linears]) if has_bias else None)
 
 
 def math_for(weight: torch.Tensor) -> Any:
-    """What computes between products: compiled loops in float32 on a CPU."""
+    """The operations between products: compiled loops in float32 on a CPU, the library's elsewhere."""
     compiles = weight.device.type == "cpu" and weight.dtype == torch.float32
     return row_math if compiles else _LibraryMath
 
 
 class _LibraryMath:
-    """What `row_math` computes, for any device and dtype."""
+    """The operations of `row_math`, for any device and dtype."""
 
     @staticmethod
     def rms_norm(rows: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
         return functional.rms_norm(rows, weight.shape, weight, epsilon)
 
     @staticmethod
-    def rotate(joined: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor, heads: int) -> torch.Tensor:
-        rotated = joined[:, :, :heads]
-        first, second = rotated.chunk(2, dim=-1)
-        turned = torch.cat((-second, first), dim=-1)
-        return (rotated * cosines.unsqueeze(2)).addcmul_(turned, sines.unsqueeze(2))
+    def rotate(qkv: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor, heads: int) -> torch.Tensor:
+        queries_keys = qkv[:, :, :heads]
+        first, second = queries_keys.chunk(2, dim=-1)
+        halves = torch.cat((-second, first), dim=-1)
+        return (queries_keys * cosines.unsqueeze(2)).addcmul_(halves, sines.unsqueeze(2))
 
     @staticmethod
-    def gated(joined: torch.Tensor) -> torch.Tensor:
-        gate, up = joined.chunk(2, dim=-1)
+    def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
         return functional.silu(gate).mul_(up)

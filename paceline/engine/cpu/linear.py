@@ -23,7 +23,7 @@ PACKED_FOR_ROWS = 8
 
 
 def frozen_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> torch.nn.Linear:
-    """A layer of weights [outputs, inputs] and a bias [outputs] that are there; none are made first."""
+    """A layer of existing weights [outputs, inputs] and bias [outputs]; nothing is initialised first."""
     linear = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
     linear.weight = torch.nn.Parameter(weight, requires_grad=False)
     if bias is not None:
@@ -39,17 +39,17 @@ class PackedLinear(torch.nn.Module):
         self.in_features = linear.in_features
         self.out_features = linear.out_features
         weight = linear.weight.detach()
-        self._packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_FOR_ROWS)
+        self._weight: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_FOR_ROWS)
         self._bias = None if linear.bias is None else linear.bias.detach()
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """[..., in_features] → [..., out_features]."""
-        product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(rows, self._packed, self._bias, "none", [], "")
+        product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(rows, self._weight, self._bias, "none", [], "")
         return product
 
 
 class SummedLinear(torch.nn.Module):
-    """A layer split over its inputs between ranks: every rank's product, added up, then the bias.
+    """A layer split over its inputs between ranks: adds up every rank's product, then adds the bias.
 
     Args:
         linear: the rank's part, which is taken over; its bias is the whole layer's.
@@ -89,26 +89,26 @@ def cpu_has_bfloat16() -> bool:
 @torch.inference_mode()
 def pack_linears(
     model: torch.nn.Module,
-    packed: Callable[[torch.nn.Linear], torch.nn.Module] = PackedLinear,
-    kept: Collection[str] = (),
+    pack: Callable[[torch.nn.Linear], torch.nn.Module] = PackedLinear,
+    exclude: Collection[str] = (),
 ) -> None:
-    """Replace every plain `nn.Linear` of a model by `packed` of it; subclasses and those of `kept` are left alone.
+    """Replace every plain `nn.Linear` of a model by what `pack` makes of it.
 
-    `kept`: as `outside_reads` names them.
+    Subclasses stay, and so do layers whose path is in `exclude`, which `outside_reads` yields.
     """
     for parent_path, parent in list(model.named_modules()):
         for name, child in list(parent.named_children()):
-            if type(child) is torch.nn.Linear and like(f"{parent_path}.{name}") not in kept:
-                setattr(parent, name, packed(child))
+            if type(child) is torch.nn.Linear and path_pattern(f"{parent_path}.{name}") not in exclude:
+                setattr(parent, name, pack(child))
 
 
-def like(path: str) -> str:
+def path_pattern(path: str) -> str:
     """A module's path, the same for all layers and experts."""
     return re.sub(r"\d+", "*", path.lstrip("."))
 
 
 class _WatchedLinear(torch.nn.Linear):
-    """A plain layer that notes who reads its weights or its bias, other than its own forward pass."""
+    """A plain layer that notes when code other than its own forward pass reads its weights or bias."""
 
     def __getattr__(self, name: str) -> Any:
         if name in ("weight", "bias"):
@@ -124,16 +124,16 @@ def outside_reads(model: torch.nn.Module) -> Iterator[set[str]]:
     """Note the plain layers whose weights or biases a model's code reads itself while it runs, as some routers do.
 
     Yields:
-        Their paths, as `like` has them: an expert that wasn't chosen is read as the chosen ones are.
+        Their paths as `path_pattern` writes them, so that what holds for one expert holds for all.
     """
-    read: set[str] = set()
-    watched = [(path, each) for path, each in model.named_modules() if type(each) is torch.nn.Linear]
-    for path, linear in watched:
+    paths: set[str] = set()
+    linears = [(path, each) for path, each in model.named_modules() if type(each) is torch.nn.Linear]
+    for path, linear in linears:
         linear.__class__ = _WatchedLinear
-        linear.__dict__["_note"] = partial(read.add, like(path))
+        linear.__dict__["_note"] = partial(paths.add, path_pattern(path))
     try:
-        yield read
+        yield paths
     finally:
-        for _, linear in watched:
+        for _, linear in linears:
             linear.__class__ = torch.nn.Linear
             del linear.__dict__["_note"]

@@ -41,7 +41,7 @@ EVERY_KEY = sys.maxsize
 Measured in docs/decisions/2026-11-21-a-step-in-one-loop.md.
 """
 
-Seen = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
+VisibleKeys = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
 """`rows`, `starts` and `others` of a `RowAttention`."""
 
 _NO_NAN = REORDER | {"nnan"}
@@ -50,9 +50,9 @@ _float = np.float32
 
 
 def is_few(item: StepItem, few_keys: int) -> bool:
-    """Whether an item's rows are better computed here: one row, or few that see few.
+    """Whether an item's rows are better computed here: a single row, or few rows that see few keys.
 
-    `few_keys`: the most pairs of a row and a key that they may make; 0: nothing is computed here.
+    `few_keys`: the largest number of (row, key) pairs of such rows; 0: nothing is computed here.
     """
     new = len(item.token_ids)
     return few_keys > 0 if new == 1 else new * (item.base_length + new) <= few_keys
@@ -62,34 +62,39 @@ def is_few(item: StepItem, few_keys: int) -> bool:
 class RowAttention:
     """The rows of a step that are computed here, and which keys each sees, as compiled code takes them.
 
-    `seen` are `rows`, `starts` and `others`. `rows` [n, 6]: its index in the step, the address of its session's
-    keys and values, their capacity, the slot of its own key, the first slot that it sees, and how many from there on.
-    Behind those row i sees `others[starts[i]:starts[i + 1]]`, counted from the first slot that it sees.
+    `visible` are `rows`, `starts` and `others`. Each of `rows` [n, 6] holds the row's index in the step, the address
+    of its session's keys and values, their capacity, the slot of the row's own key, the first slot that it sees, and
+    the number of slots from there on that it sees. Row i also sees the slots `others[starts[i]:starts[i + 1]]`,
+    counted from the first slot that it sees.
     """
 
-    seen: Seen
+    visible: VisibleKeys
     scores: NDArray[np.float32]
     """Room for the scores of the row that sees most keys."""
 
     @classmethod
-    def of(cls, placed: Sequence[tuple[StepItem, SessionKV, int]], horizon: Horizon | None = None) -> RowAttention:
-        """Plan items with their sessions' rows and the index of their first row in the step.
+    def from_items(
+        cls, placements: Sequence[tuple[StepItem, SessionKV, int]], horizon: Horizon | None = None
+    ) -> RowAttention:
+        """The attention of some items of a plan.
 
-        `horizon`: how far back rows see; None: as far as there is anything.
+        Args:
+            placements: each item with its session's rows and the index of its first row in the step.
+            horizon: how far back rows see; None: they see all that lies before them.
         """
         rows: list[tuple[int, int, int, int, int, int]] = []
         starts: list[int] = [0]
         others: list[int] = []
-        for item, kv, low in placed:
-            # Compiled code writes where it is told to.
+        for item, kv, low in placements:
+            # Compiled code checks no bounds.
             assert item.base_length + len(item.token_ids) <= kv.capacity
-            for index, (first, end, behind) in enumerate(_seen(item, horizon)):
+            for index, (first, end, path) in enumerate(_visible_slots(item, horizon)):
                 rows.append((low + index, kv.address, kv.capacity, item.base_length + index, first, end - first))
-                others.extend(slot - first for slot in behind)
+                others.extend(slot - first for slot in path)
                 starts.append(len(others))
         most = max((row[5] for row in rows), default=0) + len(others)
-        seen = np.array(rows, np.int64), np.array(starts, np.int64), np.array(others, np.int64)
-        return cls(seen, np.empty(most, np.float32))
+        visible = np.array(rows, np.int64), np.array(starts, np.int64), np.array(others, np.int64)
+        return cls(visible, np.empty(most, np.float32))
 
     def attend(self, call: AttentionCall, out: torch.Tensor) -> None:
         """Write the rows' keys and values behind the kept ones, and their attention into `out`.
@@ -100,19 +105,19 @@ class RowAttention:
         scale = 1 / math.sqrt(head_dim) if call.scaling is None else call.scaling
         _attend(
             head_dim,
-            self.seen,
+            self.visible,
             call.layer,
             call.query.shape[1],
             kv_heads,
-            (_strided(call.query), _strided(call.key), _strided(call.value)),
+            (_strides(call.query), _strides(call.key), _strides(call.value)),
             out.data_ptr(),
             np.float32(scale),
             self.scores,
         )
 
 
-def _seen(item: StepItem, horizon: Horizon | None) -> Iterator[tuple[int, int, list[int]]]:
-    """For every new row the slots [first, end) that it sees, and those behind them."""
+def _visible_slots(item: StepItem, horizon: Horizon | None) -> Iterator[tuple[int, int, list[int]]]:
+    """For every new row the slots [first, end) that it sees, and the later slots of its path."""
     paths = _paths(item)
     if horizon is None:
         yield from ((0, end, path) for end, path in paths)
@@ -124,7 +129,7 @@ def _seen(item: StepItem, horizon: Horizon | None) -> Iterator[tuple[int, int, l
 
 
 def _paths(item: StepItem) -> Iterator[tuple[int, list[int]]]:
-    """For every new row how many slots from the first on are on its path, and the slots of those behind them."""
+    """For every new row how many slots from the first on are on its path, and the later slots of the path."""
     if item.is_chain:
         yield from ((item.base_length + row + 1, []) for row in range(len(item.token_ids)))
         return
@@ -136,7 +141,7 @@ def _paths(item: StepItem) -> Iterator[tuple[int, list[int]]]:
         yield item.trunk, path[::-1]
 
 
-def _strided(rows: torch.Tensor) -> tuple[int, int, int]:
+def _strides(rows: torch.Tensor) -> tuple[int, int, int]:
     """Address of [1, heads, rows, head_dim], elements from row to row and from head to head."""
     assert rows.stride(3) == 1 and rows.dtype == DTYPE
     return rows.data_ptr(), rows.stride(2), rows.stride(1)
@@ -162,22 +167,22 @@ def _dot(first: int, second: int, width: int) -> np.float32:
 
 @partial(compiled, fastmath=REORDER, inlined=True)
 def _add(out: int, row: int, weight: np.float32, width: int) -> None:
-    sums, held = floats(out), floats(row)
+    sums, vector = floats(out), floats(row)
     for column in range(width):
-        sums[column] += weight * held[column]
+        sums[column] += weight * vector[column]
 
 
 @partial(compiled, fastmath=REORDER, inlined=True)
-def _add_four(out: int, row: int, weights: NDArray[np.float32], at: int, width: int) -> None:
+def _add_four(out: int, row: int, weights: NDArray[np.float32], first: int, width: int) -> None:
     """Four values that follow one another: the sums are loaded and stored once for all."""
     sums, step = floats(out), ITEM * width
     a, b, c, d = floats(row), floats(row + step), floats(row + 2 * step), floats(row + 3 * step)
     for column in range(width):
         sums[column] += (
-            weights[at] * a[column]
-            + weights[at + 1] * b[column]
-            + weights[at + 2] * c[column]
-            + weights[at + 3] * d[column]
+            weights[first] * a[column]
+            + weights[first + 1] * b[column]
+            + weights[first + 2] * c[column]
+            + weights[first + 3] * d[column]
         )
 
 
@@ -219,21 +224,21 @@ def _attend_one(
 
 
 @partial(compiled, inlined=True)
-def _write(rows: NDArray[np.int64], first_head: int, kv_heads: int, width: int, given: tuple[int, int, int]) -> None:
+def _write(rows: NDArray[np.int64], first_head: int, kv_heads: int, width: int, source: tuple[int, int, int]) -> None:
     """Copy the rows' own keys or values to their slots, from a head of the sessions' tensors on."""
-    start, from_row, from_head = given
+    start, from_row, from_head = source
     for index in range(len(rows)):
         row, address, capacity, slot, _, _ = rows[index]
         for head in range(kv_heads):
-            held = floats(address + ITEM * width * ((first_head + head) * capacity + slot))
+            destination = floats(address + ITEM * width * ((first_head + head) * capacity + slot))
             new = floats(start + ITEM * (row * from_row + head * from_head))
             for column in range(width):
-                held[column] = new[column]
+                destination[column] = new[column]
 
 
 @compiled
 def attend_head(
-    seen: Seen,
+    visible: VisibleKeys,
     index: int,
     heads: tuple[int, int, int],
     layer: int,
@@ -256,41 +261,41 @@ def attend_head(
         scale: of the scores.
         scores: room for the row's.
     """
-    rows, starts, others = seen
-    head, every, kv_heads = heads
+    rows, starts, others = visible
+    head, query_heads, kv_heads = heads
     _, address, capacity, _, start, first = rows[index]
-    behind = others[starts[index] : starts[index + 1]]
-    keys = address + ITEM * width * (capacity * (layer * 2 * kv_heads + head * kv_heads // every) + start)
+    path = others[starts[index] : starts[index + 1]]
+    keys = address + ITEM * width * (capacity * (layer * 2 * kv_heads + head * kv_heads // query_heads) + start)
     values = keys + ITEM * width * capacity * kv_heads
     # Known widths are faster by a third (docs/decisions/2026-11-21-rows-in-compiled-loops.md).
     if width == 64:
-        _attend_one(query, keys, values, out, first, behind, 64, scale, scores)
+        _attend_one(query, keys, values, out, first, path, 64, scale, scores)
     elif width == 128:
-        _attend_one(query, keys, values, out, first, behind, 128, scale, scores)
+        _attend_one(query, keys, values, out, first, path, 128, scale, scores)
     else:
-        _attend_one(query, keys, values, out, first, behind, width, scale, scores)
+        _attend_one(query, keys, values, out, first, path, width, scale, scores)
 
 
 @compiled
 def _attend(
     width: int,
-    seen: Seen,
+    visible: VisibleKeys,
     layer: int,
     heads: int,
     kv_heads: int,
-    given: tuple[tuple[int, int, int], tuple[int, int, int], tuple[int, int, int]],
+    qkv: tuple[tuple[int, int, int], tuple[int, int, int], tuple[int, int, int]],
     out: int,
     scale: np.float32,
     scores: NDArray[np.float32],
 ) -> None:
-    rows = seen[0]
-    (query, query_row, query_head), key, value = given
-    before = layer * 2 * kv_heads
-    _write(rows, before, kv_heads, width, key)
-    _write(rows, before + kv_heads, kv_heads, width, value)
+    rows = visible[0]
+    (query, query_row, query_head), key, value = qkv
+    first_head = layer * 2 * kv_heads
+    _write(rows, first_head, kv_heads, width, key)
+    _write(rows, first_head + kv_heads, kv_heads, width, value)
     for index in range(len(rows)):
         row = rows[index, 0]
         for head in range(heads):
-            own = query + ITEM * (row * query_row + head * query_head)
-            into = out + ITEM * width * (row * heads + head)
-            attend_head(seen, index, (head, heads, kv_heads), layer, width, own, into, scale, scores)
+            head_query = query + ITEM * (row * query_row + head * query_head)
+            head_out = out + ITEM * width * (row * heads + head)
+            attend_head(visible, index, (head, heads, kv_heads), layer, width, head_query, head_out, scale, scores)

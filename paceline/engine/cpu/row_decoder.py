@@ -18,8 +18,8 @@ from transformers import PreTrainedModel
 
 from paceline.engine.cpu.fused import FusedLayer, FusedNorm
 from paceline.engine.cpu.row_attention import RowAttention
-from paceline.engine.cpu.row_phases import PHASES_OF_LAYER, DecoderShape, OwnRoom, SharedRoom, decode_step
-from paceline.engine.cpu.row_products import PIECE, Kernel, PanelLinear, padded
+from paceline.engine.cpu.row_phases import PHASES_OF_LAYER, DecoderShape, SharedBuffers, ThreadBuffers, decode_step
+from paceline.engine.cpu.row_products import PIECE, Kernel, PanelLinear, padded_outputs
 from paceline.engine.cpu.thread_pool import ThreadPool, phases
 from paceline.engine.cpu.tiles import LANES
 from paceline.protocol.features import EMBEDDING, FINAL
@@ -45,7 +45,7 @@ class RowDecoder:
         layers: list[FusedLayer] = list(body.layers)
         first = layers[0]
         self._pool = pool
-        # Compiled code has addresses; these keep what is there.
+        # Compiled code knows addresses alone; these references keep the memory alive.
         self._modules = (layers, body.norm, head)
         self._embeddings: torch.Tensor = body.embed_tokens.weight.detach()
         self._angles = _Angles(body.rotary_emb, first.head_dim, max_length)
@@ -53,7 +53,7 @@ class RowDecoder:
         weights = np.array([_addresses(layer) for layer in layers], np.int64)
         norms = [norm for layer in layers for norm in (layer.input_norm, layer.mlp_norm)]
         epsilons = np.array([norm.epsilon for norm in (*norms, body.norm)])
-        outputs = padded(head.out_features)
+        outputs = padded_outputs(head.out_features)
         closing = (body.norm.weight.data_ptr(), head.addresses, outputs)
         self._logits: int = head.out_features
         self._layers = len(layers)
@@ -62,85 +62,89 @@ class RowDecoder:
         self._model = (kernel, shape, weights, epsilons, closing)
         """As `decode_step` takes it."""
         widths = (width, first.qkv_proj.out_features, first.o_proj.in_features, inner)
-        self._room = _Room(pool.threads, widths, outputs)
+        self._buffers = _StepBuffers(pool.threads, widths, outputs)
         self.states: dict[int, torch.Tensor] = {}
-        """Of the latest step: [rows, width] behind each of its layers, counted as `FeatureNeed` does."""
+        """Of the latest step: the output [rows, width] of each of its layers, counted as `FeatureNeed` does."""
 
     @torch.inference_mode()
     def logits(
         self,
         token_ids: Sequence[int],
         positions: Sequence[int],
-        wanted: Sequence[int],
+        logit_rows: Sequence[int],
         attention: RowAttention,
         layers: Collection[int] = (),
     ) -> torch.Tensor:
-        """Write the rows' keys and values; returns logits [len(wanted), tensor width], valid until the next step.
+        """Write the rows' keys and values.
 
-        So are `states`, those of all rows behind `layers`.
+        Returns:
+            Logits [len(logit_rows), tensor width], valid until the next step. So are `states`, the outputs of
+            `layers` for all rows.
         """
-        rows, room = len(token_ids), self._room
-        room.fit(rows, len(wanted), attention.scores.size)
-        torch.index_select(self._embeddings, 0, torch.tensor(token_ids), out=room.hidden[:rows])
-        angles = self._angles.of(positions)
+        rows, buffers = len(token_ids), self._buffers
+        buffers.fit(rows, len(logit_rows), attention.scores.size)
+        torch.index_select(self._embeddings, 0, torch.tensor(token_ids), out=buffers.hidden[:rows])
+        angles = self._angles.gather(positions)
         counters = phases(self._layers * PHASES_OF_LAYER + 1)
-        shared = room.shared(*angles)
-        which = (np.arange(rows), np.array(wanted, np.int64))
+        step_buffers = buffers.shared_buffers(*angles)
+        row_indices = (np.arange(rows), np.array(logit_rows, np.int64))
         copies, inputs = self._copies(rows, layers)
 
-        def work(thread: int, _held: object = angles) -> None:
-            decode_step(counters, *self._model, attention.seen, which, copies, shared, room.own(thread))
+        def work(thread: int, _angles: object = angles) -> None:
+            scratch = buffers.thread_buffers(thread)
+            decode_step(counters, *self._model, attention.visible, row_indices, copies, step_buffers, scratch)
 
         self._pool.run(work)
-        self.states = {layer: self._behind(layer, rows, inputs) for layer in layers}
-        return room.logits[: len(wanted), : self._logits]
+        self.states = {layer: self._hidden_states(layer, rows, inputs) for layer in layers}
+        return buffers.logits[: len(logit_rows), : self._logits]
 
     def _copies(self, rows: int, layers: Collection[int]) -> tuple[NDArray[np.int64], dict[int, torch.Tensor]]:
-        """Where each layer's input [rows, width] is copied to, 0: nowhere; what is behind a layer is the next's."""
-        fed = [layer + 1 for layer in layers if EMBEDDING <= layer < self._layers - 1]
-        inputs = {layer: torch.empty((rows, self._embeddings.shape[1])) for layer in fed}
+        """Where each layer's input [rows, width] is copied to, 0: nowhere. A layer's output is the next's input."""
+        next_layers = [layer + 1 for layer in layers if EMBEDDING <= layer < self._layers - 1]
+        inputs = {layer: torch.empty((rows, self._embeddings.shape[1])) for layer in next_layers}
         copies = np.zeros(self._layers, np.int64)
         for layer, room in inputs.items():
             copies[layer] = room.data_ptr()
         return copies, inputs
 
-    def _behind(self, layer: int, rows: int, inputs: dict[int, torch.Tensor]) -> torch.Tensor:
+    def _hidden_states(self, layer: int, rows: int, inputs: dict[int, torch.Tensor]) -> torch.Tensor:
         if layer == FINAL:
-            normed: torch.Tensor = self._modules[1](self._room.hidden[None, :rows])
-            return normed[0]
-        return inputs[layer + 1] if layer + 1 in inputs else self._room.hidden[:rows]
+            states: torch.Tensor = self._modules[1](self._buffers.hidden[None, :rows])
+            return states[0]
+        return inputs[layer + 1] if layer + 1 in inputs else self._buffers.hidden[:rows]
 
 
-class _Room:
+class _StepBuffers:
     """The buffers of a step, kept from step to step: page faults of fresh memory took milliseconds."""
 
     def __init__(self, threads: int, widths: tuple[int, int, int, int], outputs: int) -> None:
         self._threads, self._widths, self._outputs = threads, widths, outputs
-        self.hidden, self._joined, self._attended, self._gated, self._normed, self._gates = [torch.empty(0)] * 6
+        self.hidden, self._qkv, self._attention = [torch.empty(0)] * 3
+        self._activations, self._norm_rows, self._gates = [torch.empty(0)] * 3
         self._scores = np.empty((threads, 0), np.float32)
         self.logits = torch.empty((0, outputs))
 
-    def fit(self, rows: int, wanted: int, keys: int) -> None:
-        """Have room for so many rows, rows with logits, and keys that a row sees."""
+    def fit(self, rows: int, logit_rows: int, keys: int) -> None:
+        """Make room for `rows` rows, `logit_rows` of which have logits, and `keys` keys that a row sees."""
         if rows > len(self.hidden):
             count = _power_of_two(rows)
             parts = (torch.empty((count, width)) for width in self._widths)
-            self.hidden, self._joined, self._attended, self._gated = parts
-            self._normed = torch.empty((self._threads, count, self._widths[0]))
+            self.hidden, self._qkv, self._attention, self._activations = parts
+            self._norm_rows = torch.empty((self._threads, count, self._widths[0]))
             self._gates = torch.empty((self._threads, 2, count, PIECE))
-        if wanted > len(self.logits):
-            self.logits = torch.empty((_power_of_two(wanted), self._outputs))
+        if logit_rows > len(self.logits):
+            self.logits = torch.empty((_power_of_two(logit_rows), self._outputs))
         if keys > self._scores.shape[1]:
             self._scores = np.empty((self._threads, _power_of_two(keys + _LINE)), np.float32)
 
-    def shared(self, cosines: torch.Tensor, sines: torch.Tensor) -> SharedRoom:
+    def shared_buffers(self, cosines: torch.Tensor, sines: torch.Tensor) -> SharedBuffers:
         """What all threads use, with the rows' angles."""
-        parts = (self.hidden, self._joined, self._attended, self._gated, self.logits, cosines, sines)
-        return SharedRoom(*(part.data_ptr() for part in parts))
+        parts = (self.hidden, self._qkv, self._attention, self._activations, self.logits, cosines, sines)
+        return SharedBuffers(*(part.data_ptr() for part in parts))
 
-    def own(self, thread: int) -> OwnRoom:
+    def thread_buffers(self, thread: int) -> ThreadBuffers:
         """What one thread uses."""
-        return OwnRoom(self._normed[thread].data_ptr(), self._gates[thread].data_ptr(), self._scores[thread])
+        return ThreadBuffers(self._norm_rows[thread].data_ptr(), self._gates[thread].data_ptr(), self._scores[thread])
 
 
 def _power_of_two(least: int) -> int:
@@ -150,14 +154,15 @@ def _power_of_two(least: int) -> int:
 class _Angles:
     """Cosines and sines of positions, as the model's own module gives them, computed once.
 
-    Some modules change their frequencies past the trained length, so none is asked for more than a session may reach.
+    Some modules change their frequencies past the trained length, so none is called with positions that no session
+    can reach.
     """
 
     def __init__(self, rotary: Any, head_dim: int, max_length: int) -> None:
         self._rotary, self._head_dim, self._max_length = rotary, head_dim, max_length
         self._cosines = self._sines = torch.empty((0, head_dim))
 
-    def of(self, positions: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    def gather(self, positions: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
         """Each [rows, head_dim]."""
         last = max(positions)
         if last >= len(self._cosines):
@@ -195,9 +200,9 @@ def _is_known(layer: nn.Module) -> bool:
 
 
 def _addresses(layer: FusedLayer) -> tuple[int, ...]:
-    before, behind = layer.input_norm.weight.data_ptr(), layer.mlp_norm.weight.data_ptr()
+    input_norm, mlp_norm = layer.input_norm.weight.data_ptr(), layer.mlp_norm.weight.data_ptr()
     qkv, out, gate_up, down = (
         cast(PanelLinear, product).addresses
         for product in (layer.qkv_proj, layer.o_proj, layer.gate_up_proj, layer.down_proj)
     )
-    return (before, *qkv, out[0], behind, *gate_up, down[0])
+    return (input_norm, *qkv, out[0], mlp_norm, *gate_up, down[0])

@@ -29,56 +29,56 @@ def rms_norm(rows: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.
     assert rows.is_contiguous() and weight.is_contiguous()
     out = torch.empty_like(rows)
     _, count, width = rows.shape
-    _normed(rows.data_ptr(), weight.data_ptr(), out.data_ptr(), count, width, epsilon)
+    _norm_rows(rows.data_ptr(), weight.data_ptr(), out.data_ptr(), count, width, epsilon)
     return out
 
 
-def rotate(joined: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor, heads: int) -> torch.Tensor:
+def rotate(qkv: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor, heads: int) -> torch.Tensor:
     """Rotary embedding (RoFormer, arXiv 2104.09864), halves rotated, of the first `heads` heads, in place.
 
     Args:
         joined: [1, n, all heads, head_dim].
         cosines, sines: [1, n, head_dim].
     """
-    assert joined.is_contiguous() and cosines.is_contiguous() and sines.is_contiguous()
-    _, count, every, head_dim = joined.shape
-    _rotated(joined.data_ptr(), cosines.data_ptr(), sines.data_ptr(), count, heads, every, head_dim)
-    return joined[:, :, :heads]
+    assert qkv.is_contiguous() and cosines.is_contiguous() and sines.is_contiguous()
+    _, count, all_heads, head_dim = qkv.shape
+    _rotate_rows(qkv.data_ptr(), cosines.data_ptr(), sines.data_ptr(), count, heads, all_heads, head_dim)
+    return qkv[:, :, :heads]
 
 
-def gated(joined: torch.Tensor) -> torch.Tensor:
+def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """SiLU of the first half times the second: [1, n, 2 · width] → [1, n, width]."""
-    assert joined.is_contiguous()
-    _, count, both = joined.shape
-    out = joined.new_empty((1, count, both // 2))
-    _gated(joined.data_ptr(), out.data_ptr(), count, both // 2)
+    assert gate_up.is_contiguous()
+    _, count, both = gate_up.shape
+    out = gate_up.new_empty((1, count, both // 2))
+    _gate_rows(gate_up.data_ptr(), out.data_ptr(), count, both // 2)
     return out
 
 
 compiled_math = partial(compiled, fastmath=REORDER)
 
 
-def _floats_at(typing: Any, address: Any) -> Any:
+def _emit_floats(typing: Any, address: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.inttoptr(arguments[0], context.get_value_type(_FLOATS))
 
     return _FLOATS(types.int64), generate
 
 
-floats: Any = intrinsic(_floats_at)
+floats: Any = intrinsic(_emit_floats)
 """In compiled code: the floats at an address, to be read and written."""
 
 
 @compiled_math
-def norm_row(given: int, weight: int, out: int, width: int, epsilon: float) -> None:
+def norm_row(row: int, weight: int, out: int, width: int, epsilon: float) -> None:
     """In compiled code: RMS norm of one row."""
-    scales, read, made = floats(weight), floats(given), floats(out)
+    scales, inputs, outputs = floats(weight), floats(row), floats(out)
     total = _float(0)
     for column in range(width):
-        total += read[column] * read[column]
+        total += inputs[column] * inputs[column]
     factor = _float(1 / math.sqrt(total / width + epsilon))
     for column in range(width):
-        made[column] = read[column] * factor * scales[column]
+        outputs[column] = inputs[column] * factor * scales[column]
 
 
 @compiled_math
@@ -88,8 +88,8 @@ def turn_row(row: int, cosines: int, sines: int, heads: int, head_dim: int) -> N
     low_cos, low_sin = floats(cosines), floats(sines)
     high_cos, high_sin = floats(cosines + half * ITEM), floats(sines + half * ITEM)
     for head in range(heads):
-        at = row + head * head_dim * ITEM
-        low, high = floats(at), floats(at + half * ITEM)
+        start = row + head * head_dim * ITEM
+        low, high = floats(start), floats(start + half * ITEM)
         for column in range(half):
             first, second = low[column], high[column]
             low[column] = first * low_cos[column] - second * low_sin[column]
@@ -99,27 +99,27 @@ def turn_row(row: int, cosines: int, sines: int, heads: int, head_dim: int) -> N
 @compiled_math
 def gate_row(gate: int, up: int, out: int, width: int) -> None:
     """In compiled code: SiLU of one row times another."""
-    gates, ups, made = floats(gate), floats(up), floats(out)
+    gates, ups, outputs = floats(gate), floats(up), floats(out)
     for column in range(width):
         share = exp(min(gates[column], _float(0))) / (_float(1) + exp(-abs(gates[column])))
-        made[column] = gates[column] * share * ups[column]
+        outputs[column] = gates[column] * share * ups[column]
 
 
 @compiled
-def _normed(rows: int, weight: int, out: int, count: int, width: int, epsilon: float) -> None:
+def _norm_rows(rows: int, weight: int, out: int, count: int, width: int, epsilon: float) -> None:
     for row in range(count):
         norm_row(rows + row * width * ITEM, weight, out + row * width * ITEM, width, epsilon)
 
 
 @compiled
-def _rotated(joined: int, cosines: int, sines: int, count: int, heads: int, every: int, head_dim: int) -> None:
+def _rotate_rows(qkv: int, cosines: int, sines: int, count: int, heads: int, all_heads: int, head_dim: int) -> None:
     for row in range(count):
         angle = row * head_dim * ITEM
-        turn_row(joined + row * every * head_dim * ITEM, cosines + angle, sines + angle, heads, head_dim)
+        turn_row(qkv + row * all_heads * head_dim * ITEM, cosines + angle, sines + angle, heads, head_dim)
 
 
 @compiled
-def _gated(joined: int, out: int, count: int, width: int) -> None:
+def _gate_rows(gate_up: int, out: int, count: int, width: int) -> None:
     for row in range(count):
-        gate = joined + 2 * row * width * ITEM
+        gate = gate_up + 2 * row * width * ITEM
         gate_row(gate, gate + width * ITEM, out + row * width * ITEM, width)

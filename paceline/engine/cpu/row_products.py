@@ -28,8 +28,8 @@ from paceline.runtime.compiled import compiled, compiled_pointer
 
 PIECE = PANELS * LANES
 """Most outputs of a piece."""
-STORED = (torch.float32, torch.int8)
-"""What weights may be kept in."""
+WEIGHT_DTYPES = (torch.float32, torch.int8)
+"""The dtypes that weights may be stored in."""
 _LARGEST = 127
 """The integer of each output's largest weight."""
 HUGE_PAGE = 2 << 20
@@ -63,8 +63,8 @@ def panels_of(piece: int, outputs: int) -> tuple[int, int]:
     return (whole * PANELS, half) if piece == whole else (whole * PANELS + half, rest - half)
 
 
-def padded(outputs: int) -> int:
-    """Outputs with those that fill up the last panel."""
+def padded_outputs(outputs: int) -> int:
+    """The number of outputs, rounded up to whole panels."""
     return -(-outputs // LANES) * LANES
 
 
@@ -80,23 +80,23 @@ def in_int8(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return (weight / scales).round().to(torch.int8), scales
 
 
-def _laid_out(weight: torch.Tensor) -> torch.Tensor:
+def _panel_layout(weight: torch.Tensor) -> torch.Tensor:
     """[outputs, inputs] → [panels, inputs, LANES]."""
     return weight.view(-1, LANES, weight.shape[1]).transpose(1, 2).contiguous()
 
 
-def _rounded(weight: torch.Tensor) -> torch.Tensor:
+def _int8_panels(weight: torch.Tensor) -> torch.Tensor:
     """[outputs, inputs] → [panels, (inputs + ITEM) · LANES] bytes: integers, then the scales of the outputs."""
     integers, scales = in_int8(weight)
-    return torch.cat([_laid_out(integers).flatten(1), scales.view(-1, LANES).view(torch.int8)], dim=1)
+    return torch.cat([_panel_layout(integers).flatten(1), scales.view(-1, LANES).view(torch.int8)], dim=1)
 
 
 def _in_huge_pages(tensor: torch.Tensor) -> torch.Tensor:
     """A copy that takes few entries of the processor's page tables, where the system has large pages to give."""
-    held = mmap.mmap(-1, tensor.nbytes + HUGE_PAGE)
+    pages = mmap.mmap(-1, tensor.nbytes + HUGE_PAGE)
     with suppress(OSError, AttributeError):  # none to give, or no Linux
-        held.madvise(mmap.MADV_HUGEPAGE)
-    room = torch.frombuffer(held, dtype=torch.uint8)
+        pages.madvise(mmap.MADV_HUGEPAGE)
+    room = torch.frombuffer(pages, dtype=torch.uint8)
     start = -room.data_ptr() % HUGE_PAGE
     copy = room[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
     return copy.copy_(tensor)
@@ -115,23 +115,23 @@ class PanelLinear(torch.nn.Module):
     Args:
         linear: what it computes.
         pool: the threads that compute.
-        stored: what the weights are kept in.
+        dtype: of the stored weights, one of `WEIGHT_DTYPES`.
     """
 
-    def __init__(self, linear: torch.nn.Linear, pool: ThreadPool, stored: torch.dtype) -> None:
+    def __init__(self, linear: torch.nn.Linear, pool: ThreadPool, dtype: torch.dtype) -> None:
         super().__init__()
-        assert stored in STORED and linear.weight.dtype == torch.float32
+        assert dtype in WEIGHT_DTYPES and linear.weight.dtype == torch.float32
         self.in_features, self.out_features = linear.in_features, linear.out_features
         weight = linear.weight.detach()
-        full = weight.new_zeros((padded(self.out_features), self.in_features))
+        full = weight.new_zeros((padded_outputs(self.out_features), self.in_features))
         full[: self.out_features] = weight
-        self.panels = _in_huge_pages(_laid_out(full) if stored == torch.float32 else _rounded(full))
-        """[panels, in_features, LANES], or as `_rounded` says."""
+        self.panels = _in_huge_pages(_panel_layout(full) if dtype == torch.float32 else _int8_panels(full))
+        """[panels, in_features, LANES], or as `_int8_panels` says."""
         self.bias: torch.Tensor | None = None
         if linear.bias is not None:
             self.bias = full.new_zeros(full.shape[0])
             self.bias[: self.out_features] = linear.bias.detach()
-        self.kernel = Kernel(_multiply_address(), stored.itemsize)
+        self.kernel = Kernel(_multiply_address(), dtype.itemsize)
         self._pool = pool
 
     @property
@@ -141,35 +141,35 @@ class PanelLinear(torch.nn.Module):
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """[..., in_features] → [..., out_features]."""
-        given = rows.reshape(-1, self.in_features).contiguous()
-        count, outputs = len(given), padded(self.out_features)
-        out = given.new_empty((count, outputs))
+        inputs = rows.reshape(-1, self.in_features).contiguous()
+        count, outputs = len(inputs), padded_outputs(self.out_features)
+        out = inputs.new_empty((count, outputs))
         counters = phases(1)
-        read, written = (given.data_ptr(), count, self.in_features), (out.data_ptr(), outputs)
+        source, destination = (inputs.data_ptr(), count, self.in_features), (out.data_ptr(), outputs)
 
-        # A helper that is late still looks at the counters, so its job holds them.
+        # A late helper still reads the counters, so its job keeps a reference to them.
         def work(_: int) -> None:
-            product(counters, 0, self.kernel, self.addresses, read, written, False)
+            product(counters, 0, self.kernel, self.addresses, source, destination, False)
 
         self._pool.run(work)
         return out[:, : self.out_features].view(*rows.shape[:-1], self.out_features)
 
 
 def _multiply(
-    item: int, weights: int, depth: int, given: int, given_step: int, out: int, out_step: int, rows: int, panels: int
+    item: int, weights: int, depth: int, inputs: int, input_step: int, out: int, out_step: int, rows: int, panels: int
 ) -> None:
     """out[rows, panels] += given · weights, for any number of rows and as many panels as a piece has."""
     step = panel_bytes(depth, item)
     start = 0
     while start < rows:
-        left = rows - start
-        groups = (left + MOST_ROWS - 1) // MOST_ROWS
-        count = (left + groups - 1) // groups  # even groups: a single row costs as much as two
+        remaining = rows - start
+        groups = (remaining + MOST_ROWS - 1) // MOST_ROWS
+        count = (remaining + groups - 1) // groups  # even groups: a single row costs as much as two
         wide = panels if panels < PANELS or count <= MOST_ROWS // 2 else PANELS // 2
-        x, y = given + start * given_step, out + start * out_step
+        x, y = inputs + start * input_step, out + start * out_step
         for panel in range(0, panels, wide):
-            own, into = weights + panel * step, y + panel * LANES * ITEM
-            tile(count, wide, item, own, depth, x, given_step, into, out_step)
+            panel_weights, panel_out = weights + panel * step, y + panel * LANES * ITEM
+            tile(count, wide, item, panel_weights, depth, x, input_step, panel_out, out_step)
         start += count
 
 
@@ -178,14 +178,14 @@ def _multiply_address() -> int:
     return compiled_pointer(_multiply, 9)
 
 
-def _called(
+def _emit_call(
     typing: Any,
     address: Any,
     item: Any,
     weights: Any,
     depth: Any,
-    given: Any,
-    given_step: Any,
+    inputs: Any,
+    input_step: Any,
     out: Any,
     out_step: Any,
     rows: Any,
@@ -199,17 +199,17 @@ def _called(
     return types.void(*[types.int64] * 10), generate
 
 
-multiply: Any = intrinsic(_called)
-"""In compiled code: `_multiply` at an address, whose code is so compiled once and not into every caller."""
+multiply: Any = intrinsic(_emit_call)
+"""In compiled code: call `_multiply` by its address, so that it is compiled once and not into every caller."""
 
 
 @partial(compiled, inlined=True)
 def begin(out: int, out_step: int, bias: int, rows: int, columns: int) -> None:
-    """In compiled code: what a product is added to, its bias or, at address 0, nothing."""
+    """In compiled code: set the sums of a product to its bias, or to zero where the bias's address is 0."""
     for row in range(rows):
-        made, added = floats(out + row * out_step), floats(bias)
+        sums, biases = floats(out + row * out_step), floats(bias)
         for column in range(columns):
-            made[column] = added[column] if bias else np.float32(0)
+            sums[column] = biases[column] if bias else np.float32(0)
 
 
 @compiled
@@ -217,8 +217,8 @@ def multiply_piece(
     piece: int,
     kernel: Kernel,
     addresses: tuple[int, int],
-    read: tuple[int, int, int],
-    written: tuple[int, int],
+    source: tuple[int, int, int],
+    destination: tuple[int, int],
     adds: bool,
 ) -> None:
     """In compiled code: one piece of out = given · weights + bias, or of out += given · weights.
@@ -227,17 +227,17 @@ def multiply_piece(
         piece: which one, of `pieces(outputs)`.
         kernel: how weights are read.
         addresses: of the panels, and of the bias or 0.
-        read: address of [rows, depth], rows and depth.
-        written: address of [rows, outputs], and outputs, as many as panels have.
-        adds: whether to add to what is there, and no bias.
+        source: address of [rows, depth], rows and depth.
+        destination: address of [rows, outputs], and outputs, whole panels of them.
+        adds: whether to add to what `out` holds, without a bias.
     """
-    (weights, bias), (given, rows, depth), (out, outputs) = addresses, read, written
+    (weights, bias), (inputs, rows, depth), (out, outputs) = addresses, source, destination
     first, count = panels_of(piece, outputs)
     column = first * LANES * ITEM
     if not adds:
         begin(out + column, outputs * ITEM, bias + column if bias else 0, rows, count * LANES)
-    own, step = weights + first * panel_bytes(depth, kernel.item), outputs * ITEM
-    multiply(kernel.address, kernel.item, own, depth, given, depth * ITEM, out + column, step, rows, count)
+    panel_weights, step = weights + first * panel_bytes(depth, kernel.item), outputs * ITEM
+    multiply(kernel.address, kernel.item, panel_weights, depth, inputs, depth * ITEM, out + column, step, rows, count)
 
 
 @compiled
@@ -246,15 +246,15 @@ def product(
     phase: int,
     kernel: Kernel,
     addresses: tuple[int, int],
-    read: tuple[int, int, int],
-    written: tuple[int, int],
+    source: tuple[int, int, int],
+    destination: tuple[int, int],
     adds: bool,
 ) -> None:
     """In compiled code: a whole product, as one phase; arguments as for `multiply_piece`."""
-    last = pieces(written[1])
+    last = pieces(destination[1])
     piece = take(counters, phase)
     while piece < last:
-        multiply_piece(piece, kernel, addresses, read, written, adds)
+        multiply_piece(piece, kernel, addresses, source, destination, adds)
         finish(counters, phase)
         piece = take(counters, phase)
     wait(counters, phase, last)

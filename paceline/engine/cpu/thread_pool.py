@@ -24,9 +24,9 @@ from numpy.typing import NDArray
 from paceline.runtime.compiled import compiled
 
 Work = Callable[[int], None]
-"""What each thread runs, given its number; it must leave the interpreter's lock alone while it computes."""
+"""What each thread runs with its number; it must leave the interpreter's lock alone while it computes."""
 
-_declared: Any = cgutils.get_or_insert_function
+_declare: Any = cgutils.get_or_insert_function
 _LINE = 64
 """Bytes of a cache line: counters that change apart lie apart."""
 _PHASE = 2 * _LINE
@@ -39,8 +39,8 @@ class ThreadPool:
 
     def __init__(self, threads: int) -> None:
         self.threads = threads
-        self.used = threads
-        """At most `threads`: what keeps room for each of them has it for so many."""
+        self.active_threads = threads
+        """Threads that run the next job, at most `threads`; buffers are sized for all `threads`."""
         _pools.add(self)
         self._helpers = ThreadPoolExecutor(max(threads - 1, 1), thread_name_prefix="compute")
 
@@ -49,7 +49,7 @@ class ThreadPool:
 
         A helper that comes late finds nothing left to take, so nobody waits for it.
         """
-        for number in range(1, self.used):
+        for number in range(1, self.active_threads):
             self._helpers.submit(work, number)
         work(0)
 
@@ -60,7 +60,7 @@ _pools: WeakSet[ThreadPool] = WeakSet()
 def use_threads(threads: int) -> None:
     """Have every pool of this process compute with so many threads from its next job on, or with all that it has."""
     for pool in _pools:
-        pool.used = min(threads, pool.threads)
+        pool.active_threads = min(threads, pool.threads)
 
 
 def phases(count: int) -> NDArray[np.int64]:
@@ -68,7 +68,7 @@ def phases(count: int) -> NDArray[np.int64]:
     return np.zeros((count, _PHASE // 8), np.int64)
 
 
-def _added(typing: Any, address: Any) -> Any:
+def _emit_increment(typing: Any, address: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         counter = builder.inttoptr(arguments[0], ir.IntType(64).as_pointer())
         return builder.atomic_rmw("add", counter, ir.Constant(ir.IntType(64), 1), "acq_rel")
@@ -76,24 +76,24 @@ def _added(typing: Any, address: Any) -> Any:
     return types.int64(types.int64), generate
 
 
-def _read(typing: Any, address: Any) -> Any:
+def _emit_load(typing: Any, address: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.load_atomic(builder.inttoptr(arguments[0], ir.IntType(64).as_pointer()), "acquire", 8)
 
     return types.int64(types.int64), generate
 
 
-def _yielded(typing: Any) -> Any:
+def _emit_yield(typing: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         kind = ir.FunctionType(ir.IntType(32), [])
-        return builder.call(_declared(builder.module, kind, "sched_yield"), [])
+        return builder.call(_declare(builder.module, kind, "sched_yield"), [])
 
     return types.int32(), generate
 
 
-_increment: Any = intrinsic(_added)
-_look: Any = intrinsic(_read)
-_yield_core: Any = intrinsic(_yielded)
+_increment: Any = intrinsic(_emit_increment)
+_look: Any = intrinsic(_emit_load)
+_yield_core: Any = intrinsic(_emit_yield)
 
 
 @partial(compiled, inlined=True)
@@ -104,15 +104,15 @@ def take(counters: NDArray[np.int64], phase: int) -> int:
 
 @partial(compiled, inlined=True)
 def finish(counters: NDArray[np.int64], phase: int) -> None:
-    """In compiled code: a piece that was taken is computed."""
+    """In compiled code: count a piece as computed."""
     _increment(counters.ctypes.data + phase * _PHASE + _LINE)
 
 
 @partial(compiled, inlined=True)
 def wait(counters: NDArray[np.int64], phase: int, pieces: int) -> None:
-    """In compiled code: until all pieces of a phase are computed."""
-    looks, finished = 0, counters.ctypes.data + phase * _PHASE + _LINE
-    while _look(finished) < pieces:
+    """In compiled code: wait until all pieces of a phase are computed."""
+    looks, counter = 0, counters.ctypes.data + phase * _PHASE + _LINE
+    while _look(counter) < pieces:
         looks += 1
         if looks > _SPINS:
             _yield_core()

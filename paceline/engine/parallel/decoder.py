@@ -80,7 +80,7 @@ def build_share(
     logger.info("rank %d: %s", group.rank, memory)
     if can_pack(model):
         fuse_layers(model)
-        pack_linears(model, kept=facts.read_outside)
+        pack_linears(model, exclude=facts.read_outside)
     same = json.dumps([facts.fingerprint.tokenizer, vocab_size, facts.max_length, str(model.dtype), digest])
     rows = group.agree(same, memory.kv // attention.shape.row_bytes)
     return TransformerEngine(ServedDecoder(model, facts.info(rows), attention, settings)), reference

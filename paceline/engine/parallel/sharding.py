@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from paceline.engine.cpu.linear import SummedLinear, frozen_linear, like
+from paceline.engine.cpu.linear import SummedLinear, frozen_linear, path_pattern
 from paceline.engine.kv import KVShape
 from paceline.engine.parallel.draws import Share
 from paceline.engine.parallel.group import RankGroup
@@ -78,13 +78,13 @@ def shard_model(model: PreTrainedModel, group: RankGroup, share: Share, read_out
             f"model type {name}: {type(head).__name__} makes its logits; tensor parallelism needs a Linear"
         )
     for path, module in list(model.named_modules()):
-        style = plan.get(like(path))
+        style = plan.get(path_pattern(path))
         # A row of an embedding is looked up, not computed: every rank keeps all of them.
         if module is head or style is None or style in WHOLE or isinstance(module, nn.Embedding):
             continue
         if style not in (COLUMNS, ROWS) or type(module) is not nn.Linear:
             raise Unsupported(f"model type {name}: {path} is {type(module).__name__}, split {style}; not built")
-        if like(path) in read_outside:
+        if path_pattern(path) in read_outside:
             raise Unsupported(
                 f"model type {name}: {path} is split {style}, and other code reads its weights; not built"
             )
