@@ -110,14 +110,16 @@ class ServeSettings(ModelSettings, RankSettings, RequestSettings, StopSettings):
         return DrafterChoice.parse(self.drafter).missing_draft(self.model)
 
 
-def local_settings(model: str, drafter: str, quantization: str = NOT_QUANTIZED) -> ServeSettings:
+def local_settings(
+    model: str, drafter: str, quantization: str = NOT_QUANTIZED, cores: str | None = None
+) -> ServeSettings:
     """Services for one command or measurement: on ports that are free.
 
     Raises:
         InvalidInput: naming what `paceline serve` would refuse.
     """
     values = {"model": model, "drafter": drafter, "quantization": quantization}
-    return ServeSettings(**values, port=0, draft_port=0, target_port=0)
+    return ServeSettings(**values, port=0, draft_port=0, target_port=0, http_port=0, cores=cores)
 
 
 def available_cores(environment: Mapping[str, str]) -> int:

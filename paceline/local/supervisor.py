@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from paceline.local.cores import Cores, by_rule
@@ -54,6 +54,8 @@ class SupervisedServices(LocalServices):
     """The services of `ServeSettings`, the machine's cores divided among them; otherwise as `LocalServices`.
 
     Args:
+        environment: of all services, beside this process's.
+        coordinator: what the coordinator alone is told, dotted keys as in `CoordinatorConfig`.
         opens_http: whether a gateway stands in front of the coordinator.
 
     Raises (when made):
@@ -66,6 +68,8 @@ class SupervisedServices(LocalServices):
         folder: Path,
         announce: Callable[[str], None] = lambda line: None,
         *,
+        environment: Mapping[str, str] | None = None,
+        coordinator: Mapping[str, object] | None = None,
         start_timeout_s: float = START_SECONDS,
         keeps_logs: bool = True,
         opens_http: bool = False,
@@ -74,12 +78,14 @@ class SupervisedServices(LocalServices):
         super().__init__(
             folder,
             announce,
+            environment=environment,
             start_timeout_s=start_timeout_s,
             stop_timeout_s=settings.drain_seconds + STOP_SECONDS,
             keeps_logs=keeps_logs,
             tls=settings.tls,
         )
         self.settings = settings
+        self._coordinator = dict(coordinator or {})
         self._opens_http = opens_http
         self._restarts: dict[str, Restarts] = {}
         self._returning: set[str] = set()
@@ -95,7 +101,7 @@ class SupervisedServices(LocalServices):
             self.start("draft", "draft", draft_flags(self.settings, cores.draft), cores.draft)
         self.await_serving(*self.processes)
         draft = self.address_of("draft") if drafts else None
-        flags = coordinator_flags(self.settings, self.address_of("target"), draft)
+        flags = coordinator_flags(self.settings, self.address_of("target"), draft) | self._coordinator
         self.start("coordinator", "coordinator", flags)
         self.await_serving("coordinator")
         self.await_links()

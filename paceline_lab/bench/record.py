@@ -13,7 +13,7 @@ from typing import Any
 
 from coordinator.recorder import FILE
 from paceline.client import AsyncClient, Generation
-from paceline.local.settings import ServeSettings
+from paceline.local.settings import local_settings
 from paceline.local.supervisor import SupervisedServices
 from paceline.protocol.errors import require
 from paceline.protocol.generation import GenerateRequest, SpeculationSettings
@@ -110,7 +110,7 @@ def record_trace(model: str, drafter: str, plan: RecordPlan, out: Path) -> Trace
 def _recording(model: str, drafter: str, plan: RecordPlan, folder: Path) -> Iterator[str]:
     """Services, and beside them a coordinator that records."""
     console = stderr_console()
-    settings = ServeSettings(model=model, drafter=drafter, port=0, draft_port=0, target_port=0)
+    settings = local_settings(model, drafter)
     announce: Callable[[str], None] = lambda line: console.print(line, style="dim")  # noqa: E731
     with (
         SupervisedServices(settings, folder / "services", announce) as services,

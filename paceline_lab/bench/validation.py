@@ -32,7 +32,7 @@ from paceline.protocol.proposal import MODEL
 from paceline.runtime.files import replace_text
 from paceline_lab.bench.record import read_kept, run_requests, trace_of
 from paceline_lab.bench.simulated.delay import DelayProxy
-from paceline_lab.bench.simulated.services import START_SECONDS, SimulatedPair, drafted, request
+from paceline_lab.bench.simulated.services import SimulatedPair, drafted, request
 from paceline_lab.reporting.presentation import markdown_table
 from paceline_lab.reporting.progress import progress_bar, stderr_console
 from paceline_lab.reporting.reports import describe, load_average, write_report
@@ -101,7 +101,7 @@ class ReplicaServices(LocalServices):
     """Targets and draft services of one pair, each behind a forwarder that delays."""
 
     def __init__(self, folder: Path, pair: SimulatedPair, replicas: int, one_way_ms: float) -> None:
-        super().__init__(folder, start_timeout_s=START_SECONDS)
+        super().__init__(folder)
         self._pair, self._replicas, self._one_way_ms = pair, replicas, one_way_ms
         self._forwarders = ExitStack()
 

@@ -199,22 +199,20 @@ def peers(
 @bench.command(
     epilog=example(
         "paceline bench overlap --only efficiency",
-        "paceline bench overlap --only gain --verify-ms 30 --add",
+        "paceline bench overlap --only delay --verify-ms 30 --add",
     )
 )
 def overlap(
-    only: Annotated[
-        str, typer.Option(help="efficiency, gain, delay, with commas between.")
-    ] = "efficiency,gain,delay",
+    only: Annotated[str, typer.Option(help="efficiency, delay, with commas between.")] = "efficiency,delay",
     verify_ms: Annotated[str, typer.Option(help="T_verify: 30, 11.45.")] = "30,11.45",
-    acceptance: Annotated[str, typer.Option(help="Of gain and delay: 0.6, 0.8, 0.9, 0.95.")] = "0.6,0.8,0.9,0.95",
-    generations: Annotated[int, typer.Option(help="Generations, or pairs, of a cell; not of delay.")] = 9,
+    acceptance: Annotated[str, typer.Option(help="Of delay: 0.6, 0.8, 0.9, 0.95.")] = "0.6,0.8,0.9,0.95",
+    generations: Annotated[int, typer.Option(help="Generations of a cell; not of delay.")] = 9,
     tokens: Annotated[int, typer.Option(help="Tokens of a generation; not of delay.")] = 256,
     add: Annotated[bool, typer.Option("--add", help="Keep what else today's report holds.")] = False,
     out: Out = REPORTS,
     name: Name = "overlap",
 ) -> None:
-    """Drafting behind verification on simulated models: efficiency, on over off, and services at a distance."""
+    """Drafting behind verification on simulated models: how near it comes to its ideal, also at a distance."""
     _need_benchmarks("overlap")
     from paceline_lab.bench.simulated.overlap import OverlapPlan, measure_overlap
 
@@ -224,64 +222,24 @@ def overlap(
     typer.echo(f"report: {measure_overlap(plan, out, name, add=add)}")
 
 
-@bench.command(epilog=example("paceline bench load", "paceline bench load --sessions 8,64 --waves 5"))
-def load(
-    sessions: Annotated[str, typer.Option(help="Concurrent requests, with commas between.")] = "1,2,4,8,16,32,64",
-    waves: Annotated[int, typer.Option(help="Of each mode at each concurrency, after one that isn't counted.")] = 9,
-    tokens: Annotated[int, typer.Option(help="Tokens of a request.")] = 128,
+@bench.command(epilog=example("paceline bench ab http --users 1,64", "paceline bench ab overlap --against ../before"))
+def ab(
+    experiment: Annotated[str, typer.Argument(help="http, tracing, load, overlap, fresh, edits, drafting.")],
+    model: Annotated[str, typer.Option(help="The target of fresh, edits and drafting.")] = DEFAULT_MODEL,
+    users: Annotated[str, typer.Option(help="Requests at once, with commas between.", show_default="its own")] = "",
+    tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 128,
+    turns: Annotated[int, typer.Option(help="Of each case, each with every arm.")] = 9,
+    arms: Annotated[str, typer.Option(help="Some of its arms, with commas between.", show_default="all")] = "",
+    against: Annotated[Path | None, typer.Option(help="Another checkout, for the last arm.")] = None,
     out: Out = REPORTS,
-    name: Name = "load",
 ) -> None:
-    """Speculation on, off and auto under concurrency, on simulated models whose steps grow with their rows."""
-    _need_benchmarks("load")
-    from paceline_lab.bench.simulated.load import LoadPlan, measure_load
+    """Arms beside each other in turns: ways to ask or to serve, or another checkout, and the first arm's noise."""
+    _need_benchmarks("ab")
+    from paceline_lab.bench.ab.command import measure_ab
+    from paceline_lab.bench.ab.experiments import AbOptions
 
-    plan = LoadPlan(tuple(_count("sessions", text) for text in listed(sessions)), waves, tokens)
-    typer.echo(f"report: {measure_load(plan, out, name)}")
-
-
-@bench.command(
-    epilog=example(
-        "paceline bench edits qwen2.5-coder-1.5b",
-        "paceline bench edits qwen2.5-coder-1.5b --task rename,types --minutes 4 --add",
-    )
-)
-def edits(
-    model: Model = DEFAULT_MODEL,
-    drafter: Annotated[str, typer.Option(help="Of the services, as `paceline serve` takes it.")] = AUTO,
-    task: Annotated[str | None, typer.Option(help="Names of edits, with commas between.", show_default="all")] = None,
-    setting: Annotated[
-        str | None,
-        typer.Option(help="Settings, with commas between.", show_default="all: target-only to auto+prediction"),
-    ] = None,
-    temperature: Annotated[str, typer.Option(help="Temperatures, with commas between; 0 is greedy.")] = "0",
-    passes: Annotated[int, typer.Option(help="Over all edits, each with a seed of its own.")] = 1,
-    tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 320,
-    minutes: Annotated[
-        float, typer.Option(help="Begin no other edit after so many minutes.", show_default="all edits")
-    ] = math.inf,
-    add: Annotated[bool, typer.Option("--add", help="Go on where today's report ends.")] = False,
-    quantization: Annotated[
-        str, typer.Option(help="Of the target, as for paceline serve.", show_default="paceline serve's own")
-    ] = "",
-    out: Out = REPORTS,
-    name: Name = "edits",
-    url: Annotated[
-        str | None, typer.Option(help="HOST:PORT of a running coordinator.", show_default="starts services")
-    ] = None,
-) -> None:
-    """Edits of files with the file as prediction, beside n-gram matches, auto and target-only, interleaved."""
-    _need_benchmarks("edits")
-    from paceline_lab.bench.edits.command import measure_edits
-    from paceline_lab.bench.edits.run import SETTINGS, EditPlan, load_tasks
-    from paceline_lab.bench.speed.groups import MeasuredServices
-
-    temperatures = tuple(_number("temperature", text) for text in listed(temperature))
-    settings = tuple(SETTINGS) if setting is None else tuple(listed(setting))
-    plan = EditPlan(load_tasks(listed(task or "")), settings, temperatures, passes, tokens)
-    require(minutes > 0, "minutes", minutes, "above 0")
-    services = MeasuredServices(model, url, quantization)
-    typer.echo(f"report: {measure_edits(services, plan, drafter, minutes, out, name, add=add)}")
+    options = AbOptions(model, tuple(_count("users", text) for text in listed(users)), tokens)
+    typer.echo(f"report: {measure_ab(experiment, options, turns, listed(arms), against, out)}")
 
 
 @bench.command(

@@ -178,7 +178,7 @@ def test_an_installed_client_runs_without_torch(client_folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "lacks", "extra"), [("serve", "engine", "engine"), ("bench load", "benchmarks", "bench")]
+    ("command", "lacks", "extra"), [("serve", "engine", "engine"), ("bench ab load", "benchmarks", "bench")]
 )
 def test_an_installed_client_says_what_it_lacks(client_folder: Path, command: str, lacks: str, extra: str) -> None:
     refused = installed(client_folder, str(client_folder / "bin" / "paceline"), *command.split())

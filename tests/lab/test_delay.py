@@ -9,9 +9,12 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
+from typing import Any
 
 import pytest
 
+from paceline.rpc.channel import open_sync_channel
+from paceline.runtime.config import PeerSettings
 from paceline_lab.bench.simulated.delay import Deadlines, DelayProxy
 from paceline_lab.bench.simulated.echo import echo_ms, echo_server
 
@@ -135,3 +138,9 @@ def test_an_echo_over_grpc_pays_the_delay_twice() -> None:
     with echo_server() as address, DelayProxy.to(address, one_way_ms=15) as proxy:
         assert echo_ms(address, pause_ms=1, messages=5) > 0
         assert echo_ms(proxy.address, pause_ms=1, messages=5) >= 30
+
+
+def test_spans_are_taken_and_not_read() -> None:
+    with echo_server() as address, open_sync_channel(PeerSettings(address=address)) as channel:
+        export: Any = channel.unary_unary("/opentelemetry.proto.collector.trace.v1.TraceService/Export")
+        assert export(b"spans", timeout=20) == b""

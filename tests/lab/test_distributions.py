@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from paceline.models.table_names import TableSpec
-from paceline_lab.bench.simulated.distributions import Table, chances, raced_ranks, table_of
+from paceline_lab.bench.simulated.distributions import Table, raced_ranks, table_of
 
 GUESSES = (1, 2, 4, 8)
 DRAWS = 6
@@ -43,6 +43,12 @@ MEASURED = {
 }
 """SmolLM2-135M on its own text, 1,100 positions with 8 draws of noise each; the drafts are the model with disturbed
 weights or dropped layers. The named distributions were fitted to these (`paceline.models.table_names`)."""
+
+
+def chances(ranks: NDArray[np.int64], guesses: int) -> tuple[float, float]:
+    """How often the target's token is among so many guesses: after accepted tokens, and after a mismatch."""
+    wrong = ranks[ranks > 1]
+    return float((ranks <= guesses).mean()), float((wrong <= 1 + guesses).mean())
 
 
 def columns(target: Table, draft: Table, ranks: NDArray[np.int64]) -> Columns:

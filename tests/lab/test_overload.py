@@ -11,20 +11,20 @@ from random import Random
 import pytest
 
 from paceline_lab.bench.overload.__main__ import failures, figures, over, row, text_of
-from paceline_lab.bench.overload.clients import CHANGED, GRPC, HTTP, LOST, REFUSED, SERVED, UserRequest
 from paceline_lab.bench.overload.run import AFTER, NORMAL, STORM, Overloading, Phase, stormed, taken
 from paceline_lab.bench.resources import KINDS, Drift, ResourceWatch
+from paceline_lab.bench.users import CHANGED, GRPC, HTTP, LOST, REFUSED, SERVED, UserRequest
 
 GAP_S = 0.02
 
 
 def served(way: str = GRPC, sent_s: float = 0.0, gap_s: float = GAP_S) -> UserRequest:
     arrivals = [sent_s + gap_s * (place + 1) for place in range(4)]
-    return UserRequest(way, sent_s, SERVED, arrivals, arrivals[-1])
+    return UserRequest(way, sent_s, SERVED, arrivals, [[1]] * 4, arrivals[-1])
 
 
 def refused(sent_s: float, hint_ms: float | None = 500.0) -> UserRequest:
-    return UserRequest(HTTP, sent_s, REFUSED, [], sent_s + 0.001, hint_ms)
+    return UserRequest(HTTP, sent_s, REFUSED, ended_s=sent_s + 0.001, hint_ms=hint_ms)
 
 
 def found(storm: list[UserRequest], after: list[UserRequest]) -> Overloading:
@@ -66,7 +66,7 @@ async def test_a_storm_comes_whatever_becomes_of_it_and_users_come_again_when_to
         async with places:
             await asyncio.sleep(0.02)
         asked_at.append(asked.sent_s)
-        return asked.judge([number], [number])
+        return asked.end(SERVED)
 
     async with asyncio.TaskGroup() as group:
         storm = await stormed([ask, ask], 500.0, 0.3, 1, group)

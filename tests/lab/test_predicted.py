@@ -9,6 +9,8 @@ import pytest
 
 from paceline.costs.cost_line import CostLine
 from paceline.engine.table.engine import load_table
+from paceline.local.settings import local_settings
+from paceline.local.supervisor import SupervisedServices
 from paceline.models.tokenizer import load_tokenizer
 from paceline.protocol.generation import ChatMessage
 from paceline.protocol.records import GenerationStats
@@ -24,7 +26,6 @@ from paceline_lab.bench.predicted.grid import (
 )
 from paceline_lab.bench.predicted.serving import FixedPlan, GridServices, drafter_names
 from paceline_lab.bench.prompts import Prompt
-from paceline_lab.bench.simulated.services import ModelServices
 from paceline_lab.plan.wanted import PlanWanted
 from paceline_lab.predict.cycle import StepTimes
 from paceline_lab.predict.kept import KeptPositions
@@ -129,14 +130,13 @@ def test_predicted_ranks_name_every_round_that_is_served(tmp_path: Path, tempera
     draft = "table:vocab=300,seed=1,sharpness=6,noise=0.2,noise_seed=2,max_length=400"
     k, tokens = 3, 160
     prompt = Prompt("chat", "p", ((ChatMessage("user", "hello"),),))
-    with (
-        ModelServices(tmp_path / "services", target, draft) as services,
-        services.coordinator("fixed", {"fan_out": 0}) as address,
-    ):
+    with SupervisedServices(
+        local_settings(target, f"model:{draft}"), tmp_path / "services", coordinator={"fan_out": 0}
+    ) as services:
         plan = FixedPlan(
             [prompt], requests=1, tokens=tokens, temperature=temperature, num_draft_tokens=k, drafter="model", seed=7
         )
-        stats = GridServices(address, tmp_path).serve(plan)[0]
+        stats = GridServices(services.address, tmp_path).serve(plan)[0]
     tokenizer = load_tokenizer(target)
     data = UserData((), (tokenizer.render_chat(prompt.chats[0]),))
     wanted = SampleWanted(tmp_path, (temperature,), answer_tokens=tokens, seed=7)

@@ -24,18 +24,18 @@ import uvloop
 
 from paceline.runtime.stopping import signals_interrupt
 from paceline_lab import REPORTS
-from paceline_lab.bench.overload.clients import CHANGED, GRPC, HTTP, LOST, REFUSED, SERVED, UserRequest
 from paceline_lab.bench.overload.run import (
     AFTER,
     NORMAL,
     STORM,
     Overloading,
     OverloadPlan,
-    OverloadServices,
     Phase,
     overload,
+    overload_services,
 )
 from paceline_lab.bench.resources import KINDS, Samples
+from paceline_lab.bench.users import CHANGED, GRPC, HTTP, LOST, REFUSED, SERVED, UserRequest
 from paceline_lab.reporting.figures import percentile
 from paceline_lab.reporting.presentation import markdown_table
 from paceline_lab.reporting.reports import describe, load_average, write_report
@@ -144,7 +144,7 @@ def main() -> None:
     plan, before = main_plan(given.minutes, given.places, given.seed), load_average()
     with (
         tempfile.TemporaryDirectory() as folder,
-        OverloadServices(Path(folder), plan) as services,
+        overload_services(Path(folder), plan) as services,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
         found = runner.run(overload(services, plan))

@@ -5,17 +5,22 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from paceline.client import AsyncClient
-from paceline.local.services import LocalServices
-from paceline_lab.bench.overload.clients import REFUSED, SERVED, TEXTS, Ask, GrpcUsers, HttpUsers, UserRequest
+from paceline.local.settings import local_settings
+from paceline.local.supervisor import SupervisedServices
+from paceline.protocol.proposal import NGRAM
 from paceline_lab.bench.resources import ResourceWatch, Samples
-from paceline_lab.bench.simulated.services import OFF, START_SECONDS, request
+from paceline_lab.bench.simulated.services import OFF, request
+from paceline_lab.bench.users import REFUSED, SERVED, GrpcUsers, HttpUsers, UserRequest
 
+TEXTS = 16
+Ask = Callable[[int], Coroutine[None, None, UserRequest]]
+"""Sends the request of a number."""
 NORMAL, STORM, AFTER = "1 ×", "10 ×", "1 × again"
 
 
@@ -89,33 +94,13 @@ class Overloading:
         return max((each.ended_s - storm.ended_s for each in after.of(REFUSED)), default=0.0)
 
 
-class OverloadServices(LocalServices):
+def overload_services(folder: Path, plan: OverloadPlan) -> SupervisedServices:
     """A target, a coordinator with few places, and a gateway."""
-
-    def __init__(self, folder: Path, plan: OverloadPlan) -> None:
-        super().__init__(folder, start_timeout_s=START_SECONDS)
-        self._plan = plan
-
-    def start_all(self) -> None:
-        """Start all three."""
-        model = self._plan.model
-        self.start("target", "target", {"model": model, "server.port": 0})
-        self.await_serving("target")
-        limits = {"max_concurrent_requests": self._plan.places}
-        self.start("coordinator", "coordinator", self.coordinator_flags() | limits)
-        self.await_serving("coordinator")
-        self.await_links()
-        reached = {"model": model, "server.port": 0, "coordinator.address": self.address_of("coordinator")}
-        self.start("gateway", "gateway", reached)
-        self.await_serving("gateway")
-
-    @property
-    def pids(self) -> dict[str, int]:
-        """By label."""
-        return {label: process.pid for label, process in self.processes.items()}
+    settings, limits = local_settings(plan.model, NGRAM), {"max_concurrent_requests": plan.places}
+    return SupervisedServices(settings, folder, coordinator=limits, opens_http=True)
 
 
-async def overload(services: OverloadServices, plan: OverloadPlan) -> Overloading:
+async def overload(services: SupervisedServices, plan: OverloadPlan) -> Overloading:
     """Run all phases."""
     async with _users(services, plan) as users, _watched(services) as watch:
         phases, ends_s = dict[str, Phase](), dict[str, float]()
@@ -168,19 +153,27 @@ async def stormed(
 
 
 @asynccontextmanager
-async def _users(services: OverloadServices, plan: OverloadPlan) -> AsyncIterator[Sequence[Ask]]:
+async def _users(services: SupervisedServices, plan: OverloadPlan) -> AsyncIterator[Sequence[Ask]]:
     """Of both ways, once it is known what they are to be told."""
     async with AsyncClient(services.address) as client:
-        texts = [await client.generate(request(text, plan.tokens, OFF)) for text in range(TEXTS)]
-        expected = [text.token_ids for text in texts]
-        http = HttpUsers(services.address_of("gateway"), plan.tokens, expected)
-        yield GrpcUsers(client, plan.tokens, expected).ask, http.ask
+        requests = [request(text, plan.tokens, OFF) for text in range(TEXTS)]
+        expected = [(await client.generate(each)).token_ids for each in requests]
+
+        def of(users: GrpcUsers | HttpUsers) -> Ask:
+            async def ask(number: int) -> UserRequest:
+                text = number % TEXTS
+                return (await users.ask(requests[text])).judge(expected[text])
+
+            return ask
+
+        yield of(GrpcUsers(client)), of(HttpUsers(services.address_of("gateway")))
 
 
 @asynccontextmanager
-async def _watched(services: OverloadServices) -> AsyncIterator[ResourceWatch]:
+async def _watched(services: SupervisedServices) -> AsyncIterator[ResourceWatch]:
     watch = ResourceWatch()
-    sampling = asyncio.create_task(watch.run(services.pids))
+    pids = {label: process.pid for label, process in services.processes.items()}
+    sampling = asyncio.create_task(watch.run(pids))
     try:
         yield watch
     finally:

@@ -11,7 +11,7 @@ from pathlib import Path
 from coordinator.recorder import FILE
 from paceline.client import Client
 from paceline.costs.cost_line import CostLine
-from paceline.local.settings import ServeSettings
+from paceline.local.settings import local_settings
 from paceline.local.supervisor import SupervisedServices
 from paceline.protocol.generation import GenerateRequest, SpeculationSettings
 from paceline.protocol.proposal import AUTO, MODEL, NGRAM, NONE
@@ -75,7 +75,7 @@ def drafter_names(models: Sequence[str]) -> dict[str, str]:
 def grid_services(target: str, models: Sequence[str], folder: Path, cores: str | None) -> Iterator[GridServices]:
     """Services of their own, warmed up."""
     drafter = f"{AUTO}:{'+'.join(models)}" if models else NGRAM
-    settings = ServeSettings(model=target, drafter=drafter, port=0, draft_port=0, target_port=0, cores=cores)
+    settings = local_settings(target, drafter, cores=cores)
     kept = folder / "kept"
     kept.mkdir(parents=True, exist_ok=True)
     with (

@@ -1,4 +1,4 @@
-"""What the tables of a target and its drafts predict: matches, chances of guesses, hit rates."""
+"""What the tables of a target and its drafts predict: how often they match."""
 
 from __future__ import annotations
 
@@ -36,12 +36,6 @@ def table_of(spec: TableSpec) -> Table:
     return np.stack([model.context(row) for row in range(spec.contexts)])
 
 
-def chances(ranks: NDArray[np.int64], guesses: int) -> tuple[float, float]:
-    """How often the target's token is among so many guesses: after accepted tokens, and after a mismatch."""
-    wrong = ranks[ranks > 1]
-    return float((ranks <= guesses).mean()), float((wrong <= 1 + guesses).mean())
-
-
 def raced_ranks(target: Table, draft: Table, draws: int, seed: int = 0) -> NDArray[np.int64]:
     """Ranks [draws · contexts] by the services' own race; beyond the tenth best all count as the tenth."""
     last = MOST_GUESSES + 2
@@ -61,10 +55,3 @@ def coupled_match(draft_distribution: str, temperature: float) -> float:
     if not temperature:
         return float((target.argmax(axis=1) == draft.argmax(axis=1)).mean())
     return float((raced_ranks(target / temperature, draft / temperature, MATCH_DRAWS) == 1).mean())
-
-
-def guess_chances(draft_distribution: str, fan_out: int) -> tuple[float, float, float]:
-    """Coupled match of a draft, and its `chances` with so many guesses, from its tables alone."""
-    target, draft = (table_of(TableSpec.parse(name)) for name in ("distribution=text", draft_distribution))
-    ranks = raced_ranks(target, draft, MATCH_DRAWS)
-    return float((ranks == 1).mean()), *chances(ranks, fan_out)

@@ -3,6 +3,8 @@
 One aio stream between two processes, uvloop on both sides, the services' own channel and server
 settings, 200 bytes each way (a coupled round of k = 8 has fewer than 500). Between messages the client
 pauses as long as a verification takes, so both processes sleep when a message comes, as they do in a run.
+
+The same process takes spans over OTLP and reads none, for services that are traced.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from paceline_lab.bench.worker_process import WorkerProcess, say
 
 SERVICE = "paceline.bench.Echo"
 METHOD = "Echo"
+SPANS = "opentelemetry.proto.collector.trace.v1.TraceService"
 PAYLOAD = bytes(200)
 MESSAGES = 200
 UNCOUNTED = 10
@@ -62,9 +65,17 @@ async def _echo(requests: AsyncIterator[bytes], _: Any) -> AsyncIterator[bytes]:
         yield message
 
 
+async def _take(_: bytes, context: Any) -> bytes:
+    return b""
+
+
 def _register(server: grpc.aio.Server) -> None:
-    handler: Any = grpc.stream_stream_rpc_method_handler(_echo)
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),))
+    echo: Any = grpc.stream_stream_rpc_method_handler(_echo)
+    spans: Any = grpc.unary_unary_rpc_method_handler(_take)
+    services = {SERVICE: {METHOD: echo}, SPANS: {"Export": spans}}
+    server.add_generic_rpc_handlers(
+        tuple(grpc.method_handlers_generic_handler(name, methods) for name, methods in services.items())
+    )
 
 
 def _announce(running: RunningServer) -> None:

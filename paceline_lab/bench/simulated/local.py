@@ -1,4 +1,4 @@
-"""The first two grids of `paceline bench overlap`: services beside each other."""
+"""The first grid of `paceline bench overlap`: services beside each other."""
 
 from __future__ import annotations
 
@@ -7,19 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.client import Client
-from paceline_lab.bench.simulated.analytic import (
-    expected_hit_rate,
-    overlap_ceiling,
-    overlap_gain,
-    whole_proposal_gain,
-)
-from paceline_lab.bench.simulated.distributions import DRAFT_OF_ACCEPTANCE, guess_chances
-from paceline_lab.bench.simulated.replay import FAN_OUT, SPECULATION, K, losses, pooled, replay, run_pair
-from paceline_lab.bench.simulated.services import ModelServices, SimulatedPair, request
+from paceline_lab.bench.simulated.replay import FAN_OUT, SPECULATION, losses, pooled, replay
+from paceline_lab.bench.simulated.services import SimulatedPair, request
 from paceline_lab.reporting.figures import Spread, median_with_lower_bound
-from paceline_lab.reporting.presentation import Bars, Plot, titled, verdict
+from paceline_lab.reporting.presentation import Bars, Plot, verdict
 
-GAIN_TOLERANCE = 0.95
 EFFICIENCY_GRID = (
     (SimulatedPair("distribution=middling", 11.45, 2.54), 0.92),
     (SimulatedPair("distribution=close", 11.45, 2.54), 0.92),
@@ -28,9 +20,6 @@ EFFICIENCY_GRID = (
 )
 """Pairs and their bars; 11.45 and 2.54 ms were measured on the best published system."""
 VERIFY_MS = (30.0, 11.45)
-GAIN_ACCEPTANCES = (0.8, 0.9)
-GAIN_SHARES = (0.5, 1.0)
-"""T_draft · k over T_verify."""
 
 
 @dataclass(frozen=True)
@@ -67,37 +56,13 @@ class Efficiency:
         return self.verify_ms / (self.verify_ms + self.echo_ms)
 
 
-@dataclass(frozen=True)
-class Gain:
-    """One cell of on over off: tokens per second, median over pairs, with its lower 95 % bound."""
-
-    acceptance: float
-    verify_ms: float
-    draft_ms: float
-    pairs: int
-    expected_hit_rate: float
-    hit_rate: float
-    analytic_gain: float
-    whole_proposals: float
-    ceiling: float
-    gain: float
-    gain_lower: float
-    analytic_at_hit_rate: float
-
-    @property
-    def cell(self) -> tuple[float, ...]:
-        """What tells it from the others, in the order of the table."""
-        return -self.verify_ms, self.acceptance, self.draft_ms
-
-
 def measure_efficiency(
     pair: SimulatedPair, bar: float, echo_ms: float, generations: int, tokens: int, folder: Path
 ) -> Efficiency:
     """Run `generations` after one that isn't counted."""
     with (
-        ModelServices.of(folder, pair) as services,
-        services.coordinator("on", {"fan_out": FAN_OUT}) as address,
-        Client(address) as client,
+        pair.services(folder, {"fan_out": FAN_OUT}) as services,
+        Client(services.address) as client,
     ):
         runs = [client.generate(request(number, tokens, SPECULATION)) for number in range(generations + 1)][1:]
     replays = [replay(run.stats, pair.verify_ms) for run in runs]
@@ -126,48 +91,6 @@ def measure_efficiency(
         deciding_ms=lost.deciding,
         drafting_ms=lost.drafting,
     )
-
-
-def measure_gain(acceptance: float, pair: SimulatedPair, pairs: int, tokens: int, folder: Path) -> Gain:
-    """Run interleaved pairs after one that isn't counted."""
-    with (
-        ModelServices.of(folder, pair) as services,
-        services.coordinator("on", {"fan_out": FAN_OUT}) as on_address,
-        services.coordinator("off", {"fan_out": 0}) as off_address,
-        Client(on_address) as on,
-        Client(off_address) as off,
-    ):
-        ran = [run_pair(on, off, request(number, tokens, SPECULATION)) for number in range(pairs + 1)][1:]
-    gain, lower = median_with_lower_bound(
-        [fast.stats.tokens_per_second / slow.stats.tokens_per_second for fast, slow in ran]
-    )
-    hit_rate = pooled([replay(fast.stats, pair.verify_ms) for fast, _ in ran]).hit_rate
-    match, bonus, after_mismatch = guess_chances(pair.draft_distribution, FAN_OUT)
-    expected = expected_hit_rate(match, K, bonus, after_mismatch)
-    return Gain(
-        acceptance=acceptance,
-        verify_ms=pair.verify_ms,
-        draft_ms=pair.draft_ms,
-        pairs=pairs,
-        expected_hit_rate=expected,
-        hit_rate=hit_rate,
-        analytic_gain=overlap_gain(expected, pair.verify_ms, K * pair.draft_ms),
-        whole_proposals=whole_proposal_gain(expected, pair.verify_ms, pair.draft_ms, K),
-        ceiling=overlap_ceiling(match, bonus, after_mismatch, pair.verify_ms, pair.draft_ms, K),
-        gain=gain,
-        gain_lower=lower,
-        analytic_at_hit_rate=overlap_gain(hit_rate, pair.verify_ms, K * pair.draft_ms),
-    )
-
-
-def gain_grid() -> list[tuple[float, SimulatedPair]]:
-    """Acceptances and pairs of the second table."""
-    return [
-        (acceptance, SimulatedPair(DRAFT_OF_ACCEPTANCE[acceptance], verify_ms, share * verify_ms / K))
-        for verify_ms in VERIFY_MS
-        for acceptance in GAIN_ACCEPTANCES
-        for share in GAIN_SHARES
-    ]
 
 
 def efficiency_row(row: Efficiency) -> dict[str, object]:
@@ -202,23 +125,9 @@ def loss_row(row: Efficiency) -> dict[str, object]:
     }
 
 
-def gain_row(row: Gain) -> dict[str, object]:
-    """One line of the second table."""
-    bar = verdict(row.gain_lower, GAIN_TOLERANCE * row.analytic_gain)
-    return titled(row, bar=bar, drafting_ms=K * row.draft_ms, of_ceiling=row.gain / row.ceiling)
-
-
 def efficiency_plot(rows: Sequence[Efficiency]) -> Plot:
     """Shares of the ideal; the dashes are what sending every round over gRPC allows."""
     spreads = [Spread(row.of_ideal, row.of_ideal_lower, row.of_ideal, row.generations) for row in rows]
     names = [f"{row.draft_distribution.removeprefix('distribution=')}\n{row.verify_ms:g} ms" for row in rows]
     bars = Bars("achieved ÷ ideal", spreads, [row.ceiling for row in rows])
     return Plot("Coordination efficiency", "share of the ideal", names, [bars], line=1.0)
-
-
-def gain_plot(rows: Sequence[Gain]) -> Plot:
-    """Overlap on over off; the dashes are the ceiling of drafting in whole steps."""
-    spreads = [Spread(row.gain, row.gain_lower, row.gain, row.pairs) for row in rows]
-    names = [f"{row.acceptance:g}\n{row.verify_ms:g} ms\n{K * row.draft_ms:g} ms" for row in rows]
-    bars = Bars("overlap on ÷ off", spreads, [row.ceiling for row in rows])
-    return Plot("Gain by acceptance, T_verify, T_draft · k", "on ÷ off", names, [bars], line=1.0)

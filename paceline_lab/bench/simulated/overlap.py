@@ -6,12 +6,6 @@ it stands the floor of coordination, measured in the same run: an idle echo over
 T_verify / (T_verify + echo) is what nothing can pass that sends every round over gRPC; self-started rounds, whose
 proposal was prefetched, can.
 
-Gain. Overlap on (fan-out 4) and off (fan-out 0) run the same requests in turn, through two
-coordinators that share one target and one draft; coupled texts are equal, which is checked. The
-analytic gain is `paceline_lab.bench.simulated.analytic.overlap_gain` at the hit rate that the distributions alone
-predict and a drafting time of k steps; beside it `whole_proposal_gain`, and `overlap_ceiling`, which knows that
-drafting ahead takes a step more.
-
 Delay. Services at a distance (`paceline_lab.bench.simulated.remote`).
 
 Every session is alone on its services, coupled, k = 4; temperature is 1 unless the table says otherwise.
@@ -35,15 +29,10 @@ from paceline_lab.bench.simulated.local import (
     EFFICIENCY_GRID,
     VERIFY_MS,
     Efficiency,
-    Gain,
     efficiency_plot,
     efficiency_row,
-    gain_grid,
-    gain_plot,
-    gain_row,
     loss_row,
     measure_efficiency,
-    measure_gain,
 )
 from paceline_lab.bench.simulated.remote import (
     Detour,
@@ -59,7 +48,7 @@ from paceline_lab.reporting.presentation import Plot, markdown_table
 from paceline_lab.reporting.progress import Advance, measuring
 from paceline_lab.reporting.reports import as_markdown, describe, load_average, report_file, write_report
 
-GRIDS = ("efficiency", "gain", "delay")
+GRIDS = ("efficiency", "delay")
 LOSSES = "Where rounds lose, medians in milliseconds:\n"
 
 
@@ -91,22 +80,14 @@ class OverlapPlan:
         return found if "efficiency" in self.grids else []
 
     @property
-    def gains(self) -> list[tuple[float, SimulatedPair]]:
-        """Cells of the second grid."""
-        if "gain" not in self.grids:
-            return []
-        cells = gain_grid()
-        return [cell for cell in cells if cell[0] in self.acceptances and cell[1].verify_ms in self.verify_ms]
-
-    @property
     def distances(self) -> Sequence[float]:
-        """T_verify of the third grid."""
+        """T_verify of the second grid."""
         return self.verify_ms if "delay" in self.grids else ()
 
     def __len__(self) -> int:
         """Cells to measure."""
         remotes = len(self.distances) * remote.cells(len(self.acceptances))
-        return len(self.efficiencies) + len(self.gains) + remotes
+        return len(self.efficiencies) + remotes
 
 
 def _require_known(field: str, values: Sequence[Any], known: Sequence[Any]) -> None:
@@ -121,7 +102,6 @@ class Results:
 
     runs: tuple[Mapping[str, str], ...] = ()
     efficiencies: tuple[Efficiency, ...] = ()
-    gains: tuple[Gain, ...] = ()
     remotes: tuple[Remote, ...] = ()
     detours: tuple[Detour, ...] = ()
 
@@ -134,7 +114,6 @@ class Results:
         return cls(
             runs=tuple(held["runs"]),
             efficiencies=tuple(Efficiency(**row) for row in held["efficiencies"]),
-            gains=tuple(Gain(**row) for row in held["gains"]),
             remotes=tuple(Remote(**row) for row in held["remotes"]),
             detours=tuple(Detour(**row) for row in held["detours"]),
         )
@@ -145,7 +124,6 @@ class Results:
         return Results(
             runs=(*(run for run in self.runs if run["command"] not in commands), *newer.runs),
             efficiencies=_updated(self.efficiencies, newer.efficiencies),
-            gains=_updated(self.gains, newer.gains),
             remotes=_updated(self.remotes, newer.remotes),
             detours=_updated(self.detours, newer.detours),
         )
@@ -157,15 +135,14 @@ class Results:
             "# Overlap\n"
             f"\n## Coordination efficiency\n\n{markdown_table([efficiency_row(row) for row in self.efficiencies])}\n"
             f"{LOSSES}\n{markdown_table([loss_row(row) for row in self.efficiencies])}\n"
-            f"## Overlap on over off\n\n{markdown_table([gain_row(row) for row in self.gains])}\n"
             f"## Services at a distance\n\n{remote.SETTINGS}\n{markdown_table(remote_rows(self.remotes))}\n"
             f"{remote.DETOURS}\n{markdown_table([asdict(row) for row in self.detours])}\n"
             f"## Runs\n{runs}"
         )
 
     def plots(self) -> list[Plot]:
-        """Efficiency and gain, each under its ceiling; at a distance, overlap on over off."""
-        plots = [efficiency_plot(self.efficiencies), gain_plot(self.gains), remote_plot(self.remotes)]
+        """Efficiency under its ceiling; at a distance, overlap on over off."""
+        plots = [efficiency_plot(self.efficiencies), remote_plot(self.remotes)]
         return [plot for plot in plots if plot.groups]
 
 
@@ -195,18 +172,10 @@ def measure_efficiencies(plan: OverlapPlan, folder: Path, advance: Advance) -> I
         yield row
 
 
-def measure_gains(plan: OverlapPlan, folder: Path, advance: Advance) -> Iterator[Gain]:
-    """The second grid."""
-    for number, (acceptance, pair) in enumerate(plan.gains):
-        yield measure_gain(acceptance, pair, plan.generations, plan.tokens, folder / str(number))
-        advance(f"gain {acceptance:g} {pair.verify_ms:g} ms")
-
-
 def run(plan: OverlapPlan, folder: Path, advance: Advance) -> Results:
     """Measure what was asked for."""
     started = f"{datetime.datetime.now(datetime.UTC):%H:%M} UTC, load {load_average()}"
     efficiencies = tuple(measure_efficiencies(plan, folder / "efficiency", advance))
-    gains = tuple(measure_gains(plan, folder / "gain", advance))
     detours = tuple(measure_detours()) if plan.distances else ()
     remotes: list[Remote] = []
     for verify_ms in plan.distances:
@@ -214,9 +183,9 @@ def run(plan: OverlapPlan, folder: Path, advance: Advance) -> Results:
             remotes.append(cell)
             advance(f"delay {cell.one_way_ms:g} ms, acceptance {cell.acceptance:g}")
     settings = {"k": str(K), "fan-out": str(FAN_OUT)}
-    if efficiencies or gains:
+    if efficiencies:
         settings |= {"tokens": str(plan.tokens), "generations": str(plan.generations)}
-    return Results((describe() | settings | {"started": started},), efficiencies, gains, tuple(remotes), detours)
+    return Results((describe() | settings | {"started": started},), efficiencies, tuple(remotes), detours)
 
 
 def measure_overlap(plan: OverlapPlan, out: Path, name: str, *, add: bool) -> Path:

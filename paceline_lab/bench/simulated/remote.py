@@ -1,4 +1,4 @@
-"""The third grid of `paceline_lab.bench.simulated.overlap`: services at a distance.
+"""The second grid of `paceline_lab.bench.simulated.overlap`: services at a distance.
 
 A delay is one way, the same there and back, between the coordinator and the target and between the
 coordinator and the draft (`paceline_lab.bench.simulated.delay`): each round trip pays it twice. Services and both
@@ -21,7 +21,7 @@ from paceline_lab.bench.simulated.delay import DelayProxy
 from paceline_lab.bench.simulated.distributions import DRAFT_OF_ACCEPTANCE, coupled_match
 from paceline_lab.bench.simulated.echo import echo_ms, echo_server
 from paceline_lab.bench.simulated.replay import FAN_OUT, SPECULATION, pooled, replay, run_pair
-from paceline_lab.bench.simulated.services import OFF, ModelServices, SimulatedPair, request
+from paceline_lab.bench.simulated.services import OFF, SimulatedPair, request
 from paceline_lab.reporting.figures import Spread
 from paceline_lab.reporting.presentation import Bars, Plot
 
@@ -164,7 +164,7 @@ def measure_remotes(verify_ms: float, acceptances: Sequence[float], folder: Path
         pair = SimulatedPair(draft, verify_ms, DRAFT_MS)
         matches = {temperature: coupled_match(draft, temperature) for temperature in TEMPERATURES}
         with (
-            ModelServices.of(folder / f"{acceptance}", pair) as services,
+            pair.services(folder / f"{acceptance}") as services,
             DelayProxy.to(services.address_of("target")) as to_target,
             DelayProxy.to(services.address_of("draft")) as to_draft,
         ):
@@ -183,7 +183,7 @@ def measure_remotes(verify_ms: float, acceptances: Sequence[float], folder: Path
 
 
 def remote_rows(cells: Sequence[Remote]) -> list[dict[str, object]]:
-    """The third table."""
+    """The last table."""
     return [
         {
             "T_verify ms": cell.verify_ms,

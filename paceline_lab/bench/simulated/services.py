@@ -6,15 +6,16 @@ benchmark states and two cores serve every process.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.local.services import LocalServices
+from paceline.local.settings import local_settings
+from paceline.local.supervisor import SupervisedServices
 from paceline.protocol.generation import GenerateRequest, SpeculationSettings
-from paceline.protocol.proposal import MODEL
+from paceline.protocol.proposal import AUTO, MODEL
 from paceline.protocol.records import RoundRecord
 
-START_SECONDS = 120.0
 OFF = SpeculationSettings(off=True)
 
 
@@ -38,28 +39,18 @@ class SimulatedPair:
         """The draft's model name."""
         return _model_name(self.draft_distribution, self.draft_ms, self.draft_row_ms)
 
+    @property
+    def drafter(self) -> str:
+        """As `paceline serve` takes it."""
+        return f"{AUTO}:{self.draft}"
+
+    def services(self, folder: Path, coordinator: Mapping[str, object] | None = None) -> SupervisedServices:
+        """The pair's services; `coordinator`: what theirs is told."""
+        return SupervisedServices(local_settings(self.target, self.drafter), folder, coordinator=coordinator)
+
 
 def _model_name(distribution: str, step_ms: float, row_ms: float) -> str:
     return f"table:{distribution},step_ms={step_ms:g},row_ms={row_ms:g}"
-
-
-class ModelServices(LocalServices):
-    """A target and a draft service on named models; coordinators come and go beside them."""
-
-    def __init__(self, folder: Path, target: str, draft: str) -> None:
-        super().__init__(folder, start_timeout_s=START_SECONDS)
-        self._target, self._draft = target, draft
-
-    @classmethod
-    def of(cls, folder: Path, pair: SimulatedPair) -> ModelServices:
-        """On simulated models."""
-        return cls(folder, pair.target, pair.draft)
-
-    def start_all(self) -> None:
-        """Start both, and wait for them."""
-        self.start("target", "target", {"model": self._target, "server.port": 0})
-        self.start("draft", "draft", {"drafters": [f"{MODEL}:{self._draft}"], "server.port": 0})
-        self.await_serving("target", "draft")
 
 
 def request(number: int, tokens: int, speculation: SpeculationSettings) -> GenerateRequest:

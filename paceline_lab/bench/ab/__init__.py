@@ -1,0 +1,1 @@
+"""Arms beside each other, in turns, in one run: `paceline bench ab`."""

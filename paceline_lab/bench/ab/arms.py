@@ -1,0 +1,191 @@
+"""Arms: how services are started, how a request is sent to them, and what one arm's part of a turn came to."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+import zlib
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from paceline.client import AsyncClient
+from paceline.local.settings import local_settings
+from paceline.local.supervisor import SupervisedServices
+from paceline.protocol.errors import PacelineError
+from paceline.protocol.generation import GenerateRequest, SpeculationSettings
+from paceline.protocol.proposal import AUTO
+from paceline_lab.bench.users import SERVED, GrpcUsers, HttpUsers, UserRequest
+from paceline_lab.reporting.figures import percentile
+
+PRIMING_TOKENS = 2
+
+
+@dataclass(frozen=True)
+class ArmServices:
+    """How services are started; arms share those of one label.
+
+    `coordinator` is what the coordinator alone is told, `environment` is of all services, beside ours.
+    """
+
+    model: str
+    drafter: str = AUTO
+    label: str = "services"
+    coordinator: Mapping[str, object] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    opens_http: bool = False
+
+    @asynccontextmanager
+    async def running(self, folder: Path) -> AsyncIterator[RunningServices]:
+        """Services while the context is open."""
+        told: dict[str, Any] = {"environment": self.environment, "coordinator": self.coordinator}
+        settings = local_settings(self.model, self.drafter)
+        with SupervisedServices(settings, folder, opens_http=self.opens_http, **told) as services:
+            async with AsyncClient(services.address) as client:
+                http = HttpUsers(services.address_of("gateway")) if self.opens_http else None
+                yield RunningServices(services, GrpcUsers(client), http)
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One side of a comparison.
+
+    Attributes:
+        speculation: of its requests; None: as the case has it.
+        predicts: whether its requests keep the case's predicted output.
+        starts_anew: services start for each of its runs, whose requests are their first.
+    """
+
+    name: str
+    services: ArmServices
+    speculation: SpeculationSettings | None = None
+    over_http: bool = False
+    predicts: bool = True
+    starts_anew: bool = False
+
+    def request(self, request: GenerateRequest) -> GenerateRequest:
+        """A case's request as this arm sends it."""
+        predicted = request.prediction_text if self.predicts else ""
+        return replace(request, speculation=self.speculation or request.speculation, prediction_text=predicted)
+
+
+@dataclass(frozen=True)
+class Case:
+    """What all arms are asked: requests that run at once, for each turn, over and over."""
+
+    name: str
+    turns: Sequence[Sequence[GenerateRequest]]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Arms that are up together, first the one that the others are held against, and their cases.
+
+    `apart`: the first arm's second run has services of its own, as every arm has: they, too, differ by chance.
+    """
+
+    name: str
+    arms: Sequence[Arm]
+    cases: Sequence[Case]
+    apart: bool = False
+
+    @property
+    def all_arms(self) -> tuple[Arm, ...]:
+        """With the first one a second time: its ratio to itself is the run's noise."""
+        first, *others = self.arms
+        services = replace(first.services, label="again") if self.apart else first.services
+        return first, *others, replace(first, name=f"{first.name} again", services=services)
+
+    def against(self, tree: Path) -> Stage:
+        """The last arm beside the same of another checkout."""
+        mine = replace(self.arms[-1], name="this tree")
+        paths = {"PYTHONPATH": str(tree), "PYTHONSAFEPATH": "1"}  # or the current folder would come before it
+        environment = {**mine.services.environment, **paths}
+        services = replace(mine.services, label="other tree", environment=environment)
+        return replace(self, arms=(replace(mine, name="other tree", services=services), mine), apart=True)
+
+
+@dataclass(frozen=True)
+class ArmRun:
+    """What requests that ran at once came to.
+
+    Attributes:
+        tokens_per_second: all tokens over the time from the first request to the last token.
+        slowest_per_second: the slowest request's tokens, behind its first message.
+        figures: others, by what they are called.
+        cpu_us: of each process, for a token.
+        text: a checksum of all texts.
+    """
+
+    tokens_per_second: float
+    slowest_per_second: float
+    figures: Mapping[str, float]
+    cpu_us: Mapping[str, float]
+    text: int
+
+    @classmethod
+    def of(cls, answers: Sequence[UserRequest], seconds: float, cpu_s: Mapping[str, float]) -> ArmRun:
+        """Fold answers that came to their ends; over HTTP none says how many rounds it took."""
+        texts = [each.token_ids for each in answers]
+        tokens = sum(map(len, texts))
+        gaps = [gap for each in answers for gap in each.gaps_ms]
+        slowest_ms = max(each.token_ms for each in answers)
+        rounds = sum(each.stats.rounds for each in answers)
+        figures = {
+            "first token ms": statistics.median(each.first_ms for each in answers),
+            "between messages ms p50": percentile(gaps, 50),
+            "p99": percentile(gaps, 99),
+            "tokens a round": tokens / rounds if rounds else 0.0,
+        }
+        cpu_us = {label: 1e6 * used / tokens for label, used in cpu_s.items()}
+        text = zlib.crc32(repr(texts).encode())
+        return cls(tokens / seconds, 1e3 / slowest_ms if slowest_ms else 0.0, figures, cpu_us, text)
+
+
+@dataclass(frozen=True)
+class RunningServices:
+    """Services, and users before them."""
+
+    services: SupervisedServices
+    grpc: GrpcUsers
+    http: HttpUsers | None
+
+    async def run(self, arm: Arm, requests: Sequence[GenerateRequest]) -> ArmRun:
+        """Send an arm's requests at once, behind short ones that bring their prompts into the caches.
+
+        Raises:
+            PacelineError: a request was not served.
+        """
+        users = self.http if arm.over_http else self.grpc
+        assert users is not None, "an arm over HTTP has services that open it"
+        asked = [arm.request(request) for request in requests]
+        if not arm.starts_anew:
+            await asyncio.gather(*(users.ask(replace(each, max_new_tokens=PRIMING_TOKENS)) for each in asked))
+        await users.connect(len(asked))
+        before, began = self._cpu_s(), time.perf_counter()
+        answers = await asyncio.gather(*(users.ask(each) for each in asked))
+        seconds, after = time.perf_counter() - began, self._cpu_s()
+        for answer in answers:
+            if answer.outcome != SERVED:
+                raise PacelineError(f"a request of the arm {arm.name!r} was {answer.outcome}: {answer.why}")
+        return ArmRun.of(answers, seconds, {label: used - before[label] for label, used in after.items()})
+
+    def _cpu_s(self) -> dict[str, float]:
+        """What each process has used so far, this one as the clients'."""
+        times = {label: psutil.Process(each.pid).cpu_times() for label, each in self.services.processes.items()}
+        return {label: each.user + each.system for label, each in times.items()} | {"clients": time.process_time()}
+
+
+@dataclass(frozen=True)
+class ArmsTurn:
+    """One case's runs by arm."""
+
+    stage: str
+    case: str
+    number: int
+    runs: Mapping[str, ArmRun]

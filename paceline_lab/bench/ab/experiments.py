@@ -1,0 +1,145 @@
+"""What `paceline bench ab` compares; each experiment's docstring is its question."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from importlib import resources
+from itertools import product
+from typing import Any
+
+from paceline.protocol.errors import require
+from paceline.protocol.generation import ChatMessage, GenerateRequest, SpeculationSettings
+from paceline.protocol.proposal import AUTO, NGRAM
+from paceline.protocol.sampling import SamplingParams
+from paceline.runtime.config import DEFAULT_MODEL
+from paceline_lab.bench.ab.arms import Arm, ArmServices, Case, Stage
+from paceline_lab.bench.prompts import load_prompts
+from paceline_lab.bench.simulated.distributions import DRAFT_OF_ACCEPTANCE
+from paceline_lab.bench.simulated.echo import echo_server
+from paceline_lab.bench.simulated.services import OFF, SimulatedPair, drafted, request
+
+K = 4
+PAIR = SimulatedPair("distribution=middling", 11.45, 2.0)
+"""A step of a large model on a GPU, and one of its draft."""
+ROWS_COST = {"rows cost little": 0.05, "rows cost much": 0.5}
+"""Milliseconds of a target's row."""
+ANSWER = "Answer with the whole file in one code block and with nothing else."
+
+
+@dataclass(frozen=True)
+class AbOptions:
+    """What a run may choose: the target where it is a real model, users at once, and most tokens of an answer."""
+
+    model: str = DEFAULT_MODEL
+    users: tuple[int, ...] = ()
+    tokens: int = 128
+
+    def __post_init__(self) -> None:
+        require(self.tokens >= 2, "tokens", self.tokens, "at least 2, to have a time per token")
+        for count in self.users:
+            require(count >= 1, "users", count, "at least 1")
+
+    def waves(self, usual: tuple[int, ...], speculation: SpeculationSettings) -> list[Case]:
+        """Simulated models' requests, the same in every turn, at each number of users."""
+        waves = [[request(one, self.tokens, speculation) for one in range(users)] for users in self.users or usual]
+        return [Case(f"{len(wave)} at once", [wave]) for wave in waves]
+
+    def prompts(self, *kinds: str) -> list[Case]:
+        """Greedy requests with prompts of each kind, others in each turn, at each number of users."""
+
+        def turns(kind: str, users: int) -> list[list[GenerateRequest]]:
+            asked = [self.greedy(*prompt.chats[0], ignore_eos=True) for prompt in load_prompts([kind])[kind]]
+            return [[asked[(turn * users + one) % len(asked)] for one in range(users)] for turn in range(len(asked))]
+
+        at_once = self.users or (1,)
+        return [Case(f"{kind}, {users} at once", turns(kind, users)) for kind in kinds for users in at_once]
+
+    def greedy(self, *messages: ChatMessage, **fields: Any) -> GenerateRequest:
+        """A request to a real model."""
+        sampling = SamplingParams(temperature=0).stated()
+        return GenerateRequest(messages=messages, sampling=sampling, seed=0, max_new_tokens=self.tokens, **fields)
+
+
+def services_of(pair: SimulatedPair, label: str = "services", fan_out: int = K) -> ArmServices:
+    """A simulated pair's."""
+    return ArmServices(pair.target, pair.drafter, label, {"fan_out": fan_out})
+
+
+def http(options: AbOptions, stack: ExitStack) -> Iterator[Stage]:
+    """what streamed completions through the gateway cost beside gRPC, on a simulated pair."""
+    services = replace(services_of(PAIR), opens_http=True)
+    arms = Arm("gRPC", services), Arm("HTTP", services, over_http=True)
+    for mode, speculation in {"target-only": OFF, f"drafts of {K}": drafted(K)}.items():
+        yield Stage(mode, arms, options.waves((1, 64), speculation))
+
+
+def tracing(options: AbOptions, stack: ExitStack) -> Iterator[Stage]:
+    """what tracing every request costs beside the same services without an exporter, on a simulated pair."""
+    off = replace(services_of(PAIR), environment={"OTEL_SDK_DISABLED": "true"})
+    # Exported five times a second, so that the export falls into the run that made the spans.
+    exported = {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://{stack.enter_context(echo_server())}"}
+    traced = replace(off, label="traced", environment={"OTEL_BSP_SCHEDULE_DELAY": "200", **exported})
+    arms = Arm("off", off), Arm("traced", traced)
+    yield Stage("every request", arms, options.waves((1, 8, 32), drafted(K)), apart=True)
+
+
+def load(options: AbOptions, stack: ExitStack) -> Iterator[Stage]:
+    """what drafting and `auto` do to many requests at once, on simulated targets whose steps grow with their rows."""
+    for name, row_ms in ROWS_COST.items():
+        fixed = services_of(SimulatedPair("distribution=middling", 20.0, 2.0, row_ms, 0.02))
+        auto = replace(fixed, label=AUTO)  # it learns where it serves alone
+        arms = Arm("target-only", fixed, OFF), Arm(f"k = {K}", fixed, drafted(K)), Arm(AUTO, auto, drafted(None))
+        yield Stage(name, arms, options.waves((1, 2, 4, 8, 16, 32, 64), OFF))
+
+
+def overlap(options: AbOptions, stack: ExitStack) -> Iterator[Stage]:
+    """what drafting during verification brings over drafting after it, on simulated pairs."""
+    for verify_ms, acceptance, share in product((30.0, 11.45), (0.8, 0.9), (0.5, 1.0)):
+        pair = SimulatedPair(DRAFT_OF_ACCEPTANCE[acceptance], verify_ms, share * verify_ms / K)
+        name = f"acceptance {acceptance:g}, T_verify {verify_ms:g} ms, k · T_draft {share * verify_ms:g} ms"
+        arms = Arm("after", services_of(pair, "after", 0)), Arm("during", services_of(pair, "during"))
+        yield Stage(name, arms, options.waves((1,), drafted(K)))
+
+
+def fresh(options: AbOptions, stack: ExitStack) -> Iterator[Stage]:
+    """how the first request of fresh services does under `auto`, beside settled ones and target-only."""
+    services, auto = ArmServices(options.model), drafted(None)
+    settled = Arm("settled", services, auto)
+    arms = Arm("target-only", services, OFF), settled, replace(settled, name="fresh", starts_anew=True)
+    yield Stage("real model", arms, options.prompts("code", "sql", "chat"))
+
+
+def edits(options: AbOptions, stack: ExitStack) -> Iterator[Stage]:
+    """what a predicted output brings on edits of files, whose text stands in every arm's prompt."""
+    services, ngram, auto = ArmServices(options.model), SpeculationSettings(drafter=NGRAM), drafted(None)
+    arms = (
+        Arm("target-only", services, OFF, predicts=False),
+        Arm("n-gram", services, ngram, predicts=False),
+        Arm("prediction", services, ngram),
+        Arm(AUTO, services, auto, predicts=False),
+        Arm(f"{AUTO} with prediction", services, auto),
+    )
+    lines = resources.files(__package__).joinpath("edits.jsonl").read_text().splitlines()
+    yield Stage("real model", arms, [_edit(options, **json.loads(line)) for line in lines])
+
+
+def _edit(options: AbOptions, *, name: str, request: str, language: str, file: str) -> Case:
+    text = f"{request} {ANSWER}\n\n```{language}\n{file}\n```"
+    return Case(name, [[options.greedy(ChatMessage("user", text), prediction_text=file)]])
+
+
+def drafting(options: AbOptions, stack: ExitStack) -> Iterator[Stage]:
+    """`auto` beside target-only on a real model; with `--against`, beside another commit's `auto`."""
+    services = ArmServices(options.model)
+    arms = Arm("target-only", services, OFF), Arm(AUTO, services, drafted(None))
+    yield Stage("real model", arms, options.prompts("code-edit", "chat"))
+
+
+EXPERIMENTS: Mapping[str, Callable[[AbOptions, ExitStack], Iterator[Stage]]] = {
+    each.__name__: each for each in (http, tracing, load, overlap, fresh, edits, drafting)
+}
+SETTLING = {"fresh": 3}
+"""Uncounted turns, where one is too few: until the planner knows its drafts."""

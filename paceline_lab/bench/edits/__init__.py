@@ -1,1 +1,0 @@
-"""Edits of files, with the file as prediction of the answer and without: `paceline bench edits`."""

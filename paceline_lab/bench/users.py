@@ -1,0 +1,188 @@
+"""Requests as their users see them, over gRPC and over HTTP; nobody tries again."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from paceline.client import AsyncClient
+from paceline.protocol.errors import Overloaded, PacelineError
+from paceline.protocol.generation import Finished, GenerateRequest, Tokens
+from paceline.protocol.records import GenerationStats
+
+SERVED, REFUSED, CHANGED, LOST = "served", "refused", "changed", "lost"
+GRPC, HTTP = "gRPC", "HTTP"
+TOO_MANY_REQUESTS = 429
+TOKEN_MARK = b'"token_ids":['
+
+
+@dataclass
+class UserRequest:
+    """One request: when it was sent, what became of it, and when what came.
+
+    Attributes:
+        way: gRPC or HTTP.
+        sent_s: on the clock of `time.perf_counter`.
+        outcome: one of the four above.
+        arrivals_s: of messages with tokens, on the same clock.
+        messages: those, as token ids or as an HTTP event's line, which is read when somebody asks: reading it while
+            others wait for theirs would count as the service's time.
+        ended_s: when it was over, on the same clock.
+        hint_ms: when to come again, as a refusal says; None: it doesn't.
+        why: of one that was lost.
+        stats: over gRPC.
+    """
+
+    way: str
+    sent_s: float
+    outcome: str = LOST
+    arrivals_s: list[float] = field(default_factory=list)
+    messages: list[Sequence[int] | bytes] = field(default_factory=list)
+    ended_s: float = 0.0
+    hint_ms: float | None = None
+    why: str = ""
+    stats: GenerationStats = field(default_factory=GenerationStats)
+
+    def arrive(self, message: Sequence[int] | bytes) -> None:
+        """A message with tokens has come."""
+        self.arrivals_s.append(time.perf_counter())
+        self.messages.append(message)
+
+    @cached_property
+    def ids(self) -> list[list[int]]:
+        """Each message's tokens, once all have come."""
+        return [_ids_of(each) if isinstance(each, bytes) else list(each) for each in self.messages]
+
+    @property
+    def token_ids(self) -> list[int]:
+        """Its text."""
+        return [token_id for each in self.ids for token_id in each]
+
+    @property
+    def gaps_ms(self) -> list[float]:
+        """Between its messages with tokens."""
+        pairs = zip(self.arrivals_s, self.arrivals_s[1:], strict=False)
+        return [1e3 * (later - earlier) for earlier, later in pairs]
+
+    @property
+    def first_ms(self) -> float:
+        """Until its first token."""
+        return 1e3 * (self.arrivals_s[0] - self.sent_s)
+
+    @property
+    def token_ms(self) -> float:
+        """Mean time per token behind its first message; 0 of a text that has no more."""
+        behind = len(self.token_ids) - len(self.ids[0])
+        return sum(self.gaps_ms) / behind if behind else 0.0
+
+    @property
+    def refusal_ms(self) -> float:
+        """Until it was refused."""
+        return 1e3 * (self.ended_s - self.sent_s)
+
+    def end(self, outcome: str, *, hint_ms: float | None = None, why: str = "") -> UserRequest:
+        """It is over."""
+        self.outcome, self.hint_ms, self.why, self.ended_s = outcome, hint_ms, why, time.perf_counter()
+        return self
+
+    def judge(self, expected: Sequence[int]) -> UserRequest:
+        """Hold the text of one that was served against what it should be."""
+        if self.outcome == SERVED and self.token_ids != list(expected):
+            self.outcome = CHANGED
+        return self
+
+
+class GrpcUsers:
+    """Ask a coordinator, over one channel."""
+
+    def __init__(self, client: AsyncClient) -> None:
+        self._client = client
+
+    async def connect(self, count: int) -> None:
+        """The channel is there."""
+
+    async def ask(self, request: GenerateRequest) -> UserRequest:
+        """Send one request."""
+        asked = UserRequest(GRPC, time.perf_counter())
+        try:
+            async for event in self._client.stream(request):
+                if isinstance(event, Tokens):
+                    asked.arrive(event.token_ids)
+                elif isinstance(event, Finished):
+                    asked.stats = event.stats
+        except Overloaded as error:
+            return asked.end(REFUSED, hint_ms=error.retry_after_ms)
+        except PacelineError as error:
+            return asked.end(LOST, why=f"{error.reason}: {error.message}")
+        return asked.end(SERVED)
+
+
+class HttpUsers:
+    """Ask a gateway for streamed completions of token ids, each over a connection of its own."""
+
+    def __init__(self, address: str) -> None:
+        self._host, _, port = address.rpartition(":")
+        self._port = int(port)
+        self._open: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+
+    async def connect(self, count: int) -> None:
+        """Open connections for the next requests, so that these find them open."""
+        self._open += [await asyncio.open_connection(self._host, self._port) for _ in range(count)]
+
+    async def ask(self, request: GenerateRequest) -> UserRequest:
+        """Send one request."""
+        asked = UserRequest(HTTP, time.perf_counter())
+        try:
+            if not self._open:
+                await self.connect(1)
+            reader, writer = self._open.pop()
+            try:
+                writer.write(sent(request))
+                return await _received(asked, reader)
+            finally:
+                writer.close()
+        except (OSError, EOFError) as error:
+            return asked.end(LOST, why=repr(error))
+
+
+def sent(request: GenerateRequest) -> bytes:
+    """A request for a streamed completion, as HTTP has it."""
+    asked = request.speculation
+    body = {
+        "prompt": list(request.token_ids or ()),
+        "seed": request.seed,
+        "max_tokens": request.max_new_tokens,
+        "ignore_eos": request.ignore_eos,
+        "stream": True,
+        "return_token_ids": True,  # or a token that has no text yet would have no event
+        "paceline": {"off": True}
+        if asked.off
+        else {"drafter": asked.drafter, "num_draft_tokens": asked.num_draft_tokens},
+    }
+    content = json.dumps(body).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+    return b"%sContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s" % (head, len(content), content)
+
+
+async def _received(asked: UserRequest, reader: asyncio.StreamReader) -> UserRequest:
+    head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+    status = int(head[0].split()[1])
+    headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:])}
+    if status == TOO_MANY_REQUESTS:
+        after_s = headers.get("retry-after")
+        return asked.end(REFUSED, hint_ms=None if after_s is None else 1e3 * float(after_s))
+    async for line in reader:
+        if line.startswith(b"data: {") and TOKEN_MARK in line and TOKEN_MARK + b"]" not in line:
+            asked.arrive(line)
+        elif line.startswith(b"data: [DONE]"):
+            return asked.end(SERVED)
+    return asked.end(LOST, why=f"status {status}, and no end of the text")
+
+
+def _ids_of(line: bytes) -> list[int]:
+    found: list[int] = json.loads(line.removeprefix(b"data: "))["choices"][0]["token_ids"]
+    return found
