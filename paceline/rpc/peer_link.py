@@ -59,8 +59,7 @@ class PeerLink(Generic[Command, Event]):
     stood, before `on_change()`, always with a `PeerUnavailable`. An event that
     can't be decoded reaches its session as a `Failure`.
 
-    A refused handshake (`VocabularyMismatch`, `ProtocolMismatch`) is kept as
-    `last_error` and tried again with the longest back-off.
+    A refused handshake is kept as `last_error` and tried again with the longest back-off.
 
     Args:
         settings: where the peer is.
