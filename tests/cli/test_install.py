@@ -178,10 +178,13 @@ def test_an_installed_client_runs_without_torch(client_folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "lacks", "extra"), [("serve", "engine", "engine"), ("bench ab load", "benchmarks", "bench")]
+    ("command", "arguments", "lacks", "extra"),
+    [("serve", [], "engine", "engine"), ("bench ab", ["load"], "benchmarks", "bench")],
 )
-def test_an_installed_client_says_what_it_lacks(client_folder: Path, command: str, lacks: str, extra: str) -> None:
-    refused = installed(client_folder, str(client_folder / "bin" / "paceline"), *command.split())
+def test_an_installed_client_says_what_it_lacks(
+    client_folder: Path, command: str, arguments: list[str], lacks: str, extra: str
+) -> None:
+    refused = installed(client_folder, str(client_folder / "bin" / "paceline"), *command.split(), *arguments)
     assert refused.returncode == 1
     said = f"`paceline {command}` needs the {lacks}: pip install 'paceline[{extra}]'"
     assert refused.stderr == f"paceline: error: {said}\n"
