@@ -50,7 +50,7 @@ Category = Annotated[
     str | None, typer.Option(help="With --prompts: categories, with commas between.", show_default="all")
 ]
 PerCategory = Annotated[int, typer.Option(help="With --prompts: the first so many questions of each category.")]
-Pairs = Annotated[int, typer.Option(help="Of each kind, temperature and drafter; spread over the kind's prompts.")]
+Pairs = Annotated[int, typer.Option(help="Turns of each kind and temperature, spread over the kind's prompts.")]
 TokensOption = Annotated[int, typer.Option(help="Tokens of each generation; end-of-text is ignored.")]
 Out = Annotated[Path, typer.Option(help="Folder of the reports.")]
 Name = Annotated[str, typer.Option(help="The reports are NAME-DATE.json and NAME-DATE.md.")]
@@ -68,7 +68,7 @@ Seed = Annotated[int, typer.Option(help="Seed of the first pass; each pass adds 
 def speed(
     model: Model = DEFAULT_MODEL,
     drafter: Annotated[
-        str, typer.Option(help="none, ngram, model:PATH, auto, with commas between; none shows the run's own noise.")
+        str, typer.Option(help="ngram, model:PATH, auto, or none of them, with commas between.")
     ] = "ngram",
     temperature: Annotated[str, typer.Option(help="Temperatures, with commas between; 0 is greedy.")] = "0",
     kind: Kinds = None,
@@ -94,7 +94,7 @@ def speed(
     quantization: Annotated[
         str, typer.Option(help="Of the target, as for paceline serve.", show_default="paceline serve's own")
     ] = "",
-    add: Annotated[bool, typer.Option("--add", help="With --k or --alone: go on where today's report ends.")] = False,
+    add: Annotated[bool, typer.Option("--add", help="Go on where today's report ends.")] = False,
     out: Out = REPORTS,
     name: Name = "speed",
     url: Annotated[
@@ -103,35 +103,28 @@ def speed(
 ) -> None:
     """Drafters beside target-only, interleaved through the same services, with the ceiling of each kind."""
     _need_benchmarks("speed")
-    from paceline_lab.bench.speed.command import measure_lengths, measure_speed
+    from paceline_lab.bench.speed.command import measure_speed
     from paceline_lab.bench.speed.groups import MeasuredServices
-    from paceline_lab.bench.speed.lengths import drafters_of
-    from paceline_lab.bench.speed.run import SpeedPlan, Variant
+    from paceline_lab.bench.speed.run import SpeedPlan
+    from paceline_lab.bench.speed.settings import drafter_settings, drafters_of, fixed_settings
 
     counts = [_draft_tokens(text) for text in listed(num_draft_tokens)]
+    asked = split_drafters(drafter), [_acceptance(rule) for rule in listed(acceptance)], counts
+    if k is None and not alone:
+        settings = drafter_settings(*asked)
+    else:
+        lengths = [_count("k", text) for text in listed(k or "")]
+        settings = fixed_settings(*asked, lengths, drafters_of(asked[0][0], model) if alone else ())
     plan = SpeedPlan(
         prompts=_prompts(kind, prompts, category, per_category),
+        settings=settings,
         temperatures=tuple(_number("temperature", text) for text in listed(temperature)),
-        variants=tuple(
-            Variant(one, _acceptance(rule), count)
-            for one in split_drafters(drafter)
-            for rule in listed(acceptance)
-            for count in counts
-        ),
         pairs=pairs,
         tokens=tokens,
         seed=seed,
     )
     require(minutes > 0, "minutes", minutes, "above 0")
-    compares = k is not None or alone
-    require(compares or not add, "add", add, "given with --k or --alone only")
-    services = MeasuredServices(model, url, quantization)
-    if not compares:
-        report = measure_speed(services, plan, minutes, out, name)
-    else:
-        lengths = () if k is None else tuple(_count("k", text) for text in listed(k))
-        drafters = drafters_of(plan.variants[0].drafter, model) if alone else ()
-        report = measure_lengths(services, plan, lengths, drafters, minutes, out, name, add=add)
+    report = measure_speed(MeasuredServices(model, url, quantization), plan, minutes, out, name, add=add)
     typer.echo(f"report: {report}")
 
 

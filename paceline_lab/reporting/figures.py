@@ -1,8 +1,8 @@
-"""The arithmetic of reports: medians with spread, bootstrap bounds, the ceiling. Pure."""
+"""The arithmetic of reports: medians with spread, bootstrap bounds. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -59,45 +59,3 @@ def lower_bound(
     given = np.asarray(values, np.float64)
     drawn = given[np.random.default_rng(seed).integers(0, given.size, (resamples, given.size))]
     return float(np.percentile(statistic(drawn), 100 * (1 - CONFIDENCE)))
-
-
-def ceiling(tokens_per_round: float, single_row_ms: float, round_ms: float) -> float:
-    """Speed-up with coordination and drafting at no cost: E[tokens] · t(1) / t(k + 1); 0 where unknown.
-
-    Args:
-        tokens_per_round: committed tokens ÷ rounds.
-        single_row_ms: t(1), target-only's own step.
-        round_ms: t(k + 1), the mean over rounds where they differ in rows.
-    """
-    return tokens_per_round * single_row_ms / round_ms if round_ms > 0 else 0.0
-
-
-@dataclass(frozen=True)
-class RowCosts:
-    """Median time of a target step by its rows, in ms, as measured in verdicts."""
-
-    median_ms: Mapping[int, float]
-    samples: Mapping[int, int]
-
-    @classmethod
-    def of(cls, steps: Sequence[tuple[int, float]]) -> RowCosts:
-        """Fold (rows, ms) pairs."""
-        by_rows: dict[int, list[float]] = {}
-        for rows, taken_ms in steps:
-            by_rows.setdefault(rows, []).append(taken_ms)
-        ordered = sorted(by_rows.items())
-        return cls({rows: float(np.median(taken)) for rows, taken in ordered}, {rows: len(t) for rows, t in ordered})
-
-    def at(self, rows: int) -> float:
-        """t(rows); between measured rows linear, outside them the nearest; 0 where nothing was measured."""
-        if not self.median_ms:
-            return 0.0
-        return float(np.interp(rows, list(self.median_ms), list(self.median_ms.values())))
-
-    def covers(self, rows: Sequence[int]) -> bool:
-        """Whether rows lie within what was measured, so that `at` extrapolates none of them."""
-        return bool(self.median_ms) and all(min(self.median_ms) <= one <= max(self.median_ms) for one in rows)
-
-    def mean(self, rows: Sequence[int]) -> float:
-        """Mean of t over the rows of many rounds; 0 of none."""
-        return float(np.mean([self.at(one) for one in rows])) if rows else 0.0

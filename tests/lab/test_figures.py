@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from paceline_lab.reporting.figures import RowCosts, Spread, ceiling, lower_bound, percentile
+from paceline_lab.reporting.figures import Spread, lower_bound, percentile
 
 
 def exact_lower_bound(values: list[float]) -> float:
@@ -34,21 +34,6 @@ def test_lower_bound_is_repeatable_and_never_above_the_median() -> None:
     assert lower_bound(values) == lower_bound(values) < float(np.median(values))
     assert lower_bound([1.5] * 9) == 1.5
     assert lower_bound([]) == 0.0
-
-
-def test_ceiling_is_expected_tokens_times_the_ratio_of_steps() -> None:
-    assert ceiling(3.2, 30.0, 40.0) == pytest.approx(2.4)
-    assert ceiling(1.0, 30.0, 30.0) == 1.0
-    assert ceiling(3.2, 30.0, 0.0) == 0.0
-
-
-def test_row_costs_interpolate_between_what_was_measured_and_say_what_was_not() -> None:
-    costs = RowCosts.of([(1, 30.0), (1, 32.0), (1, 90.0), (5, 40.0), (9, 60.0)])
-    assert (costs.at(1), costs.at(5), costs.at(7)) == (32.0, 40.0, 50.0)
-    assert costs.samples == {1: 3, 5: 1, 9: 1}
-    assert costs.mean([1, 5]) == 36.0
-    assert costs.covers([1, 4, 9]) and not costs.covers([10])
-    assert not RowCosts.of([]).covers([]) and RowCosts.of([]).at(1) == 0.0
 
 
 def test_spread_and_percentile() -> None:

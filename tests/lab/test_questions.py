@@ -14,10 +14,12 @@ from paceline.client import Generation
 from paceline.models.tokenizer import load_tokenizer
 from paceline.protocol.errors import InvalidInput
 from paceline.protocol.generation import GenerateRequest
+from paceline.protocol.proposal import Acceptance
 from paceline_lab.bench.peers.process import Answer
 from paceline_lab.bench.peers.run import Contest, ContestPlan, run_contest
 from paceline_lab.bench.prompts.questions import load_questions
-from paceline_lab.bench.speed.run import SpeedPlan, Variant, run_speed
+from paceline_lab.bench.speed.run import SpeedPlan, run_speed
+from paceline_lab.bench.speed.settings import drafter_settings
 from tests.lab.fakes import FakeRunner, generation, record
 
 TARGET = "table:vocab=300,seed=1"
@@ -115,8 +117,8 @@ class AnsweringRunner(FakeRunner):
 
 def test_a_second_turn_follows_the_first_and_its_answer(questions: Path) -> None:
     groups = {name: AnsweringRunner(name) for name in ("none", "ngram")}
-    plan = SpeedPlan(load_questions(questions, ("bridge",), 1), variants=(Variant("ngram"),), pairs=1, tokens=9)
-    run_speed(plan, groups)
+    settings = drafter_settings(("ngram",), (Acceptance.COUPLED,), (None,))
+    run_speed(SpeedPlan(load_questions(questions, ("bridge",), 1), settings, pairs=1, tokens=9), groups, print)
     for group in groups.values():
         *_, first, second = [call for _, call in group.calls]
         assert [message.content for message in first.messages] == ["What spans the river?"]

@@ -156,7 +156,7 @@ class RunningServices:
     http: HttpUsers | None
 
     async def run(self, arm: Arm, requests: Sequence[GenerateRequest]) -> ArmRun:
-        """Send an arm's requests at once, behind short ones that bring their prompts into the caches.
+        """Send an arm's requests at once, behind short ones that bring prompts of real models into the caches.
 
         Raises:
             PacelineError: a request was not served.
@@ -164,7 +164,7 @@ class RunningServices:
         users = self.http if arm.over_http else self.grpc
         assert users is not None, "an arm over HTTP has services that open it"
         asked = [arm.request(request) for request in requests]
-        if not arm.starts_anew:
+        if asked[0].messages and not arm.starts_anew:
             await asyncio.gather(*(users.ask(replace(each, max_new_tokens=PRIMING_TOKENS)) for each in asked))
         await users.connect(len(asked))
         before, began = self._cpu_s(), time.perf_counter()

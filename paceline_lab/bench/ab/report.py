@@ -13,8 +13,8 @@ Line = dict[str, object]
 NOTES = """\
 Arms run one after the other in a turn, every second turn backwards. A ratio is of one turn; bounds are of its median
 over turns, one-sided 95 %, by bootstrap. The first arm's second run, `again`, shows what noise does to a ratio.
-`slowest` is the speed of the slowest request behind its first message. Prompts are cached, but where services start
-anew. CPU is the mean over turns, since the system counts it in steps of 10 ms.
+`slowest` is the speed of the slowest request behind its first message. Prompts of real models are cached, but where
+services start anew. CPU is the mean over turns, since the system counts it in steps of 10 ms.
 """
 
 

@@ -29,6 +29,7 @@ from paceline_lab.bench.peers.install import DRAFTED, PEERS, clean_environment, 
 from paceline_lab.bench.peers.process import Answer, PeerFailed, PeerProcess, WaveAnswer
 from paceline_lab.bench.prompts import Prompt
 from paceline_lab.bench.speed.groups import GenerationRunner, cpu_seconds
+from paceline_lab.bench.speed.settings import short_name
 
 OURS = "paceline"
 PLAIN = "plain"
@@ -80,8 +81,7 @@ class OurContestant:
 
     @property
     def mode(self) -> str:  # noqa: D102
-        kind, colon, rest = self.group.name.partition(":")
-        return PLAIN if kind == NONE else kind + colon + rest.rstrip("/").rpartition("/")[2]
+        return PLAIN if self.group.name == NONE else short_name(self.group.name)
 
     @property
     def processes(self) -> Sequence[int]:  # noqa: D102

@@ -1,62 +1,35 @@
-"""`paceline bench speed`: every drafter beside target-only, in one interleaved run.
+"""`paceline bench speed`: target-only and every way to draft, in turns.
 
-A turn is target-only on our fastest services, target-only on the drafter's own
-services where these have fewer threads (the same split, drafting off), and the
-drafted generation, with one prompt and one seed; every second turn, of each prompt
-too, runs them backwards. Passes over all turns repeat until each has its pairs, so a
-disturbance of the machine is spread over all figures.
+A turn is one prompt at one temperature with one seed under every setting. Target-only runs twice, so that each turn
+has its own noise; where a drafter's services give the target fewer threads, target-only runs there, too. The order is
+drawn anew for each turn: what the machine does meanwhile meets every setting alike. A short generation before each
+turn brings the prompt into the services' caches, which settings share; else the first of them alone would pay for it.
 """
 
 from __future__ import annotations
 
 import math
+import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from itertools import product
+from typing import Any
 
 from paceline.client import Generation
 from paceline.protocol.errors import require
-from paceline.protocol.generation import ChatMessage, GenerateRequest, SpeculationSettings
-from paceline.protocol.proposal import NONE, Acceptance
-from paceline.protocol.records import GenerationStats
+from paceline.protocol.generation import ChatMessage, GenerateRequest
+from paceline.protocol.proposal import Acceptance
 from paceline.protocol.sampling import SamplingParams
 from paceline_lab.bench.prompts import Prompt
 from paceline_lab.bench.speed.groups import WARM_UP_TOKENS, GenerationRunner
+from paceline_lab.bench.speed.settings import PLAIN, Setting
 
 MAX_PAIRS = 10_000
+PRIMING_TOKENS = 2
 
-
-@dataclass(frozen=True)
-class Variant:
-    """One way to draft; `none` is target-only once more, and shows what the noise of the run does to a ratio.
-
-    Attributes:
-        drafter: as `paceline serve` takes it.
-        num_draft_tokens: None leaves it to the coordinator.
-    """
-
-    drafter: str
-    acceptance: Acceptance = Acceptance.COUPLED
-    num_draft_tokens: int | None = None
-
-    @property
-    def name(self) -> str:
-        """Short, for tables; holds no folder of this machine."""
-        kind, colon, rest = self.drafter.partition(":")
-        parts = [kind + colon + rest.rstrip("/").rpartition("/")[2]]
-        if self.acceptance is not Acceptance.COUPLED:
-            parts.append(self.acceptance.value)
-        if self.num_draft_tokens is not None:
-            parts.append(f"k={self.num_draft_tokens}")
-        return " ".join(parts)
-
-    @property
-    def speculation(self) -> SpeculationSettings:
-        """What a request asks for."""
-        if self.drafter == NONE:
-            return SpeculationSettings(off=True)
-        return SpeculationSettings(drafter=self.drafter.partition(":")[0], num_draft_tokens=self.num_draft_tokens)
+TurnKey = tuple[str, str, int, float]
+"""Kind, prompt, pass and temperature."""
 
 
 @dataclass(frozen=True)
@@ -64,14 +37,14 @@ class SpeedPlan:
     """What is measured.
 
     Attributes:
-        pairs: of each kind, temperature and variant, spread over the kind's prompts.
+        pairs: turns of each kind and temperature, spread over the kind's prompts.
         tokens: of each generation, its own end ignored; at most so many where a prompt's answers end.
         seed: of the first pass; each pass adds one.
     """
 
     prompts: Mapping[str, Sequence[Prompt]]
+    settings: Mapping[str, Setting]
     temperatures: Sequence[float] = (0.0,)
-    variants: Sequence[Variant] = (Variant("ngram"),)
     pairs: int = 9
     tokens: int = 128
     seed: int = 0
@@ -82,41 +55,34 @@ class SpeedPlan:
         require(len(self.temperatures) > 0, "temperature", self.temperatures, "one or more")
         for temperature in self.temperatures:
             SamplingParams(temperature=temperature)
-        require(len(self.variants) > 0, "drafter", self.variants, "one or more")
-        for variant in self.variants:
-            SpeculationSettings(num_draft_tokens=variant.num_draft_tokens)
-
-    @property
-    def drafters(self) -> tuple[str, ...]:
-        """The services that the plan needs beside our fastest."""
-        return tuple(dict.fromkeys(variant.drafter for variant in self.variants))
 
     def turns(self) -> Iterator[Turn]:
         """In the order in which they run: pass by pass."""
         for number in range(self.pairs):
-            for prompts, temperature, variant in product(self.prompts.values(), self.temperatures, self.variants):
-                prompt = prompts[number % len(prompts)]
-                backwards = (number % len(prompts) + number // len(prompts)) % 2 == 1
-                yield Turn(number, prompt, temperature, variant, self.seed + number, self.tokens, backwards)
+            for prompts, temperature in product(self.prompts.values(), self.temperatures):
+                yield Turn(number, prompts[number % len(prompts)], temperature, self.seed + number, self.tokens)
 
     def __len__(self) -> int:
-        return self.pairs * len(self.prompts) * len(self.temperatures) * len(self.variants)
+        return self.pairs * len(self.prompts) * len(self.temperatures)
 
 
 @dataclass(frozen=True)
 class Turn:
-    """One pair to run; `backwards`: the drafted generation comes first."""
+    """One prompt to run under every setting."""
 
     number: int
     prompt: Prompt
     temperature: float
-    variant: Variant
     seed: int
     tokens: int
-    backwards: bool
 
-    def requests(self, speculation: SpeculationSettings) -> list[GenerateRequest]:
-        """One generation a chat, the same on both sides but for speculation."""
+    @property
+    def key(self) -> TurnKey:
+        """What no second turn of a report has."""
+        return self.prompt.kind, self.prompt.name, self.number, self.temperature
+
+    def requests(self, setting: Setting) -> list[GenerateRequest]:
+        """One generation a chat, the same under all settings but for speculation."""
         return [
             GenerateRequest(
                 messages=chat,
@@ -124,34 +90,33 @@ class Turn:
                 seed=self.seed,
                 max_new_tokens=self.tokens,
                 ignore_eos=not self.prompt.ends,
-                acceptance=self.variant.acceptance,
-                speculation=speculation,
+                acceptance=setting.acceptance,
+                speculation=setting.speculation,
             )
             for chat in self.prompt.chats
         ]
 
-    @property
-    def same_text(self) -> bool:
-        """Whether both sides promise the same tokens."""
-        return self.variant.acceptance is Acceptance.COUPLED or self.temperature == 0
+    def same_text(self, setting: Setting) -> bool:
+        """Whether a setting promises target-only's tokens."""
+        return setting.acceptance is Acceptance.COUPLED or self.temperature == 0
 
 
 @dataclass(frozen=True)
 class SpeedRun:
-    """The figures of one side: a generation, or several in a row; lists have one entry a round.
+    """The figures of one setting: a generation, or several in a row.
 
     Attributes:
         wall_s: at the client, prompts included.
         first_token_ms: of each generation.
         decoded_tokens, decode_s: after the first round of each generation.
         target_s: the target's own steps in the same rounds.
-        steps: (rows, ms) of the target's own step.
+        draft_wait_ms: of all rounds together.
         accepted_histogram: rounds with a proposal, by how many of its tokens were accepted.
         feature_bytes: of the target's hidden states that came for the drafter, prompts' included.
-        verify_ms: wire and target, as the coordinator sees it.
+        compared: whether the text has to be target-only's; `difference`: the first token that is not; None: equal.
     """
 
-    token_ids: tuple[int, ...]
+    tokens: int
     wall_s: float
     first_token_ms: tuple[float, ...]
     decoded_tokens: int
@@ -162,93 +127,90 @@ class SpeedRun:
     proposed: int
     accepted: int
     cache_hits: int
-    steps: tuple[tuple[int, float], ...]
-    verify_ms: tuple[float, ...]
-    draft_wait_ms: tuple[float, ...]
+    draft_wait_ms: float
     accepted_histogram: tuple[int, ...] = ()
     feature_bytes: int = 0
+    compared: bool = False
+    difference: int | None = None
 
     @classmethod
     def of(cls, generations: Sequence[Generation], wall_s: float) -> SpeedRun:
         """Keep what reports are made of."""
         stats = [generation.stats for generation in generations]
         records = [record for each in stats for record in each.records]
-        decoded = [max(0, each.committed - _first_tokens(each)) for each in stats]
+        behind = [record for each in stats for record in each.records[1:]]
+        decoded = [max(0, each.committed - (each.records[0].accepted + 1 if each.records else 0)) for each in stats]
+        timed = [pair for pair in zip(decoded, stats, strict=True) if pair[1].tokens_per_second > 0]
         return cls(
-            token_ids=tuple(token_id for generation in generations for token_id in generation.token_ids),
+            tokens=sum(len(generation.token_ids) for generation in generations),
             wall_s=wall_s,
             first_token_ms=tuple(each.time_to_first_token_ms for each in stats),
             decoded_tokens=sum(decoded),
-            decode_s=sum(
-                tokens / each.tokens_per_second
-                for tokens, each in zip(decoded, stats, strict=True)
-                if each.tokens_per_second > 0
-            ),
-            target_s=sum(r.target.forward_ms + r.target.sample_ms for each in stats for r in each.records[1:]) / 1e3,
+            decode_s=sum(tokens / each.tokens_per_second for tokens, each in timed),
+            target_s=sum(record.target.forward_ms + record.target.sample_ms for record in behind) / 1e3,
             rounds=sum(each.rounds for each in stats),
             spec_rounds=sum(each.num_spec_steps for each in stats),
             proposed=sum(each.num_draft_tokens for each in stats),
             accepted=sum(each.num_accepted_draft_tokens for each in stats),
             cache_hits=sum(each.cache_hits for each in stats),
-            steps=tuple((r.target.rows, r.target.forward_ms + r.target.sample_ms) for r in records),
-            verify_ms=tuple(r.wire_ms + r.target.service_ms for r in records),
-            draft_wait_ms=tuple(r.draft_wait_ms for r in records),
-            accepted_histogram=_histogram([r.accepted for r in records if r.proposed]),
+            draft_wait_ms=sum(record.draft_wait_ms for record in records),
+            accepted_histogram=_histogram([record.accepted for record in records if record.proposed]),
             feature_bytes=sum(each.feature_bytes for each in stats),
         )
 
     @property
     def tokens_per_second(self) -> float:
-        """After the first round's tokens; 1000 ÷ this is the time per output token in ms."""
-        return _ratio(self.decoded_tokens, self.decode_s)
+        """After the first round's tokens."""
+        return self.decoded_tokens / self.decode_s if self.decode_s > 0 else 0.0
+
+    @property
+    def free_tokens_per_second(self) -> float:
+        """Its speed if drafting and coordination had cost nothing; 0 where the steps' times are not known."""
+        return self.decoded_tokens / self.target_s if self.target_s > 0 else 0.0
 
 
 def _histogram(values: Sequence[int]) -> tuple[int, ...]:
     return tuple(values.count(value) for value in range(max(values, default=-1) + 1))
 
 
-def _first_tokens(stats: GenerationStats) -> int:
-    """Tokens that the first round committed."""
-    return stats.records[0].accepted + 1 if stats.records else 0
-
-
 @dataclass(frozen=True)
-class SpeedPair:
-    """One turn's runs; `split` None: the drafter's services have the fastest's own threads."""
+class SpeedTurn:
+    """A turn's runs by setting."""
 
-    turn: Turn
-    plain: SpeedRun
-    drafted: SpeedRun
-    split: SpeedRun | None = None
+    kind: str
+    prompt: str
+    number: int
+    temperature: float
+    seed: int
+    runs: Mapping[str, SpeedRun]
+
+    @property
+    def key(self) -> TurnKey:
+        """As `Turn.key`."""
+        return self.kind, self.prompt, self.number, self.temperature
 
     @property
     def is_measured(self) -> bool:
-        """Whether both answers are long enough to have a speed after their first round."""
-        return self.plain.tokens_per_second > 0 and self.drafted.tokens_per_second > 0
+        """Whether every answer is long enough to have a speed after its first round."""
+        return all(run.tokens_per_second > 0 for run in self.runs.values())
 
-    @property
-    def ratio(self) -> float:
-        """Drafted tokens per second ÷ target-only's on our fastest services."""
-        return _ratio(self.drafted.tokens_per_second, self.plain.tokens_per_second)
+    def ratio(self, setting: str, over: str = PLAIN) -> float:
+        """Tokens per second of one setting ÷ another's."""
+        return self.runs[setting].tokens_per_second / self.runs[over].tokens_per_second
 
-    @property
-    def split_ratio(self) -> float:
-        """The same against target-only at the same split."""
-        return _ratio(self.drafted.tokens_per_second, (self.split or self.plain).tokens_per_second)
+    def as_json(self) -> dict[str, Any]:
+        """All of it."""
+        return asdict(self)
 
-    @property
-    def request_ratio(self) -> float:
-        """Whole requests, prompt included, at the client."""
-        return _ratio(self.plain.wall_s, self.drafted.wall_s)
-
-    @property
-    def difference(self) -> int | None:
-        """Index of the first token that differs from target-only's on the same services; None: equal."""
-        return first_difference((self.split or self.plain).token_ids, self.drafted.token_ids)
-
-
-def _ratio(above: float, below: float) -> float:
-    return above / below if below > 0 else 0.0
+    @classmethod
+    def of_json(cls, value: Mapping[str, Any]) -> SpeedTurn:
+        """What `as_json` gave, from a file."""
+        listed = ("first_token_ms", "accepted_histogram")
+        runs = {
+            name: SpeedRun(**{**run, **{field: tuple(run[field]) for field in listed}})
+            for name, run in value["runs"].items()
+        }
+        return cls(**{**value, "runs": runs})
 
 
 def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
@@ -259,8 +221,10 @@ def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
     return None if len(one) == len(other) else min(len(one), len(other))
 
 
-def measure(runner: GenerationRunner, requests: Sequence[GenerateRequest], *, follows: bool = False) -> SpeedRun:
-    """Run generations one after the other under the client's clock.
+def measure(
+    runner: GenerationRunner, requests: Sequence[GenerateRequest], *, follows: bool = False
+) -> tuple[SpeedRun, tuple[int, ...]]:
+    """Run generations one after the other under the client's clock; returns their figures and their tokens.
 
     Args:
         runner: where they run.
@@ -274,51 +238,69 @@ def measure(runner: GenerationRunner, requests: Sequence[GenerateRequest], *, fo
         asked = (*history, *request.messages)
         generations.append(runner.generate(replace(request, messages=asked)))
         history = (*asked, ChatMessage("assistant", generations[-1].text)) if follows else ()
-    return SpeedRun.of(generations, time.perf_counter() - started)
+    token_ids = tuple(token_id for generation in generations for token_id in generation.token_ids)
+    return SpeedRun.of(generations, time.perf_counter() - started), token_ids
 
 
-def run_turn(turn: Turn, groups: Mapping[str, GenerationRunner]) -> SpeedPair:
-    """Run one turn on `none` and on the variant's own services."""
-    fastest, drafting = groups[NONE], groups[turn.variant.drafter]
-    off = turn.requests(SpeculationSettings(off=True))
-    sides = [("plain", fastest, off), ("drafted", drafting, turn.requests(turn.variant.speculation))]
-    if drafting.target_threads != fastest.target_threads:
-        sides.insert(1, ("split", drafting, off))
-    runs = {
-        name: measure(runner, requests, follows=turn.prompt.follows)
-        for name, runner, requests in sides[:: -1 if turn.backwards else 1]
+def run_turn(turn: Turn, settings: Mapping[str, Setting], groups: Mapping[str, GenerationRunner]) -> SpeedTurn:
+    """Run one turn."""
+    for group in dict.fromkeys(setting.group for setting in settings.values()):
+        of_group = [setting for setting in settings.values() if setting.group == group]
+        longest = max(of_group, key=lambda setting: setting.speculation.num_draft_tokens or 0)
+        _generate(turn, longest, groups, PRIMING_TOKENS)
+    order = list(settings)
+    random.Random(f"{turn.key} {turn.seed}").shuffle(order)  # noqa: S311 - an order, no secret
+    found = {
+        name: measure(groups[settings[name].group], turn.requests(settings[name]), follows=turn.prompt.follows)
+        for name in order
     }
-    return SpeedPair(turn, runs["plain"], runs["drafted"], runs.get("split"))
+    runs = {}
+    for name, setting in settings.items():
+        run, token_ids = found[name]
+        compared = turn.same_text(setting)
+        expected = found[plain_beside(setting, settings)][1]
+        difference = first_difference(expected, token_ids) if compared else None
+        runs[name] = replace(run, compared=compared, difference=difference)
+    return SpeedTurn(*turn.key, seed=turn.seed, runs=runs)
 
 
-def warm_up(plan: SpeedPlan, groups: Mapping[str, GenerationRunner]) -> None:
-    """A short generation of each kind of work that will be measured, on each group."""
-    prompt = next(iter(plan.prompts.values()))[0]
-    for variant in (Variant(NONE), *plan.variants):
-        for temperature in plan.temperatures:
-            turn = Turn(0, prompt, temperature, variant, plan.seed, WARM_UP_TOKENS, backwards=False)
-            measure(groups[variant.drafter], turn.requests(variant.speculation)[:1])
+def plain_beside(setting: Setting, settings: Mapping[str, Setting]) -> str:
+    """Target-only on the same services, whose floats are added in the same order, or on our fastest."""
+    return next((name for name, one in settings.items() if one.is_off and one.group == setting.group), PLAIN)
 
 
 def run_speed(
     plan: SpeedPlan,
     groups: Mapping[str, GenerationRunner],
-    on_pair: Callable[[SpeedPair], None] = lambda pair: None,
+    on_turn: Callable[[SpeedTurn], None],
     *,
+    skip: Collection[TurnKey] = (),
     until: float = math.inf,
-) -> list[SpeedPair]:
+) -> None:
     """Run the plan, whole or to the end of the pass in which `until` comes, on the monotonic clock.
 
-    `on_pair` sees each pair as it is done.
+    Args:
+        plan: what is measured.
+        groups: the services of the settings.
+        on_turn: sees each turn as it is done.
+        skip: turns that have been measured before.
+        until: when to begin no other pass.
 
     Raises:
         PacelineError: as the services sent it.
     """
-    warm_up(plan, groups)
-    pairs: list[SpeedPair] = []
-    for turn in plan.turns():
-        if pairs and turn.number != pairs[-1].turn.number and time.monotonic() > until:
-            break
-        pairs.append(run_turn(turn, groups))
-        on_pair(pairs[-1])
-    return pairs
+    todo = [turn for turn in plan.turns() if turn.key not in skip]
+    for turn in {turn.temperature: turn for turn in reversed(todo)}.values():
+        for setting in plan.settings.values():
+            _generate(turn, setting, groups, WARM_UP_TOKENS)
+    number = todo[0].number if todo else 0
+    for turn in todo:
+        if turn.number != number and time.monotonic() > until:
+            return
+        number = turn.number
+        on_turn(run_turn(turn, plan.settings, groups))
+
+
+def _generate(turn: Turn, setting: Setting, groups: Mapping[str, GenerationRunner], tokens: int) -> None:
+    """The turn's first chat, cut short."""
+    measure(groups[setting.group], replace(turn, tokens=tokens).requests(setting)[:1])

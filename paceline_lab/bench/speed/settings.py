@@ -1,0 +1,116 @@
+"""What the runs of a turn ask, by name, and of which services."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from paceline.local.drafter_choice import DrafterChoice
+from paceline.protocol.errors import require
+from paceline.protocol.generation import SpeculationSettings
+from paceline.protocol.proposal import AUTO, MODEL, NGRAM, NONE, Acceptance
+from paceline_lab.bench.speed.groups import GenerationRunner
+
+PLAIN, AGAIN = "target-only", "target-only again"
+OFF = SpeculationSettings(off=True)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is asked of the services that were started for a drafter."""
+
+    group: str
+    speculation: SpeculationSettings
+    acceptance: Acceptance = Acceptance.COUPLED
+
+    @property
+    def is_off(self) -> bool:
+        """Whether it is target-only."""
+        return self.speculation.off
+
+
+def beside_plain(group: str, settings: Mapping[str, Setting]) -> dict[str, Setting]:
+    """Settings with target-only before them, twice, on the services of a group."""
+    return {PLAIN: Setting(group, OFF), AGAIN: Setting(group, OFF), **settings}
+
+
+def drafter_settings(
+    drafters: Sequence[str], rules: Sequence[Acceptance], counts: Sequence[int | None]
+) -> dict[str, Setting]:
+    """Each drafter, as `paceline serve` takes it, on services of its own, beside target-only on our fastest.
+
+    Args:
+        drafters: `none` is target-only, which is there anyway.
+        rules: of acceptance.
+        counts: of proposed tokens; None leaves it to the coordinator.
+    """
+    settings = {}
+    for drafter in drafters:
+        for rule in rules if drafter != NONE else ():
+            for count in counts:
+                asked = SpeculationSettings(drafter=drafter.partition(":")[0], num_draft_tokens=count)
+                settings[short_name(drafter, rule, count)] = Setting(drafter, asked, rule)
+    return beside_plain(NONE, settings)
+
+
+def short_name(drafter: str, rule: Acceptance = Acceptance.COUPLED, count: int | None = None) -> str:
+    """For tables; holds no folder of this machine."""
+    kind, colon, rest = drafter.partition(":")
+    parts = [kind + colon + rest.rstrip("/").rpartition("/")[2]]
+    parts += [rule.value] if rule is not Acceptance.COUPLED else []
+    parts += [f"k={count}"] if count is not None else []
+    return " ".join(parts)
+
+
+def fixed_settings(
+    drafters: Sequence[str],
+    rules: Sequence[Acceptance],
+    counts: Sequence[int | None],
+    lengths: Sequence[int],
+    alone: Sequence[str],
+) -> dict[str, Setting]:
+    """What the planner chooses for one drafter, which is called `auto`, beside fixed settings, all on its services.
+
+    Args:
+        drafters: one, as `paceline serve` takes it, and not none.
+        rules: one.
+        counts: the planner's alone: the lengths have the numbers.
+        lengths: constant numbers of proposed tokens; 0 is target-only, which is there anyway.
+        alone: the services' drafters, as requests name them: each by itself, with the planner's k and each length.
+
+    Raises:
+        InvalidInput: nothing to compare with, bad lengths, or not one drafter.
+    """
+    require(len(lengths) + len(alone) > 0, "k", lengths, "one number or more")
+    comparable = len(drafters) == len(rules) == 1 and drafters[0] != NONE
+    require(comparable, "drafter", ",".join(drafters), "one drafter with --k, under one rule, and not none")
+    require(tuple(counts) == (None,), "num_draft_tokens", counts[0], "auto with --k, which gives the numbers")
+    auto = Setting(drafters[0], SpeculationSettings(drafter=drafters[0].partition(":")[0]), rules[0])
+    single = {drafter.rstrip("/").rpartition("/")[2]: _asking(auto, drafter=drafter) for drafter in alone}
+    lengthened = {
+        f"{name} k={length}".strip(): _asking(setting, num_draft_tokens=length)
+        for name, setting in {"": auto, **single}.items()
+        for length in lengths
+        if length
+    }
+    return beside_plain(drafters[0], {**lengthened, **single, AUTO: auto})
+
+
+def _asking(setting: Setting, **fields: object) -> Setting:
+    return replace(setting, speculation=replace(setting.speculation, **fields))  # type: ignore[arg-type]
+
+
+def drafters_of(drafter: str, model: str) -> tuple[str, ...]:
+    """What services started for `--drafter` offer, as requests name it."""
+    choice = DrafterChoice.parse(drafter)
+    first, *others = choice.draft_models(model) or ("",)
+    drafts = (MODEL, *(f"{MODEL}:{name}" for name in others)) if first else ()
+    return (NGRAM, *drafts) if choice.kind == AUTO else drafts
+
+
+def with_split(settings: Mapping[str, Setting], groups: Mapping[str, GenerationRunner]) -> dict[str, Setting]:
+    """The same with target-only on every drafter's services that give the target other threads than our fastest."""
+    threads = groups[settings[PLAIN].group].target_threads
+    others = [name for name, group in groups.items() if group.target_threads != threads]
+    split = {f"{PLAIN} beside {short_name(each)}": Setting(each, OFF) for each in others}
+    return {**settings, **split}
