@@ -64,12 +64,6 @@ class TextKinds:
         places = np.flatnonzero(row.learned[1:]) + 1
         return [f"{_part(int(row.roles[at]), bool(fenced[at]))}/{kinds[at]}" for at in places]
 
-    def cell_of_choice(self, choice: int, before: int, cell: str) -> str:
-        """The cell that another token would have in a token's place, behind the same one; -1: none, an empty text."""
-        part = cell.partition("/")[0]
-        kind = kind_of(self.text(choice), self.text(before) or " ") if choice >= 0 else TokenKind.SPECIAL
-        return f"{part}/{kind}"
-
     def _kinds(self, tokens: Sequence[int]) -> list[TokenKind]:
         found: list[TokenKind] = []
         before = ""

