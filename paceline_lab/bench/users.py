@@ -76,8 +76,8 @@ class UserRequest:
     @property
     def token_ms(self) -> float:
         """Mean time per token behind its first message; 0 of a text that has no more."""
-        behind = len(self.token_ids) - len(self.ids[0])
-        return sum(self.gaps_ms) / behind if behind else 0.0
+        later_tokens = len(self.token_ids) - len(self.ids[0])
+        return sum(self.gaps_ms) / later_tokens if later_tokens else 0.0
 
     @property
     def refusal_ms(self) -> float:
@@ -107,18 +107,18 @@ class GrpcUsers:
 
     async def ask(self, request: GenerateRequest) -> UserRequest:
         """Send one request."""
-        asked = UserRequest(GRPC, time.perf_counter())
+        user = UserRequest(GRPC, time.perf_counter())
         try:
             async for event in self._client.stream(request):
                 if isinstance(event, Tokens):
-                    asked.arrive(event.token_ids)
+                    user.arrive(event.token_ids)
                 elif isinstance(event, Finished):
-                    asked.stats = event.stats
+                    user.stats = event.stats
         except Overloaded as error:
-            return asked.end(REFUSED, hint_ms=error.retry_after_ms)
+            return user.end(REFUSED, hint_ms=error.retry_after_ms)
         except PacelineError as error:
-            return asked.end(LOST, why=f"{error.reason}: {error.message}")
-        return asked.end(SERVED)
+            return user.end(LOST, why=f"{error.reason}: {error.message}")
+        return user.end(SERVED)
 
 
 class HttpUsers:
@@ -135,23 +135,23 @@ class HttpUsers:
 
     async def ask(self, request: GenerateRequest) -> UserRequest:
         """Send one request."""
-        asked = UserRequest(HTTP, time.perf_counter())
+        user = UserRequest(HTTP, time.perf_counter())
         try:
             if not self._open:
                 await self.connect(1)
             reader, writer = self._open.pop()
             try:
-                writer.write(sent(request))
-                return await _received(asked, reader)
+                writer.write(completion(request))
+                return await _receive(user, reader)
             finally:
                 writer.close()
         except (OSError, EOFError) as error:
-            return asked.end(LOST, why=repr(error))
+            return user.end(LOST, why=repr(error))
 
 
-def sent(request: GenerateRequest) -> bytes:
+def completion(request: GenerateRequest) -> bytes:
     """A request for a streamed completion, as HTTP has it."""
-    asked = request.speculation
+    speculation = request.speculation
     body = {
         "prompt": list(request.token_ids or ()),
         "seed": request.seed,
@@ -160,29 +160,29 @@ def sent(request: GenerateRequest) -> bytes:
         "stream": True,
         "return_token_ids": True,  # or a token that has no text yet would have no event
         "paceline": {"off": True}
-        if asked.off
-        else {"drafter": asked.drafter, "num_draft_tokens": asked.num_draft_tokens},
+        if speculation.off
+        else {"drafter": speculation.drafter, "num_draft_tokens": speculation.num_draft_tokens},
     }
     content = json.dumps(body).encode()
     head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
     return b"%sContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s" % (head, len(content), content)
 
 
-async def _received(asked: UserRequest, reader: asyncio.StreamReader) -> UserRequest:
+async def _receive(user: UserRequest, reader: asyncio.StreamReader) -> UserRequest:
     head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
     status = int(head[0].split()[1])
     headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:])}
     if status == TOO_MANY_REQUESTS:
         after_s = headers.get("retry-after")
-        return asked.end(REFUSED, hint_ms=None if after_s is None else 1e3 * float(after_s))
+        return user.end(REFUSED, hint_ms=None if after_s is None else 1e3 * float(after_s))
     async for line in reader:
         if line.startswith(b"data: {") and TOKEN_MARK in line and TOKEN_MARK + b"]" not in line:
-            asked.arrive(line)
+            user.arrive(line)
         elif line.startswith(b"data: [DONE]"):
-            return asked.end(SERVED)
-    return asked.end(LOST, why=f"status {status}, and no end of the text")
+            return user.end(SERVED)
+    return user.end(LOST, why=f"status {status}, and no end of the text")
 
 
 def _ids_of(line: bytes) -> list[int]:
-    found: list[int] = json.loads(line.removeprefix(b"data: "))["choices"][0]["token_ids"]
-    return found
+    token_ids: list[int] = json.loads(line.removeprefix(b"data: "))["choices"][0]["token_ids"]
+    return token_ids

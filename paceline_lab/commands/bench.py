@@ -109,12 +109,12 @@ def speed(
     from paceline_lab.bench.speed.settings import drafter_settings, drafters_of, fixed_settings
 
     counts = [_draft_tokens(text) for text in listed(num_draft_tokens)]
-    asked = split_drafters(drafter), [_acceptance(rule) for rule in listed(acceptance)], counts
+    variants = split_drafters(drafter), [_acceptance(rule) for rule in listed(acceptance)], counts
     if k is None and not alone:
-        settings = drafter_settings(*asked)
+        settings = drafter_settings(*variants)
     else:
         lengths = [_count("k", text) for text in listed(k or "")]
-        settings = fixed_settings(*asked, lengths, drafters_of(asked[0][0], model) if alone else ())
+        settings = fixed_settings(*variants, lengths, drafters_of(variants[0][0], model) if alone else ())
     plan = SpeedPlan(
         prompts=_prompts(kind, prompts, category, per_category),
         settings=settings,

@@ -27,7 +27,7 @@ from paceline_lab.bench.speed.run import SpeedPlan, SpeedRun, SpeedTurn, first_d
 from paceline_lab.bench.speed.settings import (
     AGAIN,
     PLAIN,
-    Setting,
+    SpeedSetting,
     drafter_settings,
     drafters_of,
     fixed_settings,
@@ -125,7 +125,7 @@ def test_every_figure_of_the_report() -> None:
     assert (ngram.hit_rate, ngram.hit_rate_all) == (0.75, 0.75)
     assert (ngram.first_token_ms, ngram.draft_wait_ms) == (50.0, 2.0)
     assert ngram.by_depth == (1.0, 1.0, 1.0)
-    assert (ngram.compared, ngram.differences) == (4, ())
+    assert (ngram.texts, ngram.differences) == (4, ())
     assert row.best == "", "auto is not there"
 
 
@@ -170,7 +170,7 @@ def test_texts_are_held_against_target_only_on_the_same_services() -> None:
 def test_rejection_at_a_temperature_promises_a_distribution_and_no_text() -> None:
     (row,), text = mutated_rows(Acceptance.REJECTION, 1.0)
     figures = row.settings["model:x rejection"]
-    assert (figures.compared, figures.differences) == (0, ())
+    assert (figures.texts, figures.differences) == (0, ())
     assert "| only the distribution |" in text
 
 
@@ -351,7 +351,7 @@ def test_every_drafter_has_services_of_its_own_and_none_is_there_anyway() -> Non
     assert len(settings) == 2 + 2 * len(Acceptance)
     assert settings[PLAIN] == settings[AGAIN]
     assert {setting.group for setting in settings.values()} == {"none", "auto:/home/x/d"}
-    asked: Setting = settings["auto:d k=3"]
+    asked: SpeedSetting = settings["auto:d k=3"]
     assert (asked.speculation.drafter, asked.speculation.num_draft_tokens) == ("auto", 3)
 
 
@@ -430,7 +430,7 @@ def test_the_command_measures_real_services_and_writes_both_files(tmp_path: Path
     assert len(values["results"]) == 2
     for row in values["results"]:
         assert len(row["settings"]) == 3
-        assert all(one["compared"] - len(one["differences"]) == 1 for one in row["settings"].values())
+        assert all(one["texts"] - len(one["differences"]) == 1 for one in row["settings"].values())
         assert all(one["speed"]["median"] > 0 for one in row["settings"].values())
         assert row["settings"][f"{NEAR} k=3"]["accepted_length"] > 1
     text = report.read_text()

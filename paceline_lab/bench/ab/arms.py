@@ -43,9 +43,9 @@ class ArmServices:
     @asynccontextmanager
     async def running(self, folder: Path) -> AsyncIterator[RunningServices]:
         """Services while the context is open."""
-        told: dict[str, Any] = {"environment": self.environment, "coordinator": self.coordinator}
+        options: dict[str, Any] = {"environment": self.environment, "coordinator": self.coordinator}
         settings = local_settings(self.model, self.drafter)
-        with SupervisedServices(settings, folder, opens_http=self.opens_http, **told) as services:
+        with SupervisedServices(settings, folder, opens_http=self.opens_http, **options) as services:
             async with AsyncClient(services.address) as client:
                 http = HttpUsers(services.address_of("gateway")) if self.opens_http else None
                 yield RunningServices(services, GrpcUsers(client), http)
@@ -163,12 +163,12 @@ class RunningServices:
         """
         users = self.http if arm.over_http else self.grpc
         assert users is not None, "an arm over HTTP has services that open it"
-        asked = [arm.request(request) for request in requests]
-        if asked[0].messages and not arm.starts_anew:
-            await asyncio.gather(*(users.ask(replace(each, max_new_tokens=PRIMING_TOKENS)) for each in asked))
-        await users.connect(len(asked))
+        requests = [arm.request(request) for request in requests]
+        if requests[0].messages and not arm.starts_anew:
+            await asyncio.gather(*(users.ask(replace(each, max_new_tokens=PRIMING_TOKENS)) for each in requests))
+        await users.connect(len(requests))
         before, began = self._cpu_s(), time.perf_counter()
-        answers = await asyncio.gather(*(users.ask(each) for each in asked))
+        answers = await asyncio.gather(*(users.ask(each) for each in requests))
         seconds, after = time.perf_counter() - began, self._cpu_s()
         for answer in answers:
             if answer.outcome != SERVED:

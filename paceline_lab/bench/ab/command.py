@@ -25,8 +25,8 @@ def in_order(arms: Sequence[Arm], turn: int) -> Sequence[Arm]:
     return [arm for arm in arms[:: -1 if turn % 2 else 1] if turn >= 0 or not arm.starts_anew]
 
 
-async def run_stage(stage: Stage, turns: int, uncounted: int, done: list[ArmsTurn], advance: Advance) -> None:
-    """Run a stage's cases in turns, after some that aren't counted, and put what was measured to what is done.
+async def run_stage(stage: Stage, turns: int, uncounted: int, results: list[ArmsTurn], advance: Advance) -> None:
+    """Run a stage's cases in turns, after some that aren't counted, and add them to the results.
 
     Raises:
         PacelineError: services that did not start, or a request that was not served.
@@ -34,8 +34,8 @@ async def run_stage(stage: Stage, turns: int, uncounted: int, done: list[ArmsTur
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="paceline-bench-")))
         up: dict[str, RunningServices] = {}
-        shared = {arm.services.label: arm.services for arm in stage.all_arms if not arm.starts_anew}
-        for label, services in shared.items():
+        setups = {arm.services.label: arm.services for arm in stage.all_arms if not arm.starts_anew}
+        for label, services in setups.items():
             up[label] = await stack.enter_async_context(services.running(folder / label))
         for number, case in product(range(-uncounted, turns), stage.cases):
             requests, runs = case.turns[number % len(case.turns)], dict[str, ArmRun]()
@@ -46,15 +46,15 @@ async def run_stage(stage: Stage, turns: int, uncounted: int, done: list[ArmsTur
                 else:
                     runs[arm.name] = await up[arm.services.label].run(arm, requests)
             if number >= 0:
-                done.append(ArmsTurn(stage.name, case.name, number, runs))
+                results.append(ArmsTurn(stage.name, case.name, number, runs))
                 advance(f"{stage.name}, {case.name}")
 
 
 def with_arms(stage: Stage, names: Sequence[str]) -> Stage:
     """A stage with those arms alone; with all of them if none is named."""
-    known = [arm.name for arm in stage.arms]
+    own = [arm.name for arm in stage.arms]
     for name in names:
-        require(name in known, "arms", name, f"some of: {', '.join(known)}")
+        require(name in own, "arms", name, f"some of: {', '.join(own)}")
     return replace(stage, arms=[arm for arm in stage.arms if not names or arm.name in names])
 
 
@@ -66,21 +66,21 @@ def measure_ab(name: str, options: AbOptions, turns: int, arms: Sequence[str], t
     require(name in EXPERIMENTS, "experiment", name, f"one of: {', '.join(EXPERIMENTS)}")
     require(turns >= 1, "turns", turns, "at least 1")
     require(tree is None or tree.is_dir(), "against", str(tree), "the folder of a checkout")
-    facts, done = describe() | {"load average before": load_average()}, list[ArmsTurn]()
+    facts, results = describe() | {"load average before": load_average()}, list[ArmsTurn]()
     with ExitStack() as stack:
         stages = [with_arms(stage, arms) for stage in EXPERIMENTS[name](options, stack)]
         stages = stages if tree is None else [stage.against(tree.resolve()) for stage in stages]
-        served = [f"{arm.services.model} with {arm.services.drafter}" for stage in stages for arm in stage.arms]
-        facts |= {"services": "; ".join(dict.fromkeys(served)), "tokens of an answer": f"at most {options.tokens}"}
+        services = [f"{arm.services.model} with {arm.services.drafter}" for stage in stages for arm in stage.arms]
+        facts |= {"services": "; ".join(dict.fromkeys(services)), "tokens of an answer": f"at most {options.tokens}"}
         total = turns * sum(len(stage.cases) for stage in stages)
         advance = stack.enter_context(progress_bar(stderr_console(), "turns", total))
         try:
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:  # the services' loop
                 for stage in stages:
-                    runner.run(run_stage(stage, turns, SETTLING.get(name, 1), done, advance))
+                    runner.run(run_stage(stage, turns, SETTLING.get(name, 1), results, advance))
         finally:
-            if done:
-                values = {"results": arm_lines(stages, done), "turns": [asdict(turn) for turn in done]}
-                text = ab_markdown(f"{name.capitalize()}: {EXPERIMENTS[name].__doc__}", stages, done)
+            if results:
+                values = {"results": arm_lines(stages, results), "turns": [asdict(turn) for turn in results]}
+                text = ab_markdown(f"{name.capitalize()}: {EXPERIMENTS[name].__doc__}", stages, results)
                 report = write_report(out, name, facts, values, text)
     return report

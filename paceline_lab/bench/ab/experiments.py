@@ -51,8 +51,8 @@ class AbOptions:
         """Greedy requests with prompts of each kind, others in each turn, at each number of users."""
 
         def turns(kind: str, users: int) -> list[list[GenerateRequest]]:
-            asked = [self.greedy(*prompt.chats[0], ignore_eos=True) for prompt in load_prompts([kind])[kind]]
-            return [[asked[(turn * users + one) % len(asked)] for one in range(users)] for turn in range(len(asked))]
+            pool = [self.greedy(*prompt.chats[0], ignore_eos=True) for prompt in load_prompts([kind])[kind]]
+            return [[pool[(turn * users + one) % len(pool)] for one in range(users)] for turn in range(len(pool))]
 
         at_once = self.users or (1,)
         return [Case(f"{kind}, {users} at once", turns(kind, users)) for kind in kinds for users in at_once]
@@ -80,18 +80,18 @@ def tracing(options: AbOptions, stack: ExitStack) -> Iterator[Stage]:
     """what tracing every request costs beside the same services without an exporter, on a simulated pair."""
     off = replace(services_of(PAIR), environment={"OTEL_SDK_DISABLED": "true"})
     # Exported five times a second, so that the export falls into the run that made the spans.
-    exported = {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://{stack.enter_context(echo_server())}"}
-    traced = replace(off, label="traced", environment={"OTEL_BSP_SCHEDULE_DELAY": "200", **exported})
-    arms = Arm("off", off), Arm("traced", traced)
+    export = {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://{stack.enter_context(echo_server())}"}
+    tracer = replace(off, label="traced", environment={"OTEL_BSP_SCHEDULE_DELAY": "200", **export})
+    arms = Arm("off", off), Arm("traced", tracer)
     yield Stage("every request", arms, options.waves((1, 8, 32), drafted(K)), apart=True)
 
 
 def load(options: AbOptions, stack: ExitStack) -> Iterator[Stage]:
     """what drafting and `auto` do to many requests at once, on simulated targets whose steps grow with their rows."""
     for name, row_ms in ROWS_COST.items():
-        fixed = services_of(SimulatedPair("distribution=middling", 20.0, 2.0, row_ms, 0.02))
-        auto = replace(fixed, label=AUTO)  # it learns where it serves alone
-        arms = Arm("target-only", fixed, OFF), Arm(f"k = {K}", fixed, drafted(K)), Arm(AUTO, auto, drafted(None))
+        pair = services_of(SimulatedPair("distribution=middling", 20.0, 2.0, row_ms, 0.02))
+        auto = replace(pair, label=AUTO)  # it learns where it serves alone
+        arms = Arm("target-only", pair, OFF), Arm(f"k = {K}", pair, drafted(K)), Arm(AUTO, auto, drafted(None))
         yield Stage(name, arms, options.waves((1, 2, 4, 8, 16, 32, 64), OFF))
 
 
@@ -107,8 +107,8 @@ def overlap(options: AbOptions, stack: ExitStack) -> Iterator[Stage]:
 def fresh(options: AbOptions, stack: ExitStack) -> Iterator[Stage]:
     """how the first request of fresh services does under `auto`, beside settled ones and target-only."""
     services, auto = ArmServices(options.model), drafted(None)
-    settled = Arm("settled", services, auto)
-    arms = Arm("target-only", services, OFF), settled, replace(settled, name="fresh", starts_anew=True)
+    later = Arm("settled", services, auto)
+    arms = Arm("target-only", services, OFF), later, replace(later, name="fresh", starts_anew=True)
     yield Stage("real model", arms, options.prompts("code", "sql", "chat"))
 
 

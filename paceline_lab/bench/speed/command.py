@@ -26,33 +26,33 @@ def measure_speed(
         InvalidInput: an earlier report of something else.
     """
     console = stderr_console()
-    asked = {
+    same_run = {
         "model": services.model,
         "quantization": services.quantization or NOT_QUANTIZED,
         "tokens of each generation": str(plan.tokens),
         "settings": ", ".join(plan.settings),
     }
-    done = [SpeedTurn.of_json(turn) for turn in earlier_turns(out, name, asked)] if add else []
+    turns = [SpeedTurn.of_json(turn) for turn in earlier_turns(out, name, same_run)] if add else []
     names = tuple(dict.fromkeys(setting.group for setting in plan.settings.values()))
     with running_groups(services, names, console) as groups:
         plan = replace(plan, settings=with_split(plan.settings, groups))
-        facts = describe() | asked | {"turns of each row": str(plan.pairs), "load average before": load_average()}
+        facts = describe() | same_run | {"turns of each row": str(plan.pairs), "load average before": load_average()}
         facts["compute threads"] = "; ".join(
             f"{short_name(drafter)}: {group.split}" for drafter, group in groups.items()
         )
         try:
-            with progress_bar(console, "turns", len(plan) - len(done)) as advance:
+            with progress_bar(console, "turns", len(plan) - len(turns)) as advance:
 
                 def note(turn: SpeedTurn) -> None:
-                    done.append(turn)
+                    turns.append(turn)
                     advance(f"{turn.kind} T={turn.temperature:g} {turn.prompt}")
 
-                skip = {turn.key for turn in done}
+                skip = {turn.key for turn in turns}
                 run_speed(plan, groups, note, skip=skip, until=time.monotonic() + 60 * minutes)
         finally:
-            if done:
-                rows = speed_rows(done)
+            if turns:
+                rows = speed_rows(turns)
                 report = write_report(
-                    out, name, facts, speed_json(rows, done), speed_markdown(rows), speed_plots(rows)
+                    out, name, facts, speed_json(rows, turns), speed_markdown(rows), speed_plots(rows)
                 )
     return report

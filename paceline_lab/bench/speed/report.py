@@ -28,7 +28,7 @@ class SettingFigures:
         hit_rate: cache hits ÷ rounds that carried a proposal; `hit_rate_all`: ÷ all rounds.
         by_depth: of the rounds with a proposal, the share that accepted 1, 2, … tokens or more.
         feature_bytes: of the target's hidden states, ÷ tokens written.
-        compared: runs whose texts had to be target-only's.
+        texts: runs whose texts had to be target-only's.
         differences: (prompt, pass, token) where one first differed.
     """
 
@@ -45,7 +45,7 @@ class SettingFigures:
     draft_wait_ms: float
     by_depth: tuple[float, ...]
     feature_bytes: float
-    compared: int
+    texts: int
     differences: tuple[tuple[str, int, int], ...]
 
 
@@ -87,8 +87,8 @@ def speed_rows(turns: Sequence[SpeedTurn]) -> list[SpeedRow]:
 def _row(cell: Sequence[SpeedTurn]) -> SpeedRow:
     turns = [turn for turn in cell if turn.is_measured]
     settings = {name: _figures(cell, turns, name) for name in turns[0].runs}
-    fixed = [name for name in settings if name not in (AUTO, PLAIN)]
-    best = max(fixed, key=lambda name: settings[name].ratio.median) if AUTO in settings and fixed != [AGAIN] else ""
+    others = [name for name in settings if name not in (AUTO, PLAIN)]
+    best = max(others, key=lambda name: settings[name].ratio.median) if AUTO in settings and others != [AGAIN] else ""
     return SpeedRow(
         kind=turns[0].kind,
         temperature=turns[0].temperature,
@@ -104,7 +104,7 @@ def _row(cell: Sequence[SpeedTurn]) -> SpeedRow:
 def _figures(cell: Sequence[SpeedTurn], turns: Sequence[SpeedTurn], name: str) -> SettingFigures:
     runs = [turn.runs[name] for turn in turns]
     ratios = [turn.ratio(name) for turn in turns]
-    compared = [(turn, turn.runs[name]) for turn in cell if turn.runs[name].compared]
+    texts = [(turn, turn.runs[name]) for turn in cell if turn.runs[name].promises_text]
 
     def total(figure: Callable[[SpeedRun], float]) -> float:
         return sum(figure(run) for run in runs)
@@ -125,9 +125,9 @@ def _figures(cell: Sequence[SpeedTurn], turns: Sequence[SpeedTurn], name: str) -
         draft_wait_ms=total(lambda run: run.draft_wait_ms) / rounds,
         by_depth=_by_depth(runs),
         feature_bytes=total(lambda run: run.feature_bytes) / max(1, total(lambda run: run.tokens)),
-        compared=len(compared),
+        texts=len(texts),
         differences=tuple(
-            (turn.prompt, turn.number, run.difference) for turn, run in compared if run.difference is not None
+            (turn.prompt, turn.number, run.difference) for turn, run in texts if run.difference is not None
         ),
     )
 
@@ -139,8 +139,8 @@ def _by_depth(runs: Sequence[SpeedRun]) -> tuple[float, ...]:
 
 
 def _ceiling(turns: Sequence[SpeedTurn], name: str) -> float:
-    known = [turn for turn in turns if turn.runs[PLAIN].target_s > 0 and turn.runs[name].target_s > 0]
-    ratios = [turn.runs[name].free_tokens_per_second / turn.runs[PLAIN].free_tokens_per_second for turn in known]
+    with_steps = [turn for turn in turns if turn.runs[PLAIN].target_s > 0 and turn.runs[name].target_s > 0]
+    ratios = [turn.runs[name].free_tokens_per_second / turn.runs[PLAIN].free_tokens_per_second for turn in with_steps]
     return statistics.median(ratios) if ratios else 0.0
 
 
@@ -153,13 +153,13 @@ def speed_plots(rows: Sequence[SpeedRow]) -> list[Plot]:
     """Speed-ups with their ceilings, a plot for each temperature."""
     plots = []
     for temperature in dict.fromkeys(row.temperature for row in rows):
-        shown = [row for row in rows if row.temperature == temperature]
+        of_plot = [row for row in rows if row.temperature == temperature]
         bars = []
-        for name in (name for name in shown[0].settings if name != PLAIN):
-            figures = [row.settings[name] for row in shown]
+        for name in (name for name in of_plot[0].settings if name != PLAIN):
+            figures = [row.settings[name] for row in of_plot]
             bars.append(Bars(name, [each.ratio for each in figures], [each.ceiling for each in figures]))
         title = f"Speed-up over target-only, temperature {temperature:g} (dashed: ceiling)"
-        plots.append(Plot(title, "times target-only", [row.kind for row in shown], bars, line=1.0))
+        plots.append(Plot(title, "times target-only", [row.kind for row in of_plot], bars, line=1.0))
     return plots
 
 
@@ -180,9 +180,9 @@ def speed_markdown(rows: Sequence[SpeedRow]) -> str:
     parts = ["# Speed beside target-only", summary(rows)]
     if rows[0].best:
         parts += ["## Auto beside fixed settings\n", markdown_table([_auto_line(row) for row in rows])]
-    named = [(row, name) for row in rows for name in row.settings if name != PLAIN]
-    parts += ["## Settings\n", markdown_table([_speed_line(row, name) for row, name in named])]
-    parts += ["## Rounds\n", markdown_table([_rounds_line(row, name) for row, name in named])]
+    lines = [(row, name) for row in rows for name in row.settings if name != PLAIN]
+    parts += ["## Settings\n", markdown_table([_speed_line(row, name) for row, name in lines])]
+    parts += ["## Rounds\n", markdown_table([_rounds_line(row, name) for row, name in lines])]
     return "\n".join([*parts, *_differences(rows), NOTES])
 
 
@@ -221,7 +221,7 @@ def _auto_line(row: SpeedRow) -> dict[str, object]:
 
 def _speed_line(row: SpeedRow, name: str) -> dict[str, object]:
     one = row.settings[name]
-    equal = one.compared - len(one.differences)
+    equal = one.texts - len(one.differences)
     return _key(row) | {
         "setting": name,
         "turns": f"{row.turns} ({row.left_out} too short)" if row.left_out else row.turns,
@@ -232,7 +232,7 @@ def _speed_line(row: SpeedRow, name: str) -> dict[str, object]:
         "whole request": f"{one.request_ratio.median:.2f}",
         "ceiling": f"{one.ceiling:.2f}" if one.ceiling else "?",
         "of it": f"{one.ratio.median / one.ceiling:.0%}" if one.ceiling else "?",
-        "same text": f"{equal} of {one.compared}" if one.compared else "only the distribution",
+        "same text": f"{equal} of {one.texts}" if one.texts else "only the distribution",
     }
 
 
@@ -252,10 +252,10 @@ def _rounds_line(row: SpeedRow, name: str) -> dict[str, object]:
 
 
 def _differences(rows: Sequence[SpeedRow]) -> list[str]:
-    found = [
+    lines = [
         f"- {row.kind} T={row.temperature:g} {name}: prompt {prompt}, pass {number}, from token {at}\n"
         for row in rows
         for name, figures in row.settings.items()
         for prompt, number, at in figures.differences
     ]
-    return ["## Texts that differ from target-only's\n", "".join(found)] if found else []
+    return ["## Texts that differ from target-only's\n", "".join(lines)] if lines else []

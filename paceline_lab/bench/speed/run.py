@@ -23,7 +23,7 @@ from paceline.protocol.proposal import Acceptance
 from paceline.protocol.sampling import SamplingParams
 from paceline_lab.bench.prompts import Prompt
 from paceline_lab.bench.speed.groups import WARM_UP_TOKENS, GenerationRunner
-from paceline_lab.bench.speed.settings import PLAIN, Setting
+from paceline_lab.bench.speed.settings import PLAIN, SpeedSetting
 
 MAX_PAIRS = 10_000
 PRIMING_TOKENS = 2
@@ -43,7 +43,7 @@ class SpeedPlan:
     """
 
     prompts: Mapping[str, Sequence[Prompt]]
-    settings: Mapping[str, Setting]
+    settings: Mapping[str, SpeedSetting]
     temperatures: Sequence[float] = (0.0,)
     pairs: int = 9
     tokens: int = 128
@@ -81,7 +81,7 @@ class Turn:
         """What no second turn of a report has."""
         return self.prompt.kind, self.prompt.name, self.number, self.temperature
 
-    def requests(self, setting: Setting) -> list[GenerateRequest]:
+    def requests(self, setting: SpeedSetting) -> list[GenerateRequest]:
         """One generation a chat, the same under all settings but for speculation."""
         return [
             GenerateRequest(
@@ -96,7 +96,7 @@ class Turn:
             for chat in self.prompt.chats
         ]
 
-    def same_text(self, setting: Setting) -> bool:
+    def same_text(self, setting: SpeedSetting) -> bool:
         """Whether a setting promises target-only's tokens."""
         return setting.acceptance is Acceptance.COUPLED or self.temperature == 0
 
@@ -113,7 +113,7 @@ class SpeedRun:
         draft_wait_ms: of all rounds together.
         accepted_histogram: rounds with a proposal, by how many of its tokens were accepted.
         feature_bytes: of the target's hidden states that came for the drafter, prompts' included.
-        compared: whether the text has to be target-only's; `difference`: the first token that is not; None: equal.
+        promises_text: whether it has to be target-only's; `difference`: the first token that is not; None: equal.
     """
 
     tokens: int
@@ -130,7 +130,7 @@ class SpeedRun:
     draft_wait_ms: float
     accepted_histogram: tuple[int, ...] = ()
     feature_bytes: int = 0
-    compared: bool = False
+    promises_text: bool = False
     difference: int | None = None
 
     @classmethod
@@ -138,16 +138,18 @@ class SpeedRun:
         """Keep what reports are made of."""
         stats = [generation.stats for generation in generations]
         records = [record for each in stats for record in each.records]
-        behind = [record for each in stats for record in each.records[1:]]
-        decoded = [max(0, each.committed - (each.records[0].accepted + 1 if each.records else 0)) for each in stats]
-        timed = [pair for pair in zip(decoded, stats, strict=True) if pair[1].tokens_per_second > 0]
+        later = [record for each in stats for record in each.records[1:]]
+        later_tokens = [
+            max(0, each.committed - (each.records[0].accepted + 1 if each.records else 0)) for each in stats
+        ]
+        with_speed = [pair for pair in zip(later_tokens, stats, strict=True) if pair[1].tokens_per_second > 0]
         return cls(
             tokens=sum(len(generation.token_ids) for generation in generations),
             wall_s=wall_s,
             first_token_ms=tuple(each.time_to_first_token_ms for each in stats),
-            decoded_tokens=sum(decoded),
-            decode_s=sum(tokens / each.tokens_per_second for tokens, each in timed),
-            target_s=sum(record.target.forward_ms + record.target.sample_ms for record in behind) / 1e3,
+            decoded_tokens=sum(later_tokens),
+            decode_s=sum(tokens / each.tokens_per_second for tokens, each in with_speed),
+            target_s=sum(record.target.forward_ms + record.target.sample_ms for record in later) / 1e3,
             rounds=sum(each.rounds for each in stats),
             spec_rounds=sum(each.num_spec_steps for each in stats),
             proposed=sum(each.num_draft_tokens for each in stats),
@@ -205,9 +207,9 @@ class SpeedTurn:
     @classmethod
     def of_json(cls, value: Mapping[str, Any]) -> SpeedTurn:
         """What `as_json` gave, from a file."""
-        listed = ("first_token_ms", "accepted_histogram")
+        tuples = ("first_token_ms", "accepted_histogram")
         runs = {
-            name: SpeedRun(**{**run, **{field: tuple(run[field]) for field in listed}})
+            name: SpeedRun(**{**run, **{field: tuple(run[field]) for field in tuples}})
             for name, run in value["runs"].items()
         }
         return cls(**{**value, "runs": runs})
@@ -235,14 +237,14 @@ def measure(
     generations: list[Generation] = []
     history: tuple[ChatMessage, ...] = ()
     for request in requests:
-        asked = (*history, *request.messages)
-        generations.append(runner.generate(replace(request, messages=asked)))
-        history = (*asked, ChatMessage("assistant", generations[-1].text)) if follows else ()
+        messages = (*history, *request.messages)
+        generations.append(runner.generate(replace(request, messages=messages)))
+        history = (*messages, ChatMessage("assistant", generations[-1].text)) if follows else ()
     token_ids = tuple(token_id for generation in generations for token_id in generation.token_ids)
     return SpeedRun.of(generations, time.perf_counter() - started), token_ids
 
 
-def run_turn(turn: Turn, settings: Mapping[str, Setting], groups: Mapping[str, GenerationRunner]) -> SpeedTurn:
+def run_turn(turn: Turn, settings: Mapping[str, SpeedSetting], groups: Mapping[str, GenerationRunner]) -> SpeedTurn:
     """Run one turn."""
     for group in dict.fromkeys(setting.group for setting in settings.values()):
         of_group = [setting for setting in settings.values() if setting.group == group]
@@ -250,21 +252,21 @@ def run_turn(turn: Turn, settings: Mapping[str, Setting], groups: Mapping[str, G
         _generate(turn, longest, groups, PRIMING_TOKENS)
     order = list(settings)
     random.Random(f"{turn.key} {turn.seed}").shuffle(order)  # noqa: S311 - an order, no secret
-    found = {
+    results = {
         name: measure(groups[settings[name].group], turn.requests(settings[name]), follows=turn.prompt.follows)
         for name in order
     }
     runs = {}
     for name, setting in settings.items():
-        run, token_ids = found[name]
-        compared = turn.same_text(setting)
-        expected = found[plain_beside(setting, settings)][1]
-        difference = first_difference(expected, token_ids) if compared else None
-        runs[name] = replace(run, compared=compared, difference=difference)
+        run, token_ids = results[name]
+        promises_text = turn.same_text(setting)
+        expected = results[plain_beside(setting, settings)][1]
+        difference = first_difference(expected, token_ids) if promises_text else None
+        runs[name] = replace(run, promises_text=promises_text, difference=difference)
     return SpeedTurn(*turn.key, seed=turn.seed, runs=runs)
 
 
-def plain_beside(setting: Setting, settings: Mapping[str, Setting]) -> str:
+def plain_beside(setting: SpeedSetting, settings: Mapping[str, SpeedSetting]) -> str:
     """Target-only on the same services, whose floats are added in the same order, or on our fastest."""
     return next((name for name, one in settings.items() if one.is_off and one.group == setting.group), PLAIN)
 
@@ -301,6 +303,6 @@ def run_speed(
         on_turn(run_turn(turn, plan.settings, groups))
 
 
-def _generate(turn: Turn, setting: Setting, groups: Mapping[str, GenerationRunner], tokens: int) -> None:
+def _generate(turn: Turn, setting: SpeedSetting, groups: Mapping[str, GenerationRunner], tokens: int) -> None:
     """The turn's first chat, cut short."""
     measure(groups[setting.group], replace(turn, tokens=tokens).requests(setting)[:1])

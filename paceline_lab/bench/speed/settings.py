@@ -16,7 +16,7 @@ OFF = SpeculationSettings(off=True)
 
 
 @dataclass(frozen=True)
-class Setting:
+class SpeedSetting:
     """What is asked of the services that were started for a drafter."""
 
     group: str
@@ -29,14 +29,14 @@ class Setting:
         return self.speculation.off
 
 
-def beside_plain(group: str, settings: Mapping[str, Setting]) -> dict[str, Setting]:
+def beside_plain(group: str, settings: Mapping[str, SpeedSetting]) -> dict[str, SpeedSetting]:
     """Settings with target-only before them, twice, on the services of a group."""
-    return {PLAIN: Setting(group, OFF), AGAIN: Setting(group, OFF), **settings}
+    return {PLAIN: SpeedSetting(group, OFF), AGAIN: SpeedSetting(group, OFF), **settings}
 
 
 def drafter_settings(
     drafters: Sequence[str], rules: Sequence[Acceptance], counts: Sequence[int | None]
-) -> dict[str, Setting]:
+) -> dict[str, SpeedSetting]:
     """Each drafter, as `paceline serve` takes it, on services of its own, beside target-only on our fastest.
 
     Args:
@@ -48,8 +48,8 @@ def drafter_settings(
     for drafter in drafters:
         for rule in rules if drafter != NONE else ():
             for count in counts:
-                asked = SpeculationSettings(drafter=drafter.partition(":")[0], num_draft_tokens=count)
-                settings[short_name(drafter, rule, count)] = Setting(drafter, asked, rule)
+                speculation = SpeculationSettings(drafter=drafter.partition(":")[0], num_draft_tokens=count)
+                settings[short_name(drafter, rule, count)] = SpeedSetting(drafter, speculation, rule)
     return beside_plain(NONE, settings)
 
 
@@ -68,7 +68,7 @@ def fixed_settings(
     counts: Sequence[int | None],
     lengths: Sequence[int],
     alone: Sequence[str],
-) -> dict[str, Setting]:
+) -> dict[str, SpeedSetting]:
     """What the planner chooses for one drafter, which is called `auto`, beside fixed settings, all on its services.
 
     Args:
@@ -85,18 +85,18 @@ def fixed_settings(
     comparable = len(drafters) == len(rules) == 1 and drafters[0] != NONE
     require(comparable, "drafter", ",".join(drafters), "one drafter with --k, under one rule, and not none")
     require(tuple(counts) == (None,), "num_draft_tokens", counts[0], "auto with --k, which gives the numbers")
-    auto = Setting(drafters[0], SpeculationSettings(drafter=drafters[0].partition(":")[0]), rules[0])
+    auto = SpeedSetting(drafters[0], SpeculationSettings(drafter=drafters[0].partition(":")[0]), rules[0])
     single = {drafter.rstrip("/").rpartition("/")[2]: _asking(auto, drafter=drafter) for drafter in alone}
-    lengthened = {
+    by_length = {
         f"{name} k={length}".strip(): _asking(setting, num_draft_tokens=length)
         for name, setting in {"": auto, **single}.items()
         for length in lengths
         if length
     }
-    return beside_plain(drafters[0], {**lengthened, **single, AUTO: auto})
+    return beside_plain(drafters[0], {**by_length, **single, AUTO: auto})
 
 
-def _asking(setting: Setting, **fields: object) -> Setting:
+def _asking(setting: SpeedSetting, **fields: object) -> SpeedSetting:
     return replace(setting, speculation=replace(setting.speculation, **fields))  # type: ignore[arg-type]
 
 
@@ -108,9 +108,11 @@ def drafters_of(drafter: str, model: str) -> tuple[str, ...]:
     return (NGRAM, *drafts) if choice.kind == AUTO else drafts
 
 
-def with_split(settings: Mapping[str, Setting], groups: Mapping[str, GenerationRunner]) -> dict[str, Setting]:
+def with_split(
+    settings: Mapping[str, SpeedSetting], groups: Mapping[str, GenerationRunner]
+) -> dict[str, SpeedSetting]:
     """The same with target-only on every drafter's services that give the target other threads than our fastest."""
     threads = groups[settings[PLAIN].group].target_threads
     others = [name for name, group in groups.items() if group.target_threads != threads]
-    split = {f"{PLAIN} beside {short_name(each)}": Setting(each, OFF) for each in others}
+    split = {f"{PLAIN} beside {short_name(each)}": SpeedSetting(each, OFF) for each in others}
     return {**settings, **split}
