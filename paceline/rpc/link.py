@@ -109,7 +109,7 @@ async def _serve_sessions(
         frame = kind.response(events=events)
         return teller.add_to(frame) if events else frame
 
-    writer = FrameWriter[Event](kind.encode_event, framed)
+    writer = FrameWriter[Event](kind.events.encode, framed)
     handler = open_handler(writer)
 
     def closed() -> None:
@@ -137,7 +137,7 @@ def _handle(
 ) -> None:
     session_id = codec.session_id_of(message)
     try:
-        handler.on_command(kind.decode_command(message))
+        handler.on_command(kind.commands.decode(message))
     except PacelineError as error:
         writer.send(codec.failure_of(session_id, error, session_closed=False))
     except Exception as error:

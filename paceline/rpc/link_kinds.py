@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from paceline.protocol import codec
+from paceline.protocol.codec import draft, target
 from paceline.protocol.codec.bounds import Elsewhere, Most, bound, check_bounds
-from paceline.protocol.codec.copying import Copier
+from paceline.protocol.codec.copying import Copier, OneOf
 from paceline.protocol.draft import DraftCommand, DraftEvent
 from paceline.protocol.errors import ProtocolMismatch, VocabularyMismatch
 from paceline.protocol.handshake import PROTOCOL_VERSION, Fingerprint
@@ -47,10 +47,8 @@ class LinkKind(Generic[Command, Event]):
     stub: Callable[[Any], Any]
     request: Callable[..., Message]
     response: Callable[..., Message]
-    encode_command: Callable[[Command], Message]
-    decode_command: Callable[[Message], Command]
-    encode_event: Callable[[Any], Message]
-    decode_event: Callable[[Message], Event]
+    commands: OneOf[Command, Any]
+    events: OneOf[Event, Any]
     ask_status: Callable[[Any, float], Any]
     costs: Copier[Any, Any]
     signs: Callable[[Message], Iterable[Event]] = lambda frame: ()
@@ -74,10 +72,8 @@ TARGET: LinkKind[TargetCommand, TargetEvent] = LinkKind(
     stub=target_grpc.TargetServiceStub,
     request=target_pb.VerifyRequest,
     response=target_pb.VerifyResponse,
-    encode_command=codec.encode_target_command,
-    decode_command=codec.decode_target_command,
-    encode_event=codec.encode_target_event,
-    decode_event=codec.decode_target_event,
+    commands=target.COMMAND,
+    events=target.EVENT,
     ask_status=lambda stub, timeout_s: stub.GetTargetStatus(target_pb.GetTargetStatusRequest(), timeout=timeout_s),
     costs=TARGET_COSTS,
     signs=_signs_of_target,
@@ -88,10 +84,8 @@ DRAFT: LinkKind[DraftCommand, DraftEvent] = LinkKind(
     stub=draft_grpc.DraftServiceStub,
     request=draft_pb.DraftRequest,
     response=draft_pb.DraftResponse,
-    encode_command=codec.encode_draft_command,
-    decode_command=codec.decode_draft_command,
-    encode_event=codec.encode_draft_event,
-    decode_event=codec.decode_draft_event,
+    commands=draft.COMMAND,
+    events=draft.EVENT,
     ask_status=lambda stub, timeout_s: stub.GetDraftStatus(draft_pb.GetDraftStatusRequest(), timeout=timeout_s),
     costs=DRAFT_COSTS,
 )

@@ -269,7 +269,7 @@ class PeerLink(Generic[Command, Event]):
             raise self._lost(error) from error
 
     async def _use(self, call: Any, welcome: Welcome) -> None:
-        writer = FrameWriter[Command](self.kind.encode_command, lambda commands: self.kind.request(commands=commands))
+        writer = FrameWriter[Command](self.kind.commands.encode, lambda batch: self.kind.request(commands=batch))
         self._dropped = asyncio.get_running_loop().create_future()
         self._set_up(writer, welcome)
         try:
@@ -297,7 +297,7 @@ class PeerLink(Generic[Command, Event]):
     def _deliver(self, message: Message) -> None:
         session_id = codec.session_id_of(message)
         try:
-            event: Any = self.kind.decode_event(message)
+            event: Any = self.kind.events.decode(message)
         except PacelineError as error:
             if (kind := message.WhichOneof("event")) in self.kind.dispensable:
                 self._leave_out(kind, session_id, error)

@@ -100,7 +100,7 @@ class StreamTarget:
         return kind
 
     async def probe(self) -> None:
-        commands = [self.kind.encode_command(command) for command in self.probe_commands]
+        commands = [self.kind.commands.encode(command) for command in self.probe_commands]
         frames = [self.kind.request(hello=encode_hello(Hello("probe"))), self.kind.request(commands=commands)]
         kind, events = await self._streamed([each.SerializeToString() for each in frames], self.answer)
         answers = [event for event in events if isinstance(event, self.answer)]
@@ -145,7 +145,7 @@ class StreamTarget:
     async def _read(self, call: Any, events: list[Any]) -> str:
         try:
             async for frame in call:
-                events += [self.kind.decode_event(event) for event in frame.events]
+                events += [self.kind.events.decode(event) for event in frame.events]
         except grpc.aio.AioRpcError as error:
             return _reason(error)
         return ""

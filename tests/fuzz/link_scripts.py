@@ -98,7 +98,7 @@ def _draft_session(rng: random.Random, number: int) -> list[Any]:
 
 
 def _script(rng: random.Random, kind: LinkKind[Any, Any], commands: Sequence[Any], stored: str) -> LinkScript:
-    messages: list[Message] = [kind.encode_command(command) for command in commands]
+    messages: list[Message] = [kind.commands.encode(command) for command in commands]
     for _ in range(rng.randint(1, 4)):
         rng.choice((_mutate_one, _mutate_one, _drop, _repeat, _swap, _splice))(rng, messages, stored)
     frames = [kind.request(hello=encode_hello(Hello("fuzz")))]

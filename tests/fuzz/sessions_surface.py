@@ -108,7 +108,7 @@ class LinkedTarget:
         return kind or next(iter(reasons), ACCEPTED)
 
     async def probe(self) -> None:
-        commands = [self.kind.encode_command(command) for command in self.probe_commands]
+        commands = [self.kind.commands.encode(command) for command in self.probe_commands]
         frames = [self.kind.request(hello=encode_hello(Hello("probe"))), self.kind.request(commands=commands)]
         context = ScriptedContext(self.kind, [each.SerializeToString() for each in frames], self._answered)
         assert await self._served(context) == "", "an ordinary link is accepted"
@@ -155,7 +155,7 @@ def _tokens(answer: Any) -> list[int]:
 
 
 def _events(context: ScriptedContext) -> list[Any]:
-    return [context.kind.decode_event(event) for frame in context.written for event in frame.events]
+    return [context.kind.events.decode(event) for frame in context.written for event in frame.events]
 
 
 def _failures(context: ScriptedContext) -> list[Failure]:
