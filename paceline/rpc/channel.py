@@ -6,6 +6,7 @@ gRPC isn't fork-safe once a channel exists: start worker processes first.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import grpc
 
@@ -61,20 +62,22 @@ def open_channel(settings: PeerSettings, keepalive: Keepalive = KEEPALIVE, *, se
     Raises:
         InvalidInput: a TLS file is missing, or not what it should be.
     """
-    options = _client_options(keepalive, settings.server_name)
-    credentials = channel_credentials(settings, section)
-    if credentials is None:
-        return grpc.aio.insecure_channel(settings.address, options=options)
-    return grpc.aio.secure_channel(settings.address, credentials, options=options)
+    channel: grpc.aio.Channel = _open(grpc.aio, settings, keepalive, section)
+    return channel
 
 
 def open_sync_channel(settings: PeerSettings) -> grpc.Channel:
     """A channel for threads. Raises as `open_channel`."""
-    options = _client_options(KEEPALIVE, settings.server_name)
-    credentials = channel_credentials(settings, "")
+    channel: grpc.Channel = _open(grpc, settings, KEEPALIVE, "")
+    return channel
+
+
+def _open(api: Any, settings: PeerSettings, keepalive: Keepalive, section: str) -> Any:
+    options = _client_options(keepalive, settings.server_name)
+    credentials = channel_credentials(settings, section)
     if credentials is None:
-        return grpc.insecure_channel(settings.address, options=options)
-    return grpc.secure_channel(settings.address, credentials, options=options)
+        return api.insecure_channel(settings.address, options=options)
+    return api.secure_channel(settings.address, credentials, options=options)
 
 
 def _client_options(keepalive: Keepalive, server_name: str | None) -> Options:
