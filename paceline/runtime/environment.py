@@ -10,7 +10,6 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Collection, Iterable, Mapping
-from pathlib import Path
 
 from paceline.protocol.errors import InvalidInput
 from paceline.runtime.fields import Setting, variable_of
@@ -47,12 +46,6 @@ def settings_from(
         elif name not in known and name != variable_of(prefix, FILE):
             raise InvalidInput.of("variable", name, _nearest(name, by_name))
     return found
-
-
-def file_from(environment: Mapping[str, str], prefix: str) -> Path | None:
-    """The TOML file that the environment names."""
-    named = environment.get(variable_of(prefix, FILE))
-    return Path(named) if named else None
 
 
 def of_program(environment: Mapping[str, str], prefix: str) -> list[str]:

@@ -20,8 +20,8 @@ from pydantic import BaseModel
 
 from paceline.protocol.errors import InvalidInput
 from paceline.runtime.config import Config
-from paceline.runtime.environment import file_from, settings_from
-from paceline.runtime.fields import Setting, every_setting, settings_of
+from paceline.runtime.environment import FILE, settings_from
+from paceline.runtime.fields import Setting, every_setting, settings_of, variable_of
 from paceline.runtime.sources import Given, Loaded, load
 
 Callback = Callable[..., Any]
@@ -86,7 +86,8 @@ def gather(
     given = settings_from(environment, settings, kind.variables, known)
     names = {setting.key: setting.flag_name for setting in settings}
     given |= {key: Given(value, names.get(key, key)) for key, value in flags.items() if value is not None}
-    return load(kind, file or file_from(environment, kind.variables), given)
+    name = environment.get(variable_of(kind.variables, FILE))
+    return load(kind, file or (Path(name) if name else None), given)
 
 
 def parse_config(kind: type[Config], doc: str) -> Config:

@@ -91,6 +91,7 @@ class _Exporting:
     """The SDK, imported on construction."""
 
     def __init__(self, service_name: str, settings: ServerSettings, model: str, *, otlp: bool, exposed: bool) -> None:
+        from opentelemetry.exporter.prometheus import PrometheusMetricReader
         from opentelemetry.sdk.metrics import AlwaysOffExemplarFilter, MeterProvider
         from prometheus_client import CollectorRegistry
 
@@ -98,7 +99,7 @@ class _Exporting:
         own = CollectorRegistry()
         readers: list[MetricReader] = [_otlp_reader()] if otlp else []
         if exposed:
-            readers.append(_prometheus_reader(own))
+            readers.append(PrometheusMetricReader(scope_info_enabled=False, registry=own))
         self._provider = MeterProvider(readers, resource_of(service_name, os.environ), AlwaysOffExemplarFilter())
         specs = of_service(service)
         vllm = settings.vllm_metrics and service != DRAFT
@@ -150,12 +151,6 @@ def _serve(settings: ServerSettings, registry: CollectorRegistry) -> Any:
         raise InvalidInput.of("server.metrics_port", address, "a free port of this machine") from error
     logger.info("metrics: path=/metrics host=%s port=%d", settings.host, server.server_port)
     return server
-
-
-def _prometheus_reader(registry: CollectorRegistry) -> MetricReader:
-    from opentelemetry.exporter.prometheus import PrometheusMetricReader
-
-    return PrometheusMetricReader(scope_info_enabled=False, registry=registry)
 
 
 def _otlp_reader() -> MetricReader:
