@@ -8,7 +8,6 @@ all. The file has no secret in it: who reads it learns names and limits, and can
 from __future__ import annotations
 
 import hashlib
-import os
 import secrets
 from collections import Counter
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from paceline.protocol.errors import InvalidInput, require
+from paceline.runtime.files import replace_text
 from paceline.runtime.live_files import read_live
 
 KEY_PREFIX = "pl-"
@@ -139,13 +139,7 @@ def save_keys(keys: ApiKeys, file: Path) -> None:
         InvalidInput: it can't be written.
     """
     text = keys.model_dump_json(indent=2, exclude_none=True) + "\n"
-    partial = file.with_name(f".{file.name}.{os.getpid()}")
     try:
-        mode = file.stat().st_mode & 0o777 if file.exists() else _NEW_FILE_MODE
-        partial.touch(mode)
-        partial.chmod(mode)
-        partial.write_text(text)
-        partial.replace(file)
+        replace_text(file, text, file.stat().st_mode & 0o777 if file.exists() else _NEW_FILE_MODE)
     except OSError as error:
-        partial.unlink(missing_ok=True)
         raise InvalidInput.of("api_keys", str(file), f"a file that can be written ({error.strerror})") from error
