@@ -39,7 +39,7 @@ class DraftServicer(SessionServicer[DraftScheduler], pb_grpc.DraftServiceService
         super().__init__(DRAFT, DraftScheduler(catalogue, executor, settings), welcome)
         metrics.watch_service(self.scheduler, lambda: catalogue.kv_rows, catalogue.max_kv_rows)
         if (grammars := catalogue.grammars) is not None:
-            metrics.watch_grammars(lambda: grammars.workers)
+            metrics.watch_grammars(lambda: grammars.size)
 
     async def Draft(  # noqa: N802
         self, request_iterator: Any, context: grpc.aio.ServicerContext[Any, Any]

@@ -54,7 +54,7 @@ class TargetServicer(SessionServicer[TargetScheduler], pb_grpc.TargetServiceServ
         super().__init__(TARGET, TargetScheduler(engine, executor, config, grammars, line), welcome)
         metrics.watch_service(self.scheduler, lambda: engine.kv_rows, engine.info.max_kv_rows)
         if grammars is not None:
-            metrics.watch_grammars(lambda: grammars.workers)
+            metrics.watch_grammars(lambda: grammars.size)
         self._life = asyncio.create_task(self._show_life(), name="target's signs of life")
 
     async def close(self) -> None:

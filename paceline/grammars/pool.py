@@ -31,6 +31,7 @@ KEPT_WORKERS = 64
 RETRY_AFTER_MS = 1_000
 HEARD_S = 1.0
 """Longest that a host may take to kill a worker and say what it used."""
+DEFAULTS = GrammarSettings()
 _PIECE = 1 << 18
 T = TypeVar("T")
 
@@ -46,7 +47,7 @@ class WorkerPool:
         settings: what grammars may take.
     """
 
-    def __init__(self, load: Callable[[], Tokenizer], settings: GrammarSettings) -> None:
+    def __init__(self, load: Callable[[], Tokenizer], settings: GrammarSettings = DEFAULTS) -> None:
         self.vocabulary: Vocabulary | None = None
         """Known once a grammar has compiled."""
         self._load = load

@@ -2,33 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYet
 
 from paceline.grammars.pool import WorkerPool, settle
 from paceline.grammars.wire import Frame
-from paceline.models.tokenizer import Tokenizer
 from paceline.protocol.errors import DeadlineExceeded
 from paceline.protocol.sampling import Grammar
-from paceline.runtime.config import GrammarSettings
 from paceline.sampling.grammar import forbidden
 
 Masks = list[bytes | None]
 """What may come behind each path (`paceline.sampling.processors.Follower`)."""
-DEFAULTS = GrammarSettings()
 
 
-class Grammars:
+class Grammars(WorkerPool):
     """Grammars over one tokenizer, followed by workers; may be called from any thread, and never blocks.
 
     Args:
         load: the tokenizer; called by the first grammar, on a thread of its own.
         settings: what grammars may take.
     """
-
-    def __init__(self, load: Callable[[], Tokenizer], settings: GrammarSettings = DEFAULTS) -> None:
-        self._pool = WorkerPool(load, settings)
 
     def open(self, grammar: Grammar, end_token_ids: Sequence[int], prompt_length: int) -> GrammarSession:
         """Begin to follow a grammar, from its start.
@@ -38,16 +32,7 @@ class Grammars:
             end_token_ids: the session's; they must be the tokenizer's own.
             prompt_length: tokens that the grammar doesn't see.
         """
-        return GrammarSession(self._pool, grammar, end_token_ids, prompt_length)
-
-    @property
-    def workers(self) -> int:
-        """Processes that follow a grammar; may be asked on any thread."""
-        return self._pool.size
-
-    def close(self) -> None:
-        """End every worker. Harmless when repeated."""
-        self._pool.close()
+        return GrammarSession(self, grammar, end_token_ids, prompt_length)
 
 
 class GrammarSession:
