@@ -42,7 +42,7 @@ from paceline.protocol.generation import (
     Started,
     Tokens,
 )
-from paceline.protocol.proposal import MAX_DRAFTER_BYTES, MAX_PROPOSAL_NODES, Acceptance
+from paceline.protocol.proposal import MAX_DRAFTER_BYTES, MAX_PROPOSAL_NODES
 from paceline.protocol.records import MAX_RECORDS, GenerationStats, RoundRecord, RoundStats
 from paceline.protocol.session import MAX_TENANT_BYTES
 from paceline.v1 import generation_service_pb2 as pb
@@ -115,24 +115,6 @@ bound(pb.PeerDescription, "peer", address=MAX_NAME_BYTES, problem=MAX_TEXT_BYTES
 _MESSAGE = copier(ChatMessage, pb.ChatMessage)
 
 
-def _write_chat(messages: tuple[ChatMessage, ...]) -> pb.ChatInput | None:
-    return pb.ChatInput(messages=[_MESSAGE.encode(message) for message in messages]) if messages else None
-
-
-def _read_chat(chat: pb.ChatInput) -> tuple[ChatMessage, ...]:
-    return tuple(_MESSAGE.decode(message) for message in chat.messages)
-
-
-def _write_tokens(token_ids: tuple[int, ...]) -> pb.TokenInput | None:
-    return pb.TokenInput(token_ids=token_ids) if token_ids else None
-
-
-def _read_acceptance(number: int) -> Acceptance:
-    """The rule that a client asks for; unset: coupled."""
-    found: Acceptance = ACCEPTANCE.decode(number or types_pb2.ACCEPTANCE_COUPLED)
-    return found
-
-
 def _check_request(message: pb.GenerateRequest) -> None:
     check_known("generate request", message)
     kind = message.WhichOneof("input")
@@ -149,9 +131,18 @@ REQUEST = copier(
     GenerateRequest,
     pb.GenerateRequest,
     _check_request,
-    messages=Part(_write_chat, _read_chat, field="chat"),
-    token_ids=Part(_write_tokens, lambda tokens: tuple(tokens.token_ids), field="tokens"),
-    acceptance=Part(ACCEPTANCE.encode, _read_acceptance),
+    messages=Part(
+        lambda messages: pb.ChatInput(messages=map(_MESSAGE.encode, messages)) if messages else None,
+        lambda chat: tuple(map(_MESSAGE.decode, chat.messages)),
+        field="chat",
+    ),
+    token_ids=Part(
+        lambda token_ids: pb.TokenInput(token_ids=token_ids) if token_ids else None,
+        lambda tokens: tuple(tokens.token_ids),
+        field="tokens",
+    ),
+    # A client that names no rule asks for coupled.
+    acceptance=Part(ACCEPTANCE.encode, lambda number: ACCEPTANCE.decode(number or types_pb2.ACCEPTANCE_COUPLED)),
 )
 
 

@@ -91,14 +91,6 @@ def written_parents(parents: tuple[int, ...]) -> tuple[int, ...]:
     return () if parents == tuple(range(-1, len(parents) - 1)) else parents
 
 
-def _write_trace(traceparent: str) -> pb.TraceContext | None:
-    return pb.TraceContext(traceparent=traceparent) if traceparent else None
-
-
-def _read_trace(message: pb.TraceContext) -> str:
-    return decode_traceparent(message.traceparent)
-
-
 def _read_widths(widths: Sequence[int]) -> tuple[int, ...]:
     for width in widths:
         require(1 <= width <= MAX_PROPOSAL_NODES, "tree_widths", width, f"in [1, {MAX_PROPOSAL_NODES}] at each depth")
@@ -160,7 +152,11 @@ bound(
 )
 
 SESSION_ID = Part(decode=session_of)
-TRACEPARENT = Part(_write_trace, _read_trace, field="trace")
+TRACEPARENT = Part(
+    lambda traceparent: pb.TraceContext(traceparent=traceparent) if traceparent else None,
+    lambda trace: decode_traceparent(trace.traceparent),
+    field="trace",
+)
 TREE_WIDTHS = Part(decode=_read_widths)
 ACCEPTANCE = enumeration("acceptance", Acceptance, pb.Acceptance)
 CLOSE = copier(Close, pb.Close, session_id=SESSION_ID)
