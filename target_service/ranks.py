@@ -98,7 +98,7 @@ def engine_loader(config: TargetConfig, place: Place | None, watch: LossWatch) -
         if engine is not None and told:
             engine.stop()
         if ranks is not None:
-            ranks.close(told=told)
+            ranks.close(graceful=told)
 
 
 def _lose(ranks: RankProcesses, watch: LossWatch, error: str) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from paceline.engine.interface import Draw, Drawing, Drawn, Logits
+from paceline.engine.interface import Draw, Drawing, DrawnTokens, Logits
 from paceline.protocol.errors import InvalidInput
 from paceline.protocol.proposal import ROOT, Acceptance
 from paceline.protocol.sampling import SamplingParams
@@ -40,13 +40,13 @@ def verify(logits: Logits, facts: SessionSpec, round_: Round, processors: Proces
     """
     processed = logits if processors is None else _process(logits, round_, processors)
     if facts.acceptance is Acceptance.COUPLED:
-        drawn = Drawn(_draw_coupled(processed, facts, round_))
+        drawn = DrawnTokens(_draw_coupled(processed, facts, round_))
     elif facts.acceptance is Acceptance.REJECTION:
         p, tokens = acceptance.draw_rejection(processed_scores(processed, facts.sampling), round_, facts.noise)
-        drawn = Drawn(tokens, p)
+        drawn = DrawnTokens(tokens, p)
     else:
         p, masses, tokens = acceptance.draw_block(processed_scores(processed, facts.sampling), round_, facts.noise)
-        drawn = Drawn(tokens, p, masses)
+        drawn = DrawnTokens(tokens, p, masses)
     return _verdict(drawn, round_, _logprobs(logits, facts, round_, drawn.token_ids))
 
 
@@ -95,10 +95,10 @@ def drawn_verdict(drawing: Drawing, round_: Round) -> Verdict:
     Raises:
         InvalidInput: the logits hold NaN.
     """
-    return _verdict(drawing.drawn(), round_)
+    return _verdict(drawing.drawn_tokens(), round_)
 
 
-def _verdict(drawn: Drawn, round_: Round, logprobs: tuple[RowLogprobs, ...] = ()) -> Verdict:
+def _verdict(drawn: DrawnTokens, round_: Round, logprobs: tuple[RowLogprobs, ...] = ()) -> Verdict:
     p, masses = drawn.target_probabilities, drawn.residual_masses
     return Verdict(round_.session_id, round_.base_length, drawn.token_ids, p, masses, logprobs)
 

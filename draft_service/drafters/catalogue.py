@@ -14,7 +14,7 @@ from paceline.costs.service_costs import DEFAULT
 from paceline.drafters.names import check_drafters
 from paceline.engine.interface import Engine
 from paceline.engine.loading import load_engine
-from paceline.engine.vocabulary.translation import translated
+from paceline.engine.vocabulary.translation import translate_engine
 from paceline.grammars.sessions import Grammars
 from paceline.models.resolve import is_draft, resolve_draft
 from paceline.models.tokenizer import Tokenizer, load_tokenizer
@@ -160,7 +160,7 @@ def _load_model(model: str, config: DraftConfig, target: Tokenizer | None) -> En
     if config.target_model is None or target is None or _is_of(engine.info.fingerprint, target):
         return engine
     own = load_tokenizer(model.partition("#")[0], trust_remote_code=config.engine.trust_remote_code)
-    return translated(engine, own, target, config.engine, config.target_model)
+    return translate_engine(engine, own, target, config.engine, config.target_model)
 
 
 def _is_of(fingerprint: Fingerprint, target: Tokenizer) -> bool:

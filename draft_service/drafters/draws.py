@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draft_service.drafters.shadow import Standing
-from paceline.engine.interface import Logits, Ranked, Ranking
+from paceline.engine.interface import Logits, RankedTokens, Ranking
 from paceline.protocol.proposal import Acceptance, SparseDistribution
 from paceline.protocol.sampling import NoiseKey, SamplingParams
 from paceline.sampling.distribution import (
@@ -152,7 +152,7 @@ class PreDrawnDraws:
         return support_scores(distribution.support, self.vocab_size)
 
 
-def ranked_distribution(ranked: Ranked) -> Distribution:
+def ranked_distribution(ranked: RankedTokens) -> Distribution:
     """The distribution of a row that an engine has ranked."""
     pairs = zip(ranked.token_ids, ranked.probabilities, strict=True)
     return Distribution(tuple(NextToken(token, q) for token, q in pairs))

@@ -127,7 +127,7 @@ class _Work:
             logits = session.processed(nodes, answer)
             distributions = session.draws.read(logits, positions, session.ranks) if nodes else ()
         else:
-            distributions = map(ranked_distribution, answer.ranked())
+            distributions = map(ranked_distribution, answer.ranked_tokens())
         for node, distribution in zip(nodes, distributions, strict=True):
             node.distribution = distribution
         session.compare(self.lag_nodes)

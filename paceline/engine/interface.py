@@ -176,7 +176,7 @@ class Draw:
 
 
 @dataclass(frozen=True)
-class Drawn:
+class DrawnTokens:
     """What was drawn for one round, as `paceline.protocol.target.Verdict` has it."""
 
     token_ids: tuple[int, ...]
@@ -187,7 +187,7 @@ class Drawn:
 class Drawing(Protocol):
     """One round's draws, made."""
 
-    def drawn(self) -> Drawn:
+    def drawn_tokens(self) -> DrawnTokens:
         """What was drawn.
 
         Raises:
@@ -234,7 +234,7 @@ class Ranking:
 
 
 @dataclass(frozen=True)
-class Ranked:
+class RankedTokens:
     """The best tokens after one row, in order, fewer if fewer are left, and their softmax at the temperature.
 
     Greedy: at temperature 1. The tokens are exactly those of the definition; probabilities have float32's precision.
@@ -247,7 +247,7 @@ class Ranked:
 class RankedRows(Protocol):
     """The ranking of one item's logit rows, made."""
 
-    def ranked(self) -> tuple[Ranked, ...]:
+    def ranked_tokens(self) -> tuple[RankedTokens, ...]:
         """One for each row.
 
         Raises:

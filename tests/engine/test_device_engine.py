@@ -237,11 +237,11 @@ def _all_of_the_tree(item: StepItem, horizon: Any) -> Any:
 
 
 def _a_key_short(inputs: Any, fields: Any, shape: Any, zero_row: int) -> Any:
-    held = _held_rows(inputs, fields, shape, zero_row).view(shape.sessions, -1)
+    held = _pool_rows(inputs, fields, shape, zero_row).view(shape.sessions, -1)
     return held.roll(1, 1).flatten()
 
 
-_held_rows = attention._held_rows
+_pool_rows = attention._pool_rows
 
 
 @pytest.mark.parametrize(
@@ -249,7 +249,7 @@ _held_rows = attention._held_rows
     [
         ("pages.PagePool.rows_of", _write_one_too_far),
         ("packing._tree_bits", _all_of_the_tree),
-        ("attention._held_rows", _a_key_short),
+        ("attention._pool_rows", _a_key_short),
         ("packing.depths", lambda item: tuple(range(item.kept_tree + 1, item.tree_rows + 1))),
     ],
     ids=["written one row too far", "whole trees seen", "keys one row off", "positions by row"],
@@ -264,7 +264,7 @@ def test_the_comparison_catches(
 
 
 def test_a_wrong_engine_is_refused_at_its_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "_held_rows", _a_key_short)
+    monkeypatch.setattr(attention, "_pool_rows", _a_key_short)
     with pytest.raises(Unsupported, match="packed logits differ"):
         static(tiny.llama())
 

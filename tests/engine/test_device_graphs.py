@@ -83,7 +83,7 @@ def test_shapes_beyond_the_limit_run_as_they_are(cuda: FakeCuda, monkeypatch: py
 def test_what_moves_between_host_and_device_is_what_it_was() -> None:
     there = upload(np.arange(5), CPU)
     into = torch.empty(5, dtype=torch.int64)
-    assert upload(np.arange(5) * 2, CPU, into=into) is into
+    assert upload(np.arange(5) * 2, CPU, out=into) is into
     first, second = download((there, into))
     assert (first.tolist(), second.tolist()) == ([0, 1, 2, 3, 4], [0, 2, 4, 6, 8])
     assert isinstance(runner_for(CPU, graphs=True), DirectRunner)

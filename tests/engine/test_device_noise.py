@@ -105,8 +105,8 @@ def test_the_device_draws_what_the_definition_draws(
     ranking = Ranking(NoiseKey(seed, 3), temperature, positions, count)
     expected = defined(logits, ranking)
     found = raced(logits, ranking, vocab_size, count + 8)
-    assert found.drawn().token_ids == tuple(tokens[0] for tokens in expected)
-    for each, tokens, row in zip(found.ranked(), expected, logits, strict=True):
+    assert found.drawn_tokens().token_ids == tuple(tokens[0] for tokens in expected)
+    for each, tokens, row in zip(found.ranked_tokens(), expected, logits, strict=True):
         assert each.token_ids == tokens
         if temperature == 0 or temperature >= 0.6:  # below, float32 has no room for the scores' own differences
             scaled = row.astype(np.float64) / (temperature or 1)
@@ -119,13 +119,13 @@ def test_rows_with_nothing_to_draw_are_refused(bad: float) -> None:
     logits = np.full((1, 20), bad if bad < 0 else 0.0, np.float32)
     logits[0, 7] = bad
     with pytest.raises(InvalidInput, match="largest logit"):
-        raced(logits, Ranking(KEY, 1.0, (4,)), 20, 9).drawn()
+        raced(logits, Ranking(KEY, 1.0, (4,)), 20, 9).drawn_tokens()
 
 
 def test_scores_that_overflow_are_read_whole() -> None:
     logits = np.array([[3e38, 2.9e38, *[0.0] * 30]], np.float32)
     ranking = Ranking(KEY, 0.01, (4,), 2)
-    (ranked,) = raced(logits, ranking, 32, 9).ranked()
+    (ranked,) = raced(logits, ranking, 32, 9).ranked_tokens()
     assert ranked.token_ids == defined(logits, ranking)[0]
     assert ranked.probabilities[0] == 1
 
@@ -139,13 +139,13 @@ def test_a_row_is_read_whole_only_where_its_candidates_do_not_suffice() -> None:
     def never() -> Row:
         raise AssertionError("read whole")
 
-    enough = RacedRows(ranking, found.found, 500, never)
-    assert enough.drawn().token_ids == tuple(tokens[0] for tokens in defined(logits, ranking))
+    enough = RacedRows(ranking, found.candidates, 500, never)
+    assert enough.drawn_tokens().token_ids == tuple(tokens[0] for tokens in defined(logits, ranking))
     ties = RacedRows(
-        Ranking(KEY, 0.0, (0,)), raced(0 * logits[:1], Ranking(KEY, 0.0, (0,)), 500, 9).found, 500, never
+        Ranking(KEY, 0.0, (0,)), raced(0 * logits[:1], Ranking(KEY, 0.0, (0,)), 500, 9).candidates, 500, never
     )
     with pytest.raises(AssertionError, match="read whole"):
-        ties.drawn()
+        ties.drawn_tokens()
 
 
 @pytest.fixture(scope="module")
@@ -210,7 +210,7 @@ def text_of(engine: StaticEngine) -> list[int]:
         (answer,) = engine.step_and_draw(StepPlan((item,)), (draw,))
         assert isinstance(answer, RacedRows)
         base = len(tokens)
-        tokens.append(answer.drawn().token_ids[0])
+        tokens.append(answer.drawn_tokens().token_ids[0])
     engine.close(1)
     return tokens
 
@@ -241,7 +241,7 @@ def test_rankings_are_those_of_the_logits(engine: StaticEngine) -> None:
     engine.open(1, 20)
     (rows,) = engine.step_and_rank(StepPlan((item,)), (ranking,))
     assert isinstance(rows, RacedRows)
-    ranked = rows.ranked()
+    ranked = rows.ranked_tokens()
     (logits,) = engine.step(StepPlan((item,)))
     engine.close(1)
     assert [each.token_ids for each in ranked] == defined(logits, ranking)
@@ -296,6 +296,6 @@ def test_a_device_that_rounds_otherwise_changes_no_token(monkeypatch: pytest.Mon
     monkeypatch.setattr(noise, "log_exponentials", rounded)
     monkeypatch.setattr(candidates, "margin", lambda value: 0.1)
     found = raced(logits, ranking, 100, 12)
-    assert [each.token_ids for each in found.ranked()] == defined(logits, ranking)
+    assert [each.token_ids for each in found.ranked_tokens()] == defined(logits, ranking)
     monkeypatch.setattr(candidates, "margin", lambda value: 0.0)
-    assert [each.token_ids for each in found.ranked()] != defined(logits, ranking)
+    assert [each.token_ids for each in found.ranked_tokens()] != defined(logits, ranking)

@@ -180,7 +180,7 @@ class OneForAll(Noting):
     """A graph for a shape, whatever is watched."""
 
     def run(self, shape: Any, body: Callable[[], None]) -> None:
-        super().run(replace(shape, watched=()), body)
+        super().run(replace(shape, feature_layers=()), body)
 
 
 def replayed(monkeypatch: pytest.MonkeyPatch, runner: Noting) -> Beside:
@@ -198,7 +198,12 @@ def test_graphs_write_what_is_watched_into_buffers_that_stay(monkeypatch: pytest
         before = runner.replays
         both.run(needs=needs)
     assert runner.replays - before > 10, "all but the longest chunks"
-    assert {shape.watched for shape in runner.shapes} >= {(), (FINAL, 1), (EMBEDDING,), (FINAL, EMBEDDING, 0, 1)}
+    assert {shape.feature_layers for shape in runner.shapes} >= {
+        (),
+        (FINAL, 1),
+        (EMBEDDING,),
+        (FINAL, EMBEDDING, 0, 1),
+    }
 
 
 def test_a_graph_for_all_that_is_watched_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,8 +228,8 @@ def test_what_nobody_watches_costs_no_copy_and_no_graph(monkeypatch: pytest.Monk
     monkeypatch.setattr(static_engine, "watched", noting)
     both.run(needs={3: FeatureNeed((0,))})
     assert {*copied} == {0}
-    assert {shape.watched for shape in runner.shapes} == {(), (0,)}
-    steps = [shape for shape in runner.shapes if shape.watched]
+    assert {shape.feature_layers for shape in runner.shapes} == {(), (0,)}
+    steps = [shape for shape in runner.shapes if shape.feature_layers]
     assert runner.graphs - graphs == len({*steps}), "one for each shape in which session 3 takes part"
 
 
@@ -248,8 +253,8 @@ def test_a_start_with_graphs_keeps_some_in_all_three_ways(monkeypatch: pytest.Mo
     runner = Noting()
     monkeypatch.setattr(decoder, "GraphRunner", Noting)
     replayed(monkeypatch, runner)
-    watching = [shape for shape in runner.shapes if shape.watched]
-    assert {shape.watched for shape in watching} == {(FINAL, EMBEDDING)}
+    watching = [shape for shape in runner.shapes if shape.feature_layers]
+    assert {shape.feature_layers for shape in watching} == {(FINAL, EMBEDDING)}
     assert {watching.count(shape) for shape in watching} == {3}
 
 

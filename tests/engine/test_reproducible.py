@@ -25,7 +25,7 @@ from paceline.engine.reproducible.shapes import (
     Pass,
     bucket,
     by_bucket,
-    chained,
+    chain_rows,
     passes,
     tree_paths,
 )
@@ -193,7 +193,10 @@ def test_the_fingerprint_has_the_shapes() -> None:
 
 def _unpadded(plan: StepPlan, prompt_rows: Mapping[int, int], decode_rows: int) -> list[Pass]:
     made = passes(plan, prompt_rows, decode_rows)
-    return [replace(each, rows=max(placed.at + placed.end - placed.start for placed in each.placed)) for each in made]
+    return [
+        replace(each, rows=max(placed.pass_row + placed.end - placed.start for placed in each.placements))
+        for each in made
+    ]
 
 
 def _in_decode_shape(plan: StepPlan, prompt_rows: Mapping[int, int], decode_rows: int) -> list[Pass]:
@@ -332,10 +335,10 @@ def test_passes_hold_every_row_once_behind_its_ancestors(seed: int) -> None:
     for each in passes(StepPlan(tuple(items)), prompt_rows, decode_rows):
         assert each.rows in (decode_rows, PROMPT_ROWS)
         taken: set[int] = set()
-        for placed in each.placed:
+        for placed in each.placements:
             item = placed.item
             for row in range(placed.start, placed.end):
-                slot = placed.at + row - placed.start
+                slot = placed.pass_row + row - placed.start
                 assert slot < each.rows
                 assert slot not in taken
                 taken.add(slot)
@@ -351,10 +354,10 @@ def test_passes_hold_every_row_once_behind_its_ancestors(seed: int) -> None:
 
 def test_paths_and_buckets() -> None:
     item = StepItem(1, 3, (1,) * 7, (-1, 0, 0, 1, 2, 2, 3))
-    assert chained(item) == 1
+    assert chain_rows(item) == 1
     assert tree_paths(item, 1, 7) == [((1, 3, 6), (1, 3, 6)), ((2, 5), (2, 5)), ((2, 4), (4,))]
     assert tree_paths(item, 4, 7) == [((1, 3, 6), (6,)), ((2, 5), (5,)), ((2, 4), (4,))]
-    assert chained(StepItem(1, 3, (1, 2, 3))) == 3
-    assert chained(StepItem(1, 3, (1, 2, 3), (-1, 0, -1))) == 0
+    assert chain_rows(StepItem(1, 3, (1, 2, 3))) == 3
+    assert chain_rows(StepItem(1, 3, (1, 2, 3), (-1, 0, -1))) == 0
     assert [bucket(rows) for rows in (1, 128, 129)] == [128, 128, 256]
     assert list(by_bucket([126, 127, 128, 129])) == [(0, 2), (2, 4)]

@@ -14,11 +14,11 @@ from paceline.engine.forward import AttentionCall
 
 @dataclass(frozen=True)
 class _GroupPages:
-    """Sessions that attend together, with what is the same in every layer."""
+    """Sessions that attend together, with the inputs that are the same in every layer."""
 
     shape: GroupShape
     source: torch.Tensor  # [queries]
-    held: torch.Tensor  # [sessions · length] rows of the pool; the zero row behind a session's last
+    pool_rows: torch.Tensor  # [sessions · length] rows of the pool; the zero row behind a session's last
     masks: tuple[torch.Tensor, ...]  # by kind of layer [sessions, 1, groups · rows, length] additive
 
 
@@ -30,16 +30,16 @@ class StaticAttention:
     write: torch.Tensor  # [rows]
     query: torch.Tensor  # [rows]
     groups: tuple[_GroupPages, ...]
-    of_layer: tuple[int, ...]
+    kind_of_layer: tuple[int, ...]
 
     def attend(self, call: AttentionCall) -> torch.Tensor:
         """Attention of one layer: [1, rows, heads, head_dim]."""
-        held = self.pool[call.layer]
-        held[0].index_copy_(0, self.write, call.key[0].transpose(0, 1))
-        held[1].index_copy_(0, self.write, call.value[0].transpose(0, 1))
-        outputs = [_attend_group(group, self.of_layer[call.layer], call, held) for group in self.groups]
-        joined = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-        return joined.index_select(0, self.query)[None]
+        layer_kv = self.pool[call.layer]
+        layer_kv[0].index_copy_(0, self.write, call.key[0].transpose(0, 1))
+        layer_kv[1].index_copy_(0, self.write, call.value[0].transpose(0, 1))
+        outputs = [_attend_group(group, self.kind_of_layer[call.layer], call, layer_kv) for group in self.groups]
+        attention = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+        return attention.index_select(0, self.query)[None]
 
 
 def static_attention(
@@ -55,7 +55,7 @@ def static_attention(
         _GroupPages(
             shape,
             part(inputs, fields.source),
-            _held_rows(inputs, fields, shape, zero_row),
+            _pool_rows(inputs, fields, shape, zero_row),
             tuple(
                 _mask(inputs, fields, shape, kind, facts.kinds[kind].groups, pool.dtype)
                 for kind in range(len(facts.kinds))
@@ -66,23 +66,23 @@ def static_attention(
     return StaticAttention(pool, part(inputs, layout.write), part(inputs, layout.query), groups, facts.of_layer)
 
 
-def _held_rows(inputs: torch.Tensor, fields: GroupFields, shape: GroupShape, zero_row: int) -> torch.Tensor:
+def _pool_rows(inputs: torch.Tensor, fields: GroupFields, shape: GroupShape, zero_row: int) -> torch.Tensor:
     """[sessions · length]: where the pool has each key of each session."""
-    at = torch.arange(shape.length, device=inputs.device)
+    slots = torch.arange(shape.length, device=inputs.device)
     pages = part(inputs, fields.pages)[:, :, None]
-    rows = (pages * PAGE_ROWS + at[:PAGE_ROWS]).flatten(1)  # [sessions, length]
-    return rows.masked_fill(at >= part(inputs, fields.length)[:, None], zero_row).flatten()
+    rows = (pages * PAGE_ROWS + slots[:PAGE_ROWS]).flatten(1)  # [sessions, length]
+    return rows.masked_fill(slots >= part(inputs, fields.length)[:, None], zero_row).flatten()
 
 
 def _mask(
     inputs: torch.Tensor, fields: GroupFields, shape: GroupShape, kind: int, heads: int, dtype: torch.dtype
 ) -> torch.Tensor:
     """[sessions, 1, heads · rows, length]: 0 where a query sees a key, -inf elsewhere."""
-    at = torch.arange(shape.length, device=inputs.device)
-    first, seen = part(inputs, fields.first)[kind][:, :, None], part(inputs, fields.seen)[:, :, None]
-    visible = (at >= first) & (at < seen)  # [sessions, rows, length]
+    slots = torch.arange(shape.length, device=inputs.device)
+    first, end = part(inputs, fields.first)[kind][:, :, None], part(inputs, fields.end)[:, :, None]
+    visible = (slots >= first) & (slots < end)  # [sessions, rows, length]
     if shape.words:
-        offset = at - part(inputs, fields.trunk)[:, None]  # [sessions, length]
+        offset = slots - part(inputs, fields.trunk)[:, None]  # [sessions, length]
         inside = (offset >= 0) & (offset < shape.words * BITS)
         word = (offset // BITS).masked_fill(~inside, 0)[:, None, :].expand(visible.shape)
         bits = part(inputs, fields.bits)[kind].gather(2, word) >> (offset % BITS)[:, None, :]
@@ -92,17 +92,17 @@ def _mask(
 
 
 def _attend_group(
-    group: _GroupPages, kind: int, call: AttentionCall, held: torch.Tensor
+    group: _GroupPages, kind: int, call: AttentionCall, layer_kv: torch.Tensor
 ) -> torch.Tensor:  # [queries, heads, head_dim]
     """The heads that share keys become rows of one head, which reads each key once."""
     sessions, rows, query = group.shape.sessions, group.shape.rows, call.query[0]
     heads, _, head_dim = query.shape
-    kv_heads = held.shape[2]
-    shared = heads // kv_heads
-    chosen = query.index_select(1, group.source).view(kv_heads, shared, sessions, rows, head_dim)
-    packed = chosen.permute(2, 0, 1, 3, 4).reshape(sessions, kv_heads, shared * rows, head_dim)
-    gathered = held.index_select(1, group.held).view(2, sessions, -1, kv_heads, head_dim).transpose(2, 3)
-    keys, values = gathered  # each [sessions, kv_heads, length, head_dim]
-    found = packed_attention(call, packed, keys, values, group.masks[kind])
-    by_row = found.view(sessions, kv_heads, shared, rows, head_dim).permute(0, 3, 1, 2, 4)
+    kv_heads = layer_kv.shape[2]
+    group_size = heads // kv_heads
+    queries = query.index_select(1, group.source).view(kv_heads, group_size, sessions, rows, head_dim)
+    packed_queries = queries.permute(2, 0, 1, 3, 4).reshape(sessions, kv_heads, group_size * rows, head_dim)
+    keys_values = layer_kv.index_select(1, group.pool_rows).view(2, sessions, -1, kv_heads, head_dim)
+    keys, values = keys_values.transpose(2, 3)  # each [sessions, kv_heads, length, head_dim]
+    attention = packed_attention(call, packed_queries, keys, values, group.masks[kind])
+    by_row = attention.view(sessions, kv_heads, group_size, rows, head_dim).permute(0, 3, 1, 2, 4)
     return by_row.reshape(sessions * rows, heads, head_dim)

@@ -25,9 +25,9 @@ GATHERED_ROWS = 1 << 16
 SKEW = 4
 """A session joins no group whose length is this many times its own."""
 BITS = 64
-"""Rows of a tree that one word of a mask tells about."""
+"""Rows of a tree that one word of a mask covers."""
 LEAST_CANDIDATES = 8
-"""Candidates of a raced row beyond the tokens that are asked for."""
+"""Candidates of a raced row beyond the number of tokens that its caller needs."""
 
 
 def count_bucket(count: int) -> int:
@@ -67,32 +67,39 @@ class GroupShape:
 
 @dataclass(frozen=True)
 class StepShape:
-    """All that a graph depends on. `raced` rows are drawn, `plain` rows' logits are wanted.
+    """All that a graph depends on.
 
-    `kinds`: of layers, by how far back their rows see. `watched`: layers whose hidden states are wanted, ascending; a
-    shape has a graph for each such set, so that steps that nobody watches copy nothing.
+    Attributes:
+        rows: new rows, padding included, as all counts here.
+        groups: sessions that attend together.
+        raced_rows: rows whose tokens are raced on the device.
+        plain_rows: rows whose logits are returned.
+        candidates: ids that each raced row returns.
+        kinds: kinds of layers, which differ in how far back their rows see.
+        feature_layers: layers whose hidden states are returned, ascending. Each such set has a graph of its own, so
+            steps without features copy nothing.
     """
 
     rows: int
     groups: tuple[GroupShape, ...]
-    raced: int
-    plain: int
+    raced_rows: int
+    plain_rows: int
     candidates: int
     kinds: int = 1
-    watched: tuple[int, ...] = ()
+    feature_layers: tuple[int, ...] = ()
 
     @property
-    def wanted(self) -> int:
+    def logit_rows(self) -> int:
         """Rows with logits."""
-        return self.raced + self.plain
+        return self.raced_rows + self.plain_rows
 
     @property
     def states(self) -> int:
-        """Hidden states that are kept, of all rows and watched layers."""
-        return self.rows * len(self.watched)
+        """Hidden states that are returned, of all rows and feature layers."""
+        return self.rows * len(self.feature_layers)
 
     @property
-    def graphed(self) -> bool:
+    def uses_graph(self) -> bool:
         """Whether a graph is worth its memory: longer chunks are bound by arithmetic, and come in many shapes."""
         return all(group.rows <= FEW_ROWS for group in self.groups)
 
@@ -134,13 +141,13 @@ def _by_length(items: Sequence[StepItem], indices: Sequence[int]) -> list[list[i
 
 
 def _group(items: Sequence[StepItem], indices: Sequence[int]) -> SessionGroup:
-    chosen = [items[i] for i in indices]
+    members = [items[i] for i in indices]
     return SessionGroup(
         GroupShape(
-            sessions=count_bucket(len(chosen)),
-            rows=count_bucket(max(len(item.token_ids) for item in chosen)),
-            length=max(_length(item) for item in chosen),
-            words=count_bucket(max(mask_words(item) for item in chosen)),
+            sessions=count_bucket(len(members)),
+            rows=count_bucket(max(len(item.token_ids) for item in members)),
+            length=max(_length(item) for item in members),
+            words=count_bucket(max(mask_words(item) for item in members)),
         ),
         tuple(sorted(indices)),
     )

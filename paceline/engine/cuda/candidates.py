@@ -1,7 +1,7 @@
 """The winners of a race, decided on the host among a device's candidates, by the definition. Pure.
 
 `paceline.engine.cuda.noise` shows that no other id can have won. Where a row's candidates don't suffice (more ids
-than were brought lie within the margin, or scores overflow) the whole row is read.
+lie within the margin than there are candidates, or scores overflow) the whole row is read.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.engine.cuda.noise import margin
-from paceline.engine.interface import Drawn, Logits, Ranked, Ranking
+from paceline.engine.interface import DrawnTokens, Logits, RankedTokens, Ranking
 from paceline.protocol.errors import InvalidInput
 from paceline.protocol.sampling import SamplingParams
 from paceline.sampling.distribution import probabilities, processed_scores
@@ -21,7 +21,7 @@ from paceline.sampling.noise import Stream
 from paceline.sampling.racing import race_among, race_best
 from paceline.sampling.ranking import largest_of_rows
 
-Found = NDArray[np.float64]
+Candidates = NDArray[np.float64]
 """[n, 2 + 3 · count], as `race_candidates` has it."""
 _TINY = np.finfo(np.float32).tiny
 
@@ -34,34 +34,35 @@ class RacedRows:
     """
 
     ranking: Ranking
-    found: Found
+    candidates: Candidates
     vocab_size: int
     whole: Callable[[], Logits]
 
-    def drawn(self) -> Drawn:
+    def drawn_tokens(self) -> DrawnTokens:
         """The best token of each row."""
-        return Drawn(tuple(tokens[0] for tokens in self._best()))
+        return DrawnTokens(tuple(tokens[0] for tokens in self._best()))
 
-    def ranked(self) -> tuple[Ranked, ...]:
+    def ranked_tokens(self) -> tuple[RankedTokens, ...]:
         """The best tokens of each row with their softmax."""
-        made = []
+        rows = []
         for place, tokens in enumerate(self._best()):
-            brought = self._softmax_of_brought(tokens, self.found[place])
-            softmax = self._softmax_of_whole(tokens, place) if brought is None else brought
-            made.append(Ranked(tokens, tuple(np.clip(softmax, _TINY, 1).astype(np.float32).tolist())))
-        return tuple(made)
+            softmax = self._softmax_of_candidates(tokens, self.candidates[place])
+            if softmax is None:
+                softmax = self._softmax_of_whole(tokens, place)
+            rows.append(RankedTokens(tokens, tuple(np.clip(softmax, _TINY, 1).astype(np.float32).tolist())))
+        return tuple(rows)
 
-    def _softmax_of_brought(self, tokens: tuple[int, ...], row: Found) -> Found | None:
-        """[len(tokens)]; None: the candidates don't tell."""
+    def _softmax_of_candidates(self, tokens: tuple[int, ...], row: Candidates) -> Candidates | None:
+        """[len(tokens)]; None: a token is not among the candidates, or their sum is not finite."""
         _, ids, logits = self._columns(row)
-        known = dict(zip(ids.tolist(), logits.tolist(), strict=True))
-        if not (np.isfinite(row[1]) and known.keys() >= {*tokens}):
+        logit_of = dict(zip(ids.tolist(), logits.tolist(), strict=True))
+        if not (np.isfinite(row[1]) and logit_of.keys() >= {*tokens}):
             return None
-        wanted = np.array([known[token] for token in tokens], np.float32)
-        scores = (wanted / self._softmax_temperature).astype(np.float64)
+        token_logits = np.array([logit_of[token] for token in tokens], np.float32)
+        scores = (token_logits / self._softmax_temperature).astype(np.float64)
         return np.asarray(np.exp(scores - row[1]), np.float64)
 
-    def _softmax_of_whole(self, tokens: tuple[int, ...], place: int) -> Found:
+    def _softmax_of_whole(self, tokens: tuple[int, ...], place: int) -> Candidates:
         """[len(tokens)]"""
         sampling = SamplingParams(temperature=float(self._softmax_temperature))
         scores = processed_scores(self.whole()[place : place + 1], sampling)[0]
@@ -72,27 +73,27 @@ class RacedRows:
         return np.float32(self.ranking.temperature or 1)
 
     def _best(self) -> list[tuple[int, ...]]:
-        largest = self.found[:, 0].astype(np.float32)
+        largest = self.candidates[:, 0].astype(np.float32)
         bad = largest[~np.isfinite(largest)]
         if bad.size:
             raise InvalidInput.of("largest logit", float(bad[0]), "finite")
         if self._overflows(largest):
             return self._best_of_whole()
-        best = [self._best_of_row(row, place) for place, row in enumerate(self.found)]
-        known = [tokens for tokens in best if tokens is not None]
-        return known if len(known) == len(best) else self._best_of_whole()
+        best = [self._best_of_row(row, place) for place, row in enumerate(self.candidates)]
+        winners = [tokens for tokens in best if tokens is not None]
+        return winners if len(winners) == len(best) else self._best_of_whole()
 
     def _overflows(self, largest: NDArray[np.float32]) -> bool:
         with np.errstate(over="ignore"):
             return not (self.ranking.greedy or np.isfinite(largest / np.float32(self.ranking.temperature)).all())
 
-    def _columns(self, row: Found) -> tuple[Found, NDArray[np.intp], NDArray[np.float32]]:
+    def _columns(self, row: Candidates) -> tuple[Candidates, NDArray[np.intp], NDArray[np.float32]]:
         """Values by the device's arithmetic, best first, ids and logits."""
         values, ids, logits = row[2:].reshape(3, -1)
         return values, ids.astype(np.intp), logits.astype(np.float32)
 
-    def _best_of_row(self, row: Found, place: int) -> tuple[int, ...] | None:
-        """None: more ids may be among the best than were brought."""
+    def _best_of_row(self, row: Candidates, place: int) -> tuple[int, ...] | None:
+        """None: ids beyond the candidates may be among the best."""
         values, ids, logits = self._columns(row)
         ranking = self.ranking
         last = values[min(ranking.count, values.size) - 1]

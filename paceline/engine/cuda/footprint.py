@@ -16,10 +16,10 @@ INPUT_INTEGERS = 1 << 20
 """Of the static input buffer."""
 STATIC_ROWS = 256
 """Rows with logits up to which a step has static outputs, and so a graph."""
-STATIC_FOUND = STATIC_ROWS * (2 + 3 * 128)
+STATIC_CANDIDATES = STATIC_ROWS * (2 + 3 * 128)
 """Numbers of the static buffer of candidates."""
 STATIC_STATES = STATIC_ROWS * MAX_FEATURE_LAYERS
-"""Hidden states, of all rows and watched layers, up to which a step has static buffers for them, and so a graph."""
+"""Hidden states, of all rows and feature layers, up to which a step has static buffers for them, and so a graph."""
 RACED_AT_ONCE = 32
 """Rows that race together; more would only need more memory."""
 _RACE_BYTES = 96
@@ -43,15 +43,15 @@ def static_bytes(
     the static buffers have no room for go to the host.
     """
     shape = attention.shape
-    buffers = 8 * INPUT_INTEGERS + 4 * STATIC_ROWS * vocab_size + 8 * STATIC_FOUND + shape.row_bytes * PAGE_ROWS
+    buffers = 8 * INPUT_INTEGERS + 4 * STATIC_ROWS * vocab_size + 8 * STATIC_CANDIDATES + shape.row_bytes * PAGE_ROWS
     if features is not None:
         buffers += STATIC_STATES * features.hidden * shape.dtype.itemsize
     longest = length_bucket(max_length)
-    gathered = max(GATHERED_ROWS, longest) * shape.row_bytes // len(shape.layers)
+    keys = max(GATHERED_ROWS, longest) * shape.row_bytes // len(shape.layers)
     chunk = count_bucket(max(settings.prefill_chunk, FEW_ROWS))
     queries = max(GATHERED_ROWS * FEW_ROWS, longest * chunk)
     mask = queries * (len(attention.kinds) * shape.groups * shape.dtype.itemsize + _MASK_BYTES)
     scores = queries * shape.heads * 4 * PRODUCT_COPIES if attention.terms else 0
-    step = buffers + gathered + mask + scores + RACED_AT_ONCE * vocab_size * _RACE_BYTES
+    step = buffers + keys + mask + scores + RACED_AT_ONCE * vocab_size * _RACE_BYTES
     graphs = settings.cuda_graphs and shape.device.type == "cuda"
     return 2 * step + MAX_GRAPHS * _GRAPH_BYTES if graphs else step

@@ -18,15 +18,15 @@ MAX_GRAPHS = 192
 """Shapes that get a graph; the others run as they are. Chosen, not tuned; bounds `static_bytes`."""
 
 
-def upload(array: NDArray[Any], device: torch.device, into: torch.Tensor | None = None) -> torch.Tensor:
-    """Bring an array to a device without waiting for it; `into` keeps the address."""
+def upload(array: NDArray[Any], device: torch.device, out: torch.Tensor | None = None) -> torch.Tensor:
+    """Bring an array to a device without waiting for it; `out` takes it at an address that stays."""
     host = torch.from_numpy(array)
     if device.type == "cuda":
         # Page-locked memory comes from torch's own cache, which gives none back before its copy has ended.
         host = host.pin_memory()
-    if into is None:
+    if out is None:
         return host.to(device, non_blocking=True)
-    return into.copy_(host, non_blocking=True)
+    return out.copy_(host, non_blocking=True)
 
 
 def download(tensors: Sequence[torch.Tensor]) -> list[NDArray[Any]]:
@@ -41,7 +41,7 @@ def download(tensors: Sequence[torch.Tensor]) -> list[NDArray[Any]]:
 
 
 def host_buffer(size: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Memory of the host that a device writes without being waited for: what it says holds after a download."""
+    """Host memory that a device writes asynchronously; its contents are valid after a download."""
     return torch.empty(*size, dtype=dtype, pin_memory=device.type == "cuda")
 
 
@@ -49,7 +49,7 @@ class StepRunner(Protocol):
     """Runs steps. `body` must be a function of buffers whose addresses stay, and of the shape alone."""
 
     def run(self, shape: Hashable, body: Callable[[], None]) -> None:
-        """Run `body`, or what it did before for the shape."""
+        """Run `body`, or replay what it did before for the shape."""
 
 
 class DirectRunner:
@@ -83,15 +83,15 @@ class GraphRunner:
         """
         graph = self._graphs.get(shape)
         if graph is None and shape in self._graphs:
-            graph = self._graphs[shape] = self._captured(body)
+            graph = self._graphs[shape] = self._capture(body)
         if graph is not None:
             graph.replay()
             return
         if len(self._graphs) < MAX_GRAPHS:
             self._graphs[shape] = None
-        self._on_the_side(body)
+        self._run_on_stream(body)
 
-    def _captured(self, body: Callable[[], None]) -> torch.cuda.CUDAGraph:
+    def _capture(self, body: Callable[[], None]) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
         # Another thread of this process may use the device meanwhile: a capture must not forbid it that.
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
@@ -99,8 +99,8 @@ class GraphRunner:
         logger.debug("graph captured: graphs=%d", self.graphs + 1)
         return graph
 
-    def _on_the_side(self, body: Callable[[], None]) -> None:
-        """Run on the stream that captures use, in order with what is around it."""
+    def _run_on_stream(self, body: Callable[[], None]) -> None:
+        """Run on the stream that captures use, after what the current stream has and before what follows there."""
         current = torch.cuda.current_stream(self._stream.device)
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):

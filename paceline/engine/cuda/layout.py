@@ -1,4 +1,4 @@
-"""One array of 64-bit integers holds everything that a step is told; a layout says where. Pure.
+"""One array of 64-bit integers holds all inputs of a step; a layout says where. Pure.
 
 One array means one upload, and addresses that stay: a graph reads the same places at every replay.
 """
@@ -38,13 +38,13 @@ class GroupFields:
     length: Field
     """[sessions]: KV rows, new ones included."""
     trunk: Field
-    """[sessions]: where the rows that `bits` tell about begin."""
+    """[sessions]: where the rows that `bits` cover begin."""
     first: Field
-    """[kinds, sessions, rows]: each query sees no row before this one in layers of a kind,"""
-    seen: Field
-    """[sessions, rows]: and from there all before this one; at least row 0."""
+    """[kinds, sessions, rows]: the first row that each query sees in layers of a kind."""
+    end: Field
+    """[sessions, rows]: each query sees all rows from `first` up to this one, which it does not; at least row 0."""
     bits: Field
-    """[kinds, sessions, rows, words]: and these of the tree."""
+    """[kinds, sessions, rows, words]: the rows of the tree that each query sees besides."""
 
 
 @dataclass(frozen=True)
@@ -59,12 +59,12 @@ class Layout:
     """[rows]: the pool's row that takes each packed row's keys and values."""
     query: Field
     """[rows]: where the groups, one after another, have each packed row."""
-    wanted: Field
-    """[raced + plain]: packed rows that need logits."""
+    logit_rows: Field
+    """[raced_rows + plain_rows]: packed rows that need logits."""
     counters: Field
-    """[raced, 4]: position, tag, and the two words of the key."""
+    """[raced_rows, 4]: position, tag, and the two words of the key."""
     temperatures: Field
-    """[raced]: the bits of a float32; 0: greedy."""
+    """[raced_rows]: the bits of a float32; 0: greedy."""
     groups: tuple[GroupFields, ...]
     size: int
 
@@ -81,8 +81,8 @@ def layout_of(shape: StepShape) -> Layout:
         return field
 
     rows = shape.rows
-    head = (place(rows), place(rows), place(rows), place(rows), place(shape.wanted))
-    race = (place(shape.raced, 4), place(shape.raced))
+    head = (place(rows), place(rows), place(rows), place(rows), place(shape.logit_rows))
+    race = (place(shape.raced_rows, 4), place(shape.raced_rows))
     groups = tuple(
         GroupFields(
             source=place(group.queries),
@@ -90,7 +90,7 @@ def layout_of(shape: StepShape) -> Layout:
             length=place(group.sessions),
             trunk=place(group.sessions),
             first=place(shape.kinds, group.sessions, group.rows),
-            seen=place(group.sessions, group.rows),
+            end=place(group.sessions, group.rows),
             bits=place(shape.kinds, group.sessions, group.rows, group.words),
         )
         for group in shape.groups

@@ -51,11 +51,11 @@ def words(counters: torch.Tensor, vocab_size: int) -> torch.Tensor:
     return lanes.flatten(1)[:, :vocab_size]
 
 
-def log_exponentials(drawn: torch.Tensor) -> torch.Tensor:
+def log_exponentials(integers: torch.Tensor) -> torch.Tensor:
     """log E of integers x, float32, off by less than 2^-20: E = -log1p(-u), u = (x + 0.5) / 2^32."""
-    u = (drawn.float() + 0.5) * 2.0**-32
+    u = (integers.float() + 0.5) * 2.0**-32
     # Close to 1, float32 has no room for u but plenty for 1 - u.
-    rest = ((WORD - drawn).float() + 0.5) * 2.0**-32
+    rest = ((WORD - integers).float() + 0.5) * 2.0**-32
     return torch.where(u < 0.5, -torch.log1p(-u), -torch.log(rest)).log()
 
 
@@ -78,14 +78,14 @@ def race_candidates(
     scores = logits / temperatures[:, None].masked_fill(greedy, 1.0)
     noise = log_exponentials(words(counters, logits.shape[1]))
     values, ids = torch.where(greedy, logits, scores - noise).topk(count, dim=1)
-    found = (
+    columns = (
         logits.amax(dim=1, keepdim=True).double(),
         scores.logsumexp(dim=1, keepdim=True).double(),
         values.double(),
         ids.double(),
         logits.gather(1, ids).double(),
     )
-    return torch.cat(found, dim=1)
+    return torch.cat(columns, dim=1)
 
 
 def check_words(device: torch.device) -> None:
@@ -96,9 +96,9 @@ def check_words(device: torch.device) -> None:
     """
     keys = (NoiseKey(0), NoiseKey(0x1234_5678_9ABC_DEF0, 5), NoiseKey((1 << 64) - 1, (1 << 24) - 1))
     positions = (0, 77, WORD)
-    addressed = [counter_of(key, position) for key, position in zip(keys, positions, strict=True)]
-    found = words(torch.tensor(addressed, device=device), _CHECKED_IDS).cpu().numpy()
-    for key, position, row in zip(keys, positions, found, strict=True):
+    counters = [counter_of(key, position) for key, position in zip(keys, positions, strict=True)]
+    rows = words(torch.tensor(counters, device=device), _CHECKED_IDS).cpu().numpy()
+    for key, position, row in zip(keys, positions, rows, strict=True):
         if (row != random_words(key, Stream.DRAFT, position, _CHECKED_IDS)).any():
             raise Unsupported(f"device {device}: its integer arithmetic gives other noise than the reference")
 

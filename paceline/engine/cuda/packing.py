@@ -27,7 +27,7 @@ from paceline.engine.ledger import depths, key_positions
 
 @dataclass(frozen=True)
 class PackedStep:
-    """A shape, its integers, and where each item's logit rows are among the raced or the plain ones."""
+    """A shape, its integers, and where each item's logit rows start among the raced or the plain ones."""
 
     shape: StepShape
     integers: Ids
@@ -42,63 +42,63 @@ def pack(
     pool: PagePool,
     vocab_size: int,
     horizons: Sequence[Horizon | None] = (None,),
-    watched: Collection[int] = (),
+    feature_layers: Collection[int] = (),
 ) -> PackedStep:
     """Lay a checked plan out.
 
     Args:
         plan: whose sessions hold pages in `pool`.
-        races: for each item how its logit rows are raced; None: their logits are wanted.
+        races: for each item how its logit rows are raced; None: their logits are returned.
         pool: where rows are.
         vocab_size: bounds the candidates of a row.
         horizons: how far back rows see, by kind of layer.
-        watched: layers whose hidden states are wanted.
+        feature_layers: layers whose hidden states are returned.
     """
     items = plan.items
     groups = groups_of(items)
     lows = np.cumsum([0, *(len(item.token_ids) for item in items)]).tolist()
-    raced, plain, starts = _wanted(items, races, lows)
-    wanted_best = max((race.count for race in races if race is not None), default=0)
-    candidates = min(count_bucket(wanted_best + LEAST_CANDIDATES) if raced else 0, vocab_size)
+    raced_rows, plain_rows, starts = _logit_rows(items, races, lows)
+    most_tokens = max((race.count for race in races if race is not None), default=0)
+    candidates = min(count_bucket(most_tokens + LEAST_CANDIDATES) if raced_rows else 0, vocab_size)
     shape = StepShape(
         rows=count_bucket(plan.rows),
         groups=tuple(group.shape for group in groups),
-        raced=count_bucket(len(raced)),
-        plain=count_bucket(len(plain)),
+        raced_rows=count_bucket(len(raced_rows)),
+        plain_rows=count_bucket(len(plain_rows)),
         candidates=candidates,
         kinds=len(horizons),
-        watched=tuple(sorted(watched)),
+        feature_layers=tuple(sorted(feature_layers)),
     )
     layout = layout_of(shape)
     integers = np.zeros(layout.size, np.int64)
-    _put(integers, layout.wanted, raced)
-    _put(integers, Field(layout.wanted.start + shape.raced, (shape.plain,)), plain)
+    _put(integers, layout.logit_rows, raced_rows)
+    _put(integers, Field(layout.logit_rows.start + shape.raced_rows, (shape.plain_rows,)), plain_rows)
     _put_rows(integers, plan, pool, layout)
     _put_races(integers, races, layout)
     query = _view(integers, layout.query)
     first_query = 0
     for group, fields in zip(groups, layout.groups, strict=True):
         _put_group(integers, group, fields, items, lows, pool)
-        _put_seen(integers, group, fields, items, horizons)
+        _put_visible(integers, group, fields, items, horizons)
         for place, index in enumerate(group.items):
             start, count = first_query + place * group.shape.rows, len(items[index].token_ids)
             query[lows[index] : lows[index] + count] = np.arange(start, start + count)
         first_query += group.shape.queries
-    return PackedStep(shape, integers, starts, len(raced), len(plain))
+    return PackedStep(shape, integers, starts, len(raced_rows), len(plain_rows))
 
 
-def _wanted(
+def _logit_rows(
     items: Sequence[StepItem], races: Sequence[Ranking | None], lows: Sequence[int]
 ) -> tuple[list[int], list[int], tuple[int, ...]]:
-    """Packed rows that are raced, those whose logits are wanted, and where each item's begin among its kind."""
-    raced: list[int] = []
-    plain: list[int] = []
+    """Packed rows that are raced, packed rows whose logits are returned, and where each item's start among them."""
+    raced_rows: list[int] = []
+    plain_rows: list[int] = []
     starts = []
     for item, race, low in zip(items, races, lows, strict=False):
-        kind = plain if race is None else raced
+        kind = plain_rows if race is None else raced_rows
         starts.append(len(kind))
         kind.extend(low + row for row in item.logit_rows)
-    return raced, plain, tuple(starts)
+    return raced_rows, plain_rows, tuple(starts)
 
 
 def _put(integers: Ids, field: Field, values: Sequence[int] | NDArray[np.int64]) -> None:
@@ -110,7 +110,7 @@ def _view(integers: Ids, field: Field) -> Ids:
 
 
 def _put_rows(integers: Ids, plan: StepPlan, pool: PagePool, layout: Layout) -> None:
-    """Tokens, positions and places of the new rows; padding is token 0 at position 0, written where nobody reads."""
+    """Tokens, positions and places of the new rows; padding is token 0 at position 0, written to the scratch row."""
     write = _view(integers, layout.write)
     write[:] = pool.scratch_row
     low = 0
@@ -124,12 +124,12 @@ def _put_rows(integers: Ids, plan: StepPlan, pool: PagePool, layout: Layout) -> 
 
 
 def _put_races(integers: Ids, races: Sequence[Ranking | None], layout: Layout) -> None:
-    chosen = [race for race in races if race is not None]
-    counters = [counter_of(race.noise, position) for race in chosen for position in race.positions]
+    rankings = [race for race in races if race is not None]
+    counters = [counter_of(race.noise, position) for race in rankings for position in race.positions]
     # Words of the key need 32 bits of the 64, so signs don't matter.
     if counters:
         _view(integers, layout.counters)[: len(counters)] = counters
-    temperatures = [np.float32(race.temperature) for race in chosen for _ in race.positions]
+    temperatures = [np.float32(race.temperature) for race in rankings for _ in race.positions]
     _put(integers, layout.temperatures, np.array(temperatures, np.float32).view(np.int32).astype(np.int64))
 
 
@@ -147,14 +147,14 @@ def _put_group(
     for place, index in enumerate(group.items):
         item = items[index]
         count = len(item.token_ids)
-        held = pool.pages_of(item.session)[: group.shape.pages]
-        pages[place, : len(held)] = held
+        session_pages = pool.pages_of(item.session)[: group.shape.pages]
+        pages[place, : len(session_pages)] = session_pages
         source[place, :count] = np.arange(lows[index], lows[index] + count)
         _view(integers, fields.length)[place] = item.base_length + count
         _view(integers, fields.trunk)[place] = item.trunk
 
 
-def _put_seen(
+def _put_visible(
     integers: Ids,
     group: SessionGroup,
     fields: GroupFields,
@@ -162,25 +162,25 @@ def _put_seen(
     horizons: Sequence[Horizon | None],
 ) -> None:
     """What each query sees; padding sees row 0."""
-    first, seen, bits = (_view(integers, field) for field in (fields.first, fields.seen, fields.bits))
-    seen[:] = 1
+    first, end, bits = (_view(integers, field) for field in (fields.first, fields.end, fields.bits))
+    end[:] = 1
     for place, index in enumerate(group.items):
         item = items[index]
         count, positions = len(item.token_ids), key_positions(item)
         if item.is_chain:
-            seen[place, :count] = np.arange(item.base_length + 1, item.base_length + count + 1)
+            end[place, :count] = np.arange(item.base_length + 1, item.base_length + count + 1)
         else:
-            seen[place, :count] = item.trunk
+            end[place, :count] = item.trunk
         for kind, horizon in enumerate(horizons):
             if horizon is not None:
                 first[kind, place, :count] = horizon[positions[item.base_length :]]
             if not item.is_chain:
-                own = _tree_bits(item, horizon)
-                bits[kind, place, :count, : own.shape[1]] = own
+                tree_bits = _tree_bits(item, horizon)
+                bits[kind, place, :count, : tree_bits.shape[1]] = tree_bits
 
 
 def _tree_bits(item: StepItem, horizon: Horizon | None) -> Ids:
     """[new rows, words]: which rows of the tree each new row sees, 64 to a word, the first in the lowest bit."""
-    seen = np.zeros((len(item.token_ids), mask_words(item) * BITS), np.bool_)
-    seen[:, : item.tree_rows] = seen_keys(item, horizon)[:, item.trunk :]
-    return np.packbits(seen, axis=1, bitorder="little").view("<i8").astype(np.int64, copy=False)
+    visible = np.zeros((len(item.token_ids), mask_words(item) * BITS), np.bool_)
+    visible[:, : item.tree_rows] = seen_keys(item, horizon)[:, item.trunk :]
+    return np.packbits(visible, axis=1, bitorder="little").view("<i8").astype(np.int64, copy=False)

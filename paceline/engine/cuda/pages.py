@@ -43,7 +43,7 @@ class PagePool:
         """[layers, 2, rows, kv_heads, head_dim]"""
         self.rows[:, :, rows:] = 0
         self._free: list[int] = [*range(self.pages - 1, -1, -1)]
-        self._held: dict[int, Ids] = {}
+        self._session_pages: dict[int, Ids] = {}
 
     @property
     def zero_row(self) -> int:
@@ -56,54 +56,53 @@ class PagePool:
         return self.zero_row + 1
 
     def open(self, session: int, rows: int) -> None:
-        """Hand a session the pages of so many rows; the ledger has seen to it that they are there."""
+        """Give a session the pages of `rows` rows; the ledger guarantees that enough are free."""
         count = whole_pages(rows) // PAGE_ROWS
-        self._held[session] = np.array([self._free.pop() for _ in range(count)], np.int64)
+        self._session_pages[session] = np.array([self._free.pop() for _ in range(count)], np.int64)
 
     def close(self, session: int) -> None:
         """Take a session's pages back; unknown sessions are ignored."""
-        pages = self._held.pop(session, None)
+        pages = self._session_pages.pop(session, None)
         if pages is not None:
             self._free.extend(pages.tolist())
 
     def pages_of(self, session: int) -> Ids:
         """A session's pages, in the order of its rows."""
-        return self._held[session]
+        return self._session_pages[session]
 
     def rows_of(self, session: int, rows: Ids) -> Ids:
         """Where in the pool a session's rows are."""
-        return self._held[session][rows // PAGE_ROWS] * PAGE_ROWS + rows % PAGE_ROWS
+        return self._session_pages[session][rows // PAGE_ROWS] * PAGE_ROWS + rows % PAGE_ROWS
 
-    def keep(self, kept: Sequence[tuple[int, int, Sequence[int]]]) -> None:
+    def keep(self, sessions: Sequence[tuple[int, int, Sequence[int]]]) -> None:
         """Make kept rows contiguous, for all sessions of a step at once.
 
         Args:
-            kept: for each session its number, the rows that it keeps, and those that become the last of them.
+            sessions: of each its number, the number of rows that it keeps, and those that become the last of them.
         """
-        moves = [self._moves(*each) for each in kept]
-        moved = np.concatenate([np.empty((0, 2), np.int64), *moves])
-        if len(moved):
-            sources, targets = upload(np.ascontiguousarray(moved.T), self._shape.device)
+        moves = np.concatenate([np.empty((0, 2), np.int64), *(self._moves(*each) for each in sessions)])
+        if len(moves):
+            sources, targets = upload(np.ascontiguousarray(moves.T), self._shape.device)
             rows = self.rows.view(-1, *self.rows.shape[2:])
-            # What is read is a copy, so overlapping rows are safe.
+            # `index_select` makes a copy, so overlapping rows are safe.
             rows.index_copy_(1, targets, rows.index_select(1, sources))
 
     def copy_out(self, session: int, start: int) -> int:
         """Copy the page that begins with row `start` to a page of its own; returns that page."""
         page: int = self._free.pop()
-        source = int(self._held[session][start // PAGE_ROWS])
+        source = int(self._session_pages[session][start // PAGE_ROWS])
         rows = self._by_page()
         rows[:, :, page] = rows[:, :, source]
         return page
 
     def copy_in(self, session: int, pages: Sequence[int]) -> None:
-        """Begin a session with what these pages hold.
+        """Begin a session with the contents of these pages.
 
-        They may have been evicted just now, and be the session's own: a layer is read whole before it is written.
+        They may have been evicted just now and given to this session: a layer is read whole before it is written.
         """
         if not pages:
             return
-        places = np.stack((np.array(pages, np.int64), self._held[session][: len(pages)]))
+        places = np.stack((np.array(pages, np.int64), self._session_pages[session][: len(pages)]))
         sources, targets = upload(places, self._shape.device)
         for layer in self._by_page():
             layer.index_copy_(1, targets, layer.index_select(1, sources))

@@ -13,7 +13,13 @@ from paceline.engine.blocks import BlockStore
 from paceline.engine.cuda.attention import static_attention
 from paceline.engine.cuda.buckets import StepShape
 from paceline.engine.cuda.candidates import RacedRows
-from paceline.engine.cuda.footprint import INPUT_INTEGERS, RACED_AT_ONCE, STATIC_FOUND, STATIC_ROWS, STATIC_STATES
+from paceline.engine.cuda.footprint import (
+    INPUT_INTEGERS,
+    RACED_AT_ONCE,
+    STATIC_CANDIDATES,
+    STATIC_ROWS,
+    STATIC_STATES,
+)
 from paceline.engine.cuda.graphs import DirectRunner, StepRunner, download, host_buffer, upload
 from paceline.engine.cuda.layout import layout_of, part
 from paceline.engine.cuda.noise import check_words, race_candidates
@@ -45,12 +51,12 @@ class _PageBlock(NamedTuple):
 
 @dataclass(frozen=True)
 class _Buffers:
-    """What a step reads and writes: on the device, but for `states` where there is no room for them."""
+    """What a step reads and writes, on the device; `states` are on the host where the device has no room for them."""
 
     inputs: torch.Tensor  # [layout.size] int64
-    logits: torch.Tensor  # [wanted, V] float32; the raced rows first
-    found: torch.Tensor  # [raced, 2 + 3 · candidates] float64
-    states: torch.Tensor  # [watched layers, rows, hidden]; unless cut to a shape, [states, hidden]
+    logits: torch.Tensor  # [logit rows, V] float32; the raced rows first
+    candidates: torch.Tensor  # [raced, 2 + 3 · candidates] float64
+    states: torch.Tensor  # [feature layers, rows, hidden]; [states, hidden] until cut to a shape
 
 
 class StaticEngine(DecoderEngine[_PageBlock]):
@@ -75,7 +81,7 @@ class StaticEngine(DecoderEngine[_PageBlock]):
         with torch.inference_mode():
             self._pool = PagePool(decoder.kv_shape, self.info.max_kv_rows)
             states = torch.empty((STATIC_STATES, self._hidden), dtype=decoder.kv_shape.dtype, device=device)
-            self._static = self._make_buffers(INPUT_INTEGERS, STATIC_ROWS, STATIC_FOUND, states)
+            self._static = self._make_buffers(INPUT_INTEGERS, STATIC_ROWS, STATIC_CANDIDATES, states)
 
     @torch.inference_mode()
     def open(self, session: int, max_rows: int, prefix: Prefix = NO_PREFIX) -> int:  # noqa: D102
@@ -110,36 +116,37 @@ class StaticEngine(DecoderEngine[_PageBlock]):
         self._ledger.apply(plan)
         horizons = [kind.horizon for kind in self.attention.kinds]
         layers = self._kept.begin(plan)
-        packed = pack(plan, rankings, self._pool, self.info.fingerprint.vocab_size, horizons, layers)
-        buffers = self._run(packed)
-        raced = packed.shape.raced
-        found, logits = download(
-            (buffers.found[: packed.raced_rows], buffers.logits[raced : raced + packed.plain_rows])
+        step = pack(plan, rankings, self._pool, self.info.fingerprint.vocab_size, horizons, layers)
+        buffers = self._run(step)
+        raced_rows = step.shape.raced_rows
+        candidates, logits = download(
+            (buffers.candidates[: step.raced_rows], buffers.logits[raced_rows : raced_rows + step.plain_rows])
         )
-        self._kept.take_packed(plan, dict(zip(packed.shape.watched, buffers.states, strict=True)))
+        self._kept.take_packed(plan, dict(zip(step.shape.feature_layers, buffers.states, strict=True)))
         self._ledger.share(plan, self._copy_block)
         answers: list[Logits | RacedRows] = []
-        for item, ranking, start in zip(plan.items, rankings, packed.starts, strict=True):
+        for item, ranking, start in zip(plan.items, rankings, step.starts, strict=True):
             rows = slice(start, start + len(item.logit_rows))
             answers.append(
                 logits[rows]
                 if ranking is None
-                else RacedRows(ranking, found[rows], logits.shape[1], partial(_read, buffers.logits[rows]))
+                else RacedRows(ranking, candidates[rows], logits.shape[1], partial(_download, buffers.logits[rows]))
             )
         return answers
 
-    def _run(self, packed: PackedStep) -> _Buffers:
-        """Compute a step in the static buffers, as a graph, or where it has no room there in its own.
+    def _run(self, step: PackedStep) -> _Buffers:
+        """Compute a step in the static buffers, as a graph; a step that doesn't fit there gets buffers of its own.
 
-        Those have hidden states on the host, since the budget of the device has no room for as many.
+        Their hidden states are on the host, since the device's budget has no room for them.
         """
-        shape, integers = packed.shape, packed.integers
+        shape, integers = step.shape, step.integers
         runner, room = self._runner, self._static
-        if not (shape.graphed and _fits(shape) and len(integers) <= INPUT_INTEGERS):
+        if not (shape.uses_graph and _fits(shape) and len(integers) <= INPUT_INTEGERS):
             states = host_buffer((shape.states, self._hidden), self._kv_shape.dtype, self._kv_shape.device)
-            runner, room = self._direct, self._make_buffers(len(integers), shape.wanted, _found_size(shape), states)
-        buffers = _of_shape(room, shape)
-        upload(integers, self._kv_shape.device, into=buffers.inputs)
+            room = self._make_buffers(len(integers), shape.logit_rows, _candidate_numbers(shape), states)
+            runner = self._direct
+        buffers = _cut_buffers(room, shape)
+        upload(integers, self._kv_shape.device, out=buffers.inputs)
         runner.run(shape, lambda: self._compute(shape, buffers))
         return buffers
 
@@ -150,22 +157,23 @@ class StaticEngine(DecoderEngine[_PageBlock]):
             inputs, layout, shape.groups, self._pool.rows, self._pool.zero_row, self.attention
         )
         ids, positions = part(inputs, layout.token_ids), part(inputs, layout.positions)
-        with watched(self._model, shape.watched, into=dict(zip(shape.watched, buffers.states, strict=True))):
-            logits = forward(self._model, attention, ids[None], positions[None], part(inputs, layout.wanted))
+        states = dict(zip(shape.feature_layers, buffers.states, strict=True))
+        with watched(self._model, shape.feature_layers, into=states):
+            logits = forward(self._model, attention, ids[None], positions[None], part(inputs, layout.logit_rows))
         buffers.logits.copy_(logits[:, : buffers.logits.shape[1]])
         counters = part(inputs, layout.counters)
         temperatures = part(inputs, layout.temperatures).to(torch.int32).view(torch.float32)
-        for start in range(0, shape.raced, RACED_AT_ONCE):
-            rows = slice(start, min(start + RACED_AT_ONCE, shape.raced))
-            raced = race_candidates(buffers.logits[rows], counters[rows], temperatures[rows], shape.candidates)
-            buffers.found[rows].copy_(raced)
+        for start in range(0, shape.raced_rows, RACED_AT_ONCE):
+            rows = slice(start, min(start + RACED_AT_ONCE, shape.raced_rows))
+            candidates = race_candidates(buffers.logits[rows], counters[rows], temperatures[rows], shape.candidates)
+            buffers.candidates[rows].copy_(candidates)
 
-    def _make_buffers(self, integers: int, rows: int, found: int, states: torch.Tensor) -> _Buffers:
+    def _make_buffers(self, integers: int, rows: int, candidate_numbers: int, states: torch.Tensor) -> _Buffers:
         device = self._kv_shape.device
         return _Buffers(
             torch.empty(integers, dtype=torch.int64, device=device),
             torch.empty((rows, self.info.fingerprint.vocab_size), dtype=torch.float32, device=device),
-            torch.empty(found, dtype=torch.float64, device=device),
+            torch.empty(candidate_numbers, dtype=torch.float64, device=device),
             states,
         )
 
@@ -173,27 +181,28 @@ class StaticEngine(DecoderEngine[_PageBlock]):
         return _PageBlock(self._pool.copy_out(session, start), end - start)
 
 
-def _read(logits: torch.Tensor) -> Logits:
-    """Rows of logits that are still on the device."""
+def _download(logits: torch.Tensor) -> Logits:
+    """Bring rows of logits to the host."""
     return download((logits,))[0]
 
 
-def _found_size(shape: StepShape) -> int:
-    return shape.raced * (2 + 3 * shape.candidates)
+def _candidate_numbers(shape: StepShape) -> int:
+    return shape.raced_rows * (2 + 3 * shape.candidates)
 
 
 def _fits(shape: StepShape) -> bool:
     """Whether the static outputs have room for a step."""
-    return shape.wanted <= STATIC_ROWS and _found_size(shape) <= STATIC_FOUND and shape.states <= STATIC_STATES
+    candidates = _candidate_numbers(shape)
+    return shape.logit_rows <= STATIC_ROWS and candidates <= STATIC_CANDIDATES and shape.states <= STATIC_STATES
 
 
-def _of_shape(buffers: _Buffers, shape: StepShape) -> _Buffers:
-    """The parts that a shape uses; always the same addresses."""
+def _cut_buffers(buffers: _Buffers, shape: StepShape) -> _Buffers:
+    """The parts of the buffers that a shape uses; their addresses are the same every time."""
     return _Buffers(
         buffers.inputs[: layout_of(shape).size],
-        buffers.logits[: shape.wanted],
-        buffers.found[: _found_size(shape)].view(shape.raced, 2 + 3 * shape.candidates),
-        buffers.states[: shape.states].view(len(shape.watched), shape.rows, buffers.states.shape[1]),
+        buffers.logits[: shape.logit_rows],
+        buffers.candidates[: _candidate_numbers(shape)].view(shape.raced_rows, 2 + 3 * shape.candidates),
+        buffers.states[: shape.states].view(len(shape.feature_layers), shape.rows, buffers.states.shape[1]),
     )
 
 

@@ -8,7 +8,7 @@ itself: one exchange before the race tells every rank the row's largest score an
 2. `draw_part` on every rank, sent to rank 0
 3. `combine` on rank 0
 
-A row that holds NaN or no finite score is found in step 3, so that every rank takes every step.
+A row with NaN or without a finite score is refused in step 3, so that every rank takes every step.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.engine.interface import Draw, Drawn, Logits
+from paceline.engine.interface import Draw, DrawnTokens, Logits
 from paceline.protocol.errors import InvalidInput
 from paceline.protocol.proposal import Acceptance
 from paceline.sampling import acceptance
@@ -45,12 +45,12 @@ def vocabulary_shares(vocab_size: int, ranks: int) -> tuple[Share, ...]:
 
 
 def summarise(draw: Draw, logits: Logits, share: Share) -> Summaries:
-    """What the other ranks must know of this one's rows [k + 1, len(share)]; no rows for coupled draws."""
+    """What the other ranks need to know of this rank's logits [k + 1, len(share)]; empty for coupled draws."""
     if draw.acceptance is Acceptance.COUPLED:
         return np.empty((0, 3))
     scores = _scores(draw, logits)[:-1].astype(np.float64)
     summaries = np.full((len(scores), 3), -np.inf)
-    for row, token, summary in zip(scores, _proposed(draw), summaries, strict=True):
+    for row, token, summary in zip(scores, _proposed_ids(draw), summaries, strict=True):
         largest = float(row.max(initial=-np.inf))
         with np.errstate(invalid="ignore"):
             mass = float(np.exp(row - largest).sum()) if np.isfinite(largest) else 0.0
@@ -66,12 +66,14 @@ def draw_part(draw: Draw, logits: Logits, share: Share, summaries: NDArray[np.fl
         draw: how to draw.
         logits: [rows, len(share)].
         share: the ids of the columns.
-        summaries: [ranks, k, 3], what every rank said of its rows.
+        summaries: [ranks, k, 3], as every rank summarised its rows.
     """
     scores = _scores(draw, logits)
     if draw.acceptance is Acceptance.COUPLED:
         positions = acceptance.draw_positions(draw.round_)
-        return np.array([_coupled_part(draw, row, share, at) for row, at in zip(scores, positions, strict=True)])
+        return np.array(
+            [_coupled_part(draw, row, share, position) for row, position in zip(scores, positions, strict=True)]
+        )
     parts = _residual_parts(draw, scores[:-1], share, summaries)
     round_ = draw.round_
     position = round_.first_position + len(parts)
@@ -79,8 +81,8 @@ def draw_part(draw: Draw, logits: Logits, share: Share, summaries: NDArray[np.fl
     return np.array([*parts, (*bonus, 0.0)])
 
 
-def combine(draw: Draw, parts: NDArray[np.float64], summaries: NDArray[np.float64]) -> Drawn:
-    """The draws of one round from what all ranks found.
+def combine(draw: Draw, parts: NDArray[np.float64], summaries: NDArray[np.float64]) -> DrawnTokens:
+    """The draws of one round from the parts of all ranks.
 
     Args:
         draw: how it was drawn.
@@ -93,11 +95,11 @@ def combine(draw: Draw, parts: NDArray[np.float64], summaries: NDArray[np.float6
     masses = parts[:, :, 2].sum(axis=0)  # [rows]
     tokens = tuple(_winner(parts[:, row, :], float(mass)) for row, mass in enumerate(masses))
     if draw.acceptance is Acceptance.COUPLED:
-        return Drawn(tokens)
+        return DrawnTokens(tokens)
     p = _token_probabilities(summaries)
     if draw.acceptance is Acceptance.REJECTION:
-        return Drawn(tokens, p)
-    return Drawn(tokens, p, tuple(masses[:-1].tolist()))
+        return DrawnTokens(tokens, p)
+    return DrawnTokens(tokens, p, tuple(masses[:-1].tolist()))
 
 
 def _scores(draw: Draw, logits: Logits) -> Logits:
@@ -108,7 +110,7 @@ def _scores(draw: Draw, logits: Logits) -> Logits:
         return np.asarray(logits / np.float32(draw.temperature), np.float32)
 
 
-def _proposed(draw: Draw) -> tuple[int, ...]:
+def _proposed_ids(draw: Draw) -> tuple[int, ...]:
     return draw.round_.proposal.token_ids if draw.round_.proposal else ()
 
 
@@ -124,7 +126,7 @@ def _coupled_part(draw: Draw, scores: Logits, share: Share, position: int) -> tu
 def _residual_parts(
     draw: Draw, scores: Logits, share: Share, summaries: NDArray[np.float64]
 ) -> list[tuple[float, int, float]]:
-    """For each proposed token the race over [w p - q]+ here, or over p where that leaves nothing here."""
+    """For each proposed token this rank's race over [w p - q]+, or over p where that has no mass here."""
     round_ = draw.round_
     proposal = round_.proposal or acceptance.EMPTY
     weights = _weights(draw, summaries)
@@ -134,10 +136,10 @@ def _residual_parts(
         with np.errstate(invalid="ignore", over="ignore"):
             p = np.exp(row.astype(np.float64) - largest[i]) / total[i]
             q = acceptance.drafted_distribution(proposal, i, draw.vocab_size)[share.start : share.stop]
-            left = acceptance.residual(p, q, weights[i])
-        mass = float(left.sum())
+            leftover = acceptance.residual(p, q, weights[i])
+        mass = float(leftover.sum())
         best = race_part(
-            acceptance.log_of(left if mass > 0 else p),
+            acceptance.log_of(leftover if mass > 0 else p),
             share.start,
             draw.noise,
             Stream.RESIDUAL,
@@ -150,7 +152,7 @@ def _residual_parts(
 
 def _weights(draw: Draw, summaries: NDArray[np.float64]) -> tuple[float, ...]:
     if draw.acceptance is Acceptance.REJECTION:
-        return tuple(1.0 for _ in _proposed(draw))
+        return tuple(1.0 for _ in _proposed_ids(draw))
     proposal = draw.round_.proposal or acceptance.EMPTY
     return acceptance.block_weights(_token_probabilities(summaries), acceptance.drafted_probabilities(proposal))
 
@@ -168,12 +170,12 @@ def _token_probabilities(summaries: NDArray[np.float64]) -> tuple[float, ...]:
     largest, total = _normaliser(summaries)
     with np.errstate(invalid="ignore"):
         p = np.exp(summaries[:, :, 2].max(axis=0) - largest) / total
-    found: list[float] = p.tolist()
-    return tuple(found)
+    token_probabilities: list[float] = p.tolist()
+    return tuple(token_probabilities)
 
 
 def _winner(parts: NDArray[np.float64], mass: float) -> int:
-    """The id of one row's best [ranks, 3]; where a residual is left, ranks without any raced p and don't count.
+    """The id of one row's best part [ranks, 3]. Where a rank has a residual, those without one don't count.
 
     Raises:
         InvalidInput: the best value is not finite.

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.engine.interface import NO_PREFIX, Draw, Drawing, Drawn, Engine, Logits, Prefix, StepPlan
+from paceline.engine.interface import NO_PREFIX, Draw, Drawing, DrawnTokens, Engine, Logits, Prefix, StepPlan
 from paceline.engine.parallel.draws import Share, combine, draw_part, summarise, vocabulary_shares
 from paceline.engine.parallel.group import Bytes, RankGroup
 from paceline.engine.parallel.wire import Beat, CloseCommand, Command, Open, StepCommand, Stop, decode, encode
@@ -45,20 +45,20 @@ class ParallelEngine(WrappedEngine):
         Args:
             inner: the engine of rank 0's share.
             group: all ranks.
-            on_lost: told why, once, on any thread, when the group has failed.
+            on_lost: called once with the reason, on any thread, when the group has failed.
         """
         super().__init__(inner)
         self._on_lost = on_lost
         self._group = group
-        self._lost: PeerUnavailable | None = None
+        self._failure: PeerUnavailable | None = None
         self._turn = threading.Lock()
         self._stopped = threading.Event()
         threading.Thread(target=self._beat, name="rank-beats", daemon=True).start()
 
     def open(self, session: int, max_rows: int, prefix: Prefix = NO_PREFIX) -> int:  # noqa: D102
-        held = self._inner.open(session, max_rows, prefix)
+        rows = self._inner.open(session, max_rows, prefix)
         self._tell(Open(session, max_rows, prefix))
-        return held
+        return rows
 
     def close(self, session: int) -> None:  # noqa: D102
         self._inner.close(session)
@@ -76,9 +76,9 @@ class ParallelEngine(WrappedEngine):
             return run_step(self._inner, self._group, step)
 
     def stop(self) -> None:
-        """Let the other ranks go; harmless when one is gone already."""
+        """Tell the other ranks to stop; harmless when one is gone already."""
         self._stopped.set()
-        if self._lost is None:
+        if self._failure is None:
             with contextlib.suppress(PeerUnavailable):
                 self._tell(Stop())
 
@@ -90,17 +90,17 @@ class ParallelEngine(WrappedEngine):
     def _calling(self) -> Iterator[None]:
         """A call of all ranks, one at a time; any failure but a refusal ends the group."""
         with self._turn:
-            if self._lost is not None:
-                raise PeerUnavailable(self._lost.message)
+            if self._failure is not None:
+                raise PeerUnavailable(self._failure.message)
             try:
                 yield
             except PacelineError:
                 raise
             except Exception as error:
                 logger.error("tensor-parallel group lost: error=%r", error)
-                self._lost = PeerUnavailable(f"the tensor-parallel group of {self._group.size} ranks has failed")
-                self._on_lost(self._lost.message)
-                raise self._lost from error
+                self._failure = PeerUnavailable(f"the tensor-parallel group of {self._group.size} ranks has failed")
+                self._on_lost(self._failure.message)
+                raise self._failure from error
 
     def _beat(self) -> None:
         while not self._stopped.wait(BEAT_SECONDS):
@@ -111,10 +111,10 @@ class ParallelEngine(WrappedEngine):
 
 
 def follow(engine: Engine, group: RankGroup) -> None:
-    """What a rank other than 0 does until it is told to stop.
+    """Run the commands of rank 0, on any other rank, until it says stop.
 
     Raises:
-        Exception: the group has failed, or this rank's share of a call has; the rank is of no more use.
+        Exception: the group or this rank's share of a call has failed; the rank is of no more use.
     """
     while True:
         match decode(group.hear()):
@@ -143,8 +143,8 @@ def run_step(engine: Engine, group: RankGroup, step: StepCommand) -> Sequence[Lo
     draws = (*step.draws, *(None,) * (len(rows) - len(step.draws)))
     vocab_size = engine.info.fingerprint.vocab_size
     shares = vocabulary_shares(vocab_size, group.size)
-    own = shares[group.rank]
-    summaries = _exchange_summaries(group, [summarise(d, r, own) for d, r in zip(draws, rows, strict=True) if d])
+    share = shares[group.rank]
+    summaries = _exchange_summaries(group, [summarise(d, r, share) for d, r in zip(draws, rows, strict=True) if d])
     parts: list[NDArray[np.float64]] = []
     whole: list[Logits] = []
     summary = iter(summaries)
@@ -152,11 +152,11 @@ def run_step(engine: Engine, group: RankGroup, step: StepCommand) -> Sequence[Lo
         if draw is None:
             whole.append(logits)
         else:
-            parts.append(draw_part(draw, logits, own, next(summary)))
-    collected = group.collect(_packed(parts, whole, len(shares[0]))) if parts or any(map(len, whole)) else None
+            parts.append(draw_part(draw, logits, share, next(summary)))
+    messages = group.collect(_pack_message(parts, whole, len(shares[0]))) if parts or any(map(len, whole)) else None
     if group.rank != 0:
         return ()
-    return _answers(draws, rows, shares, summaries, _NO_BYTES if collected is None else collected)
+    return _answers(draws, rows, shares, summaries, _NO_BYTES if messages is None else messages)
 
 
 @dataclass(frozen=True)
@@ -167,27 +167,27 @@ class _CollectedDraw:
     parts: NDArray[np.float64]  # [ranks, rows, 3]
     summaries: NDArray[np.float64]  # [ranks, k, 3]
 
-    def drawn(self) -> Drawn:
+    def drawn_tokens(self) -> DrawnTokens:
         return combine(self.draw, self.parts, self.summaries)
 
 
-def _exchange_summaries(group: RankGroup, own: list[NDArray[np.float64]]) -> list[NDArray[np.float64]]:
-    """Every rank's summaries [ranks, k, 3] of each draw; nothing is sent where no draw has any."""
-    lengths = [len(each) for each in own]
+def _exchange_summaries(group: RankGroup, own_summaries: list[NDArray[np.float64]]) -> list[NDArray[np.float64]]:
+    """Every rank's summaries [ranks, k, 3] of each draw; nothing is sent if no draw has any."""
+    lengths = [len(each) for each in own_summaries]
     if not sum(lengths):
-        return [np.empty((group.size, 0, 3)) for _ in own]
-    found = group.exchange(np.concatenate(own).reshape(-1).view(np.uint8))
-    rows = found.view(np.float64).reshape(group.size, sum(lengths), 3)
+        return [np.empty((group.size, 0, 3)) for _ in own_summaries]
+    messages = group.exchange(np.concatenate(own_summaries).reshape(-1).view(np.uint8))
+    rows = messages.view(np.float64).reshape(group.size, sum(lengths), 3)
     return np.split(rows, np.cumsum(lengths)[:-1], axis=1)
 
 
-def _packed(parts: list[NDArray[np.float64]], whole: list[Logits], width: int) -> Bytes:
+def _pack_message(parts: list[NDArray[np.float64]], whole: list[Logits], width: int) -> Bytes:
     """One rank's message: the parts of all draws, then logits padded to the widest share."""
     pieces = [np.ascontiguousarray(each).reshape(-1).view(np.uint8) for each in parts]
     for logits in whole:
-        padded = np.zeros((len(logits), width), np.float32)
-        padded[:, : logits.shape[1]] = logits
-        pieces.append(padded.reshape(-1).view(np.uint8))
+        block = np.zeros((len(logits), width), np.float32)
+        block[:, : logits.shape[1]] = logits
+        pieces.append(block.reshape(-1).view(np.uint8))
     return np.concatenate(pieces)
 
 
@@ -196,20 +196,20 @@ def _answers(
     rows: Sequence[Logits],
     shares: Sequence[Share],
     summaries: list[NDArray[np.float64]],
-    collected: Bytes,  # [ranks, n]
+    messages: Bytes,  # [ranks, n]
 ) -> list[Logits | Drawing]:
-    ranks, width, at = len(shares), len(shares[0]), 0
-    made: dict[int, Logits | Drawing] = {}
+    ranks, width, offset = len(shares), len(shares[0]), 0
+    answers: dict[int, Logits | Drawing] = {}
     summary = iter(summaries)
-    # The order of `_packed`: draws, then logits.
+    # The order of `_pack_message`: draws, then logits.
     for index in sorted(range(len(draws)), key=lambda index: draws[index] is None):
         draw, count = draws[index], len(rows[index])
         size = count * (3 * 8 if draw is not None else width * 4)
-        piece = np.ascontiguousarray(collected[:, at : at + size]) if count else np.empty((ranks, 0), np.uint8)
-        at += size
+        piece = np.ascontiguousarray(messages[:, offset : offset + size]) if count else np.empty((ranks, 0), np.uint8)
+        offset += size
         if draw is not None:
-            made[index] = _CollectedDraw(draw, piece.view(np.float64).reshape(ranks, count, 3), next(summary))
+            answers[index] = _CollectedDraw(draw, piece.view(np.float64).reshape(ranks, count, 3), next(summary))
         else:
             blocks = piece.view(np.float32).reshape(ranks, count, width)
-            made[index] = np.concatenate([b[:, : len(s)] for b, s in zip(blocks, shares, strict=True)], axis=1)
-    return [made[index] for index in range(len(draws))]
+            answers[index] = np.concatenate([b[:, : len(s)] for b, s in zip(blocks, shares, strict=True)], axis=1)
+    return [answers[index] for index in range(len(draws))]

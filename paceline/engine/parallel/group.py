@@ -102,23 +102,23 @@ class ProcessRanks:
 
     def agree(self, same: str, max_kv_rows: int) -> int:  # noqa: D102
         facts = np.append(np.frombuffer(hashlib.sha256(same.encode()).digest(), np.int64), max_kv_rows)
-        gathered = torch.empty((self.size, facts.size), dtype=torch.int64)
-        dist.all_gather(list(gathered), torch.from_numpy(facts))
-        found: Ints = gathered.numpy()
-        for rank, others in enumerate(found):
-            if (others[:-1] != found[0, :-1]).any():
+        buffer = torch.empty((self.size, facts.size), dtype=torch.int64)
+        dist.all_gather(list(buffer), torch.from_numpy(facts))
+        rank_facts: Ints = buffer.numpy()
+        for rank, row in enumerate(rank_facts):
+            if (row[:-1] != rank_facts[0, :-1]).any():
                 raise InvalidInput.of(f"what rank {rank} loaded", "another model", "rank 0's")
-        return int(found[:, -1].min())
+        return int(rank_facts[:, -1].min())
 
     def tell(self, command: Ints) -> None:  # noqa: D102
         first = torch.zeros(INLINE_INTS, dtype=torch.int64)
         first[0] = command.size
         rest = torch.from_numpy(command)
-        held = min(command.size, INLINE_INTS - 1)
-        first[1 : 1 + held] = rest[:held]
+        inline = min(command.size, INLINE_INTS - 1)
+        first[1 : 1 + inline] = rest[:inline]
         dist.broadcast(first, 0, group=self._talk)
-        if held < command.size:
-            dist.broadcast(rest[held:].clone(), 0, group=self._talk)
+        if inline < command.size:
+            dist.broadcast(rest[inline:].clone(), 0, group=self._talk)
 
     def hear(self) -> Ints:  # noqa: D102
         first = torch.zeros(INLINE_INTS, dtype=torch.int64)
@@ -135,14 +135,14 @@ class ProcessRanks:
         return tensor
 
     def exchange(self, data: Bytes) -> Bytes:  # noqa: D102
-        found = torch.empty((self.size, data.size), dtype=torch.uint8)
-        dist.all_gather(list(found), torch.from_numpy(data), group=self._talk)
-        return np.asarray(found.numpy())
+        buffer = torch.empty((self.size, data.size), dtype=torch.uint8)
+        dist.all_gather(list(buffer), torch.from_numpy(data), group=self._talk)
+        return np.asarray(buffer.numpy())
 
     def collect(self, data: Bytes) -> Bytes | None:  # noqa: D102
-        found = torch.empty((self.size, data.size), dtype=torch.uint8) if self.rank == 0 else None
-        dist.gather(torch.from_numpy(data), None if found is None else list(found), 0, group=self._talk)
-        return None if found is None else np.asarray(found.numpy())
+        buffer = torch.empty((self.size, data.size), dtype=torch.uint8) if self.rank == 0 else None
+        dist.gather(torch.from_numpy(data), None if buffer is None else list(buffer), 0, group=self._talk)
+        return None if buffer is None else np.asarray(buffer.numpy())
 
     def close(self) -> None:  # noqa: D102
         dist.destroy_process_group()

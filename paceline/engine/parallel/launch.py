@@ -1,4 +1,4 @@
-"""Ranks as processes: which one this is, starting the others, noticing at once that one has died.
+"""Ranks as processes: start the others, and notice at once when one dies.
 
 On one machine rank 0 starts the others itself; several machines are started by torchrun, which puts
 each rank's place into its environment. Nothing here imports torch: health answers while it loads.
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 DEATH_SECONDS = 0.5
 """From the moment in which a rank's connections break to its end: the kernel closes them first."""
 STOP_SECONDS = 5.0
-"""How long told ranks may take to stop; this and the next two are chosen, not tuned."""
+"""How long ranks may take to stop once they are told; this and the next two are chosen, not tuned."""
 REAP_SECONDS = 1.0
 """How long the exit code of a process that has ended may take to appear."""
 REFUSAL_SECONDS = 5.0
@@ -44,7 +44,7 @@ _SET_PDEATHSIG = 1
 class RankProcesses:
     """The ranks that rank 0 has started on its own machine.
 
-    They end with rank 0 however it ends, and don't heed the signals that tell it to: rank 0 lets running
+    They end with rank 0 however it ends, and ignore the signals that stop it: rank 0 lets running
     sessions end first, which takes all ranks.
     """
 
@@ -76,30 +76,30 @@ class RankProcesses:
         """Call `on_death` on a thread of its own, once, when a rank ends before `close`; then kill the others."""
 
         def wait() -> None:
-            ended = self._ended(None)
+            reasons = self._exit_reasons(None)
             if self._closing.is_set():
                 return
-            on_death(ended)
-            # A call that waits for them fails the sooner.
+            on_death(reasons)
+            # A call that waits for them fails sooner.
             for process in self._ranks.values():
                 process.kill()
 
         threading.Thread(target=wait, name="rank-watch", daemon=True).start()
 
     def why_lost(self, error: str) -> str:
-        """Which rank ended, and how, when a call of all ranks fails with `error`; the call may notice first."""
-        return self._ended(DEATH_SECONDS) or error
+        """Which rank ended, and how, when a call of all ranks fails with `error`; the exit may show after it."""
+        return self._exit_reasons(DEATH_SECONDS) or error
 
-    def _ended(self, timeout_s: float | None) -> str:
-        """The last words of those that have ended, once one has; empty: none has in time."""
-        ended = connection.wait([process.sentinel for process in self._ranks.values()], timeout_s)
+    def _exit_reasons(self, timeout_s: float | None) -> str:
+        """How the ranks that have ended did so, once one has; empty: none has within the timeout."""
+        sentinels = connection.wait([process.sentinel for process in self._ranks.values()], timeout_s)
         with self._reaping:  # one thread gets a child's exit code; the process object keeps it for the others
-            return ", ".join(_last_words(r, p) for r, p in self._ranks.items() if p.sentinel in ended)
+            return ", ".join(_last_words(r, p) for r, p in self._ranks.items() if p.sentinel in sentinels)
 
-    def close(self, *, told: bool) -> None:
-        """End the ranks; those that were `told` to stop get `STOP_SECONDS` for it, all together."""
+    def close(self, *, graceful: bool) -> None:
+        """End the ranks; `graceful`: they have been told to stop, and have `STOP_SECONDS` for it, all together."""
         self._closing.set()
-        deadline = time.monotonic() + (STOP_SECONDS if told else 0.0)
+        deadline = time.monotonic() + (STOP_SECONDS if graceful else 0.0)
         for process in self._ranks.values():
             process.join(max(0.0, deadline - time.monotonic()))
             process.kill()
@@ -113,7 +113,7 @@ def run_rank(model: str, settings: EngineSettings, place: Place) -> None:
         PacelineError: the rank's share can't be loaded.
         Exception: the group has failed.
     """
-    if threading.current_thread() is threading.main_thread():  # else they are not this rank's to heed
+    if threading.current_thread() is threading.main_thread():  # else signals are the caller's
         for number in stop_signals():
             signal.signal(number, signal.SIG_IGN)
     from paceline.engine.parallel.loading import serve_rank
@@ -123,7 +123,7 @@ def run_rank(model: str, settings: EngineSettings, place: Place) -> None:
 
 
 def _child(model: str, settings: EngineSettings, place: Place, parent: int, log_format: LogFormat) -> None:
-    """The whole life of a started rank; it has no interpreter's end, which may wait for a group that is broken."""
+    """Run a started rank to its end. The interpreter's own shutdown is skipped: it may wait for a broken group."""
     _end_with_parent(parent)
     log_to_stderr(f"rank {place.rank}: ", log_format)
     code = 0

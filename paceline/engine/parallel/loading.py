@@ -37,7 +37,7 @@ def lead(
         settings: of the whole service; threads are divided between the ranks of a machine.
         place: of this rank.
         listener: see `ProcessRanks`.
-        on_lost: told why, once, on any thread, when the group has failed.
+        on_lost: called once with the reason, on any thread, when the group has failed.
 
     Raises:
         InvalidInput, Unsupported: as for `load_engine`; or the degree doesn't fit the model.
@@ -47,7 +47,7 @@ def lead(
         from paceline.engine.parallel.sharding import check_degree
         from paceline.engine.weights import load_decoder_config
 
-        # Before the others are met, who would refuse it too: it is said once.
+        # Before the ranks meet: each would refuse it, and the reason is logged once.
         check_degree(load_decoder_config(resolved, settings), place.size)
     device = rank_device(model, settings, place)
     group = ProcessRanks(place, device, listener)

@@ -89,23 +89,23 @@ def shard_model(model: PreTrainedModel, group: RankGroup, share: Share, read_out
                 f"model type {name}: {path} is split {style}, and other code reads its weights; not built"
             )
         _replace(model, path, _columns(module, group) if style == COLUMNS else _rows(module, group))
-    model.set_output_embeddings(_sliced(head, slice(share.start, share.stop), slice(None)))
+    model.set_output_embeddings(_slice_linear(head, slice(share.start, share.stop), slice(None)))
 
 
 def _columns(linear: nn.Linear, group: RankGroup) -> nn.Linear:
-    return _sliced(linear, _own(linear.out_features, group), slice(None))
+    return _slice_linear(linear, _own_slice(linear.out_features, group), slice(None))
 
 
 def _rows(linear: nn.Linear, group: RankGroup) -> SummedLinear:
-    return SummedLinear(_sliced(linear, slice(None), _own(linear.in_features, group)), group.sum)
+    return SummedLinear(_slice_linear(linear, slice(None), _own_slice(linear.in_features, group)), group.sum)
 
 
-def _own(size: int, group: RankGroup) -> slice:
-    """This rank's part of `size` columns; parts differ by one where they must."""
+def _own_slice(size: int, group: RankGroup) -> slice:
+    """This rank's part of `size` columns; parts differ by at most one."""
     return slice(size * group.rank // group.size, size * (group.rank + 1) // group.size)
 
 
-def _sliced(linear: nn.Linear, outputs: slice, inputs: slice) -> nn.Linear:
+def _slice_linear(linear: nn.Linear, outputs: slice, inputs: slice) -> nn.Linear:
     """A layer of some outputs and inputs; the bias follows the outputs. Copies, so that the whole can be freed."""
     bias = None if linear.bias is None else linear.bias[outputs].clone()
     return frozen_linear(linear.weight[outputs, inputs].clone(), bias)

@@ -1,4 +1,4 @@
-"""What rank 0 tells the others, as int64s: no pickle, and nothing that the next field of a plan could be left out of.
+"""Rank 0's commands as int64s: no pickle, and no list of fields that a new field could be missing from.
 
 The layout of a dataclass is its fields in order: an integer, the bits of a float, the index of an enum's
 member, text as its length and bytes, an optional as 0 or 1 and the value, a tuple as its length and its
@@ -54,7 +54,7 @@ class Beat:
 
 @dataclass(frozen=True)
 class Stop:
-    """The ranks' work is done."""
+    """The other ranks may end."""
 
 
 Command = Open | CloseCommand | StepCommand | Beat | Stop
@@ -63,7 +63,7 @@ _KINDS: tuple[type[Command], ...] = (Open, CloseCommand, StepCommand, Beat, Stop
 _Put = Callable[[Any, list[int]], None]
 _Take = Callable[[Iterator[int]], Any]
 _WIDE = 1 << 62
-"""Stands before the two halves of an integer that doesn't fit, such as a seed."""
+"""Marks an integer that doesn't fit, such as a seed: its two halves follow."""
 
 
 def encode(command: Command) -> Ints:
@@ -168,8 +168,8 @@ def _take_float(source: Iterator[int]) -> float:
 
 
 def _put_text(value: str, out: list[int]) -> None:
-    encoded = value.encode()
-    out += (len(encoded), *encoded)
+    text = value.encode()
+    out += (len(text), *text)
 
 
 def _take_text(source: Iterator[int]) -> str:

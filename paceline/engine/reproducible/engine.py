@@ -1,4 +1,4 @@
-"""The engine of reproducible mode: logits are bit-identical whatever runs beside a session, and however it got there.
+"""The engine of reproducible mode: logits are bit-identical whatever else runs, and however a text is cut.
 
 Every pass has one of two shapes (`paceline.engine.reproducible.shapes`). Attention runs
 session by session in tiles of eight queries, over the bucket of their position,
@@ -25,10 +25,10 @@ from paceline.engine.ledger import depths
 from paceline.engine.reproducible.shapes import (
     TILE_ROWS,
     Pass,
-    Placed,
+    RowPlacement,
     bucket,
     by_bucket,
-    chained,
+    chain_rows,
     passes,
     tree_paths,
 )
@@ -73,17 +73,17 @@ class _Chain:
     groups: tuple[_BucketGroup, ...]
 
     def write(self, call: AttentionCall) -> None:
-        """Put the keys and values of the pass where they belong."""
+        """Write the keys and values of the pass to their slots."""
         _write(call, self.rows, self.kv, self.first)
 
     def turns(self, layer: int) -> Iterator[tuple[_BucketGroup, ...]]:
-        """The groups of each turn, while the session's keys and values are as they must be for it."""
+        """The groups of each turn; until the next one, the session's slots hold their keys and values."""
         yield self.groups
 
 
 @dataclass(frozen=True)
 class _Tree:
-    """Rows of a pass that branch. `tree` holds all its rows' keys and values through all passes of the step."""
+    """Rows of a pass that branch. `tree` holds the keys and values of all the tree's rows during the whole step."""
 
     kv: SessionKV
     rows: slice
@@ -92,11 +92,11 @@ class _Tree:
     branches: tuple[_PaddedBranch, ...]
 
     def write(self, call: AttentionCall) -> None:
-        """Put the keys and values of the pass where they belong."""
+        """Write the keys and values of the pass to their slots."""
         _write(call, self.rows, self.tree, self.start)
 
     def turns(self, layer: int) -> Iterator[tuple[_BucketGroup, ...]]:
-        """The groups of each turn, while the session's keys and values are as they must be for it."""
+        """The groups of each turn; until the next one, the session's slots hold their keys and values."""
         for branch in self.branches:
             slots = slice(branch.first, branch.first + len(branch.path))
             self.kv.keys(layer)[:, slots] = self.tree.keys(layer)[:, branch.path]
@@ -105,7 +105,7 @@ class _Tree:
 
 
 def _write(call: AttentionCall, rows: slice, kv: SessionKV, first: int) -> None:
-    """Put the keys and values of some rows of a pass into the slots from `first` on."""
+    """Write the keys and values of some rows of a pass to the slots from `first` on."""
     slots = slice(first, first + rows.stop - rows.start)
     kv.keys(call.layer)[:, slots] = call.key[0, :, rows]
     kv.values(call.layer)[:, slots] = call.value[0, :, rows]
@@ -116,26 +116,26 @@ class _PassAttention:
     """Attention of one pass, part by part; padded rows get zeros."""
 
     parts: tuple[_Chain | _Tree, ...]
-    of_layer: tuple[int, ...]
+    kind_of_layer: tuple[int, ...]
 
     def attend(self, call: AttentionCall) -> torch.Tensor:
         query = call.query[0]  # [heads, rows, head_dim]
-        attended = torch.zeros_like(query)
+        output = torch.zeros_like(query)
         for part in self.parts:
             part.write(call)
             keys, values = part.kv.keys(call.layer), part.kv.values(call.layer)
             for groups in part.turns(call.layer):
                 for group in groups:
-                    mask = group.masks[self.of_layer[call.layer]]
-                    attended[:, group.rows] = _attend_tiles(group, mask, query, (keys, values), call.scaling)
-        return attended.transpose(0, 1)[None]
+                    mask = group.masks[self.kind_of_layer[call.layer]]
+                    output[:, group.rows] = _attend_tiles(group, mask, query, (keys, values), call.scaling)
+        return output.transpose(0, 1)[None]
 
 
 def _attend_tiles(
     group: _BucketGroup,
     mask: torch.Tensor,
     query: torch.Tensor,
-    held: tuple[torch.Tensor, torch.Tensor],
+    keys_values: tuple[torch.Tensor, torch.Tensor],
     scaling: float | None,
 ) -> torch.Tensor:  # [heads, count, head_dim]
     """Attention in tiles of one shape.
@@ -145,15 +145,15 @@ def _attend_tiles(
     which its sums depend on.
     """
     heads, head_dim = query.shape[0], query.shape[2]
-    kv_heads, tiles = held[0].shape[0], group.tiles
+    kv_heads, tiles = keys_values[0].shape[0], group.tiles
     groups = heads // kv_heads
-    padded = query.new_zeros((heads, tiles * TILE_ROWS, head_dim))
-    padded[:, group.offset : group.offset + group.count] = query[:, group.rows]
-    tiled = padded.view(kv_heads, groups, tiles, TILE_ROWS, head_dim).permute(2, 0, 1, 3, 4)
-    packed = tiled.reshape(tiles, kv_heads, groups * TILE_ROWS, head_dim)
-    keys, values = (part[None, :, : group.length].expand(tiles, -1, -1, -1) for part in held)
-    found = functional.scaled_dot_product_attention(packed, keys, values, attn_mask=mask, scale=scaling)
-    rows = found.view(tiles, kv_heads, groups, TILE_ROWS, head_dim).permute(1, 2, 0, 3, 4)
+    padded_query = query.new_zeros((heads, tiles * TILE_ROWS, head_dim))
+    padded_query[:, group.offset : group.offset + group.count] = query[:, group.rows]
+    query_tiles = padded_query.view(kv_heads, groups, tiles, TILE_ROWS, head_dim).permute(2, 0, 1, 3, 4)
+    packed_tiles = query_tiles.reshape(tiles, kv_heads, groups * TILE_ROWS, head_dim)
+    keys, values = (part[None, :, : group.length].expand(tiles, -1, -1, -1) for part in keys_values)
+    attention = functional.scaled_dot_product_attention(packed_tiles, keys, values, attn_mask=mask, scale=scaling)
+    rows = attention.view(tiles, kv_heads, groups, TILE_ROWS, head_dim).permute(1, 2, 0, 3, 4)
     return rows.reshape(heads, tiles * TILE_ROWS, head_dim)[:, group.offset : group.offset + group.count]
 
 
@@ -166,9 +166,9 @@ class ReproducibleEngine(TransformerEngine):
         self._decode_rows = decoder.settings.reproducible_rows
 
     def open(self, session: int, max_rows: int, prefix: Prefix = NO_PREFIX) -> int:  # noqa: D102
-        reused = super().open(session, bucket(max_rows), prefix)
+        cached_rows = super().open(session, bucket(max_rows), prefix)
         self._prompt_rows[session] = prefix.prompt_rows
-        return reused
+        return cached_rows
 
     def close(self, session: int) -> None:  # noqa: D102
         super().close(session)
@@ -181,67 +181,71 @@ class ReproducibleEngine(TransformerEngine):
                 raise InvalidInput.of(name, item.trunk, f"{item.base_length} in reproducible mode: no kept trees")
         trees = {item.session: self._prepare(item) for item in plan.items}
         self._ledger.apply(plan)
-        found: dict[tuple[int, int], Logits] = {}
+        row_logits: dict[tuple[int, int], Logits] = {}
         layers = self._kept.begin(plan)
-        for made in passes(plan, self._prompt_rows, self._decode_rows):
-            computed, states = self._run_pass(made, trees, layers)
-            logits = self._on_host(computed)
-            for placed in made.placed:
+        for pass_ in passes(plan, self._prompt_rows, self._decode_rows):
+            pass_logits, states = self._run_pass(pass_, trees, layers)
+            logits = self._on_host(pass_logits)
+            for placement in pass_.placements:
                 if states:
-                    rows = slice(placed.at, placed.at + placed.end - placed.start)
-                    self._kept.take(placed.item.session, placed.start, states, rows)
-                for row in _wanted(placed):
-                    found[placed.item.session, row] = logits[placed.at + row - placed.start]
+                    rows = slice(placement.pass_row, placement.pass_row + placement.end - placement.start)
+                    self._kept.take(placement.item.session, placement.start, states, rows)
+                for row in _logit_rows(placement):
+                    row_logits[placement.item.session, row] = logits[placement.pass_row + row - placement.start]
         for item in plan.items:
             tree = trees[item.session]
             if tree is not None:
                 branches = tree.copy_out(0, tree.capacity)
-                self._kv[item.session].copy_in(item.base_length + chained(item), branches)
+                self._kv[item.session].copy_in(item.base_length + chain_rows(item), branches)
         none = np.empty((0, self.info.fingerprint.vocab_size), np.float32)
-        wanted = [[found[item.session, row] for row in item.logit_rows] for item in plan.items]
-        return [np.stack(rows) if rows else none for rows in wanted]
+        outputs = [[row_logits[item.session, row] for row in item.logit_rows] for item in plan.items]
+        return [np.stack(rows) if rows else none for rows in outputs]
 
     def _prepare(self, item: StepItem) -> SessionKV | None:
         """Move kept rows, make every key that the step reads finite, and make room for a tree's rows."""
         kv, count = self._kv[item.session], len(item.token_ids)
         kv.keep(item.base_length, item.kept_rows)
         kv.fill(bucket(item.base_length + count))
-        rows = count - chained(item)
+        rows = count - chain_rows(item)
         return SessionKV(self._kv_shape, rows) if rows else None
 
     def _run_pass(
-        self, made: Pass, trees: dict[int, SessionKV | None], layers: frozenset[int]
+        self, pass_: Pass, trees: dict[int, SessionKV | None], layers: frozenset[int]
     ) -> tuple[torch.Tensor, States]:
-        tokens, positions = [0] * made.rows, [0] * made.rows
-        for placed in made.placed:
-            at = slice(placed.at, placed.at + placed.end - placed.start)
-            tokens[at] = placed.item.token_ids[placed.start : placed.end]
-            positions[at] = [placed.item.base_length + depth - 1 for depth in depths(placed.item)][
-                placed.start : placed.end
+        tokens, positions = [0] * pass_.rows, [0] * pass_.rows
+        for placement in pass_.placements:
+            rows = slice(placement.pass_row, placement.pass_row + placement.end - placement.start)
+            tokens[rows] = placement.item.token_ids[placement.start : placement.end]
+            positions[rows] = [placement.item.base_length + depth - 1 for depth in depths(placement.item)][
+                placement.start : placement.end
             ]
-        wanted = [*range(made.rows)] if any(_wanted(placed) for placed in made.placed) else [0]
+        logit_rows = [*range(pass_.rows)] if any(_logit_rows(placement) for placement in pass_.placements) else [0]
         parts = tuple(
-            part for placed in made.placed for part in self._parts(placed, positions, trees[placed.item.session])
+            part
+            for placement in pass_.placements
+            for part in self._parts(placement, positions, trees[placement.item.session])
         )
         attender = _PassAttention(parts, self.attention.of_layer)
-        return self._watched_forward(attender, tokens, positions, wanted, layers)
+        return self._watched_forward(attender, tokens, positions, logit_rows, layers)
 
-    def _parts(self, placed: Placed, positions: Sequence[int], tree: SessionKV | None) -> Iterator[_Chain | _Tree]:
-        item, kv = placed.item, self._kv[placed.item.session]
-        root, end = chained(item), placed.at + placed.end - placed.start
-        middle = min(max(root, placed.start), placed.end)
-        turn = placed.at + middle - placed.start
-        if turn > placed.at:
+    def _parts(
+        self, placement: RowPlacement, positions: Sequence[int], tree: SessionKV | None
+    ) -> Iterator[_Chain | _Tree]:
+        item, kv = placement.item, self._kv[placement.item.session]
+        root, end = chain_rows(item), placement.pass_row + placement.end - placement.start
+        middle = min(max(root, placement.start), placement.end)
+        turn = placement.pass_row + middle - placement.start
+        if turn > placement.pass_row:
             # A prompt's rows keep their index in a tile, as they keep their index in a pass.
-            groups = self._groups([*range(placed.at, turn)], positions, placed.at % TILE_ROWS)
-            yield _Chain(kv, slice(placed.at, turn), item.base_length + placed.start, groups)
+            groups = self._groups([*range(placement.pass_row, turn)], positions, placement.pass_row % TILE_ROWS)
+            yield _Chain(kv, slice(placement.pass_row, turn), item.base_length + placement.start, groups)
         if turn < end:
-            assert tree is not None, "made for every item that branches"
-            yield _Tree(kv, slice(turn, end), middle - root, tree, self._branches(placed, middle, positions))
+            assert tree is not None, "every item that branches has one"
+            yield _Tree(kv, slice(turn, end), middle - root, tree, self._branches(placement, middle, positions))
 
-    def _branches(self, placed: Placed, start: int, positions: Sequence[int]) -> tuple[_PaddedBranch, ...]:
-        item = placed.item
-        root, shift = chained(item), placed.at - placed.start
+    def _branches(self, placement: RowPlacement, start: int, positions: Sequence[int]) -> tuple[_PaddedBranch, ...]:
+        item = placement.item
+        root, shift = chain_rows(item), placement.pass_row - placement.start
         device = self._kv_shape.device
         return tuple(
             _PaddedBranch(
@@ -249,7 +253,7 @@ class ReproducibleEngine(TransformerEngine):
                 item.base_length + root,
                 self._groups([row + shift for row in rows], positions, 0),
             )
-            for path, rows in tree_paths(item, start, placed.end)
+            for path, rows in tree_paths(item, start, placement.end)
         )
 
     def _groups(self, rows: Sequence[int], positions: Sequence[int], offset: int) -> tuple[_BucketGroup, ...]:
@@ -277,12 +281,12 @@ class ReproducibleEngine(TransformerEngine):
         last[own, 0] = torch.tensor(positions)
         if horizon is not None:
             first[own, 0] = torch.from_numpy(horizon[list(positions)])
-        at = torch.arange(length)
+        slots = torch.arange(length)
         mask = torch.zeros((tiles * TILE_ROWS, length), dtype=shape.dtype)
-        mask.masked_fill_((at < first) | (at > last), float("-inf"))
+        mask.masked_fill_((slots < first) | (slots > last), float("-inf"))
         return mask.to(shape.device).view(tiles, 1, TILE_ROWS, length).repeat(1, 1, shape.groups, 1)
 
 
-def _wanted(placed: Placed) -> list[int]:
-    """Rows of the item that are in the pass and whose logits are wanted."""
-    return [row for row in placed.item.logit_rows if placed.start <= row < placed.end]
+def _logit_rows(placement: RowPlacement) -> list[int]:
+    """The item's logit rows that are in the pass."""
+    return [row for row in placement.item.logit_rows if placement.start <= row < placement.end]

@@ -59,9 +59,9 @@ def _logits(engine: Engine, chunks: Sequence[tuple[int, ...]], items: Sequence[S
     for chunk in chunks:
         engine.step(StepPlan((StepItem(0, start, chunk),)))
         start += len(chunk)
-    found = [engine.step(StepPlan((item,)))[0].copy() for item in items]
+    rows = [engine.step(StepPlan((item,)))[0].copy() for item in items]
     engine.close(0)
-    return np.concatenate(found)
+    return np.concatenate(rows)
 
 
 def _require_equal(what: str, first: Logits, second: Logits) -> None:

@@ -5,7 +5,7 @@ over different lengths. So in reproducible mode there are two shapes of a pass,
 and attention sums over a length that is a function of the position alone
 (a bucket). Prompt rows run in passes of `PROMPT_ROWS`, each at the index that
 its position has in its chunk; all later rows run in passes of `decode_rows`, a
-setting, at any index, in any company. What is missing is padding.
+setting, at any index and beside any other rows. Passes are padded to their shape.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from paceline.engine.interface import StepItem, StepPlan
 PROMPT_ROWS = 64
 """Rows of a prompt's pass."""
 BUCKET_ROWS = 128
-"""Keys by which the length of attention grows."""
+"""Keys of a bucket: attention sums over whole buckets."""
 TILE_ROWS = 8
 """Rows that attend together; both shapes are made of whole tiles.
 
@@ -38,13 +38,13 @@ def bucket(rows: int) -> int:
 
 
 @dataclass(frozen=True)
-class Placed:
-    """New rows [start, end) of an item, at rows `at`, `at` + 1, … of a pass."""
+class RowPlacement:
+    """New rows [start, end) of an item, at rows `pass_row`, `pass_row` + 1, … of a pass."""
 
     item: StepItem
     start: int
     end: int
-    at: int
+    pass_row: int
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Pass:
     """One forward pass of `rows` rows, padding included."""
 
     rows: int
-    placed: tuple[Placed, ...]
+    placements: tuple[RowPlacement, ...]
 
 
 def passes(plan: StepPlan, prompt_rows: Mapping[int, int], decode_rows: int) -> list[Pass]:
@@ -60,18 +60,18 @@ def passes(plan: StepPlan, prompt_rows: Mapping[int, int], decode_rows: int) -> 
 
     `prompt_rows`: of each session, the rows that have the prompt's shape.
     """
-    made: list[Pass] = []
+    prompt_passes: list[Pass] = []
     later: list[tuple[StepItem, int]] = []
     for item in plan.items:
-        prompt_end = min(chained(item), max(0, prompt_rows[item.session] - item.base_length))
-        made.extend(_prompt_passes(item, prompt_end))
+        prompt_end = min(chain_rows(item), max(0, prompt_rows[item.session] - item.base_length))
+        prompt_passes.extend(_prompt_passes(item, prompt_end))
         if prompt_end < len(item.token_ids):
             later.append((item, prompt_end))
-    return made + list(_decode_passes(later, decode_rows))
+    return prompt_passes + list(_decode_passes(later, decode_rows))
 
 
-def chained(item: StepItem) -> int:
-    """New rows, from the first on, that follow one another and that every later row descends from."""
+def chain_rows(item: StepItem) -> int:
+    """The number of new rows, from the first on, that form a chain which every later row descends from."""
     count = len(item.token_ids)
     branching = ((row, item.parent_of(row)) for row in range(count))
     return min((parent + 1 for row, parent in branching if parent != row - 1), default=count)
@@ -84,19 +84,19 @@ def tree_paths(item: StepItem, start: int, end: int) -> list[tuple[tuple[int, ..
         For each group the whole path, from the first row that hangs from the
         chain on, and the group's own rows, ascending.
     """
-    left = set(range(start, end))
-    root = chained(item)
+    remaining = set(range(start, end))
+    root = chain_rows(item)
     groups = []
     for leaf in range(end - 1, start - 1, -1):
-        if leaf not in left:
+        if leaf not in remaining:
             continue
         path, row = [], leaf
         while row >= root:
             path.append(row)
             row = item.parent_of(row)
         path.reverse()
-        groups.append((tuple(path), tuple(each for each in path if each in left)))
-        left.difference_update(path)
+        groups.append((tuple(path), tuple(each for each in path if each in remaining)))
+        remaining.difference_update(path)
     return groups
 
 
@@ -112,24 +112,24 @@ def by_bucket(positions: Sequence[int]) -> Iterator[tuple[int, int]]:
 def _prompt_passes(item: StepItem, end: int) -> Iterator[Pass]:
     start = 0
     while start < end:
-        at = (item.base_length + start) % PROMPT_ROWS
-        stop = min(end, start + PROMPT_ROWS - at)
-        yield Pass(PROMPT_ROWS, (Placed(item, start, stop, at),))
+        pass_row = (item.base_length + start) % PROMPT_ROWS
+        stop = min(end, start + PROMPT_ROWS - pass_row)
+        yield Pass(PROMPT_ROWS, (RowPlacement(item, start, stop, pass_row),))
         start = stop
 
 
 def _decode_passes(items: Sequence[tuple[StepItem, int]], rows: int) -> Iterator[Pass]:
-    placed: list[Placed] = []
-    at = 0
+    placements: list[RowPlacement] = []
+    pass_row = 0
     for item, first in items:
         start, count = first, len(item.token_ids)
         while start < count:
-            end = min(count, start + rows - at)
-            placed.append(Placed(item, start, end, at))
-            at += end - start
+            end = min(count, start + rows - pass_row)
+            placements.append(RowPlacement(item, start, end, pass_row))
+            pass_row += end - start
             start = end
-            if at == rows:
-                yield Pass(rows, tuple(placed))
-                placed, at = [], 0
-    if placed:
-        yield Pass(rows, tuple(placed))
+            if pass_row == rows:
+                yield Pass(rows, tuple(placements))
+                placements, pass_row = [], 0
+    if placements:
+        yield Pass(rows, tuple(placements))

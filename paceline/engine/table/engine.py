@@ -81,14 +81,14 @@ def _hash_of(tokens: Sequence[int], path_hash: int = _EMPTY_PATH) -> int:
 def table_features(tokens: Sequence[int], need: FeatureNeed, order: int = 0) -> FeatureRows:
     """What a table model's features of the last of these tokens are: [layers · hidden], exact in float16."""
     path = _hash_of(tokens[-order:] if order else tokens)
-    found: FeatureRows = np.concatenate([_state(path, layer) for layer in need.layers])
-    return found
+    features: FeatureRows = np.concatenate([_state(path, layer) for layer in need.layers])
+    return features
 
 
 def _state(path_hash: int, layer: int) -> NDArray[np.float32]:
     """Bytes of a hash of path and layer, as numbers in [-8, 8)."""
-    mixed = _mix(_hash_of((layer - FINAL,), path_hash)).to_bytes(TABLE_FEATURES.hidden, "little")
-    return (np.frombuffer(mixed, np.uint8).astype(np.float32) - np.float32(128)) / np.float32(16)
+    digest = _mix(_hash_of((layer - FINAL,), path_hash)).to_bytes(TABLE_FEATURES.hidden, "little")
+    return (np.frombuffer(digest, np.uint8).astype(np.float32) - np.float32(128)) / np.float32(16)
 
 
 class TableEngine(LedgerEngine[list[_Row]]):
@@ -201,12 +201,12 @@ def _disturbance(spec: TableSpec) -> NDArray[np.float64]:
     """What a draft's logits are off by [contexts, V]; heavy-tailed where `disturb_tail` says so."""
     rng = np.random.default_rng((spec.noise_seed, spec.seed))
     shape = (spec.contexts, spec.vocab)
-    off = rng.standard_normal(shape)
+    errors = rng.standard_normal(shape)
     if spec.disturb_tail > 0:
         # E[exp(2(t z - t²))] = 1, so the tail leaves the standard deviation as it is.
-        off *= np.exp(spec.disturb_tail * rng.standard_normal(shape) - spec.disturb_tail**2)
-    off *= spec.disturb * _levels(spec.noise_seed, spec.disturb_spread, spec.contexts)
-    return off
+        errors *= np.exp(spec.disturb_tail * rng.standard_normal(shape) - spec.disturb_tail**2)
+    errors *= spec.disturb * _levels(spec.noise_seed, spec.disturb_spread, spec.contexts)
+    return errors
 
 
 def _levels(seed: int, spread: float, contexts: int) -> NDArray[np.float64]:

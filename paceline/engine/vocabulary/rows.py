@@ -1,7 +1,7 @@
 """Which contexts a session of the draft's engine holds as rows, and the step that computes others. Pure.
 
-The rows are a cache: what a context needs and is not held is computed, wherever it branches off, and what
-nothing needs any more makes way.
+The rows are a cache: a step computes the nodes that it needs and that have no row, wherever they branch off, and
+drops those that it no longer needs.
 """
 
 from __future__ import annotations
@@ -18,10 +18,14 @@ Nodes = Sequence[ContextNode]
 
 @dataclass(frozen=True)
 class ContextStep:
-    """The next step of a session: what it will hold, and where the logits that were asked for will be.
+    """The next step of a session: the rows that it will have, and where the logits of each context will be.
 
-    Rows before `start` stay. Of `rows`, those behind them, the first `kept` are held already. `logits` are places
-    among the step's logit rows, for each context asked for; None: there is no room for it.
+    Attributes:
+        item: the step; None: nothing needs to be computed.
+        start: rows before this one stay as they are.
+        trunk: the first rows that will form a chain.
+        rows: the nodes from `start` on: first those that have a row already, then the new ones.
+        logits: for each context its place among the step's logit rows; None: there is no room for it.
     """
 
     item: StepItem | None
@@ -42,27 +46,27 @@ class ContextRows:
         self._rows: list[ContextNode] = []
         self._trunk = 0
 
-    def plan(self, asked: Sequence[ContextNode | None], silent: Iterable[ContextNode]) -> ContextStep:
-        """The step that gives the logits after the contexts asked for, and has rows of the `silent` ones, too.
+    def plan(self, tips: Sequence[ContextNode | None], silent: Iterable[ContextNode]) -> ContextStep:
+        """The step that gives the logits after `tips`, and keeps or computes rows for the `silent` contexts.
 
-        What there is no room for is left out. Logits are not held as rows are: a row that is asked for is computed
-        again, and what hangs from it, too.
+        Contexts without room are left out. Rows are cached and logits are not: a tip that has a row is computed
+        again, and so are the nodes below it.
         """
-        again = {tip for tip in asked if tip is not None and tip.row is not None}
-        shared = min((self._trunk, *(tip.row for tip in again if tip.row is not None)))
-        needed = _Needed(self._rows, shared, self._max_rows, self._max_length)
-        found = [tip if tip is not None and needed.add(tip) else None for tip in asked]
+        again = {tip for tip in tips if tip is not None and tip.row is not None}
+        shared_rows = min((self._trunk, *(tip.row for tip in again if tip.row is not None)))
+        contexts = _ContextSet(self._rows, shared_rows, self._max_rows, self._max_length)
+        fitting = [tip if tip is not None and contexts.add(tip) else None for tip in tips]
         for tip in silent:
-            needed.add(tip)
-        start, nodes = needed.behind_trunk()
-        held = _held(nodes, again, start)
-        new = [node for node in nodes if node not in held]
-        trunk = start + _chained(self._rows[start - 1] if start else None, held, new)
-        wanted = list(dict.fromkeys(tip for tip in found if tip is not None))
-        item = self._item(start, trunk, held, new, wanted) if new else None
-        places = {tip: place for place, tip in enumerate(wanted)}
-        logits = tuple(None if tip is None else places[tip] for tip in found)
-        return ContextStep(item, start, trunk, (*held, *new), logits)
+            contexts.add(tip)
+        start, nodes = contexts.behind_trunk()
+        kept_nodes = _kept_nodes(nodes, again, start)
+        new_nodes = [node for node in nodes if node not in kept_nodes]
+        trunk = start + _chain_length(self._rows[start - 1] if start else None, kept_nodes, new_nodes)
+        logit_nodes = list(dict.fromkeys(tip for tip in fitting if tip is not None))
+        item = self._item(start, trunk, kept_nodes, new_nodes, logit_nodes) if new_nodes else None
+        places = {tip: place for place, tip in enumerate(logit_nodes)}
+        logits = tuple(None if tip is None else places[tip] for tip in fitting)
+        return ContextStep(item, start, trunk, (*kept_nodes, *new_nodes), logits)
 
     def apply(self, step: ContextStep) -> None:
         """Record a step as done; one without an item changes nothing."""
@@ -75,75 +79,77 @@ class ContextRows:
         for row, node in enumerate(step.rows, start=step.start):
             node.row = row
 
-    def _item(self, start: int, trunk: int, held: Nodes, new: Nodes, wanted: Nodes) -> StepItem:
-        tree = [*held[trunk - start :], *new]
+    def _item(self, start: int, trunk: int, kept_nodes: Nodes, new_nodes: Nodes, logit_nodes: Nodes) -> StepItem:
+        tree = [*kept_nodes[trunk - start :], *new_nodes]
         places = {node: place for place, node in enumerate(tree)}
         parents = tuple(ROOT if node.parent is None else places.get(node.parent, ROOT) for node in tree)
-        kept_rows = tuple(node.row for node in held if node.row is not None)
-        base = start + len(held)
+        kept_rows = tuple(node.row for node in kept_nodes if node.row is not None)
+        base = start + len(kept_nodes)
         first = base - trunk
         return StepItem(
             session=self._session,
             base_length=base,
-            token_ids=tuple(node.token for node in new),
+            token_ids=tuple(node.token for node in new_nodes),
             parents=() if parents == tuple(range(-1, len(tree) - 1)) else parents,
             kept_rows=() if kept_rows == tuple(range(start, base)) else kept_rows,
-            logit_rows=tuple(places[tip] - first for tip in wanted),
+            logit_rows=tuple(places[tip] - first for tip in logit_nodes),
             trunk_length=trunk,
         )
 
 
-class _Needed:
-    """Contexts that a step needs, with all before them, as far as there is room; the first `trunk` rows serve."""
+class _ContextSet:
+    """Contexts that a step needs, with their ancestors, while there is room; the first `trunk` rows are reused."""
 
-    def __init__(self, held: Sequence[ContextNode], trunk: int, max_rows: int, max_length: int) -> None:
-        self._held, self._trunk = held, trunk
+    def __init__(self, rows: Sequence[ContextNode], trunk: int, max_rows: int, max_length: int) -> None:
+        self._rows, self._trunk = rows, trunk
         self._max_rows, self._max_length = max_rows, max_length
         self._entries: set[int] = set()
-        self._found: dict[ContextNode, None] = {}
+        self._nodes: dict[ContextNode, None] = {}
 
     def add(self, tip: ContextNode) -> bool:
-        """Whether there was room for a context."""
+        """Add a context; returns whether there was room for it."""
         path: list[ContextNode] = []
         node: ContextNode | None = tip
-        while node is not None and node not in self._found and not self._in_trunk(node):
+        while node is not None and node not in self._nodes and not self._in_trunk(node):
             path.append(node)
             node = node.parent
-        if self._trunk + len(self._found) + len(path) > self._max_rows or tip.length > self._max_length:
+        if self._trunk + len(self._nodes) + len(path) > self._max_rows or tip.length > self._max_length:
             return False
-        if node not in self._found:
+        if node not in self._nodes:
             self._entries.add(-1 if node is None or node.row is None else node.row)
-        self._found.update(dict.fromkeys(path))
+        self._nodes.update(dict.fromkeys(path))
         return True
 
     def behind_trunk(self) -> tuple[int, list[ContextNode]]:
-        """Rows of the trunk that all of them share, and the contexts needed behind these, parents first."""
+        """The number of trunk rows that all contexts share, and the nodes behind these, parents first."""
         low, high = min(self._entries, default=self._trunk - 1), max(self._entries, default=-1)
-        nodes = [*self._held[low + 1 : high + 1], *self._found]
+        nodes = [*self._rows[low + 1 : high + 1], *self._nodes]
         return low + 1, sorted(nodes, key=lambda node: node.length)
 
     def _in_trunk(self, node: ContextNode) -> bool:
         return node.row is not None and node.row < self._trunk
 
 
-def _held(nodes: Sequence[ContextNode], again: set[ContextNode], start: int) -> list[ContextNode]:
-    """Those whose rows serve, in the order of their rows: each hangs from one that serves, or from the trunk."""
-    found: dict[ContextNode, None] = {}
+def _kept_nodes(nodes: Sequence[ContextNode], again: set[ContextNode], start: int) -> list[ContextNode]:
+    """Nodes whose rows can be reused, in row order: each one's parent is reused too, or in the trunk."""
+    kept_nodes: dict[ContextNode, None] = {}
     for node in nodes:
-        above = node.parent
-        in_place = above is None or above in found or (above.row is not None and above.row < start)
+        parent = node.parent
+        in_place = parent is None or parent in kept_nodes or (parent.row is not None and parent.row < start)
         if node.row is not None and node not in again and in_place:
-            found[node] = None
-    return sorted(found, key=lambda node: node.row or 0)
+            kept_nodes[node] = None
+    return sorted(kept_nodes, key=lambda node: node.row or 0)
 
 
-def _chained(above: ContextNode | None, held: Sequence[ContextNode], new: Sequence[ContextNode]) -> int:
-    """How many of the held rows everything else hangs from: they join the trunk."""
+def _chain_length(
+    parent: ContextNode | None, kept_nodes: Sequence[ContextNode], new_nodes: Sequence[ContextNode]
+) -> int:
+    """How many of the kept nodes all others descend from: they join the trunk."""
     branches: dict[ContextNode | None, int] = {}
-    for node in (*held, *new):
+    for node in (*kept_nodes, *new_nodes):
         branches[node.parent] = branches.get(node.parent, 0) + 1
-    for count, node in enumerate(held):
-        if node.parent is not above or branches[above] > 1:
+    for count, node in enumerate(kept_nodes):
+        if node.parent is not parent or branches[parent] > 1:
             return count
-        above = node
-    return len(held)
+        parent = node
+    return len(kept_nodes)

@@ -3,7 +3,7 @@
 What the draft reads at a place is a function of the target tokens up to there and of nothing else, so a row that was
 computed for a proposal serves once it is committed, and a branch drafted ahead is the one drafted afterwards. It is
 the draft's own tokenisation of the text so far. A token more may change the last few of its tokens: what is still
-open is tokenised again (`Spelled.open_text`), and is closed at a word's beginning once it is long.
+open is tokenised again (`Spelling.open_text`), and is closed at a word's beginning once it is long.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _FIRST_STRAY = 0xDC00
 class ContextNode:
     """A token of the draft's behind others: the last of a context of `length` tokens.
 
-    `row` is where the draft's engine holds it; None: it doesn't.
+    `row` is its row in the draft's engine; None: it has none.
     """
 
     token: int
@@ -40,98 +40,98 @@ class ContextNode:
 
 
 class Contexts:
-    """A session's contexts, each once as long as anybody holds it."""
+    """A session's contexts: equal ones are one object, for as long as anything refers to it."""
 
     def __init__(self) -> None:
-        self._known: WeakValueDictionary[tuple[ContextNode | None, int], ContextNode] = WeakValueDictionary()
+        self._nodes: WeakValueDictionary[tuple[ContextNode | None, int], ContextNode] = WeakValueDictionary()
 
-    def behind(self, parent: ContextNode | None, token: int) -> ContextNode:
-        """A context and one token more; None: the empty one."""
-        found = self._known.get((parent, token))
-        if found is None:
-            found = ContextNode(token, parent, 1 if parent is None else parent.length + 1)
-            self._known[parent, token] = found
-        return found
+    def child(self, parent: ContextNode | None, token: int) -> ContextNode:
+        """The context with one token more; `parent` None: the empty context."""
+        node = self._nodes.get((parent, token))
+        if node is None:
+            node = ContextNode(token, parent, 1 if parent is None else parent.length + 1)
+            self._nodes[parent, token] = node
+        return node
 
-    def behind_all(self, parent: ContextNode | None, tokens: Iterable[int]) -> ContextNode | None:
-        """A context and tokens more."""
+    def descendant(self, parent: ContextNode | None, tokens: Iterable[int]) -> ContextNode | None:
+        """The context with some tokens more."""
         for token in tokens:
-            parent = self.behind(parent, token)
+            parent = self.child(parent, token)
         return parent
 
 
 @dataclass(frozen=True, slots=True)
-class Spelled:
+class Spelling:
     """What the draft reads after a path of target tokens: `tip`; None: nothing yet.
 
-    `closed` is its part that stays as it is, whatever follows; behind it stands `open_text`.
+    `closed_tip` ends the part that stays as it is whatever follows; `open_text` is the text behind it.
     """
 
     tip: ContextNode | None = None
-    closed: ContextNode | None = None
+    closed_tip: ContextNode | None = None
     open_text: bytes = b""
 
 
 class Speller:
-    """Spells what target tokens say in the draft's tokens."""
+    """Spells the text of target tokens in the draft's tokens."""
 
-    def __init__(self, target: TokenTexts, draft: TokenTexts, shared: SharedVocabulary, cut: Cutter) -> None:
+    def __init__(self, target: TokenTexts, draft: TokenTexts, vocabulary: SharedVocabulary, cut: Cutter) -> None:
         self._texts = target.texts
         self._beginning = draft.beginning
-        ids = dict(zip(shared.target_ids.tolist(), shared.draft_ids.tolist(), strict=True))
+        ids = dict(zip(vocabulary.target_ids.tolist(), vocabulary.draft_ids.tolist(), strict=True))
         self._special = {i: ids[i] for i in target.special if i in ids}
         self._bytes = {text[0]: i for i, text in sorted(draft.texts.items(), reverse=True) if len(text) == 1}
         self._cut = cut
 
-    def begin(self, contexts: Contexts) -> Spelled:
+    def begin(self, contexts: Contexts) -> Spelling:
         """What the draft reads before any token."""
-        tip = contexts.behind_all(None, self._beginning)
-        return Spelled(tip, tip)
+        tip = contexts.descendant(None, self._beginning)
+        return Spelling(tip, tip)
 
-    def follow(self, spelled: Spelled, token: int, contexts: Contexts) -> Spelled:
+    def follow(self, spelling: Spelling, token: int, contexts: Contexts) -> Spelling:
         """What it reads after one target token more.
 
         A special token that the draft has too ends the text before it; others say nothing to the draft.
         """
         text = self._texts.get(token)
         if text is not None:
-            return self._go_on(spelled, spelled.open_text + text, contexts)
-        tip, named = spelled.tip, self._special.get(token)
-        if named is not None and not self._has_begun_with(named, tip):
-            tip = contexts.behind(tip, named)
-        return Spelled(tip, tip)
+            return self._go_on(spelling, spelling.open_text + text, contexts)
+        tip, special = spelling.tip, self._special.get(token)
+        if special is not None and not self._has_begun_with(special, tip):
+            tip = contexts.child(tip, special)
+        return Spelling(tip, tip)
 
     def pieces(self, text: bytes) -> list[Piece]:
         """The draft's tokens of a text whose ends, or anything in it, may be parts of characters.
 
         Those are spelled byte by byte, as far as the draft has these bytes.
         """
-        found: list[Piece] = []
+        pieces: list[Piece] = []
         start = 0
         for run in _STRAY_BYTE.findall(text.decode("utf-8", "surrogateescape")):
             if (byte := ord(run[0]) - _FIRST_STRAY) in range(0x80, 0x100):
                 if byte in self._bytes:
-                    found.append(Piece(self._bytes[byte], start, start + 1))
+                    pieces.append(Piece(self._bytes[byte], start, start + 1))
                 start += 1
                 continue
-            found += (Piece(token, start + low, start + high) for token, low, high in self._cut(run))
+            pieces += (Piece(token, start + low, start + high) for token, low, high in self._cut(run))
             start += len(run.encode())
-        return found
+        return pieces
 
-    def _go_on(self, spelled: Spelled, text: bytes, contexts: Contexts) -> Spelled:
+    def _go_on(self, spelling: Spelling, text: bytes, contexts: Contexts) -> Spelling:
         pieces = self.pieces(text)
         seam = _seam(text, pieces)
-        closed = contexts.behind_all(spelled.closed, (piece.token_id for piece in pieces[:seam]))
-        tip = contexts.behind_all(closed, (piece.token_id for piece in pieces[seam:]))
-        return Spelled(tip, closed, text[_start(text, pieces, seam) :])
+        closed_tip = contexts.descendant(spelling.closed_tip, (piece.token_id for piece in pieces[:seam]))
+        tip = contexts.descendant(closed_tip, (piece.token_id for piece in pieces[seam:]))
+        return Spelling(tip, closed_tip, text[_start(text, pieces, seam) :])
 
     def _has_begun_with(self, token: int, tip: ContextNode | None) -> bool:
-        """Whether a text has only begun, with this token: targets may put it in front themselves."""
+        """Whether the text is the draft's beginning and ends with this token, which targets may add themselves."""
         return tip is not None and tip.token == token and tip.length == len(self._beginning)
 
 
 def _seam(text: bytes, pieces: Sequence[Piece]) -> int:
-    """Pieces of an open text that are closed: of a short one none, of one that is too long and can't be cut all."""
+    """How many pieces of an open text are closed: none of a short one, all of a too long one that can't be cut."""
     if len(text) < LONG_TEXT:
         return 0
     latest = len(text) - LONG_TEXT // 2
@@ -147,7 +147,7 @@ def _seam(text: bytes, pieces: Sequence[Piece]) -> int:
 
 
 def _start(text: bytes, pieces: Sequence[Piece], place: int) -> int:
-    """Where a piece begins, or the text ends."""
+    """Where a piece begins; behind the last piece, where the text ends."""
     if not place:
         return 0
     return pieces[place].start if place < len(pieces) else len(text)

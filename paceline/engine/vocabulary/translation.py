@@ -15,7 +15,7 @@ from paceline.runtime.config import EngineSettings
 logger = logging.getLogger(__name__)
 
 
-def translated(
+def translate_engine(
     inner: Engine, own: Tokenizer, target: Tokenizer, settings: EngineSettings, target_name: str
 ) -> Engine:
     """Make a draft's engine one of the target's vocabulary.
@@ -33,15 +33,15 @@ def translated(
     """
     name = inner.info.fingerprint.model
     draft_texts, target_texts = token_texts(own), token_texts(target)
-    shared = shared_vocabulary(target_texts, draft_texts)
-    refuse_strangers(shared, target_texts, (name, target_name))
+    vocabulary = shared_vocabulary(target_texts, draft_texts)
+    refuse_strangers(vocabulary, target_texts, (name, target_name))
     logger.info(
         "drafter %s has another vocabulary: %d tokens in common, of its own %d and %s's %d",
         name,
-        shared.size,
+        vocabulary.size,
         draft_texts.vocab_size,
         target_name,
         target_texts.vocab_size,
     )
-    speller = Speller(target_texts, draft_texts, shared, cutter(own))
-    return TranslatedEngine(inner, speller, shared, target.fingerprint, settings)
+    speller = Speller(target_texts, draft_texts, vocabulary, cutter(own))
+    return TranslatedEngine(inner, speller, vocabulary, target.fingerprint, settings)

@@ -171,7 +171,7 @@ def steps_ms(engine: StaticEngine, load: ServiceLoad, steps: int) -> tuple[float
     def draw() -> None:
         for answer in engine.step_and_draw(plan, draws):
             assert not isinstance(answer, np.ndarray)
-            answer.drawn()
+            answer.drawn_tokens()
 
     for session in range(load.sessions):
         engine.open(session, load.length + load.rows)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from paceline.engine.interface import Draw, Drawn
+from paceline.engine.interface import Draw, DrawnTokens
 from paceline.engine.parallel import draws
 from paceline.engine.parallel.draws import combine, draw_part, summarise, vocabulary_shares
 from paceline.protocol.errors import InvalidInput
@@ -55,7 +55,7 @@ def chain(rng: np.random.Generator, logits: NDArray[np.float32], acceptance: Acc
     return Proposal(1, tokens, q, supports=supports)
 
 
-def drawn_in_parts(draw: Draw, logits: NDArray[np.float32], ranks: int) -> Drawn:
+def drawn_in_parts(draw: Draw, logits: NDArray[np.float32], ranks: int) -> DrawnTokens:
     """What `ranks` ranks and the two exchanges between them make."""
     shares = vocabulary_shares(draw.vocab_size, ranks)
     own = [np.ascontiguousarray(logits[:, share.start : share.stop]) for share in shares]

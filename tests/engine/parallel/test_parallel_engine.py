@@ -127,7 +127,7 @@ def texts(step: Callable[[StepPlan, Sequence[Draw | None]], Sequence[Any]], engi
         draw = Draw(Acceptance.COUPLED, 0.8, facts.noise, round_, tiny.VOCAB)
         item = StepItem(1, base, committed, logit_rows=(len(committed) - 1,))
         (answer,) = step(StepPlan((item,)), (draw,))
-        drawn = answer.drawn() if hasattr(answer, "drawn") else verify(answer, facts, round_)
+        drawn = answer.drawn_tokens() if hasattr(answer, "drawn_tokens") else verify(answer, facts, round_)
         base = len(tokens)
         tokens.append(drawn.token_ids[0])
     engine.close(1)

@@ -18,7 +18,7 @@ from paceline.engine.interface import Engine, Logits, StepItem, StepPlan
 from paceline.engine.table.engine import TableEngine, TableModel
 from paceline.engine.vocabulary.engine import TranslatedEngine
 from paceline.engine.vocabulary.shared import SharedVocabulary, shared_vocabulary
-from paceline.engine.vocabulary.spelling import Contexts, Spelled, Speller
+from paceline.engine.vocabulary.spelling import Contexts, Speller, Spelling
 from paceline.models.table_names import TableSpec
 from paceline.models.token_texts import TokenTexts, cutter, token_texts
 from paceline.models.tokenizer import Tokenizer
@@ -196,9 +196,9 @@ def test_a_transformer_computes_them_too() -> None:
 class NeverAgain(Speller):
     """Wrong: every target token is spelled by itself, and what it was spelled as stays."""
 
-    def follow(self, spelled: Spelled, token: int, contexts: Contexts) -> Spelled:
+    def follow(self, spelled: Spelling, token: int, contexts: Contexts) -> Spelling:
         found = super().follow(spelled, token, contexts)
-        return Spelled(found.tip, found.tip)
+        return Spelling(found.tip, found.tip)
 
 
 def unmapped(shared: SharedVocabulary) -> SharedVocabulary:
@@ -294,7 +294,7 @@ def test_a_long_text_is_spelled_as_if_it_were_tokenised_whole(name: str) -> None
             assert chain(spelled) == direct.context(path[: place + 1])
 
 
-def chain(spelled: Spelled) -> tuple[int, ...]:
+def chain(spelled: Spelling) -> tuple[int, ...]:
     tokens: list[int] = []
     node = spelled.tip
     while node is not None:
@@ -313,7 +313,7 @@ def test_a_text_without_words_is_closed_all_the_same() -> None:
         assert len(spelled.open_text) <= 256
     assert len(chain(spelled)) > 600
     del spelled  # a context of any length is freed without a deep recursion
-    assert not [*contexts._known]
+    assert not [*contexts._nodes]
 
 
 def test_a_row_without_room_or_context_says_nothing() -> None:
