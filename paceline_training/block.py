@@ -1,8 +1,8 @@
 """A block drafter before its first step, and as speculators writes it (DFlash, arXiv 2602.06036).
 
 A round is one pass: the text's last token and masked places behind it, over the target's features of the tokens
-before. Training begins a block at every token: place i of it tells the token i + 1 behind its first. Embedding and
-head are the target's own, neither trained nor written.
+before. Training begins a block at every token: place i of the block predicts the token i + 1 positions after its
+first. Embedding and head are the target's own, neither trained nor written.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class BlockTrainee:
     def weights(self) -> Mapping[str, torch.nn.Parameter]:  # noqa: D102
         return {name: weight for name, weight in self.network.named_parameters() if weight.requires_grad}
 
-    def drafted(self, lesson: Lesson) -> list[DepthLogits]:  # noqa: D102
+    def draft_logits(self, lesson: Lesson) -> list[DepthLogits]:  # noqa: D102
         size, places = self.network.form.size, lesson.places
         start = max(FIRST_ROOT, int(places[0]) - size) if places.size else FIRST_ROOT
         roots = torch.arange(start, int(places.max(initial=start)), device=lesson.features.device)
@@ -60,10 +60,10 @@ class BlockTrainee:
         outputs = self.network.outputs(tokens[roots], roots, attend)  # [roots, size, hidden]
         depths: list[DepthLogits] = []
         for depth in range(size):
-            learned = np.flatnonzero(places - 1 - depth >= start)
-            rows = torch.from_numpy(places[learned] - 1 - depth - start).to(roots.device)
+            label_rows = np.flatnonzero(places - 1 - depth >= start)
+            rows = torch.from_numpy(places[label_rows] - 1 - depth - start).to(roots.device)
             logits = self.network.logits(outputs[rows, depth])[:, : self.vocabulary.size]
-            depths.append(DepthLogits(logits, torch.from_numpy(learned).to(roots.device), DEPTH_WEIGHT**depth))
+            depths.append(DepthLogits(logits, torch.from_numpy(label_rows).to(roots.device), DEPTH_WEIGHT**depth))
         return depths
 
     def save(self, folder: Path) -> None:  # noqa: D102

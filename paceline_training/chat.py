@@ -18,8 +18,8 @@ from paceline_training.corpus import Role, TokenIds
 class ChatFrame:
     """The template around a user's first turn."""
 
-    before: TokenIds
-    after: TokenIds
+    prefix: TokenIds
+    suffix: TokenIds
     """From the user's end of turn to where the assistant begins."""
 
     @classmethod
@@ -40,16 +40,16 @@ def mark_thinking(tokens: NDArray[np.int32], roles: NDArray[np.int8], tokenizer:
     Reasoning that is never closed goes on to the end. What the template opened is found behind the prompt, or, in a
     text without one, by a closing mark before any opening one.
     """
-    marked = roles.copy()
+    marked_roles = roles.copy()
     marks = ReasoningMarks.of(tokenizer)
     answer = np.flatnonzero(roles == Role.ANSWER)
     if marks is None or not answer.size:
-        return marked
+        return marked_roles
     text = tokens[answer[0] : answer[-1] + 1].tolist()
-    before = closes_first(marks, text) or marks.behind(tokens[: answer[0]].tolist()).is_open
-    inside = marks.inside(text, before=before)
-    marked[answer[0] : answer[-1] + 1][inside] = Role.THINKING
-    return marked
+    starts_open = closes_first(marks, text) or marks.behind(tokens[: answer[0]].tolist()).is_open
+    thinking_mask = marks.inside(text, before=starts_open)
+    marked_roles[answer[0] : answer[-1] + 1][thinking_mask] = Role.THINKING
+    return marked_roles
 
 
 def closes_first(marks: ReasoningMarks, token_ids: Iterable[int]) -> bool:

@@ -29,7 +29,7 @@ CONFIG_FILE = "config.json"
 class StackTrainee(Stack):
     """A stack that learns; a `Trainee`."""
 
-    def drafted(self, lesson: Lesson) -> tuple[DepthLogits, ...]:  # noqa: D102
+    def draft_logits(self, lesson: Lesson) -> tuple[DepthLogits, ...]:  # noqa: D102
         return (DepthLogits(learned_logits(self.student, lesson.row)),)
 
     def save(self, folder: Path) -> None:  # noqa: D102
@@ -88,9 +88,9 @@ def pack_draft(folder: Path, out: Path, form: WeightFormat) -> DraftManifest:
         if not ours or name == CONFIG_FILE:
             shutil.copyfile(folder / name, out / name)
     files = {name: file_digest(out / name) for name in names}
-    packed = replace(manifest, weights=form.value, files=files)
-    save_manifest(out, packed)
-    return packed
+    packed_manifest = replace(manifest, weights=form.value, files=files)
+    save_manifest(out, packed_manifest)
+    return packed_manifest
 
 
 def _published_files(folder: Path) -> list[str]:

@@ -38,7 +38,7 @@ def train_kind(
         int, typer.Option(help="Target layers before the exit.", show_default="a fifth of them")
     ] = 0,
     depth: Annotated[
-        int, typer.Option(help="Tokens of a round that it learns to draft.", show_default="4; eagle, mtp 3; block 8")
+        int, typer.Option(help="Tokens of a round that the drafter learns.", show_default="4; eagle, mtp 3; block 8")
     ] = 0,
     draft_vocab: Annotated[int, typer.Option(help="Most frequent ids that the draft may propose.")] = 16384,
     data: Annotated[
@@ -51,26 +51,28 @@ def train_kind(
     ] = "1:0.5,0.6:0.25,0:0.25",
     max_length: Annotated[int, typer.Option(help="Longest text, in tokens.")] = 448,
     loss: Annotated[Literal["kl", "nla", "lk"], typer.Option(help="kl; nla, lk: after a warm-up on kl.")] = "lk",
-    minutes: Annotated[float, typer.Option(help="Training time; fixes the steps once a few are timed.")] = 10.0,
+    minutes: Annotated[float, typer.Option(help="Training time; decides the steps after a few are timed.")] = 10.0,
     tokens: Annotated[int, typer.Option(help="Tokens to learn from, repeats counted; 0: --minutes decides.")] = 0,
     learning_rate: Annotated[float, typer.Option(help="Peak of the cosine schedule.")] = 1e-3,
     batch_rows: Annotated[int, typer.Option(help="Texts in a training step.")] = 8,
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16"],
-        typer.Option(help="Precision of matrix products; auto: what is fast here."),
+        typer.Option(help="Precision of matrix products; auto: the faster one on this machine."),
     ] = "auto",
     seed: Annotated[int, typer.Option(help="Seed of the texts and of their order.")] = 0,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the folder's checkpoint.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue from the folder's checkpoint.")] = False,
     evaluation_rows: Annotated[int, typer.Option(help="Held-out texts of each temperature in the tables.")] = 8,
     focus: Annotated[
         Path | None,
-        typer.Option(help="JSON of paceline branches: more where the draft parts.", show_default="all counts alike"),
+        typer.Option(
+            help="JSON of paceline branches: text in which the draft fails weighs more.", show_default="equal weights"
+        ),
     ] = None,
     joint: Annotated[
-        bool, typer.Option("--joint", help="Train the target, too: OUT gets a target of its own, with its own text.")
+        bool, typer.Option("--joint", help="Train the target, too: OUT gets a new target, which writes other text.")
     ] = False,
     target_learning_rate: Annotated[
-        float | None, typer.Option(help="The target's own peak, with --joint.", show_default="2e-5")
+        float | None, typer.Option(help="Peak of the target's schedule, with --joint.", show_default="2e-5")
     ] = None,
     **flags: object,
 ) -> None:
@@ -78,7 +80,7 @@ def train_kind(
     need_engine(f"train {kind}")
     require(minutes > 0, "minutes", minutes, "above 0")
     require(evaluation_rows >= 1, "evaluation_rows", evaluation_rows, "at least 1")
-    chosen = _layer_numbers(layers)
+    layer_numbers = _layer_numbers(layers)
     engine = load_config(EngineSettings, None, flags)
     from paceline.drafters.layers.manifest import TrainedKind
     from paceline.models.resolve import resolve_draft
@@ -89,14 +91,14 @@ def train_kind(
     from paceline_training.writing import GenerationRecipe, parse_temperature_mix
 
     mix = parse_temperature_mix(temperature_mix)
-    both = _joint(joint, target_learning_rate)
+    joint_recipe = _joint_recipe(joint, target_learning_rate)
     fast = "float32" if joint else recipe.fast_dtype(engine.device)
-    wanted = command.TrainDraft(
+    job = command.TrainingJob(
         target=target,
         out=out,
         data=data,
         self_generate=self_generate,
-        shape=TraineeShape(TrainedKind(kind), chosen, exit_layer, depth),
+        shape=TraineeShape(TrainedKind(kind), layer_numbers, exit_layer, depth),
         init=None if init is None else Path(resolve_draft(init, target)),
         draft_vocab=draft_vocab,
         generation=GenerationRecipe(seed=seed, max_length=max_length, temperature_mix=mix),
@@ -108,35 +110,35 @@ def train_kind(
             batch_rows=batch_rows,
             seed=seed,
             dtype=fast if dtype == "auto" else dtype,
-            joint=both,
+            joint=joint_recipe,
         ),
         resume=resume,
         evaluation_rows=evaluation_rows,
         focus=focus,
         engine=engine,
     )
-    served, drafter = target, str(out)
-    if both is None:
-        command.train_draft(wanted, Console(soft_wrap=True))
+    served_model, drafter = target, str(out)
+    if joint_recipe is None:
+        command.train_draft(job, Console(soft_wrap=True))
     else:
-        make_joint.train_joint(wanted, Console(soft_wrap=True))
-        served, drafter = str(make_joint.target_folder(wanted)), str(make_joint.drafter_folder(wanted))
-    typer.echo(f"use it: paceline serve {served} --drafter model:{drafter}")
+        make_joint.train_joint(job, Console(soft_wrap=True))
+        served_model, drafter = str(make_joint.target_folder(job)), str(make_joint.drafter_folder(job))
+    typer.echo(f"use it: paceline serve {served_model} --drafter model:{drafter}")
 
 
-def _joint(asked: bool, rate: float | None) -> JointRecipe | None:
-    """How the target is trained, too, if it is."""
+def _joint_recipe(enabled: bool, rate: float | None) -> JointRecipe | None:
+    """How the target is trained with its drafter; None: it isn't."""
     from paceline_training.recipe import JointRecipe
 
-    require(asked or rate is None, "target_learning_rate", rate, "left out without --joint")
-    if not asked:
+    require(enabled or rate is None, "target_learning_rate", rate, "left out without --joint")
+    if not enabled:
         return None
     return JointRecipe() if rate is None else JointRecipe(rate)
 
 
 @dataclass(frozen=True)
 class _KindCommand:
-    """A kind's help, which of the options it has that not every kind has, and examples."""
+    """A kind's help, its options beyond those that every kind has, and examples."""
 
     text: str
     options: tuple[str, ...]
@@ -167,7 +169,7 @@ _COMMANDS = {
         ),
     ),
     "eagle": _KindCommand(
-        "Train EAGLE-1: one layer that goes on from the target's last hidden state.",
+        "Train EAGLE-1: one layer that continues from the target's last hidden state.",
         ("depth",),
         ("paceline train eagle --target smollm2-135m --out eagle --minutes 60",),
     ),
@@ -187,24 +189,25 @@ _COMMANDS = {
         ("paceline train block --target smollm2-135m --out block --minutes 60",),
     ),
 }
-_SOME_HAVE = {option for each in _COMMANDS.values() for option in each.options}
+_KIND_OPTIONS = {option for each in _COMMANDS.values() for option in each.options}
 
 
-def _add_command(kind: str, own: _KindCommand) -> None:
-    """Offer `train_kind` as a command of its own, without the options that only others have."""
+def _add_command(kind: str, spec: _KindCommand) -> None:
+    """Offer `train_kind` as a command of its own, without the options of other kinds."""
 
     @functools.wraps(train_kind)
-    def command(**given: object) -> None:
-        train_kind(kind=kind, **given)
+    def command(**flags: object) -> None:
+        train_kind(kind=kind, **flags)
 
-    hidden = {"kind", *_SOME_HAVE} - set(own.options)
-    parameters = [each for each in inspect.signature(train_kind).parameters.values() if each.name not in hidden]
+    hidden_options = {"kind", *_KIND_OPTIONS} - set(spec.options)
+    options = inspect.signature(train_kind).parameters.values()
+    parameters = [option for option in options if option.name not in hidden_options]
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # read by inspect
-    train.command(kind, help=own.text, epilog=example(*own.examples))(command)
+    train.command(kind, help=spec.text, epilog=example(*spec.examples))(command)
 
 
-for _kind, _own in _COMMANDS.items():
-    _add_command(_kind, _own)
+for _kind, _spec in _COMMANDS.items():
+    _add_command(_kind, _spec)
 
 
 @train.command(
@@ -231,8 +234,8 @@ def measure_drafts(
     from paceline_training import measure
 
     engine = load_config(EngineSettings, None, flags)
-    wanted = measure.MeasureDrafts(tuple(draft), data, target, held_out, rows, report, engine)
-    measure.measure_drafts(wanted, Console(soft_wrap=True))
+    job = measure.MeasurementJob(tuple(draft), data, target, held_out, rows, report, engine)
+    measure.measure_drafts(job, Console(soft_wrap=True))
 
 
 @train.command("pack", epilog=example("paceline train pack --draft draft --out shipped --weights int8"))
@@ -256,9 +259,9 @@ def pack_draft(
         typer.echo(f"{digest}  {out / name}")
 
 
-def _layer_numbers(listed: str | None) -> tuple[int, ...]:
-    if listed is None:
+def _layer_numbers(layers: str | None) -> tuple[int, ...]:
+    if layers is None:
         return ()
-    parts = listed.split(",")
-    require(all(part.strip().isdecimal() for part in parts), "layers", listed, "numbers with commas between")
+    parts = layers.split(",")
+    require(all(part.strip().isdecimal() for part in parts), "layers", layers, "numbers with commas between")
     return tuple(int(part) for part in parts)

@@ -21,7 +21,7 @@ from paceline.protocol.errors import InvalidInput, require
 from paceline.runtime.files import replace_file
 
 HELD_OUT_SHARE = 0.05
-"""Of the rows of each temperature; chosen, not tuned."""
+"""Share of the rows of each temperature that is held out; chosen, not tuned."""
 TokenIds = tuple[int, ...]
 
 
@@ -43,7 +43,7 @@ class Row:
     temperature: float
 
     @property
-    def learned(self) -> NDArray[np.bool_]:
+    def loss_mask(self) -> NDArray[np.bool_]:
         """Tokens that a draft is trained and measured on. Returns [length]."""
         return self.roles >= Role.ANSWER
 
@@ -89,14 +89,14 @@ def read_shards(path: Path) -> list[Row]:
             raise InvalidInput.of(
                 "data", str(file), "an .npz of token_ids and role [rows, longest], temperature [rows]"
             )
-        rows += map(_unpadded, tokens, roles, temperatures)
+        rows += map(_unpad, tokens, roles, temperatures)
     return rows
 
 
 def read_arrays(field: str, file: Path) -> dict[str, NDArray[Any]]:
     """Every array of an `.npz`; raises `InvalidInput` for a file that is none, or is not whole."""
     try:
-        with file.open("rb") as opened, np.load(opened, allow_pickle=False) as arrays:
+        with file.open("rb") as stream, np.load(stream, allow_pickle=False) as arrays:
             return {name: arrays[name] for name in arrays.files}
     except Exception as error:
         raise InvalidInput.of(field, str(file), f"a whole .npz ({error})") from error
@@ -108,15 +108,15 @@ def _fit(tokens: NDArray[Any], roles: NDArray[Any], temperatures: NDArray[Any]) 
     return whole and tokens.ndim == 2 and tokens.shape == roles.shape and temperatures.shape == tokens.shape[:1]
 
 
-def _unpadded(tokens: NDArray[Any], roles: NDArray[Any], temperature: float) -> Row:
-    written = np.flatnonzero(roles)
-    length = int(written[-1]) + 1 if written.size else 0
+def _unpad(tokens: NDArray[Any], roles: NDArray[Any], temperature: float) -> Row:
+    token_places = np.flatnonzero(roles)
+    length = int(token_places[-1]) + 1 if token_places.size else 0
     return Row(tokens[:length].astype(np.int32), roles[:length].astype(np.int8), round(float(temperature), 6))
 
 
-def count_learned(rows: Iterable[Row]) -> int:
+def count_learned_tokens(rows: Iterable[Row]) -> int:
     """Tokens that a draft learns from."""
-    return sum(int(row.learned.sum()) for row in rows)
+    return sum(int(row.loss_mask.sum()) for row in rows)
 
 
 @dataclass(frozen=True)
@@ -133,14 +133,14 @@ def split_rows(rows: Sequence[Row], share: float = HELD_OUT_SHARE) -> Split:
     Raises:
         InvalidInput: a temperature has a single row, or no row has anything to learn.
     """
-    useful = [row for row in rows if row.learned.any()]
+    useful = [row for row in rows if row.loss_mask.any()]
     require(bool(useful), "rows with text of the assistant's", 0, "at least 2")
     train: list[Row] = []
     held_out: list[Row] = []
     for temperature in sorted({row.temperature for row in useful}):
         group = [row for row in useful if row.temperature == temperature]
         require(len(group) >= 2, f"rows at temperature {temperature:g}", len(group), "at least 2")
-        cut = len(group) - max(1, round(share * len(group)))
-        train += group[:cut]
-        held_out += group[cut:]
+        boundary = len(group) - max(1, round(share * len(group)))
+        train += group[:boundary]
+        held_out += group[boundary:]
     return Split(tuple(train), tuple(held_out))

@@ -25,7 +25,7 @@ from transformers import PreTrainedModel
 
 from paceline.protocol.errors import InvalidInput, require
 from paceline.runtime.files import replace_file
-from paceline_training.corpus import Row, Split, count_learned
+from paceline_training.corpus import Row, Split, count_learned_tokens
 from paceline_training.losses import LabelledLogs, Loss, position_losses
 from paceline_training.recipe import TrainRecipe, recipe_facts
 from paceline_training.teacher import GREEDY_TEMPERATURE, Teacher
@@ -40,7 +40,7 @@ _BETAS = (0.9, 0.95)
 
 @dataclass(frozen=True)
 class StepReport:
-    """One step, for those who watch. `held_out` is Σ min(p, q) on held-out text when it was last measured."""
+    """Figures of one step. `held_out` is Σ min(p, q) on held-out text, as last measured."""
 
     step: int
     total_steps: int
@@ -53,7 +53,7 @@ class StepReport:
 
 
 class Distiller:
-    """A trainee being trained; `state` and `restore` hold all that decides what comes next."""
+    """Trains one trainee. `state` returns all that decides the next steps, and `restore` loads it."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Distiller:
         position_weights: Mapping[Row, NDArray[np.float32]] = MappingProxyType({}),
         rate_shares: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
-        """`rate_shares`: of the learning rate, by a weight's name; 1 for those that it doesn't name."""
+        """`rate_shares`: factor of the learning rate by a weight's name; 1 for weights that it doesn't name."""
         self.trainee = trainee
         self._position_weights = position_weights
         self.recipe = recipe
@@ -86,10 +86,10 @@ class Distiller:
         )
         self._held_out = self._label_held_out(split.held_out)
         self.seconds = 0.0
-        """Time that the steps took, those before a resume included."""
+        """Time that all steps took, with those before a resume."""
 
     @property
-    def done(self) -> bool:
+    def is_done(self) -> bool:
         """Whether every step is taken."""
         return bool(self.total_steps) and self.step_number >= self.total_steps
 
@@ -101,32 +101,32 @@ class Distiller:
         for group, share in zip(self._optimizer.param_groups, self._rate_shares, strict=True):
             group["lr"] = rate * share
         self._optimizer.zero_grad(set_to_none=True)
-        count = count_learned(rows)
-        lost = accepted = 0.0
+        count = count_learned_tokens(rows)
+        loss = accepted = 0.0
         for row in rows:
             row_loss, row_overlap = self._backward(row, count)
-            lost += row_loss
+            loss += row_loss
             accepted += row_overlap
         torch.nn.utils.clip_grad_norm_(self._weights.values(), self.recipe.clip_norm)
         self._optimizer.step()
         self.step_number += 1
         self.tokens_seen += count
         self._time(time.monotonic() - began)
-        return self._report(lost, accepted / count, count / (time.monotonic() - began))
+        return self._report(loss, accepted / count, count / (time.monotonic() - began))
 
     @torch.no_grad()
     def measure_held_out(self) -> float:
         """Mean Σ min(p, q) = 1 - TV of the first drafted token at temperature 1 on held-out text."""
         overlaps = []
         for lesson in self._held_out:
-            first = self._drafted(lesson)[0]
+            first = self._draft_logits(lesson)[0]
             draft = torch.log_softmax(first.logits.float(), dim=-1)
             overlaps.append(torch.minimum(first.labels_of(lesson).exp(), draft.exp()).sum(-1))
         self.held_out = float(torch.cat(overlaps).mean())
         return self.held_out
 
     def state(self) -> dict[str, Any]:
-        """Weights, optimizer, and where in the data the run is."""
+        """Weights, optimizer state, and the run's place in the data."""
         return {
             "recipe": recipe_facts(self.recipe),
             "depth": self.trainee.depth,
@@ -143,15 +143,16 @@ class Distiller:
 
     @torch.no_grad()
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on where `state` was taken.
+        """Load what `state` returned.
 
         Raises:
-            InvalidInput: it was taken with another recipe, depth, vocabulary or number of rows.
+            InvalidInput: it comes from another recipe, depth, vocabulary or number of rows.
         """
-        known = {**asdict(TrainRecipe()), **state["recipe"]}  # what was not there yet had its default's effect
+        # A setting that is newer than the checkpoint had the effect of its default.
+        checkpoint_recipe = {**asdict(TrainRecipe()), **state["recipe"]}
         for name, value in asdict(self.recipe).items():
-            kept = known[name]
-            require(kept == value, name, value, f"{kept!r}, as checkpointed")
+            previous = checkpoint_recipe[name]
+            require(previous == value, name, value, f"{previous!r}, as checkpointed")
         depth = state.get("depth", 1)
         require(depth == self.trainee.depth, "depth", self.trainee.depth, f"{depth}, as checkpointed")
         vocabulary = self.trainee.vocabulary
@@ -173,31 +174,31 @@ class Distiller:
         lesson = self._teacher.lesson(row, temperature)
         warming = self.step_number < self.recipe.kl_share * (self.total_steps or math.inf)
         kind = Loss.KL if warming else self.recipe.loss
-        counts = self._counts(row, lesson.places.size)
+        weights = self._loss_weights(row, lesson.places.size)
         total, accepted = torch.zeros(()), []
-        for depth in self._drafted(lesson):
+        for depth in self._draft_logits(lesson):
             draft = torch.log_softmax(depth.logits.float() / temperature, dim=-1)
             logs = LabelledLogs(depth.labels_of(lesson), draft)
             losses, overlaps = position_losses(logs, kind, self.recipe.hybrid_decay)
-            counted = counts if depth.learned is None else counts[depth.learned]
-            total = total + depth.weight * (counted * losses).sum()
+            depth_weights = weights if depth.label_rows is None else weights[depth.label_rows]
+            total = total + depth.weight * (depth_weights * losses).sum()
             total = total if depth.penalty is None else total + depth.penalty
             accepted.append(float(overlaps.sum()))
         loss = total / count
         loss.backward()
         return float(loss.detach()), accepted[0]
 
-    def _counts(self, row: Row, learned: int) -> torch.Tensor:
-        """How much the loss of each learned token counts: [learned], on the trainee's device."""
-        given = self._position_weights.get(row)
-        counts = torch.ones(learned) if given is None else torch.from_numpy(given)
-        return counts.to(self._device)
+    def _loss_weights(self, row: Row, count: int) -> torch.Tensor:
+        """Weight of each learned token in the loss: [count], on the trainee's device."""
+        row_weights = self._position_weights.get(row)
+        weights = torch.ones(count) if row_weights is None else torch.from_numpy(row_weights)
+        return weights.to(self._device)
 
-    def _drafted(self, lesson: Lesson) -> Sequence[DepthLogits]:
-        """What the trainee would draft, computed in the recipe's precision."""
+    def _draft_logits(self, lesson: Lesson) -> Sequence[DepthLogits]:
+        """The trainee's logits, computed in the recipe's precision."""
         low = self.recipe.torch_dtype != torch.float32
         with torch.autocast(self._device, self.recipe.torch_dtype, enabled=low):
-            return self.trainee.drafted(lesson)
+            return self.trainee.draft_logits(lesson)
 
     def _batch(self, step: int) -> list[Row]:
         """Rows of a step: slices of each epoch's own permutation, the last slice filled from the next epoch."""
@@ -221,18 +222,19 @@ class Distiller:
     def _time(self, seconds: float) -> None:
         self.seconds += seconds
         if not self.total_steps and self.step_number >= TIMED_STEPS:
-            each = self.seconds / self.step_number
-            self.total_steps = max(self.step_number + 1, round(self.recipe.minutes * 60 / each))
+            step_seconds = self.seconds / self.step_number
+            self.total_steps = max(self.step_number + 1, round(self.recipe.minutes * 60 / step_seconds))
 
     def _report(self, loss: float, acceptance: float, speed: float) -> StepReport:
-        each = self.seconds / self.step_number
-        left = (self.total_steps - self.step_number) * each if self.total_steps else self.recipe.minutes * 60
+        step_seconds = self.seconds / self.step_number
+        steps_left = self.total_steps - self.step_number
+        seconds_left = steps_left * step_seconds if self.total_steps else self.recipe.minutes * 60
         return StepReport(
-            self.step_number, self.total_steps, loss, acceptance, self.tokens_seen, speed, left, self.held_out
+            self.step_number, self.total_steps, loss, acceptance, self.tokens_seen, speed, seconds_left, self.held_out
         )
 
     def _label_held_out(self, rows: Sequence[Row]) -> list[Lesson]:
-        """Texts with the target's distributions at temperature 1: the few rows that are looked at often."""
+        """The held-out texts that are measured often, with the target's distributions at temperature 1."""
         lessons: list[Lesson] = []
         positions = 0
         plain = [row for row in rows if row.temperature == 1] or list(rows)
@@ -266,7 +268,7 @@ def _steps_of(recipe: TrainRecipe, rows: Sequence[Row]) -> int:
     require(bool(rows), "training rows", 0, "at least 1")
     if not recipe.tokens:
         return 0
-    a_step = count_learned(rows) / len(rows) * min(recipe.batch_rows, len(rows))
+    a_step = count_learned_tokens(rows) / len(rows) * min(recipe.batch_rows, len(rows))
     return max(1, math.ceil(recipe.tokens / a_step))
 
 
@@ -290,21 +292,21 @@ def load_state(file: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Pace:
-    """How often a run looks at held-out text and saves, in steps."""
+    """How often a run measures held-out text and saves, in steps."""
 
     measure_steps: int = 25
     save_steps: int = 25
 
 
-def run(distiller: Distiller, checkpoint: Path, pace: Pace, saved: Callable[[], None]) -> Iterator[StepReport]:
-    """Train to the end, saving as it goes; `saved` is called after each checkpoint."""
+def run(distiller: Distiller, checkpoint: Path, pace: Pace, on_save: Callable[[], None]) -> Iterator[StepReport]:
+    """Train to the end and save checkpoints; `on_save` is called after each of them."""
     if not distiller.held_out:
         distiller.measure_held_out()
-    while not distiller.done:
+    while not distiller.is_done:
         report = distiller.step()
-        if distiller.done or distiller.step_number % pace.measure_steps == 0:
+        if distiller.is_done or distiller.step_number % pace.measure_steps == 0:
             report = replace(report, held_out=distiller.measure_held_out())
-        if distiller.done or distiller.step_number % pace.save_steps == 0:
+        if distiller.is_done or distiller.step_number % pace.save_steps == 0:
             save_state(checkpoint, distiller.state())
-            saved()
+            on_save()
         yield report

@@ -5,8 +5,9 @@ text is replayed, token x is accepted with probability 1 / (p_x Σ_j max(p_j / p
 (min(1, q_x / p_x) under rejection), and a round ends at the first failure or after k + 1 tokens. Both distributions
 are what services would draw from: logits of serving engines, processed by the request's own chain.
 
-What a draft says of a token may depend on how deep in a round it is: with the target's features known up to the
-round's first token, deeper rows read less. So such a draft is replayed from every place where a round may begin.
+A draft that reads the target's features predicts a token differently at each depth of a round: features are known up
+to the round's first token, so deeper rows read less. Such a draft is replayed from every place where a round may
+begin.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ from paceline.sampling.distribution import probabilities, processed_scores
 from paceline_training.corpus import Role, Row
 
 MAX_K = 8
-"""Most tokens proposed in a round that tables tell of."""
+"""Largest number of proposed tokens in a round that the tables cover."""
 CHUNK_ROWS = 64
-"""Rows of a replayed text that are computed at once."""
+"""Rows of a replayed text in one step."""
 _TIMED_STEPS = 30
-"""Steps of each engine that a cost is the median of; chosen, not tuned."""
+"""Steps of each engine whose median time is its cost; chosen, not tuned."""
 _SESSION = 1 << 30
 """A session number of our own; engines are not shared while they are measured."""
 
@@ -62,24 +63,24 @@ def coupled_match(p: Distribution, q: Distribution) -> float:
     ratio[(p > 0) & (q <= 0)] = np.inf
     order = np.argsort(-ratio, kind="stable")
     p, q, ratio, both = p[order], q[order], ratio[order], both[order]
-    above = np.cumsum(p)
-    below = np.concatenate([np.cumsum(q[::-1])[::-1][1:], [0.0]])
-    return float((1 / (above[both] / p[both] + below[both] / q[both])).sum())
+    p_above = np.cumsum(p)
+    q_below = np.concatenate([np.cumsum(q[::-1])[::-1][1:], [0.0]])
+    return float((1 / (p_above[both] / p[both] + q_below[both] / q[both])).sum())
 
 
 @dataclass(frozen=True, eq=False)
 class HeldOutReplay:
-    """One text replayed: what its positions say, in order."""
+    """Figures of one replayed text, by position."""
 
     accepted: NDArray[np.float64]  # [positions, MAX_K] that the emitted token, drafted at each depth, is accepted
     overlaps: NDArray[np.float64]  # [positions] 1 - TV of the first drafted token
     matches: NDArray[np.float64]  # [positions] coupled match of the first drafted token
     roles: NDArray[np.int8]  # [positions]
 
-    def of(self, role: Role) -> HeldOutReplay:
+    def of_role(self, role: Role) -> HeldOutReplay:
         """The positions of one role."""
-        chosen = self.roles == role
-        return HeldOutReplay(self.accepted[chosen], self.overlaps[chosen], self.matches[chosen], self.roles[chosen])
+        mask = self.roles == role
+        return HeldOutReplay(self.accepted[mask], self.overlaps[mask], self.matches[mask], self.roles[mask])
 
 
 def replay(target: Engine, draft: Engine, row: Row, temperature: float) -> HeldOutReplay:
@@ -89,68 +90,68 @@ def replay(target: Engine, draft: Engine, row: Row, temperature: float) -> HeldO
         Unsupported: a draft that reads features, and a target engine that gives none.
     """
     params = SamplingParams(temperature=temperature)
-    learned = np.flatnonzero(row.learned)
-    learned = learned[learned > 0]
-    told = read_text(target, row, learned, draft.need if isinstance(draft, FeatureEngine) else NO_FEATURES)
-    wanted = [probabilities(scores) for scores in processed_scores(told.logits, params)]
-    accepted = np.zeros((learned.size, MAX_K))
-    firsts = np.zeros((learned.size, 2))
-    drafted = _by_token(draft, row, learned)
+    positions = np.flatnonzero(row.loss_mask)
+    positions = positions[positions > 0]
+    reading = read_text(target, row, positions, draft.need if isinstance(draft, FeatureEngine) else NO_FEATURES)
+    target_probabilities = [probabilities(scores) for scores in processed_scores(reading.logits, params)]
+    accepted = np.zeros((positions.size, MAX_K))
+    firsts = np.zeros((positions.size, 2))
+    draft_logits = _by_token(draft, row, positions)
     if isinstance(draft, FeatureEngine):
-        drafted = by_depth(draft, row, learned, told.features)
-    for place, depth, logits in drafted:
-        p, q = wanted[place], probabilities(processed_scores(logits[None], params)[0])
-        accepted[place, depth] = coupled_acceptance(p, q, int(row.token_ids[learned[place]]))
+        draft_logits = by_depth(draft, row, positions, reading.features)
+    for place, depth, logits in draft_logits:
+        p, q = target_probabilities[place], probabilities(processed_scores(logits[None], params)[0])
+        accepted[place, depth] = coupled_acceptance(p, q, int(row.token_ids[positions[place]]))
         if depth == 0:
             firsts[place] = overlap(p, q), coupled_match(p, q)
     if not isinstance(draft, FeatureEngine):
         accepted[:] = accepted[:, :1]
-    return HeldOutReplay(accepted, firsts[:, 0], firsts[:, 1], row.roles[learned])
+    return HeldOutReplay(accepted, firsts[:, 0], firsts[:, 1], row.roles[positions])
 
 
-def _by_token(draft: Engine, row: Row, learned: NDArray[np.intp]) -> Iterator[tuple[int, int, Logits]]:
-    """Place among the learned tokens, depth, and the draft's logits before it, which depend on no depth."""
-    for place, logits in enumerate(read_text(draft, row, learned, NO_FEATURES).logits):
+def _by_token(draft: Engine, row: Row, positions: NDArray[np.intp]) -> Iterator[tuple[int, int, Logits]]:
+    """For each learned token its index, depth 0, and the draft's logits before it, the same at every depth."""
+    for place, logits in enumerate(read_text(draft, row, positions, NO_FEATURES).logits):
         yield place, 0, logits
 
 
 def by_depth(
-    draft: FeatureEngine, row: Row, learned: NDArray[np.intp], features: FeatureRows, most: int = MAX_K
+    draft: FeatureEngine, row: Row, positions: NDArray[np.intp], features: FeatureRows, most: int = MAX_K
 ) -> Iterator[tuple[int, int, Logits]]:
-    """The same of a draft that reads features: every token at each of `most` depths, rounds in the text's order."""
+    """The same for a draft that reads features: every token at each of `most` depths, in the order of rounds."""
     tokens = tuple(row.token_ids.tolist())
-    places = {int(at): place for place, at in enumerate(learned)}
+    places = {int(at): place for place, at in enumerate(positions)}
     draft.open(_SESSION, len(tokens))
     depths = most if draft.reach is None else min(most, draft.reach)
     try:
-        known = 0
+        base_length = 0
         for root in range(len(tokens) - 1):
             chain = range(root + 1, min(root + depths, len(tokens) - 1) + 1)  # what the root's round drafts
             if not any(at in places for at in chain):
                 continue
-            first = max(known - 1, 0)
+            first = max(base_length - 1, 0)
             if first < root:
                 draft.give(_SESSION, first, features[first:root])
-            rows = tuple(at - 1 - known for at in chain if at in places)
-            plan = StepPlan((StepItem(_SESSION, known, tokens[known : chain[-1]], logit_rows=rows),))
-            found = draft.step(plan)[0]
-            for at, logits in zip((at for at in chain if at in places), found, strict=True):
+            rows = tuple(at - 1 - base_length for at in chain if at in places)
+            plan = StepPlan((StepItem(_SESSION, base_length, tokens[base_length : chain[-1]], logit_rows=rows),))
+            step_logits = draft.step(plan)[0]
+            for at, logits in zip((at for at in chain if at in places), step_logits, strict=True):
                 yield places[at], at - 1 - root, logits
-            known = root + 1
+            base_length = root + 1
     finally:
         draft.close(_SESSION)
 
 
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """What an engine says of a text's wanted tokens, and its features of all but the last."""
+    """An engine's logits before some tokens of a text, and its features of every token but the last."""
 
-    logits: Logits  # [wanted, V], before each wanted token
+    logits: Logits  # [positions, V], before each of them
     features: FeatureRows  # [tokens - 1, layers · hidden]
 
 
-def read_text(engine: Engine, row: Row, wanted: NDArray[np.intp], need: FeatureNeed) -> Reading:
-    """Have an engine read a text, a chunk at a time.
+def read_text(engine: Engine, row: Row, positions: NDArray[np.intp], need: FeatureNeed) -> Reading:
+    """Have an engine read a text in chunks; `positions` are the tokens that logits are returned for.
 
     Raises:
         Unsupported: features are needed of an engine that gives none.
@@ -166,7 +167,7 @@ def read_text(engine: Engine, row: Row, wanted: NDArray[np.intp], need: FeatureN
             feature_source(engine).keep_features(_SESSION, need)
         for start in range(0, len(tokens) - 1, CHUNK_ROWS):
             end = min(start + CHUNK_ROWS, len(tokens) - 1)
-            rows = tuple(int(at) - 1 - start for at in wanted if start < at <= end)
+            rows = tuple(int(at) - 1 - start for at in positions if start < at <= end)
             logits.append(
                 engine.step(StepPlan((StepItem(_SESSION, start, tokens[start:end], logit_rows=rows),)))[0].copy()
             )
@@ -206,9 +207,9 @@ def round_flow(accepted: NDArray[np.float64], k: int) -> tuple[NDArray[np.float6
         [positions] chance that a round begins with each token, [positions, k] chance that its first d are accepted.
     """
     positions, depths = len(accepted), np.arange(k)
-    inside = np.concatenate([accepted, np.zeros((k, accepted.shape[1]))])
+    padded_acceptance = np.concatenate([accepted, np.zeros((k, accepted.shape[1]))])
     columns = np.minimum(depths, accepted.shape[1] - 1)
-    survival = np.cumprod(inside[np.arange(positions)[:, None] + depths, columns], axis=1)
+    survival = np.cumprod(padded_acceptance[np.arange(positions)[:, None] + depths, columns], axis=1)
     ends = -np.diff(survival, axis=1, prepend=1.0, append=0.0)  # [positions, k + 1] chance that 0 … k are accepted
     begins = np.zeros(positions + k + 1)
     begins[0] = 1.0
@@ -242,16 +243,16 @@ def acceptance_tables(
 ) -> tuple[AcceptanceTable, ...]:
     """Replay held-out rows at the temperature that each was written at; answers, and thinking where there is some."""
     tables: list[AcceptanceTable] = []
-    done = 0
+    replay_count = 0
     for temperature in sorted({row.temperature for row in rows}):
         replays: list[HeldOutReplay] = []
         for row in (row for row in rows if row.temperature == temperature):
             replays.append(replay(target, draft, row, temperature))
-            done += 1
+            replay_count += 1
             if report is not None:
-                report(done)
+                report(replay_count)
         for role in (Role.ANSWER, Role.THINKING):
-            parts = [part for each in replays if (part := each.of(role)).accepted.size]
+            parts = [part for each in replays if (part := each.of_role(role)).accepted.size]
             if parts:
                 tables.append(_table(temperature, role.name.lower(), parts))
     return tuple(tables)
@@ -260,11 +261,11 @@ def acceptance_tables(
 def _table(temperature: float, part: str, replays: Sequence[HeldOutReplay]) -> AcceptanceTable:
     lengths: list[float] = []
     for k in range(1, MAX_K + 1):
-        rounds, reached = _all_rounds(replays, k)
-        lengths.append(float(reached.sum() / rounds) if rounds else 0.0)
-    rounds, reached = _all_rounds(replays, MAX_K)
-    before = np.concatenate([[rounds], reached[:-1]])
-    by_depth = np.divide(reached, before, out=np.zeros(MAX_K), where=before > 0)
+        rounds, depth_rounds = _all_rounds(replays, k)
+        lengths.append(float(depth_rounds.sum() / rounds) if rounds else 0.0)
+    rounds, depth_rounds = _all_rounds(replays, MAX_K)
+    previous_rounds = np.concatenate([[rounds], depth_rounds[:-1]])
+    by_depth = np.divide(depth_rounds, previous_rounds, out=np.zeros(MAX_K), where=previous_rounds > 0)
     overlaps = np.concatenate([each.overlaps for each in replays])
     matches = np.concatenate([each.matches for each in replays])
     return AcceptanceTable(
@@ -279,8 +280,8 @@ def _table(temperature: float, part: str, replays: Sequence[HeldOutReplay]) -> A
 
 
 def _all_rounds(replays: Sequence[HeldOutReplay], k: int) -> tuple[float, NDArray[np.float64]]:
-    counted = [rounds_of(each.accepted, k) for each in replays]
-    return sum(rounds for rounds, _ in counted), np.sum([reached for _, reached in counted], axis=0)
+    counts = [rounds_of(each.accepted, k) for each in replays]
+    return sum(rounds for rounds, _ in counts), np.sum([depth_rounds for _, depth_rounds in counts], axis=0)
 
 
 @dataclass(frozen=True)
@@ -305,10 +306,10 @@ def cost_ratio(target: Engine, draft: Engine, prefix: Sequence[int]) -> CostRati
         engine.step(StepPlan((StepItem(_SESSION, 0, tuple(prefix), logit_rows=(length - 1,)),)))
     times: tuple[list[float], list[float]] = ([], [])
     for _ in range(_TIMED_STEPS):
-        for engine, measured in zip(engines, times, strict=True):
+        for engine, samples in zip(engines, times, strict=True):
             began = time.perf_counter()
             engine.step(StepPlan((StepItem(_SESSION, length, (prefix[-1],), logit_rows=(0,)),)))
-            measured.append(1000 * (time.perf_counter() - began))
+            samples.append(1000 * (time.perf_counter() - began))
     for engine in engines:
         engine.close(_SESSION)
-    return CostRatio(*(float(np.median(measured)) for measured in times))
+    return CostRatio(*(float(np.median(samples)) for samples in times))

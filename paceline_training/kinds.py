@@ -19,7 +19,7 @@ from paceline_training.mtp import mtp_trainee
 from paceline_training.trainee import Trainee
 
 _EXIT_SHARE = 5
-"""An exit stands behind one in so many of the target's layers; chosen, not tuned."""
+"""The default exit stands after the first 1 / 5 of the target's layers; chosen, not tuned."""
 
 
 _DEPTHS = {
@@ -42,10 +42,10 @@ class TraineeShape:
     """What is trained.
 
     Attributes:
-        layers: of a `draft`: the target's layers that its own begin as; empty: the first three and the last.
-        exit_layer: of an `exit`: how many of the target's layers come before it; 0: a fifth of them.
-        depth: tokens of a round that others learn to draft: Medusa's heads, EAGLE's and MTP's steps,
-            the places of a block; 0: the kind's own.
+        layers: for a `draft`: the target's layers that it is copied from; empty: the first three and the last.
+        exit_layer: for an `exit`: the number of the target's layers before it; 0: a fifth of them.
+        depth: for the other kinds: tokens of a round that they learn to draft, which are Medusa's heads, EAGLE's and
+            MTP's steps, or the places of a block; 0: the kind's default.
     """
 
     kind: TrainedKind = TrainedKind.DRAFT
@@ -54,10 +54,10 @@ class TraineeShape:
     depth: int = 0
 
     def on(self, target: Target) -> TraineeShape:
-        """The same with all that depends on the target filled in.
+        """This shape with the defaults that depend on the target filled in.
 
         Raises:
-            InvalidInput: an exit behind a layer that the target lacks, or behind its last.
+            InvalidInput: `exit_layer` is not before the target's last layer, or `depth` is out of bounds.
         """
         count = target.model.config.get_text_config().num_hidden_layers
         if self.kind is TrainedKind.EXIT:
@@ -81,9 +81,9 @@ def make_trainee(shape: TraineeShape, target: Target, vocabulary: DraftVocabular
     """
     match shape.kind:
         case TrainedKind.DRAFT | TrainedKind.EXIT:
-            borrowed = shape.exit_layer
-            student = build_student(target.model, shape.layers, vocabulary, borrowed)
-            return StackTrainee(student, vocabulary, borrowed)
+            exit_layer = shape.exit_layer
+            student = build_student(target.model, shape.layers, vocabulary, exit_layer)
+            return StackTrainee(student, vocabulary, exit_layer)
         case TrainedKind.MEDUSA:
             return medusa_trainee(target, vocabulary, shape.depth)
         case TrainedKind.EAGLE:

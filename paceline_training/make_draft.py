@@ -1,4 +1,4 @@
-"""`paceline train KIND`: from a target's name to a draft's folder, with everything shown on the way.
+"""`paceline train KIND`: makes a draft's folder from a target's name, and shows its progress.
 
 The folder keeps the work beside the draft: `work/corpus` (shards) and
 `work/checkpoint.pt`. A run that was stopped goes on with `--resume`.
@@ -28,7 +28,7 @@ from paceline.runtime.config import DEFAULT_MODEL, EngineSettings
 from paceline.sampling.racing import warm_up
 from paceline_training import measure
 from paceline_training.checkpoint import StackTrainee, save_draft, save_manifest
-from paceline_training.corpus import Row, Split, count_learned, split_rows
+from paceline_training.corpus import Row, Split, count_learned_tokens, split_rows
 from paceline_training.distill import Distiller, Pace, StepReport, load_state, run
 from paceline_training.focus import position_weights, read_focus
 from paceline_training.kinds import TraineeShape, make_trainee, manifest_of
@@ -44,8 +44,8 @@ DEFAULT_DRAFT_VOCAB = 16384
 
 
 @dataclass(frozen=True)
-class TrainDraft:
-    """What the command was asked for.
+class TrainingJob:
+    """Settings of `paceline train KIND`.
 
     Attributes:
         data: JSONL file, `.npz` shard, or folder of shards; None: the target writes its own text.
@@ -82,43 +82,43 @@ class TrainDraft:
         return self.work / "checkpoint.pt"
 
 
-def train_draft(wanted: TrainDraft, console: Console) -> DraftManifest:
+def train_draft(job: TrainingJob, console: Console) -> DraftManifest:
     """Make a draft and measure it.
 
     Raises:
         PacelineError: bad settings, a target that drafts can't be made from, unreadable data.
     """
-    resumes = wanted.resume and wanted.checkpoint.exists()
-    require(resumes or not wanted.checkpoint.exists(), "out", str(wanted.out), "an unused folder, or give --resume")
-    wanted.work.mkdir(parents=True, exist_ok=True)
-    set_threads(wanted.engine.threads)
+    resumes = job.resume and job.checkpoint.exists()
+    require(resumes or not job.checkpoint.exists(), "out", str(job.out), "an unused folder, or give --resume")
+    job.work.mkdir(parents=True, exist_ok=True)
+    set_threads(job.engine.threads)
     warm_up()
-    ready = prepare(wanted, console)
-    target, recipe = ready.target, ready.recipe
-    trainee = make_trainee(ready.shape, target, ready.vocabulary)
-    if wanted.init is not None and isinstance(trainee, StackTrainee):
-        copy_weights(wanted.init, trainee)
-    distiller = Distiller(target.model, trainee, ready.split, recipe, ready.position_weights)
+    setup = prepare(job, console)
+    target, recipe = setup.target, setup.recipe
+    trainee = make_trainee(setup.shape, target, setup.vocabulary)
+    if job.init is not None and isinstance(trainee, StackTrainee):
+        copy_weights(job.init, trainee)
+    distiller = Distiller(target.model, trainee, setup.split, recipe, setup.position_weights)
     if resumes:
-        go_on(distiller, wanted.checkpoint, console)
-    manifest = manifest_of(ready.shape, TargetFingerprint.of(target), trainee, ready.facts)
+        go_on(distiller, job.checkpoint, console)
+    manifest = manifest_of(setup.shape, TargetFingerprint.of(target), trainee, setup.facts)
 
     def save() -> None:
-        made = replace(manifest, training=training_facts(wanted, distiller), versions=measure.versions())
-        save_draft(wanted.out, trainee, made)
+        trained_manifest = replace(manifest, training=training_facts(job, distiller), versions=measure.versions())
+        save_draft(job.out, trainee, trained_manifest)
 
-    run_shown(wanted, distiller, save, console)
+    run_with_progress(job, distiller, save, console)
     save()
-    return measure_saved(wanted, ready.split.held_out, console)
+    return measure_saved(job, setup.split.held_out, console)
 
 
 @dataclass(frozen=True, eq=False)
-class PreparedTraining:
-    """What a run learns from, and what it makes of it.
+class TrainingSetup:
+    """What a run starts from: target, texts, vocabulary and recipe.
 
     Attributes:
-        recipe: the wanted one, with the weights of its report where positions are weighed by one.
-        facts: of the texts, for the manifest.
+        recipe: the job's, with the weights by cell of its `focus` report if it has one.
+        facts: what the manifest says of the texts.
     """
 
     target: Target
@@ -130,31 +130,31 @@ class PreparedTraining:
     facts: Mapping[str, Any]
 
 
-def prepare(wanted: TrainDraft, console: Console) -> PreparedTraining:
+def prepare(job: TrainingJob, console: Console) -> TrainingSetup:
     """Load the target, and read or write the texts.
 
     Raises:
         PacelineError: bad settings, a target that drafts can't be made from, unreadable data.
     """
-    target = Target.load(wanted.target, wanted.engine)
-    recipe = wanted.recipe
-    if wanted.focus is not None:
-        recipe = replace(recipe, focus=read_focus(wanted.focus, target.tokenizer))
-    shape = _shape(wanted, target)
+    target = Target.load(job.target, job.engine)
+    recipe = job.recipe
+    if job.focus is not None:
+        recipe = replace(recipe, focus=read_focus(job.focus, target.tokenizer))
+    shape = _shape(job, target)
     data = UserData(())  # the target asks and answers
-    if wanted.data is not None:
-        data = read_data(wanted.data, target.tokenizer, wanted.generation.max_length)
-    split = split_rows(_all_rows(wanted, target, data, console))
+    if job.data is not None:
+        data = read_data(job.data, target.tokenizer, job.generation.max_length)
+    split = split_rows(_all_rows(job, target, data, console))
     size, ends = target.tokenizer.vocab_size, target.tokenizer.eos_token_ids
-    most = min(wanted.draft_vocab, size) if shape.kind.reduces else size
-    vocabulary = choose_vocabulary(split.train, most, size, always=ends)
-    facts = _data_facts(wanted, data, split, vocabulary)
-    counts = _position_weights(recipe, split, target)
-    return PreparedTraining(target, shape, split, vocabulary, recipe, counts, facts)
+    vocab_size = min(job.draft_vocab, size) if shape.kind.reduces else size
+    vocabulary = choose_vocabulary(split.train, vocab_size, size, always=ends)
+    facts = _data_facts(job, data, split, vocabulary)
+    weights = _position_weights(recipe, split, target)
+    return TrainingSetup(target, shape, split, vocabulary, recipe, weights, facts)
 
 
 def go_on(distiller: Distiller, checkpoint: Path, console: Console) -> None:
-    """Go on where a run was stopped.
+    """Resume a stopped run from its checkpoint.
 
     Raises:
         InvalidInput: the checkpoint is another run's, or can't be read.
@@ -163,16 +163,16 @@ def go_on(distiller: Distiller, checkpoint: Path, console: Console) -> None:
     console.print(f"resumed at step {distiller.step_number} of {distiller.total_steps or '?'}")
 
 
-def _shape(wanted: TrainDraft, target: Target) -> TraineeShape:
-    """What is trained, its layers named."""
-    shape = wanted.shape.on(target)
-    if wanted.init is None:
+def _shape(job: TrainingJob, target: Target) -> TraineeShape:
+    """The job's shape with its layers resolved."""
+    shape = job.shape.on(target)
+    if job.init is None:
         return shape
-    manifest = load_manifest(wanted.init)
-    check_target(manifest, target, wanted.init.name)
+    manifest = load_manifest(job.init)
+    check_target(manifest, target, job.init.name)
     require(manifest.kind == shape.kind, "init", manifest.kind, f"a folder of kind {shape.kind}")
-    agrees = wanted.shape.layers in ((), manifest.layers)
-    require(agrees, "layers", wanted.shape.layers, f"{manifest.layers}, as in {wanted.init.name}")
+    agrees = job.shape.layers in ((), manifest.layers)
+    require(agrees, "layers", job.shape.layers, f"{manifest.layers}, as in {job.init.name}")
     return replace(shape, layers=manifest.layers)
 
 
@@ -182,36 +182,36 @@ def _position_weights(recipe: TrainRecipe, split: Split, target: Target) -> Mapp
     return position_weights(split.train, recipe.focus, TextKinds(target.tokenizer))
 
 
-def _all_rows(wanted: TrainDraft, target: Target, data: UserData, console: Console) -> list[Row]:
+def _all_rows(job: TrainingJob, target: Target, data: UserData, console: Console) -> list[Row]:
     """Texts to learn from: the user's finished ones, and what the target writes."""
     if data.rows and not data.prompts:
         return list(data.rows)
-    settings = wanted.engine.model_copy(update={"max_num_seqs": max(wanted.generation.batch_rows, 1)})
-    writer = Writer(load_engine(wanted.target, settings), target.tokenizer, wanted.generation, data.prompts)
-    tokens = wanted.self_generate
+    settings = job.engine.model_copy(update={"max_num_seqs": max(job.generation.batch_rows, 1)})
+    writer = Writer(load_engine(job.target, settings), target.tokenizer, job.generation, data.prompts)
+    tokens = job.self_generate
     with measure.bar(console) as progress:
         task = progress.add_task("writing text", total=tokens)
 
-        def show(done: int) -> None:
-            progress.update(task, completed=min(done, tokens))
+        def show(written_tokens: int) -> None:
+            progress.update(task, completed=min(written_tokens, tokens))
 
-        return [*data.rows, *self_generate(writer, wanted.work / "corpus", tokens, target.weights, show)]
+        return [*data.rows, *self_generate(writer, job.work / "corpus", tokens, target.weights, show)]
 
 
-def run_shown(wanted: TrainDraft, distiller: Distiller, saved: Callable[[], None], console: Console) -> None:
-    """Train to the end, progress shown; `saved` is called after each checkpoint."""
+def run_with_progress(job: TrainingJob, distiller: Distiller, on_save: Callable[[], None], console: Console) -> None:
+    """Train to the end and show progress; `on_save` is called after each checkpoint."""
     with measure.bar(console) as progress:
         task = progress.add_task("training", total=None)
-        for report in run(distiller, wanted.checkpoint, wanted.pace, saved):
+        for report in run(distiller, job.checkpoint, job.pace, on_save):
             line, total = _step_line(report), report.total_steps or None
             progress.update(task, completed=report.step, total=total, description=line)
-            if not console.is_terminal and report.step % wanted.pace.measure_steps == 0:
+            if not console.is_terminal and report.step % job.pace.measure_steps == 0:
                 console.print(line)
 
 
-def training_facts(wanted: TrainDraft, distiller: Distiller) -> dict[str, Any]:
+def training_facts(job: TrainingJob, distiller: Distiller) -> dict[str, Any]:
     """What a manifest says of the training so far."""
-    start = {} if wanted.init is None else {"init_sha256": file_digest(wanted.init / WEIGHTS_FILE)}
+    start = {} if job.init is None else {"init_sha256": file_digest(job.init / WEIGHTS_FILE)}
     return {
         "command": measure.command_line(),
         **start,
@@ -224,16 +224,16 @@ def training_facts(wanted: TrainDraft, distiller: Distiller) -> dict[str, Any]:
     }
 
 
-def measure_saved(wanted: TrainDraft, held_out: Sequence[Row], console: Console) -> DraftManifest:
+def measure_saved(job: TrainingJob, held_out: Sequence[Row], console: Console) -> DraftManifest:
     """Evaluate the saved draft through the serving path, print the tables, and keep them in its manifest."""
-    target = load_engine(wanted.target, wanted.engine)
-    draft = load_draft_engine(str(wanted.out), wanted.engine, wanted.target)
-    rows = measure.first_of_each(held_out, wanted.evaluation_rows)
-    found = measure.measure_draft(target, draft, wanted.out, rows, console)
-    acceptance = {**found.facts, "machine": measure.machine(wanted.engine)}
-    manifest = replace(load_manifest(wanted.out), acceptance=acceptance)
-    save_manifest(wanted.out, manifest)
-    measure.show(console, found)
+    target = load_engine(job.target, job.engine)
+    draft = load_draft_engine(str(job.out), job.engine, job.target)
+    rows = measure.first_of_each(held_out, job.evaluation_rows)
+    measurement = measure.measure_draft(target, draft, job.out, rows, console)
+    acceptance = {**measurement.facts, "machine": measure.machine(job.engine)}
+    manifest = replace(load_manifest(job.out), acceptance=acceptance)
+    save_manifest(job.out, manifest)
+    measure.show(console, measurement)
     return manifest
 
 
@@ -245,17 +245,17 @@ def _step_line(report: StepReport) -> str:
     )
 
 
-def _data_facts(wanted: TrainDraft, data: UserData, split: Split, vocabulary: DraftVocabulary) -> dict[str, Any]:
-    source: dict[str, Any] = {"source": "self-generated" if wanted.data is None else wanted.data.name}
-    if wanted.data is not None and wanted.data.is_file():
-        source["sha256"] = file_digest(wanted.data)
+def _data_facts(job: TrainingJob, data: UserData, split: Split, vocabulary: DraftVocabulary) -> dict[str, Any]:
+    source: dict[str, Any] = {"source": "self-generated" if job.data is None else job.data.name}
+    if job.data is not None and job.data.is_file():
+        source["sha256"] = file_digest(job.data)
     if not data.rows or data.prompts:
-        source |= asdict(wanted.generation)
+        source |= asdict(job.generation)
     return {
         **source,
         "train_rows": len(split.train),
-        "train_tokens": count_learned(split.train),
+        "train_tokens": count_learned_tokens(split.train),
         "held_out_rows": len(split.held_out),
-        "held_out_tokens": count_learned(split.held_out),
+        "held_out_tokens": count_learned_tokens(split.held_out),
         "held_out_coverage": round(coverage(split.held_out, vocabulary), 4),
     }

@@ -1,7 +1,7 @@
 """`paceline train KIND --joint`: a drafter and a target of its own, from a target's name.
 
 The drafter is trained alone first, as without `--joint`: `OUT/work/alone` is that run's folder, a drafter of the
-target as it was. Then both are trained. `OUT` gets a model's folder, and the drafter that names it.
+original target. Then both are trained. `OUT` gets the new target's folder and the folder of its drafter.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from paceline_training.distill import Distiller
 from paceline_training.joint import JointTrainee, TargetChange, joint_trainee, target_change
 from paceline_training.kinds import make_trainee, manifest_of
 from paceline_training.make_draft import (
-    PreparedTraining,
-    TrainDraft,
+    TrainingJob,
+    TrainingSetup,
     go_on,
     measure_saved,
     prepare,
-    run_shown,
+    run_with_progress,
     train_draft,
     training_facts,
 )
@@ -46,153 +46,158 @@ from paceline_training.teacher import TEACHER_MEMORY_BYTES
 from paceline_training.trainee import Trainee
 
 JOINT_KINDS = (TrainedKind.MEDUSA, TrainedKind.MTP)
-"""Those whose authors train them with their target. Others copy its layers, or are meant for features that stay."""
+"""Kinds whose authors train them with their target. The others copy its layers or need features that don't change."""
 _BYTES_A_WEIGHT = 20
-"""Of the target: as it was, as it is, its gradient, and AdamW's two means, in float32."""
+"""Bytes for each weight of the target in float32: original, trained copy, gradient, and AdamW's two means."""
 _FLOATS_A_ROW = 16
-"""Of each layer, in hidden sizes, that wait for the backward pass; chosen, not tuned."""
+"""Floats that each layer keeps of a row for the backward pass, in hidden sizes; chosen, not tuned."""
 _LOGIT_COPIES = 8
-"""Of a text's logits, those of the loss and of its gradient among them; chosen, not tuned."""
+"""Copies of a text's logits in memory, with those of the loss and of its gradient; chosen, not tuned."""
 
 
-def target_folder(wanted: TrainDraft) -> Path:
-    """Where the new target is written: its name says what it began as."""
-    began_as = resolve(wanted.target).name.partition("#")[0]
-    return wanted.out / f"{Path(began_as).name}-joint"
+def target_folder(job: TrainingJob) -> Path:
+    """Folder of the new target, named after the model that it began as."""
+    began_as = resolve(job.target).name.partition("#")[0]
+    return job.out / f"{Path(began_as).name}-joint"
 
 
-def drafter_folder(wanted: TrainDraft) -> Path:
-    """Where the new target's drafter is written."""
-    return wanted.out / "drafter"
+def drafter_folder(job: TrainingJob) -> Path:
+    """Folder of the new target's drafter."""
+    return job.out / "drafter"
 
 
-def train_joint(wanted: TrainDraft, console: Console) -> DraftManifest:
+def train_joint(job: TrainingJob, console: Console) -> DraftManifest:
     """Train a drafter and its target, write both, and measure them.
 
     Raises:
-        PacelineError: as `train_draft`; a kind or a target that isn't trained so, or too little memory.
+        PacelineError: as `train_draft`; or a kind or target that can't be trained jointly, or too little memory.
     """
-    joint = wanted.recipe.joint
+    joint = job.recipe.joint
     assert joint is not None
-    refuse(wanted)
-    first = replace(wanted, out=wanted.work / "alone", recipe=_alone(wanted.recipe, joint))
-    resumes = wanted.resume and wanted.checkpoint.exists()
-    alone = train_draft(first, console)  # refuses a folder that is in use
-    ready = prepare(first, console)
-    trainee = joint_trainee(ready.target, _trained_alone(first, ready), joint.drafter_weight)
-    share = joint.target_learning_rate / wanted.recipe.learning_rate
+    refuse(job)
+    drafter_job = replace(job, out=job.work / "alone", recipe=_drafter_recipe(job.recipe, joint))
+    resumes = job.resume and job.checkpoint.exists()
+    drafter_manifest = train_draft(drafter_job, console)  # refuses a folder that is in use
+    setup = prepare(drafter_job, console)
+    trainee = joint_trainee(setup.target, _saved_drafter(drafter_job, setup), joint.drafter_weight)
+    share = joint.target_learning_rate / job.recipe.learning_rate
     distiller = Distiller(
-        ready.target.model,
+        setup.target.model,
         trainee,
-        ready.split,
-        replace(_together(wanted.recipe, joint), focus=ready.recipe.focus),
-        ready.position_weights,
+        setup.split,
+        replace(_joint_recipe(job.recipe, joint), focus=setup.recipe.focus),
+        setup.position_weights,
         dict.fromkeys(trainee.target_weights(), share),
     )
     if resumes:
-        go_on(distiller, wanted.checkpoint, console)
-    run_shown(wanted, distiller, lambda: None, console)
-    change = _write(wanted, ready, distiller, trainee, alone)
-    made = replace(wanted, target=str(target_folder(wanted)), out=drafter_folder(wanted))
-    manifest = measure_saved(made, ready.split.held_out, console)
-    for line in (*_comparison(alone, manifest), str(change)):
+        go_on(distiller, job.checkpoint, console)
+    run_with_progress(job, distiller, lambda: None, console)
+    change = _write(job, setup, distiller, trainee, drafter_manifest)
+    final_job = replace(job, target=str(target_folder(job)), out=drafter_folder(job))
+    manifest = measure_saved(final_job, setup.split.held_out, console)
+    for line in (*_comparison(drafter_manifest, manifest), str(change)):
         console.print(line)
     return manifest
 
 
-def refuse(wanted: TrainDraft) -> None:
-    """Refuse what can't be trained so before anything is loaded.
+def refuse(job: TrainingJob) -> None:
+    """Refuse a job that can't be trained jointly, before anything is loaded.
 
     Raises:
-        InvalidInput: another kind, or too little memory.
+        InvalidInput: a kind that is not in `JOINT_KINDS`, or too little memory.
         Unsupported: a target that can't be written as a model's folder.
     """
-    kind, limit = wanted.shape.kind, f"{' or '.join(JOINT_KINDS)}: others are made for a target that stays"
+    kind, limit = job.shape.kind, f"{' or '.join(JOINT_KINDS)}: other kinds need a target that doesn't change"
     require(kind in JOINT_KINDS, "joint", kind.value, limit)
-    source = resolve(wanted.target)
+    source = resolve(job.target)
     if source.kind == "table":
         raise Unsupported(f"target {source.name}: a table model has no layers to train")
-    config = load_decoder_config(source, wanted.engine)
+    config = load_decoder_config(source, job.engine)
     for key in ("auto_map", "quantization_config"):
         if getattr(config, key, None):
             raise Unsupported(f"target {source.name}: --joint writes plain transformers models, not one with {key}")
-    needed, available = memory_needed(wanted, config), _available(wanted)
-    if needed > available:
-        limit = f"one that trains in {available >> 20} MiB, which are free; with --joint it takes {needed >> 20} MiB"
+    needed_bytes, available_bytes = training_bytes(job, config), _available_bytes(job)
+    if needed_bytes > available_bytes:
+        free = f"a model that trains in {available_bytes >> 20} MiB of free memory"
+        limit = f"{free}: --joint needs {needed_bytes >> 20} MiB for this one"
         raise InvalidInput.of("target", source.name, limit)
 
 
-def memory_needed(wanted: TrainDraft, config: PreTrainedConfig) -> int:
+def training_bytes(job: TrainingJob, config: PreTrainedConfig) -> int:
     """Bytes that training a target of such a configuration takes, roughly."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     weights: int = sum(weight.numel() for weight in model.parameters())
     text: Any = config.get_text_config()
-    rows, hidden = wanted.generation.max_length, int(text.hidden_size)
+    rows, hidden = job.generation.max_length, int(text.hidden_size)
     a_pass: int = 4 * rows * (_FLOATS_A_ROW * hidden * text.num_hidden_layers + _LOGIT_COPIES * text.vocab_size)
-    texts: int = 4 * hidden * wanted.self_generate if wanted.data is None else TEACHER_MEMORY_BYTES
+    texts: int = 4 * hidden * job.self_generate if job.data is None else TEACHER_MEMORY_BYTES
     return _BYTES_A_WEIGHT * weights + a_pass + 2 * min(texts, TEACHER_MEMORY_BYTES)
 
 
-def _available(wanted: TrainDraft) -> int:
-    device = chosen_device(wanted.engine.device)
+def _available_bytes(job: TrainingJob) -> int:
+    device = chosen_device(job.engine.device)
     if device.type != "cuda":
         return available_ram()
     free, _ = torch.cuda.mem_get_info(device)
     return int(free)
 
 
-def _alone(recipe: TrainRecipe, joint: JointRecipe) -> TrainRecipe:
-    """Of the drafter before the target moves."""
+def _drafter_recipe(recipe: TrainRecipe, joint: JointRecipe) -> TrainRecipe:
+    """The recipe of the drafter's training, before the target's begins."""
     share = joint.alone_share
     return replace(recipe, joint=None, tokens=math.ceil(recipe.tokens * share), minutes=recipe.minutes * share)
 
 
-def _together(recipe: TrainRecipe, joint: JointRecipe) -> TrainRecipe:
-    """Of both; the drafter has warmed up on KL already."""
+def _joint_recipe(recipe: TrainRecipe, joint: JointRecipe) -> TrainRecipe:
+    """The recipe of the joint training; the drafter has warmed up on KL already."""
     share = 1 - joint.alone_share
     return replace(recipe, kl_share=0.0, tokens=math.ceil(recipe.tokens * share), minutes=recipe.minutes * share)
 
 
 @torch.no_grad()
-def _trained_alone(first: TrainDraft, ready: PreparedTraining) -> Trainee:
-    """The drafter as its folder has it, so that what was measured is where the common steps begin."""
-    drafter = make_trainee(ready.shape, ready.target, ready.vocabulary)
-    written = load_file(first.out / WEIGHTS_FILE)
+def _saved_drafter(job: TrainingJob, setup: TrainingSetup) -> Trainee:
+    """The drafter as it was saved, so that the joint training begins at the weights that were measured."""
+    drafter = make_trainee(setup.shape, setup.target, setup.vocabulary)
+    tensors = load_file(job.out / WEIGHTS_FILE)
     for name, weight in drafter.weights().items():
-        weight.copy_(written[name])
+        weight.copy_(tensors[name])
     return drafter
 
 
 def _write(
-    wanted: TrainDraft, ready: PreparedTraining, distiller: Distiller, trainee: JointTrainee, alone: DraftManifest
+    job: TrainingJob,
+    setup: TrainingSetup,
+    distiller: Distiller,
+    trainee: JointTrainee,
+    drafter_manifest: DraftManifest,
 ) -> TargetChange:
-    """Write the target, then its drafter, which so never names a target that isn't there."""
-    folder = target_folder(wanted)
-    write_target(folder, trainee.target, wanted.target)
-    target = Target.load(str(folder), wanted.engine)
-    change = target_change(ready.target, target, measure.first_of_each(ready.split.held_out, wanted.evaluation_rows))
+    """Write the target, then its drafter, so that the drafter never names a missing target."""
+    folder = target_folder(job)
+    write_target(folder, trainee.target, job.target)
+    target = Target.load(str(folder), job.engine)
+    change = target_change(setup.target, target, measure.first_of_each(setup.split.held_out, job.evaluation_rows))
     began_as = {
-        "target": asdict(alone.target),
-        "steps": alone.training["steps"],
-        "acceptance": alone.acceptance,
+        "target": asdict(drafter_manifest.target),
+        "steps": drafter_manifest.training["steps"],
+        "acceptance": drafter_manifest.acceptance,
     }
     manifest = replace(
-        manifest_of(ready.shape, TargetFingerprint.of(target), trainee.drafter, ready.facts),
-        training=training_facts(wanted, distiller) | {"began_as": began_as, "target_change": asdict(change)},
+        manifest_of(setup.shape, TargetFingerprint.of(target), trainee.drafter, setup.facts),
+        training=training_facts(job, distiller) | {"began_as": began_as, "target_change": asdict(change)},
         versions=measure.versions(),
     )
-    save_draft(drafter_folder(wanted), trainee, manifest)
+    save_draft(drafter_folder(job), trainee, manifest)
     return change
 
 
 def write_target(folder: Path, model: PreTrainedModel, source: str) -> None:
-    """Write a model's folder, whole or not at all, with the tokenizer of the model that it began as.
+    """Write a model's folder, whole or not at all, with the tokenizer of `source`, the model that it began as.
 
     Raises:
-        Unsupported: a tokenizer that isn't the same when it is read again.
+        Unsupported: the tokenizer changes when it is written and read again.
     """
-    resolved = resolve(source)
+    model_source = resolve(source)
     temporary = folder.with_name(f".{os.getpid()}-{folder.name}")
     try:
         model.save_pretrained(temporary)
@@ -203,7 +208,7 @@ def write_target(folder: Path, model: PreTrainedModel, source: str) -> None:
             file.chmod(0o644)  # safetensors makes files that only their owner can read
         new = load_tokenizer(str(temporary))
         if (old.fingerprint, old.eos_token_ids) != (new.fingerprint, new.eos_token_ids):
-            raise Unsupported(f"target {resolved.name}: its tokenizer is another once it is written")
+            raise Unsupported(f"target {model_source.name}: its tokenizer changes when it is written and read again")
         if folder.exists():
             shutil.rmtree(folder)
         temporary.rename(folder)
@@ -211,11 +216,11 @@ def write_target(folder: Path, model: PreTrainedModel, source: str) -> None:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _comparison(alone: DraftManifest, together: DraftManifest) -> list[str]:
-    """What a round of as many tokens as there are depths accepts, before and after, by temperature."""
-    steps = f"{alone.training['steps']} steps alone, {together.training['steps']} together"
-    lines = [f"tokens accepted a round of {together.depth}, before and after the target was trained ({steps}):"]
-    for before, after in zip(alone.acceptance["tables"], together.acceptance["tables"], strict=True):
-        lengths = (each["accepted_length"][together.depth - 1] for each in (before, after))
-        lines.append(f"T {after['temperature']:g} {after['part']}: " + ", ".join(f"{each:.3f}" for each in lengths))
+def _comparison(first: DraftManifest, final: DraftManifest) -> list[str]:
+    """Accepted tokens of a round of full depth, before and after the joint training, by temperature."""
+    steps = f"{first.training['steps']} steps alone, {final.training['steps']} together"
+    lines = [f"tokens accepted a round of {final.depth}, before and after the target was trained ({steps}):"]
+    for tables in zip(first.acceptance["tables"], final.acceptance["tables"], strict=True):
+        lengths = ", ".join(f"{table['accepted_length'][final.depth - 1]:.3f}" for table in tables)
+        lines.append(f"T {tables[1]['temperature']:g} {tables[1]['part']}: {lengths}")
     return lines

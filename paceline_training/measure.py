@@ -1,4 +1,4 @@
-"""Acceptance tables of drafts that are there: measured on the serving path, shown, and written as a report."""
+"""Acceptance tables of finished drafts: measured on the serving path, printed, and written as a report."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ from paceline_training.corpus import HELD_OUT_SHARE, Row, split_rows
 from paceline_training.user_data import read_data
 
 COST_PREFIX = 64
-"""Tokens behind which a step is timed; chosen, not tuned."""
+"""Length of the prefix after which a step is timed, in tokens; chosen, not tuned."""
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """What one draft is worth on some texts, and what it costs."""
+    """Acceptance and cost of one draft on a set of texts."""
 
     tables: tuple[evaluate.AcceptanceTable, ...]
     costs: evaluate.CostRatio
@@ -79,25 +79,25 @@ def measure_draft(target: Engine, draft: Engine, folder: Path, rows: Sequence[Ro
     """Replay texts through the engines that services run."""
     with bar(console) as progress:
         task = progress.add_task("held-out acceptance", total=len(rows))
-        tables = evaluate.acceptance_tables(target, draft, rows, lambda done: progress.update(task, completed=done))
+        tables = evaluate.acceptance_tables(target, draft, rows, lambda count: progress.update(task, completed=count))
     prefix = rows[0].token_ids[: min(COST_PREFIX, target.info.max_length - 1)].tolist()
     return Measurement(tables, evaluate.cost_ratio(target, draft, prefix), (folder / WEIGHTS_FILE).stat().st_size)
 
 
 def first_of_each(rows: Sequence[Row], count: int) -> list[Row]:
     """The first `count` rows of each temperature."""
-    taken: dict[float, int] = {}
-    chosen: list[Row] = []
+    counts: dict[float, int] = {}
+    first_rows: list[Row] = []
     for row in rows:
-        taken[row.temperature] = taken.get(row.temperature, 0) + 1
-        if taken[row.temperature] <= count:
-            chosen.append(row)
-    return chosen
+        counts[row.temperature] = counts.get(row.temperature, 0) + 1
+        if counts[row.temperature] <= count:
+            first_rows.append(row)
+    return first_rows
 
 
 @dataclass(frozen=True)
-class MeasureDrafts:
-    """What `paceline train measure` was asked for.
+class MeasurementJob:
+    """Settings of `paceline train measure`.
 
     Attributes:
         drafts: folders, or `default` for the target's own of `paceline-drafts`.
@@ -121,62 +121,62 @@ class MeasureDrafts:
         require(self.rows >= 1, "rows", self.rows, "at least 1")
 
 
-def measure_drafts(wanted: MeasureDrafts, console: Console) -> dict[str, Measurement]:
+def measure_drafts(job: MeasurementJob, console: Console) -> dict[str, Measurement]:
     """Measure drafts on the same texts; prints and reports the tables of each.
 
     Raises:
         PacelineError: unreadable data, a draft of another target.
     """
-    folders = {_shown(name): Path(resolve_draft(name, wanted.target)) for name in wanted.drafts}
-    require(len(folders) == len(wanted.drafts), "drafts", wanted.drafts, "folders of different names")
-    set_threads(wanted.engine.threads)
+    folders = {_without_folders(name): Path(resolve_draft(name, job.target)) for name in job.drafts}
+    require(len(folders) == len(job.drafts), "drafts", job.drafts, "folders of different names")
+    set_threads(job.engine.threads)
     warm_up()
-    target = load_engine(wanted.target, wanted.engine)
-    tokenizer = load_tokenizer(wanted.target, trust_remote_code=wanted.engine.trust_remote_code)
-    data = read_data(wanted.data, tokenizer, target.info.max_length)
-    require(not data.prompts, "data", wanted.data.name, "finished texts alone: prompts have nothing to replay")
-    rows = first_of_each(split_rows(data.rows, wanted.held_out).held_out, wanted.rows)
-    found: dict[str, Measurement] = {}
+    target = load_engine(job.target, job.engine)
+    tokenizer = load_tokenizer(job.target, trust_remote_code=job.engine.trust_remote_code)
+    data = read_data(job.data, tokenizer, target.info.max_length)
+    require(not data.prompts, "data", job.data.name, "finished texts alone: prompts have nothing to replay")
+    rows = first_of_each(split_rows(data.rows, job.held_out).held_out, job.rows)
+    measurements: dict[str, Measurement] = {}
     for name, folder in folders.items():
-        draft = load_draft_engine(str(folder), wanted.engine, wanted.target)
-        found[name] = measure_draft(target, draft, folder, rows, console)
+        draft = load_draft_engine(str(folder), job.engine, job.target)
+        measurements[name] = measure_draft(target, draft, folder, rows, console)
         console.print(f"draft {name}")
-        show(console, found[name])
-    if wanted.report is not None:
-        write_report(wanted.report, _report_facts(wanted, folders, rows), found)
-        console.print(f"written: {wanted.report}")
-    return found
+        show(console, measurements[name])
+    if job.report is not None:
+        write_report(job.report, _report_facts(job, folders, rows), measurements)
+        console.print(f"written: {job.report}")
+    return measurements
 
 
-def show(console: Console, found: Measurement) -> None:
+def show(console: Console, measurement: Measurement) -> None:
     """Print held-out acceptance by depth, mean accepted length by k, file size and cost."""
-    for title, columns, lines in _grids(found):
+    for title, columns, lines in _grids(measurement):
         # 80 columns hold it.
-        shown = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0), pad_edge=False)
+        grid = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0), pad_edge=False)
         for column in columns:
-            shown.add_column(column, justify="right")
+            grid.add_column(column, justify="right")
         for line in lines:
-            shown.add_row(*line)
-        console.print(shown)
-    for sentence in _sentences(found):
+            grid.add_row(*line)
+        console.print(grid)
+    for sentence in _sentences(measurement):
         console.print(sentence)
 
 
-def write_report(file: Path, facts: Mapping[str, Any], found: Mapping[str, Measurement]) -> None:
+def write_report(file: Path, facts: Mapping[str, Any], measurements: Mapping[str, Measurement]) -> None:
     """Write measurements as Markdown, and as JSON beside it."""
     parts = [
         "# Acceptance of drafts on held-out text\n",
         "".join(f"- {key}: {value}\n" for key, value in facts.items()),
     ]
-    for name, measured in found.items():
+    for name, measurement in measurements.items():
         parts.append(f"## {name}\n")
-        for title, columns, lines in _grids(measured):
+        for title, columns, lines in _grids(measurement):
             grid = [columns, ["---"] * len(columns), *lines]
             parts.append(f"{title}\n\n" + "".join(f"| {' | '.join(line)} |\n" for line in grid))
-        parts.append("; ".join(_sentences(measured)) + ".\n")
+        parts.append("; ".join(_sentences(measurement)) + ".\n")
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("\n".join(parts))
-    values = {"facts": facts, "drafts": {name: measured.facts for name, measured in found.items()}}
+    values = {"facts": facts, "drafts": {name: measurement.facts for name, measurement in measurements.items()}}
     file.with_suffix(".json").write_text(json.dumps(values, indent=2) + "\n")
 
 
@@ -184,60 +184,60 @@ Grid = tuple[str, list[str], list[list[str]]]
 """Title, columns, lines."""
 
 
-def _grids(found: Measurement) -> list[Grid]:
+def _grids(measurement: Measurement) -> list[Grid]:
     depths = [str(depth) for depth in range(1, evaluate.MAX_K + 1)]
     columns = ["T", "part", "tokens", "1 - TV", "match", *depths]
     grids: list[Grid] = []
     for title, values in (
-        ("acceptance by depth (coupled, k = 8)", [table.by_depth for table in found.tables]),
-        ("mean accepted tokens a round by k (coupled)", [table.accepted_length for table in found.tables]),
+        ("acceptance by depth (coupled, k = 8)", [table.by_depth for table in measurement.tables]),
+        ("mean accepted tokens a round by k (coupled)", [table.accepted_length for table in measurement.tables]),
     ):
         lines = [
             [f"{table.temperature:g}", table.part, str(table.positions)]
             + [f"{figure:.3f}" for figure in (table.overlap, table.coupled_match, *row)]
-            for table, row in zip(found.tables, values, strict=True)
+            for table, row in zip(measurement.tables, values, strict=True)
         ]
         grids.append((title, columns, lines))
     return grids
 
 
-def _sentences(found: Measurement) -> list[str]:
-    costs = found.costs
+def _sentences(measurement: Measurement) -> list[str]:
+    costs = measurement.costs
     return [
-        f"file size {found.file_bytes / 1e6:.1f} MB",
+        f"file size {measurement.file_bytes / 1e6:.1f} MB",
         f"one step: target {costs.target_ms:.1f} ms, draft {costs.draft_ms:.1f} ms, ratio {costs.ratio:.3f}",
     ]
 
 
-def _report_facts(wanted: MeasureDrafts, folders: Mapping[str, Path], rows: Sequence[Row]) -> dict[str, Any]:
+def _report_facts(job: MeasurementJob, folders: Mapping[str, Path], rows: Sequence[Row]) -> dict[str, Any]:
     return {
         "command": command_line(),
-        "target": wanted.target,
+        "target": job.target,
         **{f"draft {name}": _origin(load_manifest(folder)) for name, folder in folders.items()},
-        "data": f"{wanted.data.name}, the first {wanted.rows} texts of each temperature in the last "
-        f"{wanted.held_out:g} of them: {len(rows)}",
-        "machine": machine(wanted.engine),
+        "data": f"{job.data.name}, the first {job.rows} texts of each temperature in the last "
+        f"{job.held_out:g} of them: {len(rows)}",
+        "machine": machine(job.engine),
         "versions": ", ".join(f"{name} {version}" for name, version in versions().items()),
     }
 
 
-def _origin(made: DraftManifest) -> str:
-    training = made.training
-    return f"{made.weights} weights, {training.get('steps')} steps, {training.get('tokens_seen')} tokens seen"
+def _origin(manifest: DraftManifest) -> str:
+    training = manifest.training
+    return f"{manifest.weights} weights, {training.get('steps')} steps, {training.get('tokens_seen')} tokens seen"
 
 
 def command_line() -> str:
     """This process's command, its absolute paths cut short."""
-    return " ".join(_shown(word) for word in sys.argv)
+    return " ".join(_without_folders(word) for word in sys.argv)
 
 
-def _shown(word: str) -> str:
-    """Of an absolute path the last part: reports and manifests leave the machine that they were made on."""
+def _without_folders(word: str) -> str:
+    """The last part of an absolute path. Reports and manifests leave the machine that they were made on."""
     return Path(word).name if Path(word).is_absolute() else word
 
 
 def versions() -> dict[str, str]:
-    """Of what decides a draft's numbers."""
+    """Versions of the libraries that decide a draft's numbers."""
     import numba
 
     return {**library_versions(), "numba": numba.__version__, "python": platform.python_version()}

@@ -1,7 +1,7 @@
 """Medusa's heads before their first step, and as vLLM reads them.
 
 Each head is residual blocks in front of the target's own head, of which it has the rows of the draft's ids; that head
-is neither trained nor written. At first every head says what the target would say of the next token.
+is neither trained nor written. At first every head predicts the next token as the target does.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ class MedusaTrainee:
         return self.network.heads
 
     def weights(self) -> Mapping[str, torch.nn.Parameter]:
-        """By vLLM's names: `blocks.HEAD.layers.LAYER.weight`."""
-        named = ((name.split("."), weight) for name, weight in self.network.blocks.named_parameters())
-        return {f"blocks.{head}.layers.{layer}.{kind}": weight for (head, layer, _, kind), weight in named}
+        """The weights by vLLM's names: `blocks.HEAD.layers.LAYER.weight`."""
+        parameters = ((name.split("."), weight) for name, weight in self.network.blocks.named_parameters())
+        return {f"blocks.{head}.layers.{layer}.{kind}": weight for (head, layer, _, kind), weight in parameters}
 
-    def drafted(self, lesson: Lesson) -> list[DepthLogits]:
-        """Head d says what comes d + 2 places behind the token whose feature it reads."""
+    def draft_logits(self, lesson: Lesson) -> list[DepthLogits]:
+        """Head d predicts the token d + 2 positions after the one whose feature it reads."""
         depths: list[DepthLogits] = []
         for head in range(self.network.heads):
-            learned = np.flatnonzero(lesson.places >= head + 2)
-            index = torch.from_numpy(learned).to(lesson.features.device)
-            read = torch.from_numpy(lesson.places[learned] - head - 2).to(lesson.features.device)
-            depths.append(DepthLogits(self.network(lesson.features[read], head), index, DEPTH_WEIGHT**head))
+            label_rows = np.flatnonzero(lesson.places >= head + 2)
+            index = torch.from_numpy(label_rows).to(lesson.features.device)
+            feature_rows = torch.from_numpy(lesson.places[label_rows] - head - 2).to(lesson.features.device)
+            depths.append(DepthLogits(self.network(lesson.features[feature_rows], head), index, DEPTH_WEIGHT**head))
         return depths
 
     def save(self, folder: Path) -> None:  # noqa: D102
@@ -71,8 +71,8 @@ class MedusaTrainee:
             "original_lm_head": True,
             "base_model_name_or_path": self.target,
         }
-        reduced = self.vocabulary.size < vocab_size
-        maps = {"token_map": torch.from_numpy(self.vocabulary.d2t.astype(np.int64))} if reduced else {}
+        is_reduced = self.vocabulary.size < vocab_size
+        maps = {"token_map": torch.from_numpy(self.vocabulary.d2t.astype(np.int64))} if is_reduced else {}
         write_published(folder, self.weights(), facts, maps)
 
 

@@ -41,10 +41,10 @@ class FirstDepth:
     def project(self, features: torch.Tensor) -> torch.Tensor:  # noqa: D102
         return features
 
-    def __call__(self, token_ids: torch.Tensor, read: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    def __call__(self, token_ids: torch.Tensor, inputs: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """As `RecurrentNetwork`'s; the network counts the positions of the tokens themselves."""
         own = positions[0] + 1
-        return self.network.run(0, self.network.embed(token_ids[0], own), read[0], own)[None]
+        return self.network.run(0, self.network.embed(token_ids[0], own), inputs[0], own)[None]
 
     def logits(self, outputs: torch.Tensor) -> torch.Tensor:  # noqa: D102
         return self.network.logits(outputs)
@@ -56,7 +56,7 @@ def mtp_trainee(target: Target, vocabulary: DraftVocabulary, steps: int) -> Recu
     network = MtpNetwork(student, MtpForm())
     fusion: Any = network.fusions[0]
     begin_as_last_input(fusion.projection)  # the feature as it is
-    own = {_published(name): weight for name, weight in network.named_parameters() if weight.requires_grad}
+    own = {_published_name(name): weight for name, weight in network.named_parameters() if weight.requires_grad}
     facts = {
         "architectures": ["MTPDraftModel"],
         "num_nextn_predict_layers": 1,
@@ -70,7 +70,7 @@ def mtp_trainee(target: Target, vocabulary: DraftVocabulary, steps: int) -> Recu
     return RecurrentTrainee(FirstDepth(network), own, write, vocabulary, FeatureNeed((FINAL,)), steps)
 
 
-def _published(name: str) -> str:
+def _published_name(name: str) -> str:
     """The published name of one of the network's parameters."""
     part = next(part for part in _PUBLISHED if name.startswith(part))
     return _PUBLISHED[part] + name.removeprefix(part)

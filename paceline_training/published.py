@@ -31,7 +31,7 @@ def write_published(
 
 
 def speculators_facts(kind: str, target: Target, tokens: int) -> dict[str, Any]:
-    """What speculators' configurations say of every kind: whom it drafts for, and how many tokens."""
+    """The keys that speculators' configurations have for every kind: target, and tokens of a round."""
     return {
         "speculators_model_type": kind,
         "speculators_config": {
@@ -44,13 +44,13 @@ def speculators_facts(kind: str, target: Target, tokens: int) -> dict[str, Any]:
 
 
 def offset_maps(vocabulary: DraftVocabulary, target_width: int) -> dict[str, torch.Tensor]:
-    """`d2t` [draft ids], what is added to a draft id; `t2d` [target width], whether the draft has an id.
+    """`d2t` [draft ids], offset from a draft id to the target's; `t2d` [target width], whether the draft has an id.
 
     Empty where the draft has every id.
     """
     if vocabulary.size == target_width:
         return {}
-    known = np.zeros(target_width, np.bool_)
-    known[vocabulary.d2t] = True
+    t2d = np.zeros(target_width, np.bool_)
+    t2d[vocabulary.d2t] = True
     offsets = vocabulary.d2t.astype(np.int64) - np.arange(vocabulary.size)
-    return {"d2t": torch.from_numpy(offsets), "t2d": torch.from_numpy(known)}
+    return {"d2t": torch.from_numpy(offsets), "t2d": torch.from_numpy(t2d)}

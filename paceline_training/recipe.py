@@ -21,8 +21,8 @@ class JointRecipe:
 
     Attributes:
         target_learning_rate: peak of the target's own schedule, far below the drafter's.
-        drafter_weight: of the drafter's loss beside 1, that of the distance from the target as it was.
-        alone_share: of the budget, in which the drafter is trained alone, before its gradients reach the target.
+        drafter_weight: weight of the drafter's loss; the target's distance from its original has weight 1.
+        alone_share: share of the budget in which the drafter is trained alone, before its gradients reach the target.
     """
 
     target_learning_rate: float = 2e-5
@@ -44,13 +44,13 @@ class TrainRecipe:
     defaults are chosen, not tuned. docs/reports/draft-default-2026-11-21.md has what they give.
 
     Attributes:
-        tokens: learned tokens to see, repeats counted; 0: `minutes` decides.
+        tokens: number of learned tokens to train on, repeats included; 0: `minutes` decides.
         kl_share: share of the steps that warm up on KL whatever the loss.
         hybrid_decay: η of `Loss.LK`.
         batch_rows: texts per step; each is computed alone, so memory follows the longest text.
         dtype: precision of the matrix products, `float32` or `bfloat16`; the student's weights stay float32.
         focus: weight of a position's loss by its cell of text (`paceline_training.focus`); empty: all count alike.
-        joint: how the target is trained, too; None: it is left as it is.
+        joint: how the target is trained with its drafter; None: the target stays as it is.
     """
 
     loss: Loss = Loss.LK

@@ -1,6 +1,6 @@
-"""How networks that read the target's features begin: as parts of the target, where one has the same shape.
+"""Initial weights of networks that read the target's features: copies of parts of the target of the same shape.
 
-A layer that has read what it will read learns in minutes what random weights learn in hours.
+A layer copied from the target learns in minutes what random weights learn in hours.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from paceline.engine.weights import layers_of
 from paceline.protocol.errors import require
 
 _FEATURES = 3
-"""Layers whose hidden states are joined, as EAGLE-3's authors do."""
+"""Number of layers whose hidden states are joined, as EAGLE-3's authors do."""
 
 
 def feature_inputs(target: Target) -> tuple[int, ...]:
@@ -29,18 +29,18 @@ def feature_inputs(target: Target) -> tuple[int, ...]:
     """
     layers = len(layers_of(target.model))
     require(layers >= _FEATURES, f"{target.name}: layers", layers, f"at least {_FEATURES}, whose features are joined")
-    published = default_inputs(layers)
-    return published if len(published) == _FEATURES else (0, layers // 2, layers - 1)
+    published_inputs = default_inputs(layers)
+    return published_inputs if len(published_inputs) == _FEATURES else (0, layers // 2, layers - 1)
 
 
 def layer_keys(target: PreTrainedModel) -> dict[str, Any]:
-    """What a configuration says of the target's layers, as far as it is said of published drafters' too."""
+    """The keys of the target's configuration that published drafters' configurations have, too."""
     text: Any = target.config.get_text_config()
     return {key: getattr(text, key) for key in LAYER_KEYS if getattr(text, key, None) is not None}
 
 
 def borrow(network: Any, target: PreTrainedModel, vocabulary: DraftVocabulary | None) -> None:
-    """Give a network the target's embedding and head, frozen; of the head the vocabulary's rows, None: all."""
+    """Give a network the target's embedding and head, frozen. The head gets the vocabulary's rows; None: all rows."""
     embedding: Any = target.get_input_embeddings()
     head: Any = target.get_output_embeddings()
     rows = head.weight.detach()
@@ -53,8 +53,8 @@ def borrow(network: Any, target: PreTrainedModel, vocabulary: DraftVocabulary | 
 @torch.no_grad()
 def begin_as_last_input(fusion: torch.nn.Linear) -> None:
     """Pass the last of the joined inputs on as it is. weight: [hidden, inputs · hidden]."""
-    hidden, joined = fusion.weight.shape
-    fusion.weight.copy_(torch.cat((torch.zeros(hidden, joined - hidden), torch.eye(hidden)), dim=1))
+    hidden, width = fusion.weight.shape
+    fusion.weight.copy_(torch.cat((torch.zeros(hidden, width - hidden), torch.eye(hidden)), dim=1))
 
 
 @torch.no_grad()

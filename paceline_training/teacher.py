@@ -24,20 +24,20 @@ GREEDY_TEMPERATURE = 0.5
 Chosen in docs/decisions/2026-11-21-plain-training-loop.md.
 """
 TEACHER_MEMORY_BYTES = 4 << 30
-"""What may be kept of texts that were read; chosen, not tuned."""
+"""Memory for the states of texts that were read; chosen, not tuned."""
 
 
 def _check_need(model: PreTrainedModel, need: FeatureNeed) -> None:
     """Refuse hidden states that a target doesn't have.
 
     Raises:
-        Unsupported: naming the layer, or the model whose layers can't be told.
+        Unsupported: naming the layer, or the model whose layers aren't recognised.
     """
     if need.any:
         offer = offered(model)
         if offer is None:
             raise Unsupported(
-                f"{type(model).__name__}: its layers can't be told, so their hidden states can't be read"
+                f"{type(model).__name__}: its layers aren't recognised, so their hidden states can't be read"
             )
         offer.check(need)
 
@@ -46,7 +46,7 @@ def read_row(model: PreTrainedModel, row: Row, need: FeatureNeed) -> tuple[torch
     """One pass over a text, with gradients where the model has them.
 
     Returns:
-        [learned tokens, head width] logits; [tokens - 1, layers · hidden] what is needed, layers joined.
+        [learned tokens, head width] logits; [tokens - 1, layers · hidden] the needed hidden states, layers joined.
     """
     with watched(model, set(need.layers)) as states:
         logits = learned_logits(model, row)
@@ -55,8 +55,8 @@ def read_row(model: PreTrainedModel, row: Row, need: FeatureNeed) -> tuple[torch
 
 
 @dataclass(frozen=True, eq=False)
-class _ReadText:
-    """What is kept of a text that the teacher has read: its lesson can be had from these without its layers."""
+class _TextStates:
+    """States of a text that the teacher has read. Its lesson follows from them without a pass through the layers."""
 
     hidden: torch.Tensor  # [learned tokens, hidden size], as its head reads them
     normaliser: torch.Tensor  # [learned tokens, 1], log of the summed exponentials over its whole vocabulary
@@ -70,10 +70,10 @@ class _ReadText:
 class Teacher:
     """The target's distributions over the draft's vocabulary, and the hidden states that a trainee needs.
 
-    Its layers read a text once while `memory_bytes` lasts. A text is read each
-    time once that is spent, or where the head's output is not the logits
-    themselves (a model that scales or caps them). Whether a text is remembered
-    never changes a bit of its lesson.
+    The layers read a text once and its states are kept while `memory_bytes`
+    lasts. A text without kept states is read every time, as is every text of a
+    model that scales or caps its head's output. Kept states never change a bit
+    of a lesson.
     """
 
     def __init__(
@@ -85,15 +85,15 @@ class Teacher:
         memory_bytes: int = TEACHER_MEMORY_BYTES,
     ) -> None:
         _check_need(model, need)
-        copied: Any = model if model.dtype == dtype else copy.deepcopy(model)
-        self._model: PreTrainedModel = copied.to(dtype)
+        teacher_model: Any = model if model.dtype == dtype else copy.deepcopy(model)
+        self._model: PreTrainedModel = teacher_model.to(dtype)
         self._need = need
         self._width = vocabulary.target_size
         self._ids = torch.from_numpy(vocabulary.d2t).long().to(model.device)
         self._head: Any = self._model.get_output_embeddings()
-        self._reduced = self._head.weight.detach()[self._ids]
-        self._reduced_bias = None if self._head.bias is None else self._head.bias.detach()[self._ids]
-        self._seen: dict[tuple[Row, float], _ReadText] = {}
+        self._head_rows = self._head.weight.detach()[self._ids]
+        self._head_bias = None if self._head.bias is None else self._head.bias.detach()[self._ids]
+        self._texts: dict[tuple[Row, float], _TextStates] = {}
         self._free = memory_bytes
 
     @torch.no_grad()
@@ -102,21 +102,26 @@ class Teacher:
 
         Labels are normalised over the target's whole vocabulary.
         """
-        seen = self._seen.get((row, temperature))
-        if seen is None:
-            hidden, logits, features = self._read(row)
+        states = self._texts.get((row, temperature))
+        if states is None:
+            hidden, logits, features = self._read_text(row)
             normaliser = torch.logsumexp(logits / temperature, dim=-1, keepdim=True)
             if hidden is None:
                 return Lesson(row, logits[:, self._ids] / temperature - normaliser, features.float())
-            seen = _ReadText(hidden, normaliser, features)
-            if seen.nbytes <= self._free:
-                self._seen[row, temperature] = seen
-                self._free -= seen.nbytes
-        scores = functional.linear(seen.hidden, self._reduced, self._reduced_bias).float()
-        return Lesson(row, scores / temperature - seen.normaliser, seen.features.float())
+            states = _TextStates(hidden, normaliser, features)
+            if states.nbytes <= self._free:
+                self._texts[row, temperature] = states
+                self._free -= states.nbytes
+        scores = functional.linear(states.hidden, self._head_rows, self._head_bias).float()
+        return Lesson(row, scores / temperature - states.normaliser, states.features.float())
 
-    def _read(self, row: Row) -> tuple[torch.Tensor | None, torch.Tensor, torch.Tensor]:
-        """What the head reads [learned, hidden size], None if its output isn't the logits; those; the features."""
+    def _read_text(self, row: Row) -> tuple[torch.Tensor | None, torch.Tensor, torch.Tensor]:
+        """One pass of the teacher over a text.
+
+        Returns:
+            The head's input [learned tokens, hidden size], or None if the head's output isn't the logits; the
+            logits [learned tokens, width]; the features.
+        """
         heads: list[tuple[torch.Tensor, torch.Tensor]] = []
         # A copy of the output: what is done to it in place behind the head must show.
         hook = self._head.register_forward_hook(lambda _, inputs, output: heads.append((inputs[0], output.clone())))

@@ -45,57 +45,57 @@ CELLS = tuple(f"{part}/{kind}" for part in AnswerPart for kind in TokenKind)
 
 
 class TextKinds:
-    """Tells the cells of texts in one vocabulary; remembers what each token is written as."""
+    """Sorts the tokens of texts into cells. Keeps the text of every token that it has met."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._texts: dict[int, str] = {}
 
     def text(self, token_id: int) -> str:
-        """What a token writes on its own; empty for special tokens."""
+        """The text of a single token; empty for special tokens."""
         if token_id not in self._texts:
             self._texts[token_id] = self._tokenizer.text_bytes(token_id).decode("utf-8", "replace")
         return self._texts[token_id]
 
     def cells(self, row: Row) -> list[str]:
-        """`PART/KIND` of each learned token of a text that has one before it, in order."""
+        """`PART/KIND` of each learned token but a text's first, in order."""
         kinds = self._kinds(row.token_ids.tolist())
-        fenced = self._fenced(row)
-        places = np.flatnonzero(row.learned[1:]) + 1
-        return [f"{_part(int(row.roles[at]), bool(fenced[at]))}/{kinds[at]}" for at in places]
+        code_mask = self._code_mask(row)
+        places = np.flatnonzero(row.loss_mask[1:]) + 1
+        return [f"{_part(int(row.roles[at]), bool(code_mask[at]))}/{kinds[at]}" for at in places]
 
     def _kinds(self, tokens: Sequence[int]) -> list[TokenKind]:
-        found: list[TokenKind] = []
-        before = ""
+        kinds: list[TokenKind] = []
+        previous = ""
         for token in tokens:
             text = self.text(token)
-            found.append(kind_of(text, before))
-            before = text or " "  # a special token ends words
-        return found
+            kinds.append(kind_of(text, previous))
+            previous = text or " "  # a special token ends words
+        return kinds
 
-    def _fenced(self, row: Row) -> NDArray[np.bool_]:
+    def _code_mask(self, row: Row) -> NDArray[np.bool_]:
         """[length] whether a fence is open in front of each token, in the assistant's text alone."""
-        inside = np.zeros(len(row.token_ids), np.bool_)
+        mask = np.zeros(len(row.token_ids), np.bool_)
         tail, is_open = "", False
         for at, token in enumerate(row.token_ids.tolist()):
             if row.roles[at] < Role.ANSWER:
                 tail, is_open = "", False
                 continue
-            inside[at] = is_open
+            mask[at] = is_open
             tail += self.text(token)
             is_open ^= tail.count(FENCE) % 2 == 1
             # What a fence may still be completed from: fewer characters than it has, and none that it had.
             tail = tail.rpartition(FENCE)[2][-(len(FENCE) - 1) :]
-        return inside
+        return mask
 
 
-def _part(role: int, fenced: bool) -> AnswerPart:
+def _part(role: int, in_code: bool) -> AnswerPart:
     if role == Role.THINKING:
         return AnswerPart.REASONING
-    return AnswerPart.CODE if fenced else AnswerPart.TEXT
+    return AnswerPart.CODE if in_code else AnswerPart.TEXT
 
 
-def kind_of(text: str, before: str) -> TokenKind:
+def kind_of(text: str, previous: str) -> TokenKind:
     """The kind of a token's text behind another token's.
 
     The first character that is no white space decides. A mark such as an underscore is punctuation.
@@ -109,5 +109,5 @@ def kind_of(text: str, before: str) -> TokenKind:
         return TokenKind.NUMBER
     if not bare[0].isalpha():
         return TokenKind.PUNCTUATION
-    joined = bare == text and before[-1:].isalnum()
-    return TokenKind.WORD_INSIDE if joined else TokenKind.WORD_START
+    continues_word = bare == text and previous[-1:].isalnum()
+    return TokenKind.WORD_INSIDE if continues_word else TokenKind.WORD_START

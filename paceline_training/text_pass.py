@@ -19,14 +19,14 @@ class _WholeText:
         (_, heads, rows, width), kv_heads = call.query.shape, call.key.shape[1]
         window: int = call.extras.get("sliding_window") or rows
         if window >= rows and not any(call.extras.get(term) is not None for term in (SOFTCAP, SINKS)):
-            attended = functional.scaled_dot_product_attention(
+            output = functional.scaled_dot_product_attention(
                 call.query, call.key, call.value, is_causal=True, scale=call.scaling, enable_gqa=heads != kv_heads
             )
-            return attended.transpose(1, 2)
-        packed = call.query.reshape(1, kv_heads, heads // kv_heads * rows, width)
+            return output.transpose(1, 2)
+        packed_query = call.query.reshape(1, kv_heads, heads // kv_heads * rows, width)
         mask = _window_mask(rows, window, call.query).repeat(heads // kv_heads, 1)
-        attended = packed_attention(call, packed, call.key, call.value, mask)
-        return attended.reshape(1, heads, rows, -1).transpose(1, 2)
+        output = packed_attention(call, packed_query, call.key, call.value, mask)
+        return output.reshape(1, heads, rows, -1).transpose(1, 2)
 
 
 def _window_mask(rows: int, window: int, like: torch.Tensor) -> torch.Tensor:
@@ -45,5 +45,5 @@ def learned_logits(model: PreTrainedModel, row: Row) -> torch.Tensor:
         [positions, head width].
     """
     tokens = row.token_ids[:-1].tolist()
-    wanted = np.flatnonzero(row.learned[1:]).tolist()
-    return packed_forward(model, _WholeText(), tokens, [*range(len(tokens))], wanted)
+    logit_rows = np.flatnonzero(row.loss_mask[1:]).tolist()
+    return packed_forward(model, _WholeText(), tokens, [*range(len(tokens))], logit_rows)

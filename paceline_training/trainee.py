@@ -16,8 +16,8 @@ from paceline.protocol.features import FeatureNeed
 from paceline_training.corpus import Row
 
 DEPTH_WEIGHT = 0.8
-"""Of a depth's loss beside that of the one before, without whose acceptance no round reaches it: as Medusa's authors
-weigh heads (arXiv 2401.10774, §2.2.1: λ_k, the k-th power of .8), and EAGLE-3's steps."""
+"""Weight of a depth's loss relative to the depth before. A round reaches a depth only if the one before is accepted.
+Medusa's authors weigh heads so (arXiv 2401.10774, §2.2.1: λ_k, the k-th power of .8), and EAGLE-3's their steps."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,7 +26,8 @@ class Lesson:
 
     Attributes:
         labels: [learned tokens, draft size] log-probabilities of each at the lesson's temperature.
-        features: [tokens - 1, layers · hidden] what it computed of each token but the last, layers joined as needed.
+        features: [tokens - 1, layers · hidden] the teacher's hidden states of every token but the last, in the layers
+            that the trainee needs.
     """
 
     row: Row
@@ -35,8 +36,8 @@ class Lesson:
 
     @property
     def places(self) -> NDArray[np.intp]:
-        """Where each learned token stands in the text, ascending. Returns [learned tokens]."""
-        return np.flatnonzero(self.row.learned[1:]) + 1
+        """Positions of the learned tokens in the text, ascending. Returns [learned tokens]."""
+        return np.flatnonzero(self.row.loss_mask[1:]) + 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,19 +46,19 @@ class DepthLogits:
 
     Attributes:
         logits: [positions, draft size].
-        learned: [positions] which of the lesson's learned tokens they are for; None: all.
-        weight: share of this depth in the loss.
-        penalty: added to the loss, a sum over positions; what a trainee learns beside the labels.
+        label_rows: [positions] indices of their tokens among the lesson's learned tokens; None: all of them.
+        weight: weight of this depth in the loss.
+        penalty: a sum over positions that is added to the loss, for what a trainee learns beside the labels.
     """
 
     logits: torch.Tensor
-    learned: torch.Tensor | None = None
+    label_rows: torch.Tensor | None = None
     weight: float = 1.0
     penalty: torch.Tensor | None = None
 
     def labels_of(self, lesson: Lesson) -> torch.Tensor:
         """The labels of the same tokens: [positions, draft size]."""
-        return lesson.labels if self.learned is None else lesson.labels[self.learned]
+        return lesson.labels if self.label_rows is None else lesson.labels[self.label_rows]
 
 
 class Trainee(Protocol):
@@ -65,7 +66,7 @@ class Trainee(Protocol):
 
     @property
     def need(self) -> FeatureNeed:
-        """What of the teacher's pass it reads."""
+        """The hidden states of the teacher that it reads."""
 
     @property
     def vocabulary(self) -> DraftVocabulary:
@@ -76,10 +77,10 @@ class Trainee(Protocol):
         """Tokens of a round that it learns to draft."""
 
     def weights(self) -> Mapping[str, torch.nn.Parameter]:
-        """Name → weight of all that is trained and kept."""
+        """The trained weights by name."""
 
-    def drafted(self, lesson: Lesson) -> Sequence[DepthLogits]:
-        """What it would draft for the learned tokens, with gradients; the first depth is the running figure."""
+    def draft_logits(self, lesson: Lesson) -> Sequence[DepthLogits]:
+        """Logits for the learned tokens by depth, with gradients; reports show the first depth's acceptance."""
 
     def save(self, folder: Path) -> None:
-        """Write what is trained, in the layout that its loader reads; no manifest."""
+        """Write the trained weights in the layout that their loader reads, without a manifest."""

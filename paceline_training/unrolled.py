@@ -1,11 +1,11 @@
 """Training of networks that read their own outputs: EAGLE, multi-token prediction.
 
-Row p is the token at position p; it reads the features of the token before it and says what comes next. The target's
-features are there up to the last committed token, so a round's first row reads those, and each further one what the
-row before it gave out. Training does the same for every position at once (training-time test, EAGLE-3,
+Row p is the token at position p. It reads the features of the token before it and predicts the next token. The
+target's features are known up to the last committed token, so a round's first row reads those, and each further row
+reads the output of the row before it. Training does the same for every position at once (training-time test, EAGLE-3,
 arXiv 2503.01840, §3.1; HASS, arXiv 2408.15766): step 0 reads the target's features everywhere, step s the outputs of
-step s - 1, and a row of step s sees what a served row would: rows of step 0 up to where its round began, and one row
-of each step since.
+step s - 1. A row of step s attends to the rows of a served round: those of step 0 up to where its round began, and
+one row of each step since.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from paceline_training.trainee import DEPTH_WEIGHT, DepthLogits, Lesson
 FIRST_ROW = 1
 """Position of the first token that has one before it."""
 REGRESSION_WEIGHT = 10.0
-"""Of EAGLE-1's feature loss beside its token loss, as in EAGLE (arXiv 2401.15077, §4.2: the token loss counts .1)."""
+"""Weight of EAGLE-1's feature loss beside its token loss, as in EAGLE (arXiv 2401.15077, §4.2: 1 to .1)."""
 
 _EXTRAS = ("sliding_window", "softcap", "s_aux", "position_bias")
-"""What layers pass to attention that sees less than all, or scores otherwise."""
+"""What layers pass to attention that is masked or scored in another way."""
 
 
 @dataclass(eq=False)
@@ -42,10 +42,13 @@ class UnrolledAttention:
     values: dict[int, list[torch.Tensor]] = field(default_factory=dict)
 
     def attend(self, call: AttentionCall) -> torch.Tensor:
-        """A row sees step 0 up to its own place, and its own place in each step since: [1, rows, heads, head_dim].
+        """A row attends to step 0 up to its own place, and to its own place in each step since.
+
+        Returns:
+            [1, rows, heads, head_dim].
 
         Raises:
-            Unsupported: attention that is more than that, in layers of the target's kind.
+            Unsupported: the layer asks for a window, a soft cap, sinks or a position bias.
         """
         for extra in _EXTRAS:
             if call.extras.get(extra) is not None:
@@ -54,7 +57,7 @@ class UnrolledAttention:
         values = self.values.setdefault(call.layer, [])
         keys.append(call.key)
         values.append(call.value)
-        attended = functional.scaled_dot_product_attention(
+        output = functional.scaled_dot_product_attention(
             call.query,
             torch.cat(keys, dim=2),
             torch.cat(values, dim=2),
@@ -62,10 +65,10 @@ class UnrolledAttention:
             scale=call.scaling,
             enable_gqa=call.query.shape[1] != call.key.shape[1],
         )
-        return attended.transpose(1, 2)
+        return output.transpose(1, 2)
 
     def _mask(self, query: torch.Tensor, steps: Sequence[int]) -> torch.Tensor:
-        """[rows, rows of all steps], true where seen."""
+        """[rows, rows of all steps], true where a row attends."""
         rows = query.shape[2]
         first = torch.ones(rows, steps[0], dtype=torch.bool, device=query.device).tril()
         own = [torch.eye(rows, size, dtype=torch.bool, device=query.device) for size in steps[1:]]
@@ -73,25 +76,25 @@ class UnrolledAttention:
 
 
 class RecurrentNetwork(Protocol):
-    """A network whose rows read a token and what is known of the one before it; the one that is served."""
+    """The served network, whose rows read a token and the state of the token before it."""
 
     def project(self, features: torch.Tensor) -> torch.Tensor:
         """The target's features [rows, layers · hidden] as rows read them: [rows, hidden]."""
 
-    def __call__(self, token_ids: torch.Tensor, read: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    def __call__(self, token_ids: torch.Tensor, inputs: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """One packed sequence, attention being `paceline.engine.forward`'s.
 
         Args:
             token_ids: [1, rows].
-            read: [1, rows, hidden]; of the token before each.
+            inputs: [1, rows, hidden]; state of the token before each.
             positions: [1, rows]; of the token before each.
 
         Returns:
-            [1, rows, hidden]; what the next row reads where the target's features end.
+            [1, rows, hidden]; the state that the next row reads after the target's features end.
         """
 
     def logits(self, outputs: torch.Tensor) -> torch.Tensor:
-        """[rows, hidden] → [rows, draft size or more]; what is more is padding."""
+        """[rows, hidden] → [rows, draft size or more]; logits after the draft's size are padding."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,9 +102,9 @@ class RecurrentTrainee:
     """A recurrent network in training.
 
     Attributes:
-        own: name → weight of all that is trained, as others publish them.
-        write: puts those into a folder, in that layout.
-        regresses: whether an output must also come near the target's feature of the same token (EAGLE-1).
+        own: trained weights by their published names.
+        write: writes them to a folder in the published layout.
+        regresses: whether outputs are also trained to be near the target's feature of the same token (EAGLE-1).
     """
 
     network: RecurrentNetwork
@@ -118,31 +121,31 @@ class RecurrentTrainee:
     def save(self, folder: Path) -> None:  # noqa: D102
         self.write(folder, self.own)
 
-    def drafted(self, lesson: Lesson) -> list[DepthLogits]:  # noqa: D102
+    def draft_logits(self, lesson: Lesson) -> list[DepthLogits]:  # noqa: D102
         depths: list[DepthLogits] = []
         for step, outputs in enumerate(self.outputs(lesson)):
             first = FIRST_ROW + step  # position of the first row's token
-            learned = np.flatnonzero(lesson.places > first)
-            before = torch.from_numpy(lesson.places[learned] - 1).to(outputs.device)  # the tokens of the rows
-            chosen = outputs[before - first]
+            label_rows = np.flatnonzero(lesson.places > first)
+            inputs = torch.from_numpy(lesson.places[label_rows] - 1).to(outputs.device)  # token positions
+            row_outputs = outputs[inputs - first]
             weight, penalty = DEPTH_WEIGHT**step, None
             if self.regresses:
-                distance = functional.smooth_l1_loss(chosen.float(), lesson.features[before], reduction="none")
+                distance = functional.smooth_l1_loss(row_outputs.float(), lesson.features[inputs], reduction="none")
                 penalty = REGRESSION_WEIGHT * weight * distance.mean(-1).sum()
-            logits = self.network.logits(chosen)[:, : self.vocabulary.size]
-            depths.append(DepthLogits(logits, torch.from_numpy(learned).to(outputs.device), weight, penalty))
+            logits = self.network.logits(row_outputs)[:, : self.vocabulary.size]
+            depths.append(DepthLogits(logits, torch.from_numpy(label_rows).to(outputs.device), weight, penalty))
         return depths
 
     def outputs(self, lesson: Lesson) -> list[torch.Tensor]:
         """Outputs of each step: row i of step s is the token at position 1 + i + s. Each [rows, hidden]."""
         device = lesson.features.device
         tokens = torch.from_numpy(lesson.row.token_ids[:-1].astype(np.int64)).to(device)
-        found: list[torch.Tensor] = []
-        read = self.network.project(lesson.features[:-1])
+        steps: list[torch.Tensor] = []
+        inputs = self.network.project(lesson.features[:-1])
         with attending(UnrolledAttention()):
             for step in range(min(self.depth, len(tokens) - FIRST_ROW)):
                 positions = torch.arange(FIRST_ROW + step, len(tokens), device=device)
-                rows = tokens[positions][None], read[: len(positions)][None], positions[None] - 1
-                read = self.network(*rows)[0]
-                found.append(read)
-        return found
+                rows = tokens[positions][None], inputs[: len(positions)][None], positions[None] - 1
+                inputs = self.network(*rows)[0]
+                steps.append(inputs)
+        return steps

@@ -17,7 +17,7 @@ from paceline_training.corpus import Role, Row, TokenIds, read_shards
 
 @dataclass(frozen=True)
 class UserData:
-    """What a file held: finished texts, and prompts that the target still has to answer."""
+    """A file's finished texts, and its prompts, which the target still has to answer."""
 
     rows: tuple[Row, ...]
     prompts: tuple[TokenIds, ...] = ()
@@ -31,9 +31,9 @@ def read_data(path: Path, tokenizer: Tokenizer, max_length: int) -> UserData:
     """
     if path.suffix == ".jsonl":
         return read_jsonl(path, tokenizer, max_length)
-    require(path.exists(), "data", str(path), "a file or folder that is there")
-    known = path.suffix == ".npz" or path.is_dir()
-    require(known, "data", str(path), "a .jsonl of prompt, messages or text, an .npz shard or a folder of them")
+    require(path.exists(), "data", str(path), "an existing file or folder")
+    is_shards = path.suffix == ".npz" or path.is_dir()
+    require(is_shards, "data", str(path), "a .jsonl of prompt, messages or text, an .npz shard or a folder of them")
     rows = read_shards(path)
     largest = max(int(row.token_ids.max(initial=0)) for row in rows)
     require(largest < tokenizer.vocab_size, "data token id", largest, f"below {tokenizer.vocab_size}, the target's")
@@ -52,9 +52,9 @@ def read_jsonl(file: Path, tokenizer: Tokenizer, max_length: int) -> UserData:
     rows: list[Row] = []
     prompts: list[TokenIds] = []
     for where, value in read_json_lines("data", file):
-        found, wanted = _read_line(value, where, tokenizer)
-        rows += [Row(row.token_ids[:max_length], row.roles[:max_length], row.temperature) for row in found]
-        prompts += wanted
+        line_rows, line_prompts = _read_line(value, where, tokenizer)
+        rows += [Row(row.token_ids[:max_length], row.roles[:max_length], row.temperature) for row in line_rows]
+        prompts += line_prompts
     require(bool(rows or prompts), "data", str(file), "at least 1 line")
     for prompt in prompts:
         require(len(prompt) < max_length, "prompt length", len(prompt), f"below {max_length} tokens")
@@ -68,7 +68,7 @@ def _read_line(value: object, where: str, tokenizer: Tokenizer) -> tuple[list[Ro
         case {"prompt": str(prompt)}:
             return [], [tokenizer.render_chat([ChatMessage("user", prompt)])]
         case {"text": str(text)}:
-            return [_finished((), tokenizer.encode(text), tokenizer)], []
+            return [_finished_row((), tokenizer.encode(text), tokenizer)], []
     raise InvalidInput.of(where, value, "an object with prompt, messages or text")
 
 
@@ -86,7 +86,7 @@ def _read_messages(messages: list[ChatMessage], tokenizer: Tokenizer) -> tuple[l
     for i, message in enumerate(messages):
         if message.role == "assistant" and i:
             answer = (*_bare_tokens(message.content, tokenizer), *_end_of_turn(tokenizer))
-            rows.append(_finished(tokenizer.render_chat(messages[:i]), answer, tokenizer))
+            rows.append(_finished_row(tokenizer.render_chat(messages[:i]), answer, tokenizer))
     return rows, []
 
 
@@ -98,11 +98,11 @@ def _bare_tokens(text: str, tokenizer: Tokenizer) -> TokenIds:
 
 def _end_of_turn(tokenizer: Tokenizer) -> TokenIds:
     """What the template writes after a turn, if that ends a text; else the tokenizer's own end."""
-    ends = [token for token in ChatFrame.of(tokenizer).after[:1] if token in tokenizer.eos_token_ids]
+    ends = [token for token in ChatFrame.of(tokenizer).suffix[:1] if token in tokenizer.eos_token_ids]
     return tuple(ends or sorted(tokenizer.eos_token_ids)[:1])
 
 
-def _finished(prompt: TokenIds, text: TokenIds, tokenizer: Tokenizer) -> Row:
+def _finished_row(prompt: TokenIds, text: TokenIds, tokenizer: Tokenizer) -> Row:
     tokens = np.array([*prompt, *text], np.int32)
     roles = np.array([int(Role.FORCED)] * len(prompt) + [int(Role.ANSWER)] * len(text), np.int8)
     return Row(tokens, mark_thinking(tokens, roles, tokenizer), 1.0)

@@ -29,5 +29,5 @@ def choose_vocabulary(
 
 def coverage(rows: Sequence[Row], vocabulary: DraftVocabulary) -> float:
     """Share of the learned tokens that the vocabulary holds."""
-    tokens = np.concatenate([row.token_ids[row.learned] for row in rows])
+    tokens = np.concatenate([row.token_ids[row.loss_mask] for row in rows])
     return float((vocabulary.t2d[tokens] != ABSENT).mean())

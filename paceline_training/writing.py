@@ -22,10 +22,10 @@ from paceline.sampling.distribution import processed_scores
 from paceline.sampling.noise import Stream
 from paceline.sampling.racing import race
 from paceline_training.chat import ChatFrame, mark_thinking
-from paceline_training.corpus import Role, Row, TokenIds, count_learned, read_shards, save_shard
+from paceline_training.corpus import Role, Row, TokenIds, count_learned_tokens, read_shards, save_shard
 
 USER_TOP_P = 0.95
-"""Of the user's turns."""
+"""Top-p of the user's turns."""
 RECIPE_FILE = "corpus.json"
 DEFAULT_MIX = ((1.0, 0.5), (0.6, 0.25), (0.0, 0.25))
 """Temperatures of answers and their shares; with the limits here chosen, not tuned."""
@@ -62,10 +62,10 @@ class GenerationRecipe:
 
     def temperature_of(self, row: int) -> float:
         """Any stretch of rows holds the mix: the golden ratio spreads rows evenly over it."""
-        point, reached = (row * _GOLDEN) % 1, 0.0
+        point, share_sum = (row * _GOLDEN) % 1, 0.0
         for temperature, share in self.temperature_mix:
-            reached += share
-            if point < reached:
+            share_sum += share
+            if point < share_sum:
                 return temperature
         return self.temperature_mix[-1][0]
 
@@ -93,21 +93,21 @@ class _Writing:
         self.index = index
         self._recipe = recipe
         self._frame = frame
-        self.tokens = list(frame.before if prompt is None else prompt)
+        self.tokens = list(frame.prefix if prompt is None else prompt)
         self.roles = [int(Role.FORCED)] * len(self.tokens)
-        self.computed = 0
+        self.computed_tokens = 0
         self.temperature = recipe.temperature_of(index)
         self._asking = prompt is None
         self._noise = NoiseKey(recipe.seed, index)
         self._user = SamplingParams(temperature=1.0, top_p=USER_TOP_P)
         self._assistant = SamplingParams(temperature=self.temperature)
         self._longest = recipe.max_length if prompt is None else recipe.longest(prompt)
-        self.ended = len(self.tokens) >= self._longest
+        self.is_finished = len(self.tokens) >= self._longest
 
     def next_item(self) -> StepItem:
-        new = tuple(self.tokens[self.computed :])
-        item = StepItem(self.index, self.computed, new, logit_rows=(len(new) - 1,))
-        self.computed = len(self.tokens)
+        new = tuple(self.tokens[self.computed_tokens :])
+        item = StepItem(self.index, self.computed_tokens, new, logit_rows=(len(new) - 1,))
+        self.computed_tokens = len(self.tokens)
         return item
 
     def grow(self, logits: NDArray[np.float32], eos: frozenset[int]) -> None:
@@ -116,18 +116,18 @@ class _Writing:
         token = race(scores, self._noise, Stream.DRAFT, len(self.tokens))
         if not self._asking:
             self._append(token, Role.ANSWER)
-            self.ended |= token in eos
+            self.is_finished |= token in eos
         elif token in eos:
             self._answer()
         else:
             self._append(token, Role.USER)
-            if len(self.tokens) - len(self._frame.before) >= self._recipe.user_tokens:
+            if len(self.tokens) - len(self._frame.prefix) >= self._recipe.user_tokens:
                 self._answer()
-        self.ended |= len(self.tokens) >= self._longest
+        self.is_finished |= len(self.tokens) >= self._longest
 
     def _answer(self) -> None:
         self._asking = False
-        for token in self._frame.after:
+        for token in self._frame.suffix:
             self._append(token, Role.FORCED)
 
     def _append(self, token: int, role: Role) -> None:
@@ -180,10 +180,10 @@ class Writer:
             while running or waiting:
                 self._admit(waiting, running)
                 yield from self._step(running)
-                for ended in [writing for writing in running if writing.ended]:
-                    self.engine.close(ended.index)
-                    running.remove(ended)
-                    yield ended.index, ended.row(self.tokenizer)
+                for writing in [writing for writing in running if writing.is_finished]:
+                    self.engine.close(writing.index)
+                    running.remove(writing)
+                    yield writing.index, writing.row(self.tokenizer)
         finally:
             for writing in running:
                 self.engine.close(writing.index)
@@ -197,22 +197,22 @@ class Writer:
             room -= len(writing.tokens)
 
     def _step(self, running: list[_Writing]) -> Iterator[tuple[int, None]]:
-        stepped = [writing for writing in running if not writing.ended]
-        if not stepped:
+        active = [writing for writing in running if not writing.is_finished]
+        if not active:
             return
-        plan = StepPlan(tuple(writing.next_item() for writing in stepped))
-        for writing, logits in zip(stepped, self.engine.step(plan), strict=True):
+        plan = StepPlan(tuple(writing.next_item() for writing in active))
+        for writing, logits in zip(active, self.engine.step(plan), strict=True):
             writing.grow(logits, self.tokenizer.eos_token_ids)
             yield writing.index, None
 
 
 def self_generate(writer: Author, folder: Path, tokens: int, target: str, report: Report | None = None) -> list[Row]:
-    """Write shards until `tokens` learned tokens are there (or every prompt is answered).
+    """Write shards until they have `tokens` learned tokens, or every prompt is answered.
 
     Args:
         writer: the target.
-        folder: of shards; those that are there count and are not written again.
-        tokens: wanted; at least one shard is written.
+        folder: folder of the shards; shards in it count and are not written again.
+        tokens: learned tokens to reach; at least one shard is written.
         target: digest of the target, kept with the shards.
         report: called with the tokens written so far.
 
@@ -223,41 +223,42 @@ def self_generate(writer: Author, folder: Path, tokens: int, target: str, report
     _check_recipe(folder / RECIPE_FILE, writer, target)
     report = report or (lambda _: None)
     rows: list[Row] = []
-    done, first = 0, 0
+    token_count, first = 0, 0
     last = len(writer.prompts) or 1 << 24
-    while first < last and done < tokens:
+    while first < last and token_count < tokens:
         numbers = range(first, min(first + writer.recipe.shard_rows, last))
         file = folder / f"shard-{first // writer.recipe.shard_rows:05}.npz"
         if not file.exists():
-            _write_shard(writer, numbers, file, report, done)
+            _write_shard(writer, numbers, file, report, token_count)
         shard = read_shards(file)
         rows += shard
-        done += count_learned(shard)
-        report(done)
+        token_count += count_learned_tokens(shard)
+        report(token_count)
         first = numbers.stop
     return rows
 
 
-def _write_shard(writer: Author, numbers: range, file: Path, report: Report, before: int) -> None:
+def _write_shard(writer: Author, numbers: range, file: Path, report: Report, tokens_before: int) -> None:
     rows: dict[int, Row] = {}
-    for written, (index, row) in enumerate(writer.write(numbers)):
+    for new_tokens, (index, row) in enumerate(writer.write(numbers)):
         if row is not None:
             rows[index] = row
-        report(before + written)
+        report(tokens_before + new_tokens)
     seed, vocab_size = writer.recipe.seed, writer.tokenizer.vocab_size
     save_shard(file, [rows[index] for index in numbers], vocab_size, seed=seed, first_row=numbers.start)
 
 
 def _check_recipe(file: Path, writer: Author, target: str) -> None:
     prompts = hashlib.sha256(json.dumps(writer.prompts).encode()).hexdigest() if writer.prompts else None
-    wanted: dict[str, Any] = json.loads(
+    recipe: dict[str, Any] = json.loads(
         json.dumps({**asdict(writer.recipe), "target": target, "prompts_sha256": prompts})
     )
-    wanted.pop("batch_rows")  # decides speed alone
+    recipe.pop("batch_rows")  # decides speed alone
     if not writer.recipe.answer_tokens:
-        wanted.pop("answer_tokens")  # as if it were not there
+        recipe.pop("answer_tokens")  # as if it were not there
     if not file.exists():
-        replace_file(file, lambda temporary: temporary.write_text(json.dumps(wanted, indent=2) + "\n"))
-    found = read_json("recipe", file)
-    for key, value in wanted.items():
-        require(found.get(key) == value, f"{file.name}: {key}", value, f"{found.get(key)!r}, as the shards there")
+        replace_file(file, lambda temporary: temporary.write_text(json.dumps(recipe, indent=2) + "\n"))
+    folder_recipe = read_json("recipe", file)
+    for key, value in recipe.items():
+        limit = f"{folder_recipe.get(key)!r}, as for the shards in the folder"
+        require(folder_recipe.get(key) == value, f"{file.name}: {key}", value, limit)

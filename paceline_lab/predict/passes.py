@@ -48,7 +48,7 @@ class SampleText:
     @property
     def learned(self) -> NDArray[np.intp]:
         """[n] places of its positions; the first token has nothing before it."""
-        places = np.flatnonzero(self.row.learned)
+        places = np.flatnonzero(self.row.loss_mask)
         return places[places > 0]
 
 

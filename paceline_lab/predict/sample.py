@@ -61,7 +61,7 @@ def read_sample(wanted: SampleWanted, tokenizer: Tokenizer, max_length: int) -> 
         InvalidInput: unreadable, empty, without a text of the assistant's, or with ids that the tokenizer lacks.
     """
     data = read_data(wanted.file, tokenizer, max_length)
-    rows = [cut for row in data.rows if (cut := _cut(row, wanted.answer_tokens)).learned[1:].any()]
+    rows = [cut for row in data.rows if (cut := _cut(row, wanted.answer_tokens)).loss_mask[1:].any()]
     least = "a prompt, or a text of 2 tokens or more"
     require(bool(rows or data.prompts), "sample", str(wanted.file), f"a file with {least}")
     everything: list[Row | TokenIds] = _spread([*data.prompts, *rows], wanted.texts)

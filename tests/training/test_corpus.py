@@ -12,7 +12,7 @@ import pytest
 from paceline.models.tokenizer import TransformersTokenizer
 from paceline.protocol.errors import InvalidInput
 from paceline_training.chat import ChatFrame, mark_thinking
-from paceline_training.corpus import Role, Row, count_learned, read_shards, save_shard, split_rows
+from paceline_training.corpus import Role, Row, count_learned_tokens, read_shards, save_shard, split_rows
 from paceline_training.user_data import read_data, read_jsonl
 from paceline_training.writing import GenerationRecipe, parse_temperature_mix, self_generate
 from tests.gateway.templates import OPENED
@@ -43,7 +43,7 @@ END = 1
 
 def test_the_template_is_what_chats_share() -> None:
     frame = ChatFrame.of(TOKENIZER)
-    rendered = "".join(TOKENIZER.decode([token]) or f"<{token}>" for token in (*frame.before, *frame.after))
+    rendered = "".join(TOKENIZER.decode([token]) or f"<{token}>" for token in (*frame.prefix, *frame.suffix))
     assert rendered == "<0>user:<1><0>assistant:"
 
 
@@ -52,12 +52,12 @@ def test_rows_hold_a_user_turn_and_an_answer_in_the_template(target_folder: Path
     for row in written(writer(target_folder), range(12)):
         tokens, roles = row.token_ids.tolist(), row.roles.tolist()
         asked = roles.count(Role.USER)
-        start = len(frame.before) + asked
-        assert tuple(tokens[: len(frame.before)]) == frame.before
-        assert tuple(tokens[start : start + len(frame.after)]) == frame.after
+        start = len(frame.prefix) + asked
+        assert tuple(tokens[: len(frame.prefix)]) == frame.prefix
+        assert tuple(tokens[start : start + len(frame.suffix)]) == frame.suffix
         assert asked <= GENERATION.user_tokens
-        assert END not in tokens[len(frame.before) : start]
-        answer = tokens[start + len(frame.after) :]
+        assert END not in tokens[len(frame.prefix) : start]
+        answer = tokens[start + len(frame.suffix) :]
         assert answer
         assert len(tokens) == GENERATION.max_length or answer[-1] == END
         assert END not in answer[:-1]
@@ -91,7 +91,7 @@ def test_an_interrupted_run_goes_on_at_its_first_missing_shard(target_folder: Pa
     resumed = self_generate(writer(target_folder), interrupted, 1500, "digest")
     assert same_rows(whole, resumed)
     assert (interrupted / "shard-00000.npz").read_bytes() == first
-    assert count_learned(whole) >= 1500
+    assert count_learned_tokens(whole) >= 1500
     with np.load(interrupted / "shard-00001.npz") as arrays:
         assert (int(arrays["seed"]), int(arrays["first_row"])) == (5, 16)
 
@@ -193,9 +193,9 @@ def test_jsonl_gives_prompts_and_finished_texts(tmp_path: Path) -> None:
     turn, last, text = data.rows
     assert REASONING.decode(turn.token_ids[turn.roles == Role.THINKING].tolist()) == "<think>hm</think>"
     assert turn.token_ids[turn.roles == Role.ANSWER].tolist() == [*REASONING.encode("yo"), END]
-    assert last.token_ids[last.learned].tolist() == [*REASONING.encode("no"), END]
+    assert last.token_ids[last.loss_mask].tolist() == [*REASONING.encode("no"), END]
     assert REASONING.decode(text.token_ids.tolist()) == "all of it"
-    assert text.learned.all()
+    assert text.loss_mask.all()
 
 
 @pytest.mark.parametrize(
@@ -234,7 +234,7 @@ def test_mixes_are_parsed() -> None:
 
 def test_a_file_that_is_not_there_or_of_another_kind_is_named(tmp_path: Path) -> None:
     for name, limit in (
-        ("none.txt", "that is there"),
+        ("none.txt", "an existing file or folder"),
         ("none.jsonl", "none.jsonl"),
         ("text.txt", "a .jsonl of prompt"),
     ):

@@ -73,7 +73,7 @@ def trained(
     trainee = make_trainee(shape, target, vocabulary)
     learner = Distiller(target.model, trainee, split, RECIPE)
     before, losses = learner.measure_held_out(), []
-    while not learner.done:
+    while not learner.is_done:
         losses.append(learner.step().loss)
     folder = tmp_path_factory.mktemp("trained") / shape.kind.value
     made_for = TargetFingerprint(target.name, target.tokenizer.fingerprint, target.weights)
@@ -115,11 +115,11 @@ def furthest(trained: Trained, lesson: Lesson, target: Path) -> float:
     features = trained.lesson.features.numpy()
     served = {(place, depth): logits[ids] for place, depth, logits in by_depth(engine, row, places, features, DEPTH)}
     with torch.no_grad():
-        depths = trained.trainee.drafted(lesson)
+        depths = trained.trainee.draft_logits(lesson)
     compared = [
         np.abs(served[int(place), depth] - logits.numpy()).max()
         for depth, drafted in enumerate(depths)
-        for place, logits in zip(places_of(drafted.learned, places.size), drafted.logits, strict=True)
+        for place, logits in zip(places_of(drafted.label_rows, places.size), drafted.logits, strict=True)
     ]
     assert len(compared) > DEPTH * (places.size - DEPTH)
     return float(max(compared))

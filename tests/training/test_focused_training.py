@@ -51,7 +51,7 @@ class FocusedRun:
         """Every text's first and second half of learned tokens count so much."""
         found: Counts = {}
         for row in self.split.train:
-            learned = int(row.learned[1:].sum())
+            learned = int(row.loss_mask[1:].sum())
             found[row] = np.where(np.arange(learned) < learned // 2, first, second).astype(np.float32)
         return found
 

@@ -31,7 +31,7 @@ from paceline_training.distill import Distiller, Pace, StepReport
 from paceline_training.evaluate import read_text
 from paceline_training.joint import TARGET_PREFIX, JointTrainee, divergences, joint_trainee, log_probabilities
 from paceline_training.kinds import TraineeShape, make_trainee
-from paceline_training.make_draft import TrainDraft
+from paceline_training.make_draft import TrainingJob
 from paceline_training.make_joint import train_joint
 from paceline_training.recipe import JointRecipe, TrainRecipe
 from paceline_training.teacher import read_row
@@ -53,7 +53,7 @@ PROMPT = (0, 40, 41, 42, 43, 44)
 class Made(NamedTuple):
     """What the command was asked for, and what it left."""
 
-    asked: TrainDraft
+    asked: TrainingJob
     manifest: DraftManifest
 
     @property
@@ -65,7 +65,7 @@ class Made(NamedTuple):
         return make_joint.drafter_folder(self.asked)
 
 
-def asked(target: Path, corpus: Path, out: Path, kind: TrainedKind = TrainedKind.MEDUSA) -> TrainDraft:
+def asked(target: Path, corpus: Path, out: Path, kind: TrainedKind = TrainedKind.MEDUSA) -> TrainingJob:
     """A run of seconds."""
     whole = wanted(target, out, tokens=1200)
     shape = TraineeShape(kind, depth=DEPTH)
@@ -78,7 +78,7 @@ def asked(target: Path, corpus: Path, out: Path, kind: TrainedKind = TrainedKind
 @pytest.fixture(scope="module")
 def corpus(draft_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Some of the target's texts, cut short."""
-    rows = [row for row in read_shards(draft_folder / "work" / "corpus") if row.learned[:SHORT].sum() > SHORT // 2]
+    rows = [row for row in read_shards(draft_folder / "work" / "corpus") if row.loss_mask[:SHORT].sum() > SHORT // 2]
     file = tmp_path_factory.mktemp("corpus") / "short.npz"
     save_shard(file, [Row(row.token_ids[:SHORT], row.roles[:SHORT], row.temperature) for row in rows], 258)
     return file
@@ -116,9 +116,9 @@ def losses(target: Target, both: JointTrainee, rows: tuple[Row, ...]) -> tuple[f
         lesson = both.original.lesson(row, 1.0)
         logits, _ = read_row(both.target, row, both.need)
         moved.append(divergences(lesson.labels, log_probabilities(logits, lesson.labels.shape[1])))
-        for depth in both.drafted(lesson):
+        for depth in both.draft_logits(lesson):
             labels = lesson.labels[:, both.vocabulary.d2t]
-            labels = labels if depth.learned is None else labels[depth.learned]
+            labels = labels if depth.label_rows is None else labels[depth.label_rows]
             overlaps.append(torch.minimum(labels.exp(), torch.softmax(depth.logits, -1)).sum(-1))
     assert target.model.training is False
     return float(torch.cat(moved).mean()), float(torch.cat(overlaps).mean())
@@ -135,7 +135,7 @@ def test_both_losses_fall(target_folder: Path, split: Split) -> None:
             weight.mul_(1 + 0.05 * torch.randn(weight.shape, generator=generator))
     before = losses(target, both, split.held_out)
     learner = distiller(target, both, split)
-    while not learner.done:
+    while not learner.is_done:
         learner.step()
     moved, overlap = losses(target, both, split.held_out)
     assert moved < 0.8 * before[0]
@@ -150,7 +150,7 @@ def test_the_drafters_loss_reaches_all_of_the_target_but_its_ends(target_folder:
     names = dict(target.model.named_parameters())
     assert set(trained) == {TARGET_PREFIX + each for each in names if "embed" not in each and "lm_head" not in each}
     lesson = both.original.lesson(split.train[0], 1.0)
-    torch.stack([depth.logits.square().mean() for depth in both.drafted(lesson)]).sum().backward()
+    torch.stack([depth.logits.square().mean() for depth in both.draft_logits(lesson)]).sum().backward()
     assert all(weight.grad is not None and weight.grad.abs().max() > 0 for weight in trained.values())
     assert all(weight.grad is None for weight in names.values())
 
@@ -253,7 +253,7 @@ def test_features_in_training_are_those_that_are_served(made: Made, split: Split
     need = made_trainee(made, target).need
     _, features = read_row(target.model, row, need)
     engine = load_engine(str(made.target), SETTINGS)
-    learned = np.flatnonzero(row.learned[1:]) + 1
+    learned = np.flatnonzero(row.loss_mask[1:]) + 1
     served = read_text(engine, row, learned, need)
     np.testing.assert_allclose(served.features, features.numpy(), atol=1e-3)
     logits = learned_logits(target.model, row).numpy()
@@ -283,7 +283,8 @@ def test_too_little_memory_is_refused_before_anything_is_read(
     target_folder: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(make_joint, "available_ram", lambda: 1 << 20)
-    with pytest.raises(InvalidInput, match=r"target = 'tiny': must be one that trains in 1 MiB, .* takes \d+ MiB"):
+    limit = r"target = 'tiny': must be a model that trains in 1 MiB of free memory: --joint needs \d+ MiB"
+    with pytest.raises(InvalidInput, match=limit):
         train_joint(asked(target_folder, corpus, tmp_path / "both"), QUIET)
     assert not (tmp_path / "both").exists()
 

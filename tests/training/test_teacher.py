@@ -38,7 +38,7 @@ def test_a_remembered_label_is_the_recomputed_one(
     for row in ROWS * 2:
         mine, theirs = (each.lesson(row, temperature).labels for each in (remembering, forgetful))
         assert torch.equal(mine, theirs)
-    assert (len(remembering._seen), len(forgetful._seen)) == (len(ROWS), 0)
+    assert (len(remembering._texts), len(forgetful._texts)) == (len(ROWS), 0)
 
 
 def test_labels_are_the_targets_distribution(model: PreTrainedModel) -> None:
@@ -50,7 +50,7 @@ def test_labels_are_the_targets_distribution(model: PreTrainedModel) -> None:
             logits = model_logits(model, tokens)[0, 3:-1]  # before each of the answer's tokens
         plain = torch.log_softmax(logits / temperature, dim=-1)[:, VOCABULARY.d2t]
         torch.testing.assert_close(teacher.lesson(row, temperature).labels, plain, atol=1e-4, rtol=1e-4)
-    assert len(teacher._seen) == 2
+    assert len(teacher._texts) == 2
 
 
 def model_logits(model: PreTrainedModel, tokens: torch.Tensor) -> torch.Tensor:
@@ -84,4 +84,4 @@ def test_a_model_that_scales_behind_its_head_is_read_each_time(model: PreTrained
         once, again = (teacher.lesson(row, 0.99).labels for _ in range(2))
         assert torch.equal(once, again)
         torch.testing.assert_close(once, plain.lesson(row, 1.0).labels, atol=1e-5, rtol=1e-4)
-    assert (len(teacher._seen), len(plain._seen)) == (0, len(ROWS))
+    assert (len(teacher._texts), len(plain._texts)) == (0, len(ROWS))

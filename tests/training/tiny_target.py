@@ -14,7 +14,7 @@ from paceline_training.corpus import Row
 from paceline_training.distill import Pace
 from paceline_training.kinds import TraineeShape
 from paceline_training.losses import Loss
-from paceline_training.make_draft import TrainDraft
+from paceline_training.make_draft import TrainingJob
 from paceline_training.recipe import TrainRecipe
 from paceline_training.writing import GenerationRecipe, Writer
 from tests.engine.tiny import llama, random_model
@@ -50,10 +50,10 @@ def written(by: Writer, rows: range) -> list[Row]:
     return [found[index] for index in rows]
 
 
-def wanted(target: Path, out: Path, tokens: int = 20_000) -> TrainDraft:
+def wanted(target: Path, out: Path, tokens: int = 20_000) -> TrainingJob:
     """A whole run of the command, seconds long."""
     recipe = TrainRecipe(loss=Loss.LK, tokens=tokens, learning_rate=3e-3, warmup_steps=5, batch_rows=4)
-    return TrainDraft(
+    return TrainingJob(
         target=str(target),
         out=out,
         self_generate=4000,

@@ -144,7 +144,7 @@ def test_a_sample_is_spread_over_the_file_and_cut(tmp_path: Path) -> None:
     lines = [{"text": f"{letter * 60}"} for letter in "abcdefg"]
     texts = sampled(tmp_path, 1.0, *lines, texts=3)
     assert [chr(text.row.token_ids[-1]) for text in texts] == ["a", "d", "g"]
-    assert [int(text.row.learned.sum()) for text in texts] == [24, 24, 24]
+    assert [int(text.row.loss_mask.sum()) for text in texts] == [24, 24, 24]
 
 
 class _SameName(EnginePasses):
