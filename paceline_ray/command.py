@@ -63,22 +63,22 @@ def up(
     block: Annotated[bool, typer.Option(help="Stay, and take the deployment down on Ctrl-C or SIGTERM.")] = False,
     **flags: Any,
 ) -> None:
-    """Deploy targets, draft services, coordinators and HTTP, and wait until what finds room serves."""
+    """Deploy targets, draft services, coordinators and HTTP, and wait until all that Ray can place serve."""
     need_ray("up")
     settings = _with_http(RaySettings(model=model, **flags))
     files = ConfigFiles(target_config, draft_config, coordinator_config)
     plan_deployment(settings, files, cluster_has_gpus=False)
-    from paceline_ray.deployments import LOCAL, RunningDeployment, cluster_has_gpus, connected
+    from paceline_ray.deployments import LOCAL, RunningDeployment, cluster_driver, cluster_has_gpus
 
     own = address in (None, LOCAL)
-    with connected(address) as cluster, _interruptible():
+    with cluster_driver(address) as cluster, _interruptible():
         typer.echo(f"cluster {cluster}")
         deployment = plan_deployment(settings, files, cluster_has_gpus=cluster_has_gpus(), on_one_machine=own)
         running = RunningDeployment.start(deployment)
         # A local cluster ends with this process.
         stays = block or own
-        with _taken_down(running, always=stays):
-            _show(running.await_serving(wait_seconds, _announce, room_may_come=not own))
+        with _teardown(running, always=stays):
+            _show(running.await_serving(wait_seconds, _announce, cluster_may_grow=not own))
             if stays:
                 typer.echo("Ctrl-C takes it down")
                 with contextlib.suppress(KeyboardInterrupt):
@@ -92,7 +92,7 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON list.")] = False,
 ) -> None:
     """Show every actor of a deployment: its state, endpoint, node, process and restarts."""
-    with _found(address, name) as running:
+    with _find_deployment(address, name) as running:
         lines = running.status()
         if as_json:
             typer.echo(json.dumps([asdict(line) for line in lines]))
@@ -111,10 +111,10 @@ def scale(
 ) -> None:
     """Add services, or drain and remove some; running requests go on."""
     counts: dict[ProcessName, int | None] = {"draft": drafts, "coordinator": coordinators, "gateway": gateways}
-    asked = {role: count for role, count in counts.items() if count is not None}
-    require(bool(asked), "drafts", drafts, "given, or --coordinators or --gateways")
-    with _found(address, name) as running:
-        for role, count in asked.items():
+    new_counts = {role: count for role, count in counts.items() if count is not None}
+    require(bool(new_counts), "drafts", drafts, "given, or --coordinators or --gateways")
+    with _find_deployment(address, name) as running:
+        for role, count in new_counts.items():
             running.scale(role, count)
         _show(running.await_serving(wait_seconds, lambda line: None))
 
@@ -122,7 +122,7 @@ def scale(
 @ray.command(epilog=example("paceline ray down"))
 def down(address: Address = "auto", name: Name = DEFAULT_NAME) -> None:
     """Drain every service of a deployment and remove it; the cluster stays."""
-    with _found(address, name) as running:
+    with _find_deployment(address, name) as running:
         running.down()
     typer.echo(f"{name} is down")
 
@@ -139,7 +139,7 @@ def need_ray(command: str) -> None:
 
 
 def _with_http(settings: RaySettings) -> RaySettings:
-    """As set, without HTTP where it can't be had and was not asked for by name."""
+    """The settings, without HTTP where its packages are missing and no flag asks for it."""
     missing = missing_packages() if settings.http else []
     if not missing:
         return settings
@@ -158,16 +158,16 @@ def _interruptible() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _found(address: str, name: str) -> Iterator[RunningDeployment]:
+def _find_deployment(address: str, name: str) -> Iterator[RunningDeployment]:
     need_ray("status")
-    from paceline_ray.deployments import RunningDeployment, connected
+    from paceline_ray.deployments import RunningDeployment, cluster_driver
 
-    with connected(address):
+    with cluster_driver(address):
         yield RunningDeployment.find(name)
 
 
 @contextlib.contextmanager
-def _taken_down(running: RunningDeployment, *, always: bool) -> Iterator[None]:
+def _teardown(running: RunningDeployment, *, always: bool) -> Iterator[None]:
     """Take the deployment down at the end of the context, or only when it fails."""
     try:
         yield
@@ -180,17 +180,17 @@ def _taken_down(running: RunningDeployment, *, always: bool) -> Iterator[None]:
 
 
 def _watch(running: RunningDeployment) -> None:
-    """Tell of what changes, until interrupted."""
-    last = {line.name: line for line in running.status()}
+    """Print changes until interrupted."""
+    previous = {line.name: line for line in running.status()}
     while True:
         time.sleep(WATCH_SECONDS)
-        now = {line.name: line for line in running.status()}
-        for name, line in now.items():
-            if line != last.get(name):
+        current = {line.name: line for line in running.status()}
+        for name, line in current.items():
+            if line != previous.get(name):
                 _announce(line)
-        for name in last.keys() - now.keys():
+        for name in previous.keys() - current.keys():
             typer.echo(f"{name}  removed")
-        last = now
+        previous = current
 
 
 def _announce(line: ActorStatus) -> None:
@@ -213,7 +213,7 @@ def _show(lines: Sequence[ActorStatus]) -> None:
 
 
 def _show_lack(role: ProcessName, lines: Sequence[ActorStatus]) -> None:
-    """Say how many services of a role wait for room, and for what."""
+    """Print how many services of a role wait for room, and which resources they need."""
     lacks = [line for line in lines if line.state == WITHOUT_ROOM]
     if lacks:
         number = f"{len(lacks)} of {len(lines)} {role}{' services' if role == 'draft' else 's'}"

@@ -1,7 +1,7 @@
-"""The actor that keeps a deployment as it should be, and knows where everything is.
+"""The actor that keeps a deployment in its planned state.
 
-It asks every actor twice a second and tells coordinators the endpoints of now. Nothing that it knows is written down:
-started again, it finds the actors by their names and learns the rest from their reports.
+It asks every actor for a report twice a second and sends coordinators the current endpoints. It stores nothing: after
+a restart it finds the actors by their names and learns the rest from their reports.
 """
 
 from __future__ import annotations
@@ -26,71 +26,71 @@ logger = logging.getLogger(__name__)
 
 BEAT_SECONDS = 0.5
 NOTICE_SECONDS = 2.0
-"""Between a service's leaving the lists and its drain: they are read each second."""
+"""Time between a service's removal from the endpoint files, which are read each second, and its drain."""
 STOP_SECONDS = 20.0
-"""What a service may take to end beyond its drain, and the other ranks once rank 0 has let them go."""
+"""Time to end after the drain, for a service, and then for its ranks after rank 0."""
 MAX_SERVICES = 1024
-"""Of one role."""
-SCALED: tuple[ProcessName, ...] = ("draft", "coordinator", "gateway")
-NOTICED: tuple[ProcessName, ...] = ("draft", "coordinator")
-"""Those that others find in lists."""
-FIRST_TO_END: tuple[tuple[ProcessName, ...], ...] = (("gateway",), ("coordinator",), ("target", "draft"))
+"""Most services of one role."""
+SCALABLE_ROLES: tuple[ProcessName, ...] = ("draft", "coordinator", "gateway")
+LISTED_ROLES: tuple[ProcessName, ...] = ("draft", "coordinator")
+"""Roles whose endpoints other services read from files."""
+SHUTDOWN_ORDER: tuple[tuple[ProcessName, ...], ...] = (("gateway",), ("coordinator",), ("target", "draft"))
 
 
 class DeploymentController:
-    """Ray calls its methods on several threads; one of its own beats."""
+    """Ray calls its methods on several threads; a thread of its own sends the beats."""
 
     def __init__(self, deployment: Deployment) -> None:
-        """Find the deployment's services, or make them if there is none."""
+        """Find the deployment's services, or create them if there are none."""
         log_to_stderr()
         self._deployment = deployment
         self._lock = threading.Lock()
-        self._changing = threading.Lock()
-        """Held by the one call that adds or removes services."""
-        self._ended = threading.Event()
+        self._scale_lock = threading.Lock()
+        """For the one call that adds or removes services."""
+        self._stop_event = threading.Event()
         self._services: dict[str, DeployedService] = {}
-        for name in services_of(deployment.name) or in_order_of_room(deployment):
+        for name in services_of(deployment.name) or placement_order(deployment):
             self._add(name)
         threading.Thread(target=self._keep_beating, name="beats", daemon=True).start()
 
     def status(self) -> list[ActorStatus]:
-        """A line an actor, by name."""
+        """The status of every actor, by name."""
         with self._lock:
             return [
                 line for name in sorted(self._services, key=role_and_index) for line in self._services[name].status()
             ]
 
     def scale(self, role: ProcessName, count: int) -> None:
-        """Have `count` services of a role: returns once new ones are made and those that leave have drained.
+        """Set the number of a role's services. Returns once new ones are created and removed ones have drained.
 
         Raises:
-            InvalidInput: not a role that is scaled, or a count out of its limits.
+            InvalidInput: a role that can't be scaled, or a count out of its limits.
         """
-        require(role in SCALED, "role", role, f"one of {', '.join(SCALED)}")
+        require(role in SCALABLE_ROLES, "role", role, f"one of {', '.join(SCALABLE_ROLES)}")
         lacks = "HTTP" if role == "gateway" else "draft model"
         require(role in self._deployment.plans, f"{role}s", count, f"left out: the deployment has no {lacks}")
         least = 0 if role == "draft" else 1
         require(least <= count <= MAX_SERVICES, f"{role}s", count, f"in [{least}, {MAX_SERVICES}]")
-        with self._changing:
+        with self._scale_lock:
             self._scale(role, count)
 
     def down(self) -> None:
-        """Drain and end every service, what clients talk to first; returns when none is left."""
-        with self._changing:
+        """Drain and end every service, those that clients call first; returns when all have ended."""
+        with self._scale_lock:
             every = list(self._services.values())
-            for roles in FIRST_TO_END:
+            for roles in SHUTDOWN_ORDER:
                 self._remove([service for service in every if service.role in roles])
-        self._ended.set()
+        self._stop_event.set()
 
     def _scale(self, role: ProcessName, count: int) -> None:
         with self._lock:
-            known = sorted(self._services.values(), key=lambda service: role_and_index(service.name))
-            staying = [service for service in known if service.role == role and not service.leaving]
+            services = sorted(self._services.values(), key=lambda service: role_and_index(service.name))
+            staying = [service for service in services if service.role == role and not service.leaving]
             free = (name for index in itertools.count() if (name := f"{role}-{index}") not in self._services)
             for _ in range(count - len(staying)):
                 self._add(next(free))
             leaving = staying[count:]
-        self._remove(leaving, NOTICE_SECONDS if role in NOTICED else 0.0)
+        self._remove(leaving, NOTICE_SECONDS if role in LISTED_ROLES else 0.0)
 
     def _add(self, name: str) -> None:
         role, _ = role_and_index(name)
@@ -98,13 +98,13 @@ class DeploymentController:
         self._services[name] = DeployedService(name, role, plan, *place(self._deployment.name, name, plan))
 
     def _keep_beating(self) -> None:
-        while not self._ended.is_set():
+        while not self._stop_event.is_set():
             began = time.monotonic()
             try:
                 self._beat()
             except Exception:  # a beat that fails must not be the last one
                 logger.exception("beat failed")
-            self._ended.wait(max(0.0, began + BEAT_SECONDS - time.monotonic()))
+            self._stop_event.wait(max(0.0, began + BEAT_SECONDS - time.monotonic()))
 
     def _beat(self) -> None:
         with self._lock:
@@ -112,29 +112,29 @@ class DeploymentController:
             peers = self._peers(services)
             for service in services:
                 service.ask(peers)
-            asked = {actor.asked: actor for service in services for actor in service.actors}
-        if not asked:
+            calls = {actor.pending_call: actor for service in services for actor in service.actors}
+        if not calls:
             return
-        answered, _ = ray.wait(list(asked), num_returns=len(asked), timeout=BEAT_SECONDS)
+        finished_calls, _ = ray.wait(list(calls), num_returns=len(calls), timeout=BEAT_SECONDS)
         with self._lock:
-            for answer in answered:
-                asked[answer].take_answer()
+            for call in finished_calls:
+                calls[call].take_report()
             claims = {service.claim for service in services}
             for service in services:
                 # A coordinator without a target would refuse its requests.
-                service.settle(may_begin=service.role != "coordinator" or bool(peers.targets), claims=claims)
+                service.reconcile(may_begin=service.role != "coordinator" or bool(peers.targets), claims=claims)
                 claims.add(service.claim)
         for service in services:
-            service.look_for_room()
+            service.check_placement()
 
     @staticmethod
     def _peers(services: Iterable[DeployedService]) -> Peers:
-        known = [service for service in services if service.address and not service.leaving]
+        live_services = [service for service in services if service.address and not service.leaving]
 
-        def of(role: ProcessName) -> tuple[str, ...]:
-            return tuple(service.address for service in known if service.role == role)
+        def addresses(role: ProcessName) -> tuple[str, ...]:
+            return tuple(service.address for service in live_services if service.role == role)
 
-        return Peers(of("target"), of("draft"), of("coordinator"))
+        return Peers(addresses("target"), addresses("draft"), addresses("coordinator"))
 
     def _remove(self, services: list[DeployedService], notice_s: float = 0.0) -> None:
         if not services:
@@ -142,7 +142,7 @@ class DeploymentController:
         with self._lock:
             for service in services:
                 service.leaving = True
-        self._ended.wait(notice_s)
+        self._stop_event.wait(notice_s)
         longest = max(service.drain_seconds for service in services)
         _await(
             (actor.handle.stop.remote() for service in services for actor in _first(service)), longest + STOP_SECONDS
@@ -155,8 +155,8 @@ class DeploymentController:
                 del self._services[service.name]
 
 
-def in_order_of_room(deployment: Deployment) -> list[str]:
-    """The services to begin with, those first without which the others are of no use; Ray looks for room in order."""
+def placement_order(deployment: Deployment) -> list[str]:
+    """The initial services in the order in which Ray places them: those that the others depend on come first."""
     places = [(index, role) for role, plan in deployment.plans.items() for index in range(plan.count)]
     return [f"{role}-{index}" for index, role in sorted(places, key=lambda place: place[0])]
 
@@ -169,8 +169,8 @@ def _await(calls: Iterable[Any], timeout_s: float) -> None:
 
 
 def _first(service: DeployedService) -> list[RankActor]:
-    return [actor for actor in service.actors[:1] if actor.present is not None]
+    return [actor for actor in service.actors[:1] if actor.live_report is not None]
 
 
 def _followers(service: DeployedService) -> list[RankActor]:
-    return [actor for actor in service.actors[1:] if actor.present is not None]
+    return [actor for actor in service.actors[1:] if actor.live_report is not None]

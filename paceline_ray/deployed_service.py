@@ -1,4 +1,4 @@
-"""One service as the controller sees it: the actors of its ranks, which begin together and end together."""
+"""The controller's view of one service: the actors of its ranks, which start and end together."""
 
 from __future__ import annotations
 
@@ -13,49 +13,49 @@ from ray.util.placement_group import PlacementGroup
 
 from paceline.local.service_process import ProcessName
 from paceline.rpc.server import address_of
-from paceline_ray.placement import lacks_room, remove, what_it_waits_for
+from paceline_ray.placement import is_unschedulable, missing_resources, remove
 from paceline_ray.records import (
     WITHOUT_ROOM,
     ActorReport,
     ActorState,
     ActorStatus,
-    Meeting,
     Order,
     Peers,
+    Rendezvous,
     ServicePlan,
 )
 
 logger = logging.getLogger(__name__)
 
 RETRY_SECONDS = 30.0
-"""After this time a service that has refused is tried again: a model's disk may be back."""
+"""Time after which a refusing service is started again: a model's disk may be back."""
 
 
 class RankActor:
-    """One actor, what it reported last, and the call that it has not answered yet."""
+    """One actor, its last report, and the call that it has not answered yet."""
 
     def __init__(self, name: str, handle: Any) -> None:
         self.name = name
         self.handle = handle
         self.report: ActorReport | None = None
-        self.lost = False
-        self.asked: Any = None
+        self.is_lost = False
+        self.pending_call: Any = None
         self.restarts = 0
 
     def ask(self, order: Order) -> None:
-        """Send an order, unless the one before is unanswered: a process that starts or hangs gets no heap of them."""
-        if self.asked is None:
-            self.asked = self.handle.beat.remote(order)
+        """Send an order unless the last one is unanswered, so that none pile up at a process that starts or hangs."""
+        if self.pending_call is None:
+            self.pending_call = self.handle.beat.remote(order)
 
-    def take_answer(self) -> None:
-        """Note the answer, which has come."""
-        answer, self.asked = self.asked, None
+    def take_report(self) -> None:
+        """Take the report of the pending call, which has returned."""
+        call, self.pending_call = self.pending_call, None
         try:
-            report: ActorReport = ray.get(answer)
+            report: ActorReport = ray.get(call)
         except RayActorError as error:
-            if not self.lost:
+            if not self.is_lost:
                 logger.warning("actor lost, Ray starts it again: actor=%s error=%s", self.name, error)
-            self.lost = True
+            self.is_lost = True
             return
         except RayError:
             logger.exception("actor failed to report: actor=%s", self.name)
@@ -63,24 +63,24 @@ class RankActor:
         if self.report is not None and self.report.incarnation != report.incarnation:
             self.restarts += 1
             logger.info("actor is back: actor=%s pid=%d node=%s", self.name, report.pid, report.node)
-        self.report, self.lost = report, False
+        self.report, self.is_lost = report, False
 
     @property
-    def present(self) -> ActorReport | None:
-        """Its last report, if its process is known to live."""
-        return None if self.lost else self.report
+    def live_report(self) -> ActorReport | None:
+        """Its last report, if its process is alive."""
+        return None if self.is_lost else self.report
 
     def end_process(self) -> None:
         """Have Ray start it again."""
-        self.lost = True
+        self.is_lost = True
         ray.kill(self.handle, no_restart=False)
 
 
 class DeployedService:
     """A service and its actors, one a rank.
 
-    `address` is where it served last: kept while its process is started again, since it comes back there if it can.
-    `meeting` is the life that it leads now, or is to begin.
+    `address` is its last address. A restarted process serves there again if it can.
+    `rendezvous` is the one that it started with, or is to start with.
     """
 
     def __init__(
@@ -101,78 +101,78 @@ class DeployedService:
         self._placement = placement
         self._node = ""
         self._port = plan.serving_port
-        """Where it serves, served last, or was told to."""
+        """The port that it serves on, served on last, or was told to use."""
         self._first_port = plan.serving_port
-        self._lack = ""
-        self.meeting: Meeting | None = None
+        self._shortage = ""
+        self.rendezvous: Rendezvous | None = None
         self._refused_since: float | None = None
 
     @property
     def claim(self) -> str:
-        """The node and port that it has, had, or was told to take; empty: none yet. Where it was, all know it."""
+        """HOST:PORT that it has, had last, or was told to take; empty: none yet. Its peers know the last address."""
         return address_of(self._node, self._port) if self._node else ""
 
     def ask(self, peers: Peers) -> None:
         """Give every actor its order."""
         for actor in self.actors:
-            actor.ask(Order(peers, self.meeting))
+            actor.ask(Order(peers, self.rendezvous))
 
-    def settle(self, may_begin: bool, claims: Container[str] = ()) -> None:
-        """Decide from the reports who begins, and whose process has to end.
+    def reconcile(self, may_begin: bool, claims: Container[str] = ()) -> None:
+        """Decide from the reports whether the service starts and which processes have to end.
 
-        Ranks live and die together: one that is new can't join others that run, which therefore are started again.
+        A new rank can't join running ranks, so those are started again.
 
         Args:
-            may_begin: whether what it needs is there.
-            claims: of all services; what two took at once, one would fail for.
+            may_begin: whether the services that it depends on are there.
+            claims: of all services, so that no two take the same port.
         """
-        reports = [actor.present for actor in self.actors]
+        reports = [actor.live_report for actor in self.actors]
         first = reports[0]
         if first is not None and first.address:
             self.address = first.address
             self._node, self._port = first.node, int(first.address.rpartition(":")[2])
-        self._forget_broken_meeting(reports)
+        self._drop_broken_rendezvous(reports)
         for actor, report in zip(self.actors, reports, strict=True):
-            if report and report.state is not ActorState.WAITING and report.meeting != self.meeting:
+            if report and report.state is not ActorState.WAITING and report.rendezvous != self.rendezvous:
                 logger.warning("rank ends, since another one of its service was lost: actor=%s", actor.name)
                 actor.end_process()
         waiting = [each for each in reports if each is not None and each.state is ActorState.WAITING]
-        if self.meeting is None and may_begin and not self.leaving and len(waiting) == len(self.actors):
-            self.meeting = self._meet(waiting, claims)
+        if self.rendezvous is None and may_begin and not self.leaving and len(waiting) == len(self.actors):
+            self.rendezvous = self._new_rendezvous(waiting, claims)
         self._retry_refused(reports)
 
     def remove(self) -> None:
         """End the actors for good."""
         for actor in self.actors:
-            actor.lost = True
+            actor.is_lost = True
         remove((actor.handle for actor in self.actors), self._placement)
 
     def status(self) -> list[ActorStatus]:
-        """A line an actor."""
+        """The status of every actor."""
         return [self._status(actor) for actor in self.actors]
 
-    def look_for_room(self) -> None:
-        """Note what it waits for, if Ray has no place for it."""
-        absent = self._placement is not None and any(actor.present is None for actor in self.actors)
-        if absent and lacks_room(self._placement):
-            self._lack = f"waits for {what_it_waits_for(self._needs, ray.available_resources())}"
+    def check_placement(self) -> None:
+        """Note which resources it waits for, if Ray can't place it."""
+        absent = self._placement is not None and any(actor.live_report is None for actor in self.actors)
+        if absent and is_unschedulable(self._placement):
+            self._shortage = f"waits for {missing_resources(self._needs, ray.available_resources())}"
         else:
-            self._lack = ""
+            self._shortage = ""
 
-    def _forget_broken_meeting(self, reports: list[ActorReport | None]) -> None:
-        known = self.meeting.incarnations if self.meeting is not None else ()
-        if any(each and each.state is ActorState.WAITING and each.incarnation not in known for each in reports):
-            self.meeting = None
-        elif self.meeting is None and reports[0] is not None:
-            # This controller is new: it finds services that run.
-            self.meeting = reports[0].meeting
+    def _drop_broken_rendezvous(self, reports: list[ActorReport | None]) -> None:
+        members = self.rendezvous.incarnations if self.rendezvous is not None else ()
+        if any(each and each.state is ActorState.WAITING and each.incarnation not in members for each in reports):
+            self.rendezvous = None
+        elif self.rendezvous is None and reports[0] is not None:
+            # This controller is new and has found a running service.
+            self.rendezvous = reports[0].rendezvous
 
-    def _meet(self, waiting: list[ActorReport], claims: Container[str]) -> Meeting:
+    def _new_rendezvous(self, waiting: list[ActorReport], claims: Container[str]) -> Rendezvous:
         first = waiting[0]
         if first.node != self._node:
-            taken = address_of(first.node, self._first_port) in claims
-            self._node, self._port = first.node, 0 if taken else self._first_port
-        return Meeting(tuple(each.incarnation for each in waiting), first.node, first.free_port, self._port)
+            is_taken = address_of(first.node, self._first_port) in claims
+            self._node, self._port = first.node, 0 if is_taken else self._first_port
+        return Rendezvous(tuple(each.incarnation for each in waiting), first.node, first.free_port, self._port)
 
     def _retry_refused(self, reports: list[ActorReport | None]) -> None:
         if not any(each and each.state is ActorState.REFUSED for each in reports):
@@ -186,11 +186,11 @@ class DeployedService:
 
     def _status(self, actor: RankActor) -> ActorStatus:
         report = actor.report
-        if self._lack and actor.present is None:
-            return ActorStatus(actor.name, self.role, WITHOUT_ROOM, restarts=actor.restarts, detail=self._lack)
+        if self._shortage and actor.live_report is None:
+            return ActorStatus(actor.name, self.role, WITHOUT_ROOM, restarts=actor.restarts, detail=self._shortage)
         if report is None:
             return ActorStatus(actor.name, self.role, "starting")
-        state = "lost" if actor.lost else "leaving" if self.leaving else report.state.value
+        state = "lost" if actor.is_lost else "leaving" if self.leaving else report.state.value
         return ActorStatus(
             actor.name, self.role, state, report.address, report.node, report.pid, actor.restarts, report.detail
         )

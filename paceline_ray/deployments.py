@@ -1,4 +1,4 @@
-"""Deployments as a driver sees them: connecting to Ray, making, finding, changing and ending one."""
+"""Deployments from a driver's side: connecting to Ray; starting, finding, scaling and ending a deployment."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from paceline_ray.records import WITHOUT_ROOM, ActorState, ActorStatus, Deployme
 
 LOCAL = "local"
 OBJECT_STORE_BYTES = 100_000_000
-"""Of a local cluster: actors exchange a few hundred bytes. Ray would take 30 % of the memory."""
+"""Object store of a local cluster: actors exchange a few hundred bytes. Ray's default is 30 % of the memory."""
 POLL_SECONDS = 0.5
 CALL_SECONDS = 30.0
 _READY = ActorState.SERVING.value
 
 
 @contextlib.contextmanager
-def connected(address: str | None) -> Iterator[str]:
+def cluster_driver(address: str | None) -> Iterator[str]:
     """Be a driver of a cluster; yields its address.
 
     Args:
@@ -34,9 +34,9 @@ def connected(address: str | None) -> Iterator[str]:
             context; None: what RAY_ADDRESS says, or `local`.
 
     Raises:
-        PeerUnavailable: no cluster is there.
+        PeerUnavailable: no cluster at that address.
     """
-    # Read when Ray starts its processes: it sends nothing anywhere.
+    # Ray reads it when it starts its processes; they send no usage statistics.
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     address = address or os.environ.get("RAY_ADDRESS") or LOCAL
     own: dict[str, Any] = {"object_store_memory": OBJECT_STORE_BYTES, "include_dashboard": False}
@@ -70,17 +70,17 @@ class RunningDeployment:
 
     @classmethod
     def start(cls, deployment: Deployment) -> RunningDeployment:
-        """Make a deployment's actors; returns before they serve.
+        """Create a deployment's actors; returns before they serve.
 
         Raises:
-            InvalidInput: one of this name runs.
+            InvalidInput: a deployment of this name is running.
         """
         name = deployment.name
         if _find(name) is not None:
             raise InvalidInput.of("name", name, "that of no running deployment; `paceline ray down` ends one")
-        # What a deployment has left whose controller was killed.
+        # Services of a deployment whose controller was killed.
         remove_leftovers(name)
-        made = ray.remote(DeploymentController).options(
+        actor_class = ray.remote(DeploymentController).options(
             name=controller_name(name),
             namespace=NAMESPACE,
             lifetime="detached",
@@ -89,7 +89,7 @@ class RunningDeployment:
             max_concurrency=8,
             num_cpus=0,
         )
-        return cls(name, made.remote(deployment))
+        return cls(name, actor_class.remote(deployment))
 
     @classmethod
     def find(cls, name: str) -> RunningDeployment:
@@ -104,19 +104,19 @@ class RunningDeployment:
         return cls(name, controller)
 
     def status(self) -> list[ActorStatus]:
-        """A line an actor.
+        """The status of every actor.
 
         Raises:
             PeerUnavailable: the controller doesn't answer.
         """
-        found: list[ActorStatus] = self._call(self._controller.status.remote(), CALL_SECONDS)
-        return found
+        lines: list[ActorStatus] = self._call(self._controller.status.remote(), CALL_SECONDS)
+        return lines
 
     def scale(self, role: ProcessName, count: int) -> None:
-        """Have `count` services of a role; returns once those that leave have drained, before new ones serve.
+        """Set the number of a role's services. Returns once removed ones have drained, before new ones serve.
 
         Raises:
-            InvalidInput: not a role that is scaled, or a count out of its limits.
+            InvalidInput: a role that can't be scaled, or a count out of its limits.
             PeerUnavailable: the controller doesn't answer.
         """
         self._call(self._controller.scale.remote(role, count))
@@ -130,39 +130,40 @@ class RunningDeployment:
             remove_leftovers(self.name)
 
     def await_serving(
-        self, timeout_s: float, progress: Callable[[ActorStatus], None], *, room_may_come: bool = True
+        self, timeout_s: float, progress: Callable[[ActorStatus], None], *, cluster_may_grow: bool = True
     ) -> list[ActorStatus]:
-        """Wait until whatever has room serves; `progress` is told of each once it does, or once Ray has no room.
+        """Wait until every service that Ray can place serves.
 
-        What no request can do without is waited for: a target, a coordinator, a gateway if there is to be one.
+        Services that every request needs are waited for in any case: a target, a coordinator, and a gateway if the
+        deployment has gateways.
 
         Args:
             timeout_s: for all of them.
-            progress: is told of each.
-            room_may_come: whether the cluster may grow.
+            progress: called with each actor's status once it serves, and once Ray can't place it.
+            cluster_may_grow: whether a service without room may still get some.
 
         Raises:
             ServiceRefused: a service refuses its model or a setting; says why.
-            ServiceFailed: not all serve after `timeout_s`, or what is needed finds no room, which can't come; says
-                which, and what Ray has free.
+            ServiceFailed: not all serve after `timeout_s`, or a service that every request needs has no room in a
+                cluster that can't grow; says which, and what Ray has free.
         """
         deadline = time.monotonic() + timeout_s
-        told: set[tuple[str, str]] = set()
+        announcements: set[tuple[str, str]] = set()
         while True:
-            found = self.status()
-            for line in found:
+            lines = self.status()
+            for line in lines:
                 if line.state == ActorState.REFUSED:
                     raise ServiceRefused(f"{line.name} on {line.node} refused: {line.detail}")
-                if line.state in (_READY, WITHOUT_ROOM) and (line.name, line.state) not in told:
-                    told.add((line.name, line.state))
+                if line.state in (_READY, WITHOUT_ROOM) and (line.name, line.state) not in announcements:
+                    announcements.add((line.name, line.state))
                     progress(line)
-            missing = _missing(found)
+            missing = _missing_services(lines)
             if not missing:
-                return found
-            if not room_may_come and all(line.state == WITHOUT_ROOM for line in missing):
-                raise ServiceFailed(f"no room: {_what_is_missing(missing)}; ask for less (--target-cpus, …)")
+                return lines
+            if not cluster_may_grow and all(line.state == WITHOUT_ROOM for line in missing):
+                raise ServiceFailed(f"no room: {_description(missing)}; ask for less (--target-cpus, …)")
             if time.monotonic() > deadline:
-                raise ServiceFailed(f"not serving after {timeout_s:g} s: {_what_is_missing(missing)}")
+                raise ServiceFailed(f"not serving after {timeout_s:g} s: {_description(missing)}")
             time.sleep(POLL_SECONDS)
 
     def _call(self, answer: Any, timeout_s: float | None = None) -> Any:
@@ -183,13 +184,13 @@ def _find(name: str) -> Any:
         return None
 
 
-def _missing(lines: Sequence[ActorStatus]) -> list[ActorStatus]:
-    """What doesn't serve and must, or is about to."""
+def _missing_services(lines: Sequence[ActorStatus]) -> list[ActorStatus]:
+    """Actors that don't serve yet but must, or soon will."""
     serving = {line.role for line in lines if line.state == _READY}
     without_room = [line for line in lines if line.state == WITHOUT_ROOM]
-    needed = [line for line in without_room if line.role != "draft" and line.role not in serving]
-    return needed + [line for line in lines if line.state not in (_READY, WITHOUT_ROOM)]
+    essential = [line for line in without_room if line.role != "draft" and line.role not in serving]
+    return essential + [line for line in lines if line.state not in (_READY, WITHOUT_ROOM)]
 
 
-def _what_is_missing(missing: Sequence[ActorStatus]) -> str:
+def _description(missing: Sequence[ActorStatus]) -> str:
     return "; ".join(f"{each.name} is {each.state}{f' ({each.detail})' if each.detail else ''}" for each in missing)

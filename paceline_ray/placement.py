@@ -1,7 +1,7 @@
-"""Where Ray puts a service's processes, and how they are named and found again.
+"""Where Ray puts a service's processes, and the names by which they are found again.
 
-Every actor is detached and named `DEPLOYMENT/ROLE-INDEX/rank-RANK` in the namespace `paceline`, so what runs can be
-told from the names alone, by any process.
+Every actor is detached and named `DEPLOYMENT/ROLE-INDEX/rank-RANK` in the namespace `paceline`. Any process can list
+what runs from the names alone.
 """
 
 from __future__ import annotations
@@ -26,54 +26,54 @@ from paceline_ray.service_actor import ServiceActor
 
 NAMESPACE = "paceline"
 THREADS = 4
-"""Of one actor: a beat is answered while the service drains."""
+"""Threads of one actor: it answers a beat while its service drains."""
 _ACTOR = re.compile(rf"(?P<service>({'|'.join(get_args(ProcessName))})-\d+)/rank-\d+")
 
 
 def controller_name(deployment: str) -> str:
-    """What the controller of a deployment is found by."""
+    """The actor name of a deployment's controller."""
     return f"{deployment}/controller"
 
 
 def actor_name(deployment: str, service: str, rank: int) -> str:
-    """What one process of a service is found by."""
+    """The actor name of one process of a service."""
     return f"{deployment}/{service}/rank-{rank}"
 
 
 def role_and_index(service: str) -> tuple[ProcessName, int]:
-    """Of a service by its name, such as `draft-1`."""
+    """Role and index of a service from its name, such as `draft-1`."""
     role, _, index = service.rpartition("-")
     return next(name for name in get_args(ProcessName) if name == role), int(index)
 
 
 def services_of(deployment: str) -> list[str]:
     """The services of a deployment that have an actor, such as `draft-1`."""
-    found = (_ACTOR.fullmatch(name.removeprefix(f"{deployment}/")) for name in _names(deployment))
-    return sorted({match["service"] for match in found if match})
+    matches = (_ACTOR.fullmatch(name.removeprefix(f"{deployment}/")) for name in _names(deployment))
+    return sorted({match["service"] for match in matches if match})
 
 
 def place(deployment: str, service: str, plan: ServicePlan) -> tuple[dict[str, Any], PlacementGroup | None]:
-    """Have a service's actors made, or find those that exist; returns before Ray has found room for them.
+    """Create a service's actors, or find those that exist; returns before Ray has placed them.
 
-    The group keeps the room while a process is started again: whatever waits for room can't take it.
+    The group keeps its resources while a process is restarted, so that nothing else takes them.
 
     Returns:
-        The actors' handles by name, in the order of ranks; the group that holds their room, if they need any.
+        The actors' handles by name, in the order of ranks; their placement group, if they need resources.
     """
     role, _ = role_and_index(service)
     group = None
     if plan.needs.bundle:
-        group = _find_room(deployment, service) or _make_room(deployment, service, plan.needs)
+        group = _find_group(deployment, service) or _make_group(deployment, service, plan.needs)
     actors = {}
     for rank in range(plan.needs.ranks):
         name = actor_name(deployment, service, rank)
-        made = ray.remote(ServiceActor).options(name=name, **_options(plan.needs, group, rank))
-        actors[name] = made.remote(role, rank, plan.settings, plan.drain_seconds)
+        actor_class = ray.remote(ServiceActor).options(name=name, **_options(plan.needs, group, rank))
+        actors[name] = actor_class.remote(role, rank, plan.settings, plan.drain_seconds)
     return actors, group
 
 
 def remove(actors: Iterable[Any], group: PlacementGroup | None) -> None:
-    """End actors for good, and give back their room."""
+    """End actors for good, and release their resources."""
     for actor in actors:
         ray.kill(actor, no_restart=True)
     if group is not None:
@@ -81,25 +81,25 @@ def remove(actors: Iterable[Any], group: PlacementGroup | None) -> None:
 
 
 def remove_leftovers(deployment: str) -> None:
-    """End what a deployment has left without its controller."""
+    """End the services of a deployment that has lost its controller."""
     for service in services_of(deployment):
         names = (name for name in _names(deployment) if name.startswith(f"{deployment}/{service}/"))
-        remove((ray.get_actor(name, namespace=NAMESPACE) for name in names), _find_room(deployment, service))
+        remove((ray.get_actor(name, namespace=NAMESPACE) for name in names), _find_group(deployment, service))
 
 
-def lacks_room(group: PlacementGroup) -> bool:
-    """Whether Ray has looked for the room of a group and found none."""
+def is_unschedulable(group: PlacementGroup) -> bool:
+    """Whether Ray has tried to place a group and lacked the resources."""
     return bool(placement_group_table(group)["stats"]["scheduling_state"] in ("NO_RESOURCES", "INFEASIBLE"))
 
 
-def what_it_waits_for(needs: ServiceNeeds, free: Mapping[str, float]) -> str:
-    """Beside what the cluster has, such as `0.5 CPU: the cluster has 0 free`."""
+def missing_resources(needs: ServiceNeeds, free: Mapping[str, float]) -> str:
+    """What a service needs and what the cluster has, such as `0.5 CPU: the cluster has 0 free`."""
     bundle = needs.bundle
     one = " and ".join(f"{amount:g} {name}" for name, amount in bundle.items())
-    asked = f"{needs.ranks} times {one}" if needs.ranks > 1 else one
-    has = " and ".join(f"{free.get(name, 0.0):g}{f' {name}' if len(bundle) > 1 else ''}" for name in bundle)
+    demand = f"{needs.ranks} times {one}" if needs.ranks > 1 else one
+    supply = " and ".join(f"{free.get(name, 0.0):g}{f' {name}' if len(bundle) > 1 else ''}" for name in bundle)
     enough = all(free.get(name, 0.0) >= amount * needs.ranks for name, amount in bundle.items())
-    return f"{asked}: the cluster has {has} free{', but not together' if enough else ''}"
+    return f"{demand}: the cluster has {supply} free{', but not together' if enough else ''}"
 
 
 def strategy_for(needs: ServiceNeeds, nodes: Sequence[Mapping[str, float]]) -> str:
@@ -110,7 +110,7 @@ def strategy_for(needs: ServiceNeeds, nodes: Sequence[Mapping[str, float]]) -> s
 
 
 def node_resources() -> list[Mapping[str, float]]:
-    """What each living node has, used or not."""
+    """The resources of each living node, used or not."""
     return [node["Resources"] for node in ray.nodes() if node["Alive"]]
 
 
@@ -121,14 +121,14 @@ def _names(deployment: str) -> list[str]:
     return [name for name in ours if name.startswith(f"{deployment}/")]
 
 
-def _find_room(deployment: str, service: str) -> PlacementGroup | None:
+def _find_group(deployment: str, service: str) -> PlacementGroup | None:
     try:
         return ray.util.get_placement_group(f"{deployment}/{service}")
     except ValueError:  # what Ray raises where there is none
         return None
 
 
-def _make_room(deployment: str, service: str, needs: ServiceNeeds) -> PlacementGroup:
+def _make_group(deployment: str, service: str, needs: ServiceNeeds) -> PlacementGroup:
     bundles = [needs.bundle] * needs.ranks
     strategy = strategy_for(needs, node_resources())
     return placement_group(bundles, strategy=strategy, name=f"{deployment}/{service}", lifetime="detached")

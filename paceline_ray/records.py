@@ -1,4 +1,4 @@
-"""What the controller and the service actors tell each other."""
+"""The messages between the controller and the service actors."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from paceline.local.service_process import ProcessName
 
 
 class ActorState(StrEnum):
-    """Where the service of an actor is in its life."""
+    """State of an actor's service."""
 
     WAITING = "waiting"
-    """The process is new: it begins when it is told whom to meet."""
+    """The process is new and waits for its rendezvous."""
     LOADING = "loading"
     SERVING = "serving"
     STOPPED = "stopped"
@@ -21,12 +21,12 @@ class ActorState(StrEnum):
 
 
 WITHOUT_ROOM = "without room"
-"""The state of a service that Ray has no place for yet; the detail says what it waits for."""
+"""State of a service that Ray can't place yet; `detail` says which resources it waits for."""
 
 
 @dataclass(frozen=True)
 class Peers:
-    """The endpoints of now, HOST:PORT each."""
+    """The current endpoints, HOST:PORT each."""
 
     targets: tuple[str, ...] = ()
     drafts: tuple[str, ...] = ()
@@ -34,13 +34,13 @@ class Peers:
 
 
 @dataclass(frozen=True)
-class Meeting:
-    """One life of a service: the processes that begin it together, one a rank, and where they meet.
+class Rendezvous:
+    """The processes that start a service together, one a rank, and where they meet.
 
     Attributes:
-        incarnations: of the processes, by rank; no other process is meant.
+        incarnations: of the processes, by rank; no other process takes part.
         host, port: where ranks find rank 0.
-        serving_port: what the service had listened on before, so that nobody has to learn of a new one; 0: any.
+        serving_port: the port that the service had before, so that its address stays the same; 0: any port.
     """
 
     incarnations: tuple[str, ...]
@@ -51,22 +51,22 @@ class Meeting:
 
 @dataclass(frozen=True)
 class Order:
-    """What the controller tells an actor twice a second; the meeting is None until it may begin."""
+    """The controller's message to an actor, twice a second; `rendezvous` is None until the service may start."""
 
     peers: Peers
-    meeting: Meeting | None = None
+    rendezvous: Rendezvous | None = None
 
 
 @dataclass(frozen=True)
 class ActorReport:
-    """What an actor answers.
+    """An actor's answer to an order.
 
     Attributes:
-        incarnation: of its process.
+        incarnation: identifies its process.
         node: the address of its Ray node.
         free_port: a port that was free there a moment ago.
         address: HOST:PORT of the service, once it is SERVING; empty for a rank that doesn't serve.
-        meeting: the one that it has begun with.
+        rendezvous: the one that its service started with; None: it has not started.
         detail: what was refused and why.
     """
 
@@ -76,7 +76,7 @@ class ActorReport:
     pid: int
     free_port: int = 0
     address: str = ""
-    meeting: Meeting | None = None
+    rendezvous: Rendezvous | None = None
     detail: str = ""
 
 
@@ -85,9 +85,8 @@ class ActorStatus:
     """One actor as `paceline ray status` shows it.
 
     Attributes:
-        state: an `ActorState`, or why there is no report: `starting`, `lost`, `without room`; or `leaving` before it
-            is removed.
-        restarts: processes that Ray has started in place of one that had ended.
+        state: an `ActorState`; `starting`, `lost` or `without room` if there is no report; `leaving` before removal.
+        restarts: how often Ray has replaced its process.
     """
 
     name: str
@@ -102,7 +101,7 @@ class ActorStatus:
 
 @dataclass(frozen=True)
 class ServiceNeeds:
-    """What Ray reserves for each process of a service, and how many processes it has."""
+    """What Ray reserves for each process of a service, and its number of processes."""
 
     cpus: float
     gpus: float = 0.0
@@ -112,8 +111,8 @@ class ServiceNeeds:
     @property
     def bundle(self) -> dict[str, float]:
         """As a bundle of a placement group; Ray takes no resource of 0."""
-        wanted = {"CPU": self.cpus, "GPU": self.gpus, **self.resources}
-        return {name: amount for name, amount in wanted.items() if amount > 0}
+        amounts = {"CPU": self.cpus, "GPU": self.gpus, **self.resources}
+        return {name: amount for name, amount in amounts.items() if amount > 0}
 
 
 @dataclass(frozen=True)
@@ -122,10 +121,10 @@ class ServicePlan:
 
     Attributes:
         settings: the sections and values that are set, as its configuration type takes them.
-        needs: of each of its processes.
-        drain_seconds: that running sessions get before it ends.
-        count: services to begin with.
-        serving_port: what one of them on each node listens on if it is free; 0: any port.
+        needs: resources of each of its processes.
+        drain_seconds: time that running sessions get before the service ends.
+        count: number of services at the start.
+        serving_port: port of one of them on each node, if it is free; 0: any port.
     """
 
     settings: dict[str, object]

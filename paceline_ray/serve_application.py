@@ -24,12 +24,12 @@ END_SECONDS = 1500.0
 
 
 class DeploymentOwner:
-    """Has the deployment for as long as it lives."""
+    """Owns the deployment: starts it, and takes it down at its own end."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
         # Serve's own proxy has the port of HTTP.
-        asked = RaySettings(**({"http": False} | settings))
-        plan = plan_deployment(asked, ConfigFiles(), cluster_has_gpus=cluster_has_gpus())
+        ray_settings = RaySettings(**({"http": False} | settings))
+        plan = plan_deployment(ray_settings, ConfigFiles(), cluster_has_gpus=cluster_has_gpus())
         try:
             self._running = RunningDeployment.find(plan.name)  # of a replica that was lost
         except InvalidInput:
@@ -39,15 +39,15 @@ class DeploymentOwner:
         )
 
     def check_health(self) -> None:
-        """Serve's question; the controller restarts actors itself.
+        """Serve's health check; the controller restarts actors itself.
 
         Raises:
-            PeerUnavailable: it doesn't answer.
+            PeerUnavailable: the controller doesn't answer.
         """
         self._running.status()
 
     def __call__(self, request: object) -> list[dict[str, Any]]:
-        """Every actor's status, as JSON to whoever asks by HTTP."""
+        """Every actor's status, the JSON answer to an HTTP request."""
         return [asdict(line) for line in self._running.status()]
 
     def __del__(self) -> None:

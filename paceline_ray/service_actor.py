@@ -1,7 +1,7 @@
-"""A service as a Ray actor: it begins when the controller says so, and reports.
+"""A service as a Ray actor: it starts on the controller's order, and reports.
 
-The actor's process is the service's: it ends with the service, and Ray starts it again. Nothing is kept from one
-process to the next; the controller tells the new one all that it needs.
+The service runs in the actor's process. The process ends with the service, and Ray starts a new one. A new process
+knows nothing of the last one; the controller sends it all that it needs.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from paceline.runtime.config import CoordinatorConfig, DraftConfig, TargetConfig
 from paceline.runtime.files import replace_text
 from paceline.runtime.gateway_config import GatewayConfig
 from paceline.runtime.logs import log_to_stderr
-from paceline_ray.records import ActorReport, ActorState, Meeting, Order, Peers
+from paceline_ray.records import ActorReport, ActorState, Order, Peers, Rendezvous
 from paceline_ray.service_thread import ServiceThread
 
 HEALTH_SECONDS = 0.3
 """How long a health check may take; the controller asks again."""
 DRAIN_MARGIN_S = 10.0
-"""What a service may take to end beyond its drain."""
+"""Time to end after the drain."""
 EVERY_ADDRESS = ("0.0.0.0", "::", "[::]")  # noqa: S104 - compared, not bound
 _PEERS: Mapping[ProcessName, tuple[str, ...]] = {"coordinator": ("target", "draft"), "gateway": ("coordinator",)}
 """The sections of a role's settings that name peers, whose addresses come from files."""
@@ -42,10 +42,10 @@ class ServiceActor:
     """One process of a service; Ray calls its methods on several threads.
 
     Args:
-        role: of the service.
-        rank: of this process among those of a target.
+        role: the service's role.
+        rank: rank of this process among those of a target.
         settings: the sections and values that are set.
-        drain_seconds: that running sessions get when the service stops.
+        drain_seconds: time that running sessions get when the service stops.
     """
 
     def __init__(self, role: ProcessName, rank: int, settings: Settings, drain_seconds: float) -> None:
@@ -60,33 +60,33 @@ class ServiceActor:
         self._incarnation = secrets.token_hex(8)
         self._node: str = ray.util.get_node_ip_address()
         self._host: str = server.get("host", self._node)
-        self._reached_at = self._node if self._host in EVERY_ADDRESS else self._host
+        self._public_host = self._node if self._host in EVERY_ADDRESS else self._host
         self._folder = Path(tempfile.mkdtemp(prefix="paceline-"))
         self._peers: Peers | None = None
-        self._meeting: Meeting | None = None
+        self._rendezvous: Rendezvous | None = None
         self._service: ServiceThread | None = None
         self._health_port = 0
-        # Ray has set it to the CPUs that it reserves.
+        # Ray has set OMP_NUM_THREADS to the CPUs that it reserves.
         os.environ |= thread_environment(int(os.environ.get("OMP_NUM_THREADS", "1")))
 
     def beat(self, order: Order) -> ActorReport:
-        """Take an order, report."""
+        """Take an order and report."""
         if order.peers != self._peers and self._role in _PEERS:
             self._write(order.peers)
         self._peers = order.peers
-        meeting = order.meeting
-        if self._service is None and meeting and meeting.incarnations[self._rank] == self._incarnation:
-            self._begin(meeting)
+        rendezvous = order.rendezvous
+        if self._service is None and rendezvous and rendezvous.incarnations[self._rank] == self._incarnation:
+            self._begin(rendezvous)
         return self._report()
 
     def stop(self) -> None:
-        """Drain; returns when the service has ended, or should have."""
+        """Drain; returns when the service has ended, or its time is up."""
         if self._service is not None:
             self._service.stop(self._drain_seconds + DRAIN_MARGIN_S)
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def wait(self) -> None:
-        """A rank that follows: returns when rank 0 has let it go."""
+        """Wait for the end of a rank above 0, which ends after rank 0."""
         if self._service is not None:
             self._service.wait(DRAIN_MARGIN_S)
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -102,28 +102,28 @@ class ServiceActor:
         for name, addresses in asdict(peers).items():
             replace_text(self._file(name), "".join(f"{each}\n" for each in addresses))
 
-    def _begin(self, meeting: Meeting) -> None:
-        self._meeting = meeting
+    def _begin(self, rendezvous: Rendezvous) -> None:
+        self._rendezvous = rendezvous
         self._health_port = free_port(self._host)
-        if len(meeting.incarnations) > 1:
-            os.environ |= rank_environment(meeting, self._rank, self._node)
-        settings = self._own_settings(meeting)
+        if len(rendezvous.incarnations) > 1:
+            os.environ |= rank_environment(rendezvous, self._rank, self._node)
+        settings = self._own_settings(rendezvous)
         self._service = ServiceThread(f"{self._role} service", lambda: service(self._role, settings))
 
-    def _own_settings(self, meeting: Meeting) -> dict[str, object]:
-        """What this process alone knows: its address, and where its peers are written down."""
+    def _own_settings(self, rendezvous: Rendezvous) -> dict[str, object]:
+        """The settings with this process's address and the files of its peers' endpoints."""
         own: dict[str, object] = {
             "host": self._host,
-            "port": meeting.serving_port if is_free(self._host, meeting.serving_port) else 0,
+            "port": rendezvous.serving_port if is_free(self._host, rendezvous.serving_port) else 0,
             "health_port": self._health_port,
             "port_file": self._port_file,
             "drain_seconds": self._drain_seconds,
         }
         settings = {**self._settings, "server": {**self._server, **own}}
         for peer in _PEERS.get(self._role, ()):
-            given = self._settings.get(peer)
-            if isinstance(given, Mapping):
-                settings[peer] = {**given, "address": f"file:{self._file(f'{peer}s')}"}
+            section = self._settings.get(peer)
+            if isinstance(section, Mapping):
+                settings[peer] = {**section, "address": f"file:{self._file(f'{peer}s')}"}
         return settings
 
     def _report(self) -> ActorReport:
@@ -135,7 +135,7 @@ class ServiceActor:
             pid=os.getpid(),
             free_port=free_port(self._node) if self._service is None else 0,
             address=self._address() if state is ActorState.SERVING else "",
-            meeting=self._meeting,
+            rendezvous=self._rendezvous,
             detail=self._service.detail if self._service is not None else "",
         )
 
@@ -148,19 +148,19 @@ class ServiceActor:
 
     def _is_serving(self) -> bool:
         if self._rank > 0:
-            return True  # it has no server: rank 0 serves only once all have loaded
+            return True  # a rank above 0 has no server: rank 0 serves only once all have loaded
         if self._role == "gateway":
             return self._port_file.exists()
-        return is_serving(address_of(self._reached_at, self._health_port), HEALTH_SECONDS)
+        return is_serving(address_of(self._public_host, self._health_port), HEALTH_SECONDS)
 
     def _address(self) -> str:
         if self._rank > 0 or not self._port_file.exists():
             return ""
-        return address_of(self._reached_at, int(self._port_file.read_text().rpartition(":")[2]))
+        return address_of(self._public_host, int(self._port_file.read_text().rpartition(":")[2]))
 
 
 def service(role: ProcessName, settings: Settings) -> Coroutine[Any, Any, None]:
-    """What a container of that role runs.
+    """The coroutine that a container of that role runs.
 
     Raises:
         InvalidInput: a setting out of its limits.
@@ -184,25 +184,25 @@ def service(role: ProcessName, settings: Settings) -> Coroutine[Any, Any, None]:
             return serve_http(load_config(GatewayConfig, None, settings))
 
 
-def rank_environment(meeting: Meeting, rank: int, node: str) -> dict[str, str]:
-    """What torchrun would set for this rank. Ray shows each rank its own GPUs alone, so it is the first of one."""
+def rank_environment(rendezvous: Rendezvous, rank: int, node: str) -> dict[str, str]:
+    """The variables that torchrun sets for a rank. Ray shows each rank its own GPUs alone, so its local rank is 0."""
     environment = {
         "RANK": str(rank),
-        "WORLD_SIZE": str(len(meeting.incarnations)),
+        "WORLD_SIZE": str(len(rendezvous.incarnations)),
         "LOCAL_RANK": "0",
         "LOCAL_WORLD_SIZE": "1",
-        "MASTER_ADDR": meeting.host,
-        "MASTER_PORT": str(meeting.port),
+        "MASTER_ADDR": rendezvous.host,
+        "MASTER_PORT": str(rendezvous.port),
     }
     interface = interface_of(node)
     if interface is not None:
-        # Gloo would ask what the host's name stands for, which need not be what the other nodes can reach.
+        # Gloo would resolve the host's name, whose address the other nodes may not reach.
         environment["GLOO_SOCKET_IFNAME"] = interface
     return environment
 
 
 def interface_of(address: str) -> str | None:
-    """The network interface that bears an address of this machine."""
+    """The network interface of this machine that has the address."""
     for name, addresses in psutil.net_if_addrs().items():
         if any(each.address == address for each in addresses):
             return name
@@ -217,7 +217,7 @@ def free_port(host: str) -> int:
 
 
 def is_free(host: str, port: int) -> bool:
-    """Whether a server could listen there now."""
+    """Whether a server could listen on the port now."""
     try:
         with socket.create_server((host, port), family=_family(host)):
             return True

@@ -23,12 +23,12 @@ logger = logging.getLogger(__name__)
 class ServiceThread:
     """Runs a service until it ends or is stopped.
 
-    A service that refuses what it was configured with leaves the process alive, to say so. One that fails ends the
-    process, which Ray starts again: what is left of an engine or of a group of ranks is of no more use.
+    A service that refuses its configuration leaves the process alive to report it. A service that fails ends the
+    process, and Ray starts a new one: an engine or a group of ranks can't be used after a failure.
     """
 
     def __init__(self, name: str, start: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Begin at once; `start` returns what to run and is called on the thread."""
+        """Start at once; `start` returns the coroutine to run and is called on the thread."""
         self.outcome: ActorState | None = None
         self.detail = ""
         self._name = name
@@ -69,7 +69,7 @@ class ServiceThread:
         task = asyncio.current_task()
         assert task is not None
         self._task.set_result(task)
-        # Its `finally` drains, whatever ends it: being cancelled is to it what SIGTERM is to a container.
+        # Cancelling it is what SIGTERM is to a container: its `finally` drains.
         await self._start()
 
     def _end_process(self, error: BaseException) -> None:

@@ -1,4 +1,4 @@
-"""What `paceline ray up` deploys: its settings, and the plan for each service that follows from them."""
+"""The settings of `paceline ray up`, and the plan for each service that follows from them."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from paceline_ray.records import Deployment, ServiceNeeds, ServicePlan
 
 DEFAULT_NAME = "paceline"
 UNKNOWN_PEER = "unknown:1"
-"""Stands for an endpoint until the service runs; each coordinator reads its endpoints from a file."""
+"""Placeholder of an endpoint until the service runs; each coordinator reads its endpoints from a file."""
 NOT_ON_RAY = ("draft_port", "target_port", "max_restarts", "cores")
-"""What `paceline serve` takes and Ray decides: any free ports, restarts of dead actors always, and reserved CPUs."""
+"""Settings of `paceline serve` that Ray decides: any free port, restarts of dead actors always, and reserved CPUs."""
 _RAYS_OWN: Flags = {"server.port": None, "engine.threads": None}
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _RESOURCE = re.compile(r"(?P<name>\w+)=(?P<amount>\d+(\.\d+)?)")
@@ -37,14 +37,14 @@ _GPU_SHARE: float = ModelSettings.model_fields["gpu_memory_utilization"].default
 
 
 class RaySettings(ServeSettings):
-    """What `paceline ray up` deploys. What is not set is left to the services."""
+    """Settings of `paceline ray up`. The services decide those that are not set."""
 
     host: str = Field(
         "",
-        description=f"Address that coordinators and gateways listen on; unset: their node's, of a new local cluster "
-        f"{LOCALHOST}.",
+        description=f"Address that coordinators and gateways listen on; unset: their node's, or {LOCALHOST} in a new "
+        "local cluster.",
     )
-    name: str = Field(DEFAULT_NAME, description="What the deployment is found by.")
+    name: str = Field(DEFAULT_NAME, description="Name of the deployment.")
     targets: int = Field(1, ge=1, le=1024, description="Target services.")
     drafts: int = Field(1, ge=0, le=1024, description="Draft services.")
     coordinators: int = Field(1, ge=1, le=1024, description="Coordinators.")
@@ -83,9 +83,10 @@ def plan_deployment(
 
     Args:
         settings: what is deployed.
-        files: what flags leave open.
-        cluster_has_gpus: whether any node has one.
-        on_one_machine: the cluster is a new local one: what no setting opens is for this machine alone.
+        files: settings that no flag gives.
+        cluster_has_gpus: whether any node has a GPU.
+        on_one_machine: the cluster is a new local one: services listen on this machine alone unless a setting
+            says otherwise.
 
     Raises:
         InvalidInput: a setting out of its limits, naming it.
@@ -111,10 +112,10 @@ def _target_plan(settings: RaySettings, file: Path | None, cluster_has_gpus: boo
     gpus = settings.target_gpus
     if gpus is None:
         gpus = 1.0 if cluster_has_gpus and not is_table(settings.model) else 0.0
-    given = _given(TargetConfig, file, target_flags(settings, 1) | _RAYS_OWN)
-    ranks = load_config(TargetConfig, None, given).tensor_parallel_size
+    overrides = _overrides(TargetConfig, file, target_flags(settings, 1) | _RAYS_OWN)
+    ranks = load_config(TargetConfig, None, overrides).tensor_parallel_size
     return ServicePlan(
-        settings=_with_defaults(given, "engine", _engine_defaults(settings.target_cpus, gpus, own_device=False)),
+        settings=_with_defaults(overrides, "engine", _engine_defaults(settings.target_cpus, gpus, own_device=False)),
         needs=ServiceNeeds(settings.target_cpus, gpus, ranks=ranks),
         drain_seconds=settings.drain_seconds,
         count=settings.targets,
@@ -128,7 +129,7 @@ def _draft_plan(settings: RaySettings, file: Path | None) -> ServicePlan:
     resources = _resources(settings.draft_resource)
     defaults = _engine_defaults(settings.draft_cpus, settings.draft_gpus, own_device=bool(resources))
     return ServicePlan(
-        settings=_with_defaults(_given(DraftConfig, file, flags), "engine", defaults),
+        settings=_with_defaults(_overrides(DraftConfig, file, flags), "engine", defaults),
         needs=ServiceNeeds(settings.draft_cpus, settings.draft_gpus, resources),
         drain_seconds=settings.drain_seconds,
         count=settings.drafts,
@@ -140,7 +141,7 @@ def _coordinator_plan(settings: RaySettings, file: Path | None) -> ServicePlan:
     flags = coordinator_flags(settings, UNKNOWN_PEER, draft)
     flags |= _RAYS_OWN | {"server.host": settings.host or None}
     return ServicePlan(
-        settings=_given(CoordinatorConfig, file, flags),
+        settings=_overrides(CoordinatorConfig, file, flags),
         needs=ServiceNeeds(settings.coordinator_cpus),
         drain_seconds=settings.drain_seconds,
         count=settings.coordinators,
@@ -153,7 +154,7 @@ def _gateway_plan(settings: RaySettings) -> ServicePlan:
     if not settings.tls:  # with it, it's this machine's alone
         flags["server.host"] = settings.host or None
     return ServicePlan(
-        settings=_given(GatewayConfig, None, flags),
+        settings=_overrides(GatewayConfig, None, flags),
         needs=ServiceNeeds(0.0),
         drain_seconds=settings.drain_seconds,
         count=settings.gateways,
@@ -161,16 +162,16 @@ def _gateway_plan(settings: RaySettings) -> ServicePlan:
     )
 
 
-def _given(kind: type[Settings], file: Path | None, flags: Flags) -> dict[str, object]:
-    """What file and flags set, checked as the service does."""
-    given: dict[str, object] = load_config(kind, file, flags).model_dump(mode="json", exclude_unset=True)
-    return given
+def _overrides(kind: type[Settings], file: Path | None, flags: Flags) -> dict[str, object]:
+    """The settings that file and flags give, checked as the service checks them."""
+    overrides: dict[str, object] = load_config(kind, file, flags).model_dump(mode="json", exclude_unset=True)
+    return overrides
 
 
 def _engine_defaults(cpus: float, gpus: float, *, own_device: bool) -> dict[str, object]:
-    """What follows for the engine from what Ray reserves for one process.
+    """Engine settings that follow from what Ray reserves for one process.
 
-    `own_device`: a resource of the user's own may stand for a device that the engine finds by itself.
+    `own_device`: the plan has a resource of the user's own, which may stand for a device that the engine finds.
     """
     defaults: dict[str, object] = {"threads": max(1, int(cpus))}
     if gpus == 0 and not own_device:
@@ -180,10 +181,10 @@ def _engine_defaults(cpus: float, gpus: float, *, own_device: bool) -> dict[str,
     return defaults
 
 
-def _with_defaults(given: dict[str, object], name: str, defaults: Mapping[str, object]) -> dict[str, object]:
-    section = given.get(name, {})
+def _with_defaults(settings: dict[str, object], name: str, defaults: Mapping[str, object]) -> dict[str, object]:
+    section = settings.get(name, {})
     assert isinstance(section, dict)
-    return {**given, name: {**defaults, **section}}
+    return {**settings, name: {**defaults, **section}}
 
 
 def _resources(text: str | None) -> dict[str, float]:

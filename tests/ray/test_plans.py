@@ -10,10 +10,10 @@ import pytest
 from paceline.local.service_process import ServiceFailed
 from paceline.local.settings import ServeSettings
 from paceline.protocol.errors import InvalidInput
-from paceline_ray.controller import in_order_of_room
+from paceline_ray.controller import placement_order
 from paceline_ray.deployed_service import DeployedService, RankActor
 from paceline_ray.deployments import RunningDeployment
-from paceline_ray.placement import role_and_index, strategy_for, what_it_waits_for
+from paceline_ray.placement import missing_resources, role_and_index, strategy_for
 from paceline_ray.records import (
     ActorReport,
     ActorState,
@@ -132,7 +132,7 @@ def test_http_reserves_nothing_and_can_be_left_out() -> None:
 
 
 def test_one_service_of_each_role_looks_for_room_before_a_second_one() -> None:
-    order = in_order_of_room(plan(targets=2, drafts=2))
+    order = placement_order(plan(targets=2, drafts=2))
     assert order == ["target-0", "coordinator-0", "gateway-0", "draft-0", "target-1", "draft-1"]
 
 
@@ -148,16 +148,16 @@ def test_one_service_of_each_role_looks_for_room_before_a_second_one() -> None:
 def test_what_a_service_waits_for_is_told_beside_what_is_free(
     needs: ServiceNeeds, free: dict[str, float], text: str
 ) -> None:
-    assert what_it_waits_for(needs, free) == text
+    assert missing_resources(needs, free) == text
 
 
-def awaited(monkeypatch: pytest.MonkeyPatch, states: dict[str, str], *, room_may_come: bool = True) -> list[str]:
+def awaited(monkeypatch: pytest.MonkeyPatch, states: dict[str, str], *, cluster_may_grow: bool = True) -> list[str]:
     """What `await_serving` tells of, if it returns before its time is over."""
     running = RunningDeployment("some", None)
     lines = [ActorStatus(name, role_and_index(name.replace("_", "-"))[0], state) for name, state in states.items()]
     monkeypatch.setattr(running, "status", lambda: lines)
     told: list[str] = []
-    running.await_serving(0.0, lambda line: told.append(line.name), room_may_come=room_may_come)
+    running.await_serving(0.0, lambda line: told.append(line.name), cluster_may_grow=cluster_may_grow)
     return told
 
 
@@ -182,7 +182,7 @@ def test_what_is_needed_or_comes_is_waited_for(monkeypatch: pytest.MonkeyPatch, 
 
 def test_a_cluster_that_cannot_grow_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ServiceFailed, match="no room: coordinator_0 is without room"):
-        awaited(monkeypatch, SERVING | {"coordinator_0": "without room"}, room_may_come=False)
+        awaited(monkeypatch, SERVING | {"coordinator_0": "without room"}, cluster_may_grow=False)
 
 
 @pytest.mark.parametrize(
@@ -210,23 +210,23 @@ class FakeRanks:
 
         def end_process(actor: RankActor) -> None:
             self.ended.append(actor.name)
-            actor.lost = True
+            actor.is_lost = True
 
         monkeypatch.setattr(RankActor, "end_process", end_process)
 
     def report(self, rank: int, incarnation: str, state: ActorState = ActorState.WAITING, address: str = "") -> None:
         """A rank reports; one that runs does so with the meeting of now."""
-        meeting = None if state is ActorState.WAITING else self.group.meeting
+        rendezvous = None if state is ActorState.WAITING else self.group.rendezvous
         actor = self.group.actors[rank]
         actor.report = ActorReport(
-            incarnation, state, "10.0.0.1", 1, free_port=7000 + rank, address=address, meeting=meeting
+            incarnation, state, "10.0.0.1", 1, free_port=7000 + rank, address=address, rendezvous=rendezvous
         )
-        actor.lost = False
+        actor.is_lost = False
 
-    def settle(self) -> tuple[str, ...] | None:
+    def reconcile(self) -> tuple[str, ...] | None:
         """The incarnations that are to begin or run together."""
-        self.group.settle(may_begin=True)
-        return None if self.group.meeting is None else self.group.meeting.incarnations
+        self.group.reconcile(may_begin=True)
+        return None if self.group.rendezvous is None else self.group.rendezvous.incarnations
 
 
 @pytest.fixture
@@ -237,55 +237,55 @@ def ranks(monkeypatch: pytest.MonkeyPatch) -> FakeRanks:
 def both_run(ranks: FakeRanks) -> None:
     ranks.report(0, "a")
     ranks.report(1, "b")
-    assert ranks.settle() == ("a", "b")
+    assert ranks.reconcile() == ("a", "b")
     ranks.report(0, "a", ActorState.SERVING, "10.0.0.1:4000")
     ranks.report(1, "b", ActorState.SERVING)
-    assert ranks.settle() == ("a", "b")
+    assert ranks.reconcile() == ("a", "b")
     assert ranks.ended == []
 
 
 def test_ranks_begin_when_all_are_there(ranks: FakeRanks) -> None:
     ranks.report(0, "a")
-    assert ranks.settle() is None
+    assert ranks.reconcile() is None
     ranks.report(1, "b")
-    assert ranks.settle() == ("a", "b")
-    assert ranks.group.meeting is not None
-    assert (ranks.group.meeting.host, ranks.group.meeting.port) == ("10.0.0.1", 7000)
+    assert ranks.reconcile() == ("a", "b")
+    assert ranks.group.rendezvous is not None
+    assert (ranks.group.rendezvous.host, ranks.group.rendezvous.port) == ("10.0.0.1", 7000)
 
 
 @pytest.mark.parametrize("lost", [0, 1])
 def test_a_new_rank_ends_the_one_that_runs_and_both_begin_anew(ranks: FakeRanks, lost: int) -> None:
     both_run(ranks)
     ranks.report(lost, "c")
-    assert ranks.settle() is None
+    assert ranks.reconcile() is None
     assert ranks.ended == [f"rank-{1 - lost}"]
     ranks.report(1 - lost, "d")
-    assert ranks.settle() == (("c", "d") if lost == 0 else ("d", "c"))
-    assert ranks.group.meeting is not None
-    assert ranks.group.meeting.serving_port == 4000, "it serves where it did"
+    assert ranks.reconcile() == (("c", "d") if lost == 0 else ("d", "c"))
+    assert ranks.group.rendezvous is not None
+    assert ranks.group.rendezvous.serving_port == 4000, "it serves where it did"
 
 
 def test_a_rank_that_began_with_a_dead_one_is_ended(ranks: FakeRanks) -> None:
     ranks.report(0, "a")
     ranks.report(1, "b")
-    ranks.settle()
-    first = ranks.group.meeting
+    ranks.reconcile()
+    first = ranks.group.rendezvous
     ranks.report(1, "c")  # b died before it began
-    assert ranks.settle() == ("a", "c")
-    late = ActorReport("a", ActorState.LOADING, "10.0.0.1", 1, meeting=first)
+    assert ranks.reconcile() == ("a", "c")
+    late = ActorReport("a", ActorState.LOADING, "10.0.0.1", 1, rendezvous=first)
     ranks.group.actors[0].report = late
-    ranks.settle()
+    ranks.reconcile()
     assert ranks.ended == ["rank-0"]
 
 
 def test_a_new_controller_adopts_what_runs(ranks: FakeRanks) -> None:
     both_run(ranks)
-    meeting = ranks.group.meeting
-    ranks.group.meeting = None
+    rendezvous = ranks.group.rendezvous
+    ranks.group.rendezvous = None
     for actor in ranks.group.actors:
         assert actor.report is not None
-    ranks.group.settle(may_begin=True)
-    assert ranks.group.meeting == meeting
+    ranks.group.reconcile(may_begin=True)
+    assert ranks.group.rendezvous == rendezvous
     assert ranks.ended == []
 
 
@@ -301,25 +301,25 @@ def coordinator(serving_port: int) -> DeployedService:
 )
 def test_one_coordinator_of_a_node_gets_the_port(claims: tuple[str, ...], port: int) -> None:
     service = coordinator(50051)
-    service.settle(may_begin=True, claims=set(claims))
-    assert service.meeting is not None
-    assert service.meeting.serving_port == port
+    service.reconcile(may_begin=True, claims=set(claims))
+    assert service.rendezvous is not None
+    assert service.rendezvous.serving_port == port
     assert service.claim == f"10.0.0.1:{port}"
 
 
 def test_a_service_comes_back_to_its_port_whatever_address_it_listens_on() -> None:
     service = coordinator(0)
-    service.settle(may_begin=True)
-    began = service.meeting
+    service.reconcile(may_begin=True)
+    began = service.rendezvous
     service.actors[0].report = ActorReport("a", ActorState.SERVING, "10.0.0.1", 1, 0, "127.0.0.1:4000", began)
-    service.settle(may_begin=True)
+    service.reconcile(may_begin=True)
     service.actors[0].report = ActorReport("b", ActorState.WAITING, "10.0.0.1", 2)
-    service.settle(may_begin=True)
-    assert service.meeting is not None
-    assert (service.meeting.incarnations, service.meeting.serving_port) == (("b",), 4000)
+    service.reconcile(may_begin=True)
+    assert service.rendezvous is not None
+    assert (service.rendezvous.incarnations, service.rendezvous.serving_port) == (("b",), 4000)
 
 
 def test_nothing_begins_before_it_may() -> None:
     service = coordinator(50051)
-    service.settle(may_begin=False)
-    assert service.meeting is None
+    service.reconcile(may_begin=False)
+    assert service.rendezvous is None

@@ -13,7 +13,7 @@ from dataclasses import asdict
 from ray.cluster_utils import Cluster
 
 from paceline.protocol.errors import PacelineError
-from paceline_ray.deployments import RunningDeployment, connected
+from paceline_ray.deployments import RunningDeployment, cluster_driver
 
 OBJECT_STORE_BYTES = 80_000_000
 CPUS_OF_A_NODE = 4
@@ -37,7 +37,7 @@ def main() -> None:
     cluster = Cluster(initialize_head=True, head_node_args={**small, "include_dashboard": False})
     try:
         cluster.add_node(**small, resources={"small": 8})
-        with connected(cluster.address):
+        with cluster_driver(cluster.address):
             answer(cluster.address)
             for name in sys.stdin:
                 answer(status_of(name.strip()))
