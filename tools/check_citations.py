@@ -1,6 +1,6 @@
-"""Check that what code and documents cite exists: exit 1 and name each dangling citation if not.
+"""Check the citations of code and documents: exit 1 and name each one that leads nowhere.
 
-Checked, outside of reports, which are records of their day:
+The checks leave out reports, which are records of their day:
 
 - a section of `exactness` names a numbered heading of docs/exactness.md, in that file as in others;
 - a decision's name (date and slug) names a file of docs/decisions;
@@ -46,7 +46,7 @@ _HEADING = re.compile(r"^#{1,6} +(.+?) *#*$", re.MULTILINE)
 
 
 def dangling_citations(root: Path) -> list[str]:
-    """What is cited in the tree and not there, as `file:line: what`."""
+    """Citations of things that don't exist, as `file:line: what`."""
     documents = sorted(_documents(root))
     return list(chain(_dangling_citations(root, documents), _dangling_links(root, documents)))
 
@@ -60,49 +60,49 @@ def main() -> int:
 
 
 def _dangling_citations(root: Path, documents: Iterable[Path]) -> Iterator[str]:
-    sections = set(_NUMBERED.findall(_read(root / EXACTNESS)))
+    sections = set(_NUMBERED.findall(_read_text(root / EXACTNESS)))
     decisions = {path.stem for path in (root / DECISIONS).glob("*.md")}
     for file in chain(documents, sorted(_sources(root))):
         if file.is_relative_to(REPORTS):
             continue
-        text = _read(root / file)
-        for found in (_OWN_SECTION if file == EXACTNESS else _SECTION).finditer(text):
-            if found[1] not in sections:
-                yield _at(file, text, found, f"no section §{found[1]} in {EXACTNESS}")
-        for found in _DECISION.finditer(text):
-            if found[0] not in decisions:
-                yield _at(file, text, found, f"no decision {found[0]}")
+        text = _read_text(root / file)
+        for match in (_OWN_SECTION if file == EXACTNESS else _SECTION).finditer(text):
+            if match[1] not in sections:
+                yield _at(file, text, match, f"no section §{match[1]} in {EXACTNESS}")
+        for match in _DECISION.finditer(text):
+            if match[0] not in decisions:
+                yield _at(file, text, match, f"no decision {match[0]}")
         yield from _dangling_paths(root, file, text)
 
 
 def _dangling_paths(root: Path, file: Path, text: str) -> Iterator[str]:
-    for found in _PATH.finditer(text):
-        path = found[0].rstrip(".")
+    for match in _PATH.finditer(text):
+        path = match[0].rstrip(".")
         if _is_path(file, path) and not any((base / path).exists() for base in (root, root / PROTOS)):
-            yield _at(file, text, found, f"no file {path}")
-    for found in _MODULE.finditer(text):
-        module = Path(*found[1].split("."))
+            yield _at(file, text, match, f"no file {path}")
+    for match in _MODULE.finditer(text):
+        module = Path(*match[1].split("."))
         if not (root / module).with_suffix(".py").exists() and not (root / module / "__main__.py").exists():
-            yield _at(file, text, found, f"no module {found[1]} to run")
+            yield _at(file, text, match, f"no module {match[1]} to run")
 
 
-def _is_path(file: Path, found: str) -> bool:
-    certain = file.suffix == ".md" or found.startswith(("docs/", "tests/")) or "." in Path(found).name
-    return certain and DATE not in found
+def _is_path(file: Path, citation: str) -> bool:
+    certain = file.suffix == ".md" or citation.startswith(("docs/", "tests/")) or "." in Path(citation).name
+    return certain and DATE not in citation
 
 
 def _dangling_links(root: Path, documents: Iterable[Path]) -> Iterator[str]:
     for file in documents:
-        text = _without_code(_read(root / file))
-        for found in _LINK.finditer(text):
-            path, _, anchor = found[1].partition("#")
+        text = _without_code(_read_text(root / file))
+        for match in _LINK.finditer(text):
+            path, _, anchor = match[1].partition("#")
             if "://" in path or path.startswith("mailto:"):
                 continue
             target = (root / file).parent / path if path else root / file
             if not target.exists():
-                yield _at(file, text, found, f"no file {path}")
-            elif anchor and target.suffix == ".md" and anchor not in _anchors(_read(target)):
-                yield _at(file, text, found, f"no heading #{anchor} in {path or file}")
+                yield _at(file, text, match, f"no file {path}")
+            elif anchor and target.suffix == ".md" and anchor not in _anchors(_read_text(target)):
+                yield _at(file, text, match, f"no heading #{anchor} in {path or file}")
 
 
 def _documents(root: Path) -> Iterator[Path]:
@@ -112,7 +112,7 @@ def _documents(root: Path) -> Iterator[Path]:
 
 
 def _sources(root: Path) -> Iterator[Path]:
-    """Every file of ours that a person writes, but documents."""
+    """Every file that a person writes, but documents."""
     yield from (Path(name) for name in OTHERS if (root / name).exists())
     files = [*(root / PROTOS).rglob("*.proto"), *chain(*((root / name).rglob("*.py") for name in PACKAGES))]
     paths = (path.relative_to(root) for path in files)
@@ -132,17 +132,17 @@ def _anchors(text: str) -> set[str]:
 
 
 def _without_code(text: str) -> str:
-    """The same lines with what is quoted as code left out."""
-    fenceless = _FENCE.sub(lambda found: "\n" * found[0].count("\n"), text)
+    """The same lines without quoted code."""
+    fenceless = _FENCE.sub(lambda match: "\n" * match[0].count("\n"), text)
     return _CODE.sub("", fenceless)
 
 
-def _read(path: Path) -> str:
+def _read_text(path: Path) -> str:
     return path.read_text(encoding="utf-8")
 
 
-def _at(file: Path, text: str, found: re.Match[str], what: str) -> str:
-    line = text.count("\n", 0, found.start()) + 1
+def _at(file: Path, text: str, match: re.Match[str], what: str) -> str:
+    line = text.count("\n", 0, match.start()) + 1
     return f"{file}:{line}: {what}"
 
 

@@ -1,6 +1,6 @@
 """The Grafana dashboard: `python -m tools.dashboard` writes deploy/otel/dashboard.json, `--check` compares it.
 
-Each panel is a title, a unit and its queries; where it stands follows from its place in its row.
+Each panel is a title, a unit and its queries; its position follows from its place in its row.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ class DashboardPanel:
     unit: str
     queries: dict[str, str]
     about: str = ""
-    stacked: bool = False
+    stack: bool = False
 
 
-def _rate(metric: str, by: str = "", where: str = "") -> str:
-    return f"sum{f' by ({by}) ' if by else ''}(rate({metric}{{{where}}}{WINDOW}))".replace("{}", "")
+def _rate(metric: str, labels: str = "", where: str = "") -> str:
+    return f"sum{f' by ({labels}) ' if labels else ''}(rate({metric}{{{where}}}{WINDOW}))".replace("{}", "")
 
 
-def _quantile(q: float, metric: str, by: str = "", where: str = "") -> str:
-    return f"histogram_quantile({q}, {_rate(f'{metric}_bucket', f'le, {by}' if by else 'le', where)})"
+def _quantile(q: float, metric: str, labels: str = "", where: str = "") -> str:
+    return f"histogram_quantile({q}, {_rate(f'{metric}_bucket', f'le, {labels}' if labels else 'le', where)})"
 
 
-def _quantiles(metric: str, by: str = "", where: str = "") -> dict[str, str]:
-    legend = f" {{{{{by}}}}}" if by else ""
-    return {f"p{q * 100:g}{legend}": _quantile(q, metric, by, where) for q in (0.5, 0.95)}
+def _quantiles(metric: str, labels: str = "", where: str = "") -> dict[str, str]:
+    legend = f" {{{{{labels}}}}}" if labels else ""
+    return {f"p{q * 100:g}{legend}": _quantile(q, metric, labels, where) for q in (0.5, 0.95)}
 
 
-def _mean(metric: str, by: str = "") -> str:
-    return f"{_rate(f'{metric}_sum', by)} / {_rate(f'{metric}_count', by)}"
+def _mean(metric: str, labels: str = "") -> str:
+    return f"{_rate(f'{metric}_sum', labels)} / {_rate(f'{metric}_count', labels)}"
 
 
 def _no_worse(le: str) -> str:
-    within = _rate("paceline_request_overtime_bucket", where=f'le=~"{le}"')
-    return f"{within} / {_rate('paceline_request_overtime_count')}"
+    bucket_rate = _rate("paceline_request_overtime_bucket", where=f'le=~"{le}"')
+    return f"{bucket_rate} / {_rate('paceline_request_overtime_count')}"
 
 
 ROUNDS = _rate("paceline_round_duration_seconds_count")
@@ -64,16 +64,16 @@ ROWS: dict[str, tuple[DashboardPanel, ...]] = {
             "Requests a second, by how they ended",
             "reqps",
             {"{{outcome}}": f"{_rate('paceline_requests_ended_total', 'outcome')} > 0"},
-            stacked=True,
+            stack=True,
         ),
         DashboardPanel(
-            "Requests that run", "short", {"{{state}}": "sum by (state) (paceline_requests_active)"}, stacked=True
+            "Requests that run", "short", {"{{state}}": "sum by (state) (paceline_requests_active)"}, stack=True
         ),
         DashboardPanel(
             "Tokens a second, by where they came from",
             "short",
             {"{{provenance}}": _rate("paceline_tokens_committed_total", "provenance")},
-            stacked=True,
+            stack=True,
         ),
     ),
     "Nobody is slower": (
@@ -88,9 +88,7 @@ ROWS: dict[str, tuple[DashboardPanel, ...]] = {
             "percentunit",
             {"over": f"{_rate('paceline_requests_over_bound_total')} / {_rate('paceline_request_overtime_count')}"},
         ),
-        DashboardPanel(
-            "What went on without, by cause", "short", {"{{cause}}": _rate("paceline_fallbacks_total", "cause")}
-        ),
+        DashboardPanel("Fallbacks by cause", "short", {"{{cause}}": _rate("paceline_fallbacks_total", "cause")}),
     ),
     "Rounds": (
         DashboardPanel("Round", "s", _quantiles("paceline_round_duration_seconds", "proposer")),
@@ -99,7 +97,7 @@ ROWS: dict[str, tuple[DashboardPanel, ...]] = {
             "s",
             {"{{part}}": _mean("paceline_round_part_duration_seconds", "part")},
             "The target's part of a self-started round began before the round: the parts exceed it then.",
-            stacked=True,
+            stack=True,
         ),
         DashboardPanel(
             "Tokens of a round",
@@ -148,7 +146,7 @@ ROWS: dict[str, tuple[DashboardPanel, ...]] = {
             "Planned rounds a second, by way and length",
             "short",
             {"{{way}} {{draft_tokens}}": _rate("paceline_planner_rounds_total", "way, draft_tokens")},
-            stacked=True,
+            stack=True,
         ),
         DashboardPanel(
             "What a second row costs a step", "s", {"{{instance}}": "paceline_planner_row_duration_seconds"}
@@ -158,7 +156,7 @@ ROWS: dict[str, tuple[DashboardPanel, ...]] = {
             "short",
             {"{{rank}}": _rate("paceline_draft_shadow_total", "rank")},
             "Also of tokens that were never proposed: what a longer proposal would have brought.",
-            stacked=True,
+            stack=True,
         ),
         DashboardPanel(
             "Drafted tokens a second", "short", {"{{kind}}": _rate("paceline_draft_tokens_total", "kind")}
@@ -185,11 +183,11 @@ ROWS: dict[str, tuple[DashboardPanel, ...]] = {
         DashboardPanel(
             "Open sessions", "short", {"{{role}} {{state}}": "sum by (role, state) (paceline_sessions_open)"}
         ),
-        DashboardPanel("What waits for a step", "short", {"{{role}}": "sum by (role) (paceline_queue_length)"}),
+        DashboardPanel("Queue for a step", "short", {"{{role}}": "sum by (role) (paceline_queue_length)"}),
         DashboardPanel("KV rows in use", "percentunit", {"{{role}} {{instance}}": "paceline_kv_usage"}),
         DashboardPanel("KV rows", "short", {"{{role}}": "sum by (role) (paceline_kv_rows)"}),
         DashboardPanel(
-            "Prefix tokens that were there",
+            "Share of prefix tokens in the cache",
             "percentunit",
             {
                 "reused": f"{_rate('paceline_prefix_tokens_total', where=REUSED)} / "
@@ -222,7 +220,7 @@ ROWS: dict[str, tuple[DashboardPanel, ...]] = {
                     "http_server_request_duration_seconds_count", "http_route, http_response_status_code"
                 )
             },
-            stacked=True,
+            stack=True,
         ),
         DashboardPanel("HTTP request", "s", _quantiles("http_server_request_duration_seconds", "http_route")),
     ),
@@ -272,7 +270,7 @@ def _panels() -> Iterator[dict[str, Any]]:
 
 
 def _panel(number: int, panel: DashboardPanel, place: dict[str, int]) -> dict[str, Any]:
-    custom = {"fillOpacity": 30, "stacking": {"mode": "normal"}} if panel.stacked else {"fillOpacity": 5}
+    custom = {"fillOpacity": 30, "stacking": {"mode": "normal"}} if panel.stack else {"fillOpacity": 5}
     targets = [
         {"refId": chr(ord("A") + index), "datasource": SOURCE, "expr": query, "legendFormat": legend}
         for index, (legend, query) in enumerate(panel.queries.items())

@@ -20,11 +20,11 @@ from paceline_lab.reporting.reports import as_markdown, describe
 
 @dataclass
 class Module:
-    """What the tests of one module did."""
+    """Outcomes and time of the tests of one module."""
 
-    passed: int = 0
-    failed: int = 0
-    skipped: int = 0
+    passed_count: int = 0
+    failed_count: int = 0
+    skipped_count: int = 0
     seconds: float = 0.0
     failures: list[str] = field(default_factory=list)
 
@@ -37,25 +37,26 @@ def read_results(junit: Path) -> dict[str, Module]:
         module = modules[case.get("classname", "?")]
         module.seconds += float(case.get("time", "0"))
         if case.find("failure") is not None or case.find("error") is not None:
-            module.failed += 1
+            module.failed_count += 1
             module.failures.append(f"{case.get('classname')}::{case.get('name')}")
         elif case.find("skipped") is not None:
-            module.skipped += 1
+            module.skipped_count += 1
         else:
-            module.passed += 1
+            module.passed_count += 1
     return dict(sorted(modules.items()))
 
 
 def report(modules: dict[str, Module], facts: dict[str, str]) -> str:
     """The report's Markdown."""
-    passed = sum(module.passed for module in modules.values())
-    failed = sum(module.failed for module in modules.values())
-    skipped = sum(module.skipped for module in modules.values())
+    passed_count = sum(module.passed_count for module in modules.values())
+    failed_count = sum(module.failed_count for module in modules.values())
+    skipped_count = sum(module.skipped_count for module in modules.values())
     lines = [f"# `make test-full`, {datetime.date.today().isoformat()}", "", as_markdown(facts)]
-    lines += [f"**{passed} passed, {failed} failed, {skipped} skipped.**", ""]
+    lines += [f"**{passed_count} passed, {failed_count} failed, {skipped_count} skipped.**", ""]
     lines += ["| module | passed | failed | skipped | seconds |", "|---|---|---|---|---|"]
     for name, module in modules.items():
-        lines.append(f"| {name} | {module.passed} | {module.failed} | {module.skipped} | {module.seconds:.1f} |")
+        counts = f"{module.passed_count} | {module.failed_count} | {module.skipped_count}"
+        lines.append(f"| {name} | {counts} | {module.seconds:.1f} |")
     failures = [name for module in modules.values() for name in module.failures]
     if failures:
         lines += ["", "Failed:", "", *(f"- `{name}`" for name in failures)]

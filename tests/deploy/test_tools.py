@@ -9,24 +9,24 @@ import pytest
 
 from tests.deploy.rendering import ROOT
 from tools import constraints
-from tools.kubectl import checked, kubectl
+from tools.kubectl import kubectl, verify_digest
 
 
 def test_kubectl_is_the_pinned_one_and_another_wheel_is_refused() -> None:
     done = subprocess.run([str(kubectl()), "version", "--client"], capture_output=True, text=True, check=True)
     assert re.search(r"Client Version: v1\.\d+", done.stdout)
     with pytest.raises(ValueError, match=r"has sha256 .*, not "):
-        checked(b"another wheel")
+        verify_digest(b"another wheel")
 
 
 def test_constraints_follow_requirements_and_leave_builds_out() -> None:
-    pinned = constraints.pinned()
-    assert "pytest" in pinned, "CI installs what a release of another project can't change"
-    assert {"torch", "transformers", "grpcio", "llguidance", "opentelemetry-sdk"} <= pinned.keys()
-    assert "huggingface-hub" in pinned, "a requirement of a requirement"
-    assert "paceline" not in pinned
-    assert not {"pytest", "llguidance"} & constraints.pinned(extras=("otel",)).keys()
-    assert not any("+" in version for version in pinned.values())
+    versions = constraints.pinned_versions()
+    assert "pytest" in versions, "CI installs what a release of another project can't change"
+    assert {"torch", "transformers", "grpcio", "llguidance", "opentelemetry-sdk"} <= versions.keys()
+    assert "huggingface-hub" in versions, "a requirement of a requirement"
+    assert "paceline" not in versions
+    assert not {"pytest", "llguidance"} & constraints.pinned_versions(extras=("otel",)).keys()
+    assert not any("+" in version for version in versions.values())
 
 
 def test_folders_and_files_that_the_documents_apply_exist() -> None:
