@@ -155,7 +155,7 @@ class DraftScheduler(SessionScheduler[DraftingSession]):
             with suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(self._wake.set)
 
-        session.grammar.compiled.add_done_callback(compiled)
+        session.grammar.compilation.add_done_callback(compiled)
 
     def _release(self, session: DraftingSession) -> None:
         self._places.give_back(session.facts.tenant)

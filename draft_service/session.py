@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from draft_service.drafters.interface import AnyDrafter, CatchingUp, Draft, Prepared, Speculating
-from paceline.grammars.sessions import Awaited, GrammarSession
+from paceline.grammars.sessions import BlockingFollower, GrammarSession
 from paceline.protocol.draft import Commit, DraftBudget, Verifying
 from paceline.protocol.errors import PacelineError, require, require_ids
 from paceline.protocol.features import Features
@@ -55,18 +55,18 @@ class DraftingSession(ServedSession):
     @property
     def held(self) -> bool:
         """Whether its grammar is still being compiled: until then it is not opened, and nothing is drafted."""
-        return self.grammar is not None and not self.closed and not self.grammar.compiled.done()
+        return self.grammar is not None and not self.closed and not self.grammar.compilation.done()
 
     def follower(self) -> Follower | None:
         """Of its grammar, which has compiled; None: it has none that can be followed here."""
         if self.grammar is None:
             return None
-        error = self.grammar.compiled.exception()
+        error = self.grammar.compilation.exception()
         if error is not None:
             why = error.for_log if isinstance(error, PacelineError) else type(error).__name__
             logger.info("drafting without the grammar: session=%d error=%s", self.id, why)
             return None
-        return Awaited(self.grammar, GRAMMAR_PATIENCE_S)
+        return BlockingFollower(self.grammar, GRAMMAR_PATIENCE_S)
 
     def next_proposal_id(self) -> int:
         """Unique within the session, from 1."""

@@ -223,7 +223,7 @@ class Admission:
 
     async def _await_grammar(self, session: Session, grammar: GrammarSession) -> None:
         try:
-            await asyncio.wrap_future(grammar.compiled)
+            await asyncio.wrap_future(grammar.compilation)
         except PacelineError as error:
             self._on_failed(session, error)
         except Exception as error:

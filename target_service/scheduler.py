@@ -354,7 +354,7 @@ class TargetScheduler(SessionScheduler[Session]):
             self._fail(session, _typed(session, error))
             return
         with self._lock:
-            session.foreseen.found, session.masked = found.result(), True
+            session.foreseen.next_masks, session.masked = found.result(), True
             self._batcher.back(session.key, time.monotonic())
             self._make_ready(session)
         self._wake.set()

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from paceline.engine.blocks import BlockKey, prefix_keys
 from paceline.engine.interface import NO_PREFIX, EngineInfo, Prefix, StepItem
-from paceline.grammars.sessions import Foreseen, GrammarSession
+from paceline.grammars.sessions import GrammarSession, PrecomputedFollower
 from paceline.protocol.errors import PrefixMismatch, Unsupported, require, require_ids
 from paceline.protocol.features import FeatureRequest
 from paceline.protocol.proposal import MAX_PROPOSAL_NODES, ROOT, Acceptance, Outcome, Proposal
@@ -87,7 +87,7 @@ class Session(ServedSession):
     next: Round | None = field(default=None, repr=False)
     processors: Processors | None = field(default=None, repr=False)
     grammar: GrammarSession | None = field(default=None, repr=False)
-    foreseen: Foreseen = field(default_factory=Foreseen, repr=False)
+    foreseen: PrecomputedFollower = field(default_factory=PrecomputedFollower, repr=False)
     masked: bool = True
     drafting: bool = False
     wanted: WantedRows = NO_ROWS

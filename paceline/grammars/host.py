@@ -1,9 +1,9 @@
-"""`python -m paceline.grammars.host`: has a tokenizer's table, and forks a grammar worker for each connection.
+"""`python -m paceline.grammars.host`: keeps a tokenizer's table, and forks a grammar worker for each connection.
 
-Standard input has the vocabulary, standard output says in one line of JSON whether it could be read. The socket whose
-number is the argument carries records. In come the id of a worker to fork, with the memory that it may take and a
-connection, or of one to kill; out go ids of workers that have ended, with their exit codes and the seconds that they
-computed. The host has one thread, since it forks. It ends, and every worker with it, when the socket is closed.
+Standard input has the vocabulary. Standard output says in one line of JSON whether it could be read. The socket whose
+number is the argument carries records. Records to the host name a worker to fork, with its memory limit and a
+connection, or a worker to kill. Records from the host name a worker that has ended, with its exit code and CPU
+seconds. The host has one thread, since it forks. It ends, and every worker with it, when the socket is closed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from paceline.protocol.errors import PacelineError
 from paceline.sampling.grammar import TokenTable, Vocabulary
 
 RECORD = struct.Struct("<qq")
-ENDED = struct.Struct("<qqd")
+EXIT = struct.Struct("<qqd")
 
 
 class _Host:
@@ -29,7 +29,7 @@ class _Host:
         self._table = table
         self._control = control
         self._pids: dict[int, int] = {}
-        """Workers that were not reaped, by process id: so long no other process can have the id."""
+        """Workers by process id. An id is dropped when it is reaped, since only then another process can get it."""
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def run(self) -> None:
@@ -43,7 +43,7 @@ class _Host:
                 os.kill(pid, signal.SIGKILL)
 
     def _serve(self) -> bool:
-        """Wait for what comes next; False: the service is gone."""
+        """Wait for the next record or exit. False: the service is gone."""
         ready, _, _ = select.select([self._control.fileno(), self._wake_read], [], [])
         if self._wake_read in ready:
             with suppress(BlockingIOError):
@@ -80,7 +80,7 @@ class _Host:
             os._exit(code)
 
     def _become_worker(self) -> None:
-        """Let go of what is the host's; what the library prints when it fails may quote the grammar."""
+        """Close the host's files, and discard standard error: the library's last words may quote the grammar."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self._control.close()
@@ -96,7 +96,7 @@ class _Host:
                 if not pid:
                     return
                 worker, computed_s = self._pids.pop(pid), usage.ru_utime + usage.ru_stime
-                self._control.sendall(ENDED.pack(worker, os.waitstatus_to_exitcode(status), computed_s))
+                self._control.sendall(EXIT.pack(worker, os.waitstatus_to_exitcode(status), computed_s))
 
 
 def main() -> None:
@@ -107,19 +107,19 @@ def main() -> None:
     try:
         table = TokenTable(Vocabulary(size, tuple(ends), fast))
     except PacelineError as error:
-        _say({"error": error.message})
+        _reply({"error": error.message})
         return
     # Imported before the first fork, so that workers share it.
     import paceline.grammars.worker  # noqa: F401
 
-    _say({})
+    _reply({})
     with suppress(BrokenPipeError, ConnectionResetError):
         _Host(table, control).run()
 
 
-def _say(what: dict[str, str]) -> None:
-    """Say it, and close standard input and output: nobody reads them any more."""
-    sys.stdout.write(json.dumps(what) + "\n")
+def _reply(reply: dict[str, str]) -> None:
+    """Print the reply, and close standard input and output, which nobody uses any more."""
+    sys.stdout.write(json.dumps(reply) + "\n")
     sys.stdout.flush()
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)

@@ -1,4 +1,4 @@
-"""A service's end of its grammar host: starts it, has it fork and kill workers, hears how they ended."""
+"""A service's end of its grammar host: starts it, has it fork and kill workers, and reads how they ended."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ import sys
 from collections.abc import Iterator
 from contextlib import suppress
 
-from paceline.grammars.host import ENDED, RECORD
+from paceline.grammars.host import EXIT, RECORD
 from paceline.protocol.errors import PeerUnavailable, Unsupported
 from paceline.sampling.grammar import Vocabulary
 
-_PIECE = ENDED.size << 10
+_PIECE = EXIT.size << 10
 
 
 class HostProcess:
-    """A host that has its table, and what to wait on for it and its workers: `selector`.
+    """A running host. `selector` waits for the host and its workers.
 
     Raises:
         Unsupported: the library is not installed, or can't read the tokenizer.
         PeerUnavailable: the process ended before it was ready.
-        OSError: there is no process to be had.
+        OSError: the process can't be started.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
@@ -36,15 +36,15 @@ class HostProcess:
             self.selector.register(file, selectors.EVENT_READ)
         with theirs:
             try:
-                self._process = _started(theirs)
+                self._process = _start(theirs)
             except OSError:
                 self._close_files()
                 raise
-        said = self._tell(json.dumps([vocabulary.size, vocabulary.ends, vocabulary.fast]).encode())
-        error = json.loads(said).get("error") if said else "ended while it started; the log has its last words"
+        reply = self._tell(json.dumps([vocabulary.size, vocabulary.ends, vocabulary.fast]).encode())
+        error = json.loads(reply).get("error") if reply else "ended while it started; the log has its last words"
         if error is not None:
             self.close()
-            raise Unsupported(error) if said else PeerUnavailable(f"grammar host: {error}")
+            raise Unsupported(error) if reply else PeerUnavailable(f"grammar host: {error}")
 
     @property
     def pid(self) -> int:
@@ -52,14 +52,14 @@ class HostProcess:
         return self._process.pid
 
     def _tell(self, vocabulary: bytes) -> bytes:
-        """What the host says to a vocabulary; nothing if it ended."""
-        given, says = self._process.stdin, self._process.stdout
-        assert given is not None
-        assert says is not None
-        with given, says, suppress(BrokenPipeError):
-            given.write(vocabulary)
-            given.close()
-            return says.readline()
+        """Send the vocabulary; returns the host's reply, empty if it ended."""
+        stdin, stdout = self._process.stdin, self._process.stdout
+        assert stdin is not None
+        assert stdout is not None
+        with stdin, stdout, suppress(BrokenPipeError):
+            stdin.write(vocabulary)
+            stdin.close()
+            return stdout.readline()
         return b""
 
     def fork(self, worker: int, memory_bytes: int) -> socket.socket:
@@ -79,8 +79,8 @@ class HostProcess:
         with suppress(OSError):
             self.control.sendall(RECORD.pack(worker, 0))
 
-    def ended(self) -> Iterator[tuple[int, int, float]]:
-        """Workers that have ended, with exit codes and seconds computed; call it when `control` can be read.
+    def exits(self) -> Iterator[tuple[int, int, float]]:
+        """Workers that have ended, with exit code and CPU seconds. Call it when `control` is readable.
 
         Raises:
             EOFError: the host itself has ended.
@@ -89,26 +89,26 @@ class HostProcess:
         if not piece:
             raise EOFError
         self._records += piece
-        while len(self._records) >= ENDED.size:
-            yield ENDED.unpack_from(self._records)
-            del self._records[: ENDED.size]
+        while len(self._records) >= EXIT.size:
+            yield EXIT.unpack_from(self._records)
+            del self._records[: EXIT.size]
 
     def wake(self) -> None:
-        """Have `selector` return at once, if something waits on it."""
+        """Make a wait on `selector` return at once."""
         with suppress(BlockingIOError):
             os.write(self._wake_write, b"\0")
 
     def awake(self) -> None:
-        """Forget that it was woken."""
+        """Clear the wake-up of `wake`."""
         with suppress(BlockingIOError):
             os.read(self._wake_read, _PIECE)
 
     def kill_host(self) -> None:
-        """End it at once, and every worker with it; `ended` then says so."""
+        """End the host at once, and every worker with it; `exits` then raises EOFError."""
         self._process.kill()
 
     def close(self) -> None:
-        """Let the host end, and every worker with it."""
+        """End the host, and every worker with it."""
         self._close_files()
         self._process.wait()
 
@@ -119,8 +119,8 @@ class HostProcess:
         os.close(self._wake_write)
 
 
-def _started(control: socket.socket) -> subprocess.Popen[bytes]:
-    """A host that is told of workers over `control`."""
+def _start(control: socket.socket) -> subprocess.Popen[bytes]:
+    """Start a host that reads its records from `control`."""
     command = [sys.executable, "-m", "paceline.grammars.host", str(control.fileno())]
     # Allocators that give each thread a region of its own reserve more address space than a worker may have.
     environment = {**os.environ, "MALLOC_ARENA_MAX": "1"}

@@ -1,4 +1,4 @@
-"""What a grammar worker may use, as the operating system enforces it."""
+"""Limits of a grammar worker that the operating system enforces."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from paceline.sampling.grammar import COMPILING_STACK_BYTES
 _STATM = Path("/proc/self/statm")
 _PR_SET_PDEATHSIG = 1
 _NICENESS = 10
-"""Of a long compilation: forward passes and the masks of other grammars come first."""
+"""Niceness of a long compilation: forward passes and the masks of other grammars come first."""
 
 
 def memory() -> tuple[int, int]:
-    """Address space and resident memory of this process, bytes; zeros where the system doesn't tell."""
+    """Address space and resident memory of this process, in bytes; zeros where the system doesn't report them."""
     try:
         pages = _STATM.read_text().split()
     except OSError:
@@ -29,9 +29,9 @@ def memory() -> tuple[int, int]:
 
 
 def confine(memory_bytes: int) -> None:
-    """Bound this process's memory, leave no core, and end it with its parent.
+    """Limit this process's memory, write no core file, and end with the parent process.
 
-    The kernel's own killer, should the machine run out of memory, is to take this process first.
+    If the machine runs out of memory, the kernel kills this process first.
     """
     parent = os.getppid()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -48,15 +48,15 @@ def confine(memory_bytes: int) -> None:
 
 
 def allow_cpu(seconds: float) -> None:
-    """End this process once it has computed for so long, from now; the system counts whole seconds."""
+    """Have the system end this process after so many more seconds of CPU time, rounded up to whole seconds."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
-    until = math.ceil(usage.ru_utime + usage.ru_stime + seconds)
+    limit = math.ceil(usage.ru_utime + usage.ru_stime + seconds)
     _, most = resource.getrlimit(resource.RLIMIT_CPU)
-    resource.setrlimit(resource.RLIMIT_CPU, (until + 1, most))
+    resource.setrlimit(resource.RLIMIT_CPU, (limit + 1, most))
 
 
 def step_back() -> None:
-    """Have others compute before this process's threads, but for the main one: it follows the grammar later."""
+    """Lower the priority of this process's threads but for the main one, which follows the grammar later."""
     if sys.platform == "linux":
         for thread in {int(task.name) for task in Path("/proc/self/task").iterdir()} - {os.getpid()}:
             with suppress(ProcessLookupError):

@@ -1,4 +1,4 @@
-"""Sessions' places in grammars, which workers hold."""
+"""Sessions that follow grammars in workers."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from paceline.protocol.sampling import Grammar
 from paceline.sampling.grammar import forbidden
 
 Masks = list[bytes | None]
-"""What may come behind each path (`paceline.sampling.processors.Follower`)."""
+"""The allowed tokens after each path (`paceline.sampling.processors.Follower`)."""
 
 
 class Grammars(WorkerPool):
     """Grammars over one tokenizer, followed by workers; may be called from any thread, and never blocks.
 
     Args:
-        load: the tokenizer; called by the first grammar, on a thread of its own.
-        settings: what grammars may take.
+        load: loads the tokenizer; called for the first grammar, on a thread of its own.
+        settings: limits of grammars.
     """
 
     def open(self, grammar: Grammar, end_token_ids: Sequence[int], prompt_length: int) -> GrammarSession:
         """Begin to follow a grammar, from its start.
 
         Args:
-            grammar: to follow.
-            end_token_ids: the session's; they must be the tokenizer's own.
+            grammar: the grammar.
+            end_token_ids: the session's end tokens, which must be the tokenizer's own.
             prompt_length: tokens that the grammar doesn't see.
         """
         return GrammarSession(self, grammar, end_token_ids, prompt_length)
 
 
 class GrammarSession:
-    """One session's place in a grammar, behind the committed tokens that it was told of.
+    """One session's state in a grammar, after its committed tokens.
 
-    `compiled` is done once the grammar has compiled. It fails with
+    `compilation` is done once the grammar has compiled. It fails with
 
     - `InvalidInput`: the library refuses the grammar, it exceeds a limit, or the ends are not the tokenizer's own;
     - `Unsupported`: the library is not installed, or can't read the tokenizer;
@@ -52,30 +52,30 @@ class GrammarSession:
         self._prompt_left = prompt_length
         self._position = prompt_length
         self._id, self._worker = pool.join(grammar)
-        self.compiled: Future[None] = Future()
-        self._worker.compiled.add_done_callback(self._on_compiled)
+        self.compilation: Future[None] = Future()
+        self._worker.compilation.add_done_callback(self._on_compiled)
 
     def ask(self, token_ids: Sequence[int], paths: Sequence[Sequence[int]]) -> Future[Masks]:
-        """Append committed tokens, the first of which are the prompt, and find out what may come behind each path.
+        """Append committed tokens, the prompt's first, and compute the allowed tokens after each path.
 
         Returns:
-            The masks. It fails as `compiled` does, and with `InvalidInput` where the grammar forbids a committed
+            The masks. It fails as `compilation` does, and with `InvalidInput` where the grammar forbids a committed
             token or takes too long.
         """
-        skipped = min(self._prompt_left, len(token_ids))
-        self._prompt_left -= skipped
-        output, start = list(token_ids[skipped:]), self._position
+        prompt_tokens = min(self._prompt_left, len(token_ids))
+        self._prompt_left -= prompt_tokens
+        output, start = list(token_ids[prompt_tokens:]), self._position
         self._position += len(output)
         masks: Future[Masks] = Future()
 
-        def answered(answer: Future[Frame]) -> None:
+        def on_answer(answer: Future[Frame]) -> None:
             try:
                 settle(masks, self._masks(answer.result(), output, start))
-            except Exception as error:  # noqa: BLE001  whatever it is, it is for the one who asked
+            except Exception as error:  # noqa: BLE001  every error goes to the caller
                 settle(masks, error)
 
         header = {"commit": output, "paths": [list(path) for path in paths]}
-        self._pool.ask(self._worker, self._id, header).add_done_callback(answered)
+        self._pool.ask(self._worker, self._id, header).add_done_callback(on_answer)
         return masks
 
     def close(self) -> None:
@@ -86,43 +86,43 @@ class GrammarSession:
         header, payload = answer
         if header["taken"] < len(output):
             raise forbidden(self._grammar, output[header["taken"]], start + header["taken"])
-        reached = header["reached"]
-        size = len(payload) // max(1, sum(reached))
+        reachable = header["reached"]
+        size = len(payload) // max(1, sum(reachable))
         masks = iter([payload[place : place + size] for place in range(0, len(payload), size)] if size else [])
-        return [next(masks) if each else None for each in reached]
+        return [next(masks) if each else None for each in reachable]
 
-    def _on_compiled(self, compiled: Future[Frame]) -> None:
+    def _on_compiled(self, compilation: Future[Frame]) -> None:
         try:
-            compiled.result()
-            assert self._pool.vocabulary is not None, "it was read before"
+            compilation.result()
+            assert self._pool.vocabulary is not None, "a compiled grammar has its vocabulary"
             self._pool.vocabulary.check_ends(self._ends)
-        except Exception as error:  # noqa: BLE001  whatever it is, it is for the one who waits
-            settle(self.compiled, error)
+        except Exception as error:  # noqa: BLE001  every error goes to the caller
+            settle(self.compilation, error)
         else:
-            settle(self.compiled, None)
+            settle(self.compilation, None)
 
 
-class Foreseen:
-    """A `Follower` whose masks were found before it is asked for them."""
+class PrecomputedFollower:
+    """A `Follower` whose masks are computed before they are needed."""
 
     def __init__(self) -> None:
-        self.found: Masks = []
+        self.next_masks: Masks = []
 
     def commit(self, token_ids: Sequence[int]) -> int:
-        """All of them: the worker has taken them already."""
+        """Accept all tokens: the worker has committed them already."""
         return len(token_ids)
 
     def masks(self, paths: Sequence[Sequence[int]]) -> Masks:
-        """What was found for these paths."""
-        assert len(paths) == len(self.found), "it was asked for these paths"
-        return self.found
+        """The masks that were computed for these paths."""
+        assert len(paths) == len(self.next_masks), "the masks are of these paths"
+        return self.next_masks
 
 
-class Awaited:
+class BlockingFollower:
     """A `Follower` that waits for its masks.
 
     Args:
-        session: its place in the grammar, which has compiled.
+        session: the session, whose grammar has compiled.
         patience_s: how long it waits.
     """
 
@@ -132,15 +132,15 @@ class Awaited:
         self._committed: list[int] = []
 
     def commit(self, token_ids: Sequence[int]) -> int:
-        """All of them: whether one is forbidden, `masks` will say."""
+        """Accept all tokens; `masks` raises if the grammar forbids one."""
         self._committed += token_ids
         return len(token_ids)
 
     def masks(self, paths: Sequence[Sequence[int]]) -> Masks:
-        """What may come behind each path.
+        """The allowed tokens after each path.
 
         Raises:
-            DeadlineExceeded: it takes too long.
+            DeadlineExceeded: no answer within `patience_s`.
             PacelineError: as `GrammarSession.ask`.
         """
         committed, self._committed = self._committed, []

@@ -1,12 +1,12 @@
-"""A grammar worker: follows one grammar for its sessions, and answers one request after the other.
+"""A grammar worker: follows one grammar for its sessions, and answers their requests in order.
 
 | request | answer |
 |---|---|
 | `compile`: kind and text | `error`, if the library refuses it |
 | `commit` and `paths` of a `session` | `taken`, `reached`, and the masks of the paths that are; or `error` |
 
-A request may name sessions that have `left`. Every answer says how many bytes the worker has taken so far, and for
-how many seconds it has computed.
+A request may name sessions that have `left`. Every answer has the bytes of memory that the worker uses, and its CPU
+seconds.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from paceline.sampling.grammar import GrammarMatcher, TokenTable, Walk
 OUT_OF_MEMORY = 77
 """Exit code of a worker whose own allocation failed; the library's ends it by SIGABRT."""
 QUICK_S = 0.1
-"""Compilations that take longer let others go first."""
+"""Compilations that take longer get a lower priority."""
 _PIECE = 1 << 16
 
 
@@ -50,7 +50,7 @@ class _Worker:
         self._resident = memory()[1]
 
     def answer(self, request: dict[str, Any]) -> Frame:
-        """Do what a request asks for."""
+        """Answer a request."""
         allow_cpu(request["seconds"])
         for session in request.get("left", ()):
             self._walks.pop(session, None)
@@ -63,33 +63,33 @@ class _Worker:
                 answer, payload = self._walk(request)
         except InvalidInput as error:
             answer = {"error": error.message, "facts": error.metadata}
-        taken = {"bytes": max(0, memory()[1] - self._resident), "computed_s": time.process_time()}
-        return {**answer, **taken}, payload
+        usage = {"bytes": max(0, memory()[1] - self._resident), "computed_s": time.process_time()}
+        return {**answer, **usage}, payload
 
     def _compile(self, grammar: Grammar) -> None:
-        """Compile, and find what may come first: some grammars put the work off until then."""
+        """Compile, and compute the first allowed tokens: some grammars defer their work until then."""
 
-        def compiled() -> GrammarMatcher:
+        def compile_start() -> GrammarMatcher:
             start = self._table.compile(grammar)
             start.copy().allowed()
             return start
 
         with ThreadPoolExecutor(1) as thread:
-            compiling = thread.submit(compiled)
+            compiling = thread.submit(compile_start)
             if wait([compiling], QUICK_S).not_done:
                 step_back()
             self._start = compiling.result()
 
     def _walk(self, request: dict[str, Any]) -> Frame:
         if self._start is None:
-            # It was sent behind the grammar, which was refused.
+            # The request was sent before the grammar was refused.
             return {"error": "grammar: refused", "facts": {}}, b""
         walk = self._walks.get(request["session"])
         if walk is None:
             walk = self._walks[request["session"]] = Walk(self._start.copy())
-        taken = walk.commit(request["commit"])
-        if taken < len(request["commit"]):
-            return {"taken": taken, "reached": []}, b""
+        accepted = walk.commit(request["commit"])
+        if accepted < len(request["commit"]):
+            return {"taken": accepted, "reached": []}, b""
         masks = walk.masks(request["paths"])
-        reached = [mask is not None for mask in masks]
-        return {"taken": taken, "reached": reached}, b"".join(mask for mask in masks if mask is not None)
+        reachable = [mask is not None for mask in masks]
+        return {"taken": accepted, "reached": reachable}, b"".join(mask for mask in masks if mask is not None)

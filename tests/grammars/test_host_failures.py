@@ -30,7 +30,7 @@ def test_a_host_for_which_there_is_no_process_leaves_no_file_open(monkeypatch: p
         with monkeypatch.context() as limited:
             limited.setattr(subprocess, "Popen", no_process)
             before = psutil.Process().num_fds()
-            error = followed.open(regex("a"), (END,), 0).compiled.exception(WAIT_S)
+            error = followed.open(regex("a"), (END,), 0).compilation.exception(WAIT_S)
             assert isinstance(error, BlockingIOError)
             assert psutil.Process().num_fds() == before
         assert opened(followed, regex("a"))
@@ -51,7 +51,7 @@ def test_without_a_thread_its_grammars_fail_and_the_next_one_tries_again(
 
     monkeypatch.setattr(threading.Thread, "start", fails_once)
     with grammars() as followed:
-        error = followed.open(regex("a"), (END,), 0).compiled.exception(WAIT_S)
+        error = followed.open(regex("a"), (END,), 0).compilation.exception(WAIT_S)
         assert error is None or isinstance(error, Overloaded)
         assert opened(followed, regex("ab")).ask([], [[]]).result(WAIT_S)[0]
 
@@ -103,12 +103,12 @@ def test_a_stopped_worker_is_no_fault_of_its_grammar() -> None:
 
 
 def test_a_stopped_host_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool, "HEARD_S", 0.2)
+    monkeypatch.setattr(pool, "KILL_TIMEOUT_S", 0.2)
     with grammars(GrammarSettings(compile_ms=300)) as followed:
         opened(followed, regex("ab"))
         (host,) = hosts()
         host.suspend()
-        error = followed.open(regex("cd"), (END,), 0).compiled.exception(WAIT_S)
+        error = followed.open(regex("cd"), (END,), 0).compilation.exception(WAIT_S)
         assert isinstance(error, PeerUnavailable)
         eventually(lambda: not host.is_running(), "the host has ended")
         assert opened(followed, regex("cd")).ask([ord("c")], [[]]).result(WAIT_S)[0]
@@ -122,9 +122,9 @@ def test_the_seconds_that_a_worker_computed_say_whose_fault_it_is(
 ) -> None:
     worker = WorkerHandle(1, regex("a"), GrammarSettings(step_ms=1_000), computed_s=2.0, is_overdue=True)
     worker.in_flight.append(Request(7, {}))
-    assert isinstance(worker.ending(-signal.SIGKILL, computed_s), error)
+    assert isinstance(worker.exit_error(-signal.SIGKILL, computed_s), error)
     worker.is_overdue = False
-    assert isinstance(worker.ending(-signal.SIGKILL, computed_s), UnknownSession), "somebody else killed it"
+    assert isinstance(worker.exit_error(-signal.SIGKILL, computed_s), UnknownSession), "somebody else killed it"
 
 
 def test_a_host_that_is_no_longer_wanted_once_it_has_started_ends(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,7 +137,7 @@ def test_a_host_that_is_no_longer_wanted_once_it_has_started_ends(monkeypatch: p
     monkeypatch.setattr(pool, "HostProcess", host)
     with grammars() as followed:
         waiting = followed.open(regex("a"), (END,), 0)
-    assert isinstance(waiting.compiled.exception(WAIT_S), UnknownSession)
+    assert isinstance(waiting.compilation.exception(WAIT_S), UnknownSession)
     may_go_on.set()
     eventually(lambda: bool(hosts()), "it starts")
     eventually(lambda: not hosts(), "it has ended")

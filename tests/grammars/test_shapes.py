@@ -35,7 +35,7 @@ def followed(pool: Grammars, grammar: Grammar) -> str:
     """What becomes of a grammar that somebody follows for some steps."""
     session = pool.open(grammar, (END,), 0)
     try:
-        session.compiled.result(BUDGET_S)
+        session.compilation.result(BUDGET_S)
         committed: list[int] = []
         for _ in range(STEPS):
             (mask,) = session.ask(committed, [[]]).result(BUDGET_S)
@@ -120,7 +120,7 @@ def test_mutant_without_limits_a_shape_takes_more() -> None:
     with grammars(loose) as pool:
         began = time.monotonic()
         session = pool.open(slow, (END,), 0)
-        while not session.compiled.done() and time.monotonic() - began < LIMITS.compile_ms / 1e3 + 0.3:
+        while not session.compilation.done() and time.monotonic() - began < LIMITS.compile_ms / 1e3 + 0.3:
             time.sleep(0.01)
-        assert not session.compiled.done(), f"it takes more than {LIMITS.compile_ms} ms"
+        assert not session.compilation.done(), f"it takes more than {LIMITS.compile_ms} ms"
         session.close()

@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from paceline.grammars.pool import LONG_S
-from paceline.grammars.sessions import Awaited, Grammars, GrammarSession
+from paceline.grammars.pool import LONG_COMPILE_S
+from paceline.grammars.sessions import BlockingFollower, Grammars, GrammarSession
 from paceline.models.tokenizer import TableTokenizer, Tokenizer
 from paceline.protocol.errors import (
     DeadlineExceeded,
@@ -67,12 +67,12 @@ def eventually(condition: Callable[[], bool], what: str) -> None:
 
 def opened(followed: Grammars, grammar: Grammar, prompt_length: int = 0) -> GrammarSession:
     session = followed.open(grammar, (END,), prompt_length)
-    session.compiled.result(WAIT_S)
+    session.compilation.result(WAIT_S)
     return session
 
 
 def failure_of(followed: Grammars, grammar: Grammar) -> PacelineError:
-    error = followed.open(grammar, (END,), 0).compiled.exception(WAIT_S)
+    error = followed.open(grammar, (END,), 0).compilation.exception(WAIT_S)
     assert isinstance(error, PacelineError), error
     return error
 
@@ -184,7 +184,7 @@ def test_a_hostile_grammar_is_refused_by_its_limit_and_holds_nobody_up(name: str
         eventually(lambda: len(workers()) == 2, "it is being compiled")
         assert running.ask([], [[]]).result(WAIT_S)[0]
         assert opened(followed, regex("c+d")).ask([], [[]]).result(WAIT_S)[0]
-        error = refused.compiled.exception(WAIT_S)
+        error = refused.compilation.exception(WAIT_S)
         assert time.monotonic() - started < 10
         assert isinstance(error, InvalidInput)
         assert error.metadata["field"] == HOSTILE[name].kind.value
@@ -217,10 +217,10 @@ def test_a_session_that_ends_ends_its_compilation() -> None:
             first, second = (followed.open(HOSTILE[name], (END,), 0) for _ in range(2))
             eventually(lambda: len(workers()) == 2, "it is being compiled")
             first.close()
-            assert not second.compiled.done()
+            assert not second.compilation.done()
             second.close()
             eventually(lambda: len(workers()) == 1, "its worker has ended")
-            assert isinstance(second.compiled.exception(WAIT_S), UnknownSession)
+            assert isinstance(second.compilation.exception(WAIT_S), UnknownSession)
         assert running.ask([], [[]]).result(WAIT_S)[0]
 
 
@@ -234,9 +234,9 @@ def test_only_so_many_compile_at_once_and_the_others_wait_for_a_place() -> None:
         behind = followed.open(regex("ab"), (END,), 0)
         asked = behind.ask([], [[]])
         with pytest.raises(TimeoutError):
-            behind.compiled.result(2 * LONG_S)
+            behind.compilation.result(2 * LONG_COMPILE_S)
         slow[0].close()
-        behind.compiled.result(WAIT_S)
+        behind.compilation.result(WAIT_S)
         assert asked.result(WAIT_S)[0]
 
 
@@ -271,7 +271,7 @@ def test_where_sessions_need_more_than_there_is_the_largest_goes() -> None:
     with grammars(GrammarSettings(cache_bytes=1 << 24)) as followed:
         sessions = [followed.open(regex(f"ab{number}"), (END,), 0) for number in range(5)]
         for session in sessions:
-            session.compiled.exception(WAIT_S)
+            session.compilation.exception(WAIT_S)
         eventually(lambda: len(workers()) <= 4, "one has ended")
         asked = [session.ask([], [[]]).exception(WAIT_S) for session in sessions]
         lost = [error for error in asked if error is not None]
@@ -291,7 +291,7 @@ def test_what_the_library_refuses_is_refused_by_field(grammar: Grammar, ends: tu
     with grammars() as followed:
         session = followed.open(grammar, ends, 0)
         asked = [session.ask([], [[]]) for _ in range(100)]
-        error = session.compiled.exception(WAIT_S)
+        error = session.compilation.exception(WAIT_S)
         assert isinstance(error, InvalidInput)
         assert names in error.message
         if ends == (END,):
@@ -318,12 +318,12 @@ def test_a_committed_token_that_is_forbidden_is_named() -> None:
 def test_a_follower_waits_no_longer_than_it_may() -> None:
     with grammars() as followed:
         session = followed.open(regex("(ab)+"), (END,), 0)
-        session.compiled.result(WAIT_S)
-        patient = Awaited(session, WAIT_S)
+        session.compilation.result(WAIT_S)
+        patient = BlockingFollower(session, WAIT_S)
         assert patient.commit([ord("a")]) == 1
         assert ids_of(patient.masks([[]])[0] or b"") == [ord("b")]
         with pytest.raises(DeadlineExceeded, match="within 0 s"):
-            Awaited(session, 0).masks([[]])
+            BlockingFollower(session, 0).masks([[]])
 
 
 def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
