@@ -104,25 +104,28 @@ def block_trainee(target: Target, vocabulary: DraftVocabulary, size: int) -> Blo
 
 
 def blocks_of_text(network: BlockNetwork, features: torch.Tensor, first: torch.Tensor) -> Attend:
-    """Attention of blocks that begin at many places of one text, each over what comes before it.
+    """Attention of blocks that begin at many places of one text, each over the text before it.
 
     Args:
-        network: whose blocks they are.
+        network: the blocks' network.
         features: [rows, layers of the target · hidden], of the text's positions from 0 on.
         first: [blocks], the positions at which blocks begin.
     """
-    before = torch.arange(len(features), device=features.device)
-    context = network.context(features, before).permute(1, 2, 3, 0, 4)  # [layers, 2, kv_heads, rows, head_dim]
-    own = first[:, None] + torch.arange(network.form.size, device=first.device)
-    positions = torch.cat((before.expand(len(first), -1), own), dim=1)  # [blocks, rows + size]
-    earlier = (before < first[:, None])[:, None]  # [blocks, 1, rows]
-    known = torch.cat((earlier, torch.ones_like(own, dtype=torch.bool)[:, None]), dim=2)
+    context_positions = torch.arange(len(features), device=features.device)
+    pairs = network.context(features, context_positions)
+    context = pairs.permute(1, 2, 3, 0, 4)  # [layers, 2, kv_heads, rows, head_dim]
+    block_positions = first[:, None] + torch.arange(network.form.size, device=first.device)
+    positions = torch.cat((context_positions.expand(len(first), -1), block_positions), dim=1)  # [blocks, rows + size]
+    earlier = (context_positions < first[:, None])[:, None]  # [blocks, 1, rows]
+    visible = torch.cat((earlier, torch.ones_like(block_positions, dtype=torch.bool)[:, None]), dim=2)
 
     def attend(layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        pairs = zip(context[layer], (keys, values), strict=True)
-        joined = [torch.cat((every.expand(len(first), -1, -1, -1), mine), dim=2) for every, mine in pairs]
-        sight = network.form.sights[layer].mask(own, positions)
-        seen = known.expand(-1, network.form.size, -1) if sight is None else known & sight
-        return attended(queries, joined[0], joined[1], seen[:, None])
+        parts = zip(context[layer], (keys, values), strict=True)
+        joint_keys, joint_values = (
+            torch.cat((each.expand(len(first), -1, -1, -1), own), dim=2) for each, own in parts
+        )
+        sight = network.form.sights[layer].mask(block_positions, positions)
+        mask = visible.expand(-1, network.form.size, -1) if sight is None else visible & sight
+        return attended(queries, joint_keys, joint_values, mask[:, None])
 
     return attend

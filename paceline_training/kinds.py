@@ -97,11 +97,11 @@ def make_trainee(shape: TraineeShape, target: Target, vocabulary: DraftVocabular
 
 
 def manifest_of(
-    shape: TraineeShape, made_for: TargetFingerprint, trainee: Trainee, data: Mapping[str, Any]
+    shape: TraineeShape, target: TargetFingerprint, trainee: Trainee, data: Mapping[str, Any]
 ) -> DraftManifest:
     """What a trainee's manifest says before it is trained."""
     return DraftManifest(
-        made_for,
+        target,
         shape.layers,
         trainee.vocabulary.size,
         data,

@@ -238,10 +238,10 @@ def measure_saved(job: TrainingJob, held_out: Sequence[Row], console: Console) -
 
 
 def _step_line(report: StepReport) -> str:
-    left = f"{int(report.seconds_left) // 60}:{int(report.seconds_left) % 60:02}"
+    time_left = f"{int(report.seconds_left) // 60}:{int(report.seconds_left) % 60:02}"
     return (
         f"step {report.step}/{report.total_steps or '?'} loss {report.loss:.3f} acceptance {report.acceptance:.3f} "
-        f"held-out {report.held_out:.3f} {report.tokens_per_second:.0f} tokens/s left {left}"
+        f"held-out {report.held_out:.3f} {report.tokens_per_second:.0f} tokens/s left {time_left}"
     )
 
 

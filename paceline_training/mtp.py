@@ -22,7 +22,7 @@ from paceline_training.published import speculators_facts, write_published
 from paceline_training.starts import begin_as_last_input
 from paceline_training.unrolled import RecurrentTrainee
 
-_PUBLISHED = {
+_PUBLISHED_NAMES = {
     "decoder.model.layers.0.": "mtp_layers.0.",
     "decoder.model.norm.": "mtp_layers.0.final_layernorm.",
     "fusions.0.embedding_norm.": "mtp_layers.0.token_layernorm.",
@@ -72,5 +72,5 @@ def mtp_trainee(target: Target, vocabulary: DraftVocabulary, steps: int) -> Recu
 
 def _published_name(name: str) -> str:
     """The published name of one of the network's parameters."""
-    part = next(part for part in _PUBLISHED if name.startswith(part))
-    return _PUBLISHED[part] + name.removeprefix(part)
+    part = next(part for part in _PUBLISHED_NAMES if name.startswith(part))
+    return _PUBLISHED_NAMES[part] + name.removeprefix(part)

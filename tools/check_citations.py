@@ -25,17 +25,17 @@ DECISIONS = Path("docs/decisions")
 REPORTS = Path("docs/reports")
 PROTOS = Path("protos")
 PACKAGES = (*PRODUCT, "tests")
-GENERATED = Path("paceline/v1")
+STUBS = Path("paceline/v1")
 DOCUMENTS = ("README.md", "CONTRIBUTING.md")
 OTHERS = ("Makefile", "pyproject.toml")
 DATE = "DATE"
 """Stands for a date in the pattern of a path."""
-INVENTED = Path("tests/test_citations.py")
+OWN_TEST = Path("tests/test_citations.py")
 """The check's own test, whose citations lead nowhere."""
 
 _SECTION = re.compile(r"exactness`?(?:\.md)?(?:\s|#|//)+§\s?(\w+)")
 _OWN_SECTION = re.compile(r"§\s?(\w+)")
-_NUMBERED = re.compile(r"^#+ (\d+[a-z]?)\. ", re.MULTILINE)
+_NUMBERED_HEADING = re.compile(r"^#+ (\d+[a-z]?)\. ", re.MULTILINE)
 _DECISION = re.compile(r"\b\d{4}-\d\d-\d\d-[a-z][a-z0-9-]*[a-z0-9]\b")
 _PATH = re.compile(rf"(?<![\w./-])(?:(?:docs|protos|{'|'.join(PACKAGES)})/[\w.-]+(?:/[\w.-]+)*)")
 _MODULE = re.compile(rf"python3? -m ((?:{'|'.join(PACKAGES)})\b(?:\.\w+)*)")
@@ -60,7 +60,7 @@ def main() -> int:
 
 
 def _dangling_citations(root: Path, documents: Iterable[Path]) -> Iterator[str]:
-    sections = set(_NUMBERED.findall(_read_text(root / EXACTNESS)))
+    sections = set(_NUMBERED_HEADING.findall(_read_text(root / EXACTNESS)))
     decisions = {path.stem for path in (root / DECISIONS).glob("*.md")}
     for file in chain(documents, sorted(_sources(root))):
         if file.is_relative_to(REPORTS):
@@ -116,7 +116,7 @@ def _sources(root: Path) -> Iterator[Path]:
     yield from (Path(name) for name in OTHERS if (root / name).exists())
     files = [*(root / PROTOS).rglob("*.proto"), *chain(*((root / name).rglob("*.py") for name in PACKAGES))]
     paths = (path.relative_to(root) for path in files)
-    yield from (path for path in paths if not path.is_relative_to(GENERATED) and path != INVENTED)
+    yield from (path for path in paths if not path.is_relative_to(STUBS) and path != OWN_TEST)
 
 
 def _anchors(text: str) -> set[str]:

@@ -17,7 +17,7 @@ FILE = Path(__file__).resolve().parent.parent / "deploy" / "otel" / "dashboard.j
 COLUMNS, PANEL_WIDTH, PANEL_HEIGHT = 24, 8, 8
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 WINDOW = "[$__rate_interval]"
-HIT, REUSED = 'result="hit"', 'source="reused"'
+HIT, REUSE = 'result="hit"', 'source="reused"'
 REASONING, ACCEPTED, PROPOSED = "paceline_reasoning_tokens_total", 'kind="accepted"', 'kind="proposed"'
 
 
@@ -190,7 +190,7 @@ ROWS: dict[str, tuple[DashboardPanel, ...]] = {
             "Share of prefix tokens in the cache",
             "percentunit",
             {
-                "reused": f"{_rate('paceline_prefix_tokens_total', where=REUSED)} / "
+                "reused": f"{_rate('paceline_prefix_tokens_total', where=REUSE)} / "
                 f"{_rate('paceline_prefix_tokens_total')}"
             },
         ),
