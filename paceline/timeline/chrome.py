@@ -1,6 +1,6 @@
 """The timeline in Chrome's trace event format, which ui.perfetto.dev opens: one process for each service.
 
-Times are microseconds. Slices are complete events (`X`), what goes between services flow events (`s`, `f`), which
+Times are microseconds. Slices are complete events (`X`). Messages between services are flow events (`s`, `f`), which
 belong to the innermost slice of their track at their time.
 """
 
@@ -20,26 +20,26 @@ _THREAD = 1
 def chrome_trace(records: Iterable[RoundRecord]) -> dict[str, object]:
     """The whole file, as JSON has it."""
     ids = count(1)
-    events = [event for placed in place_rounds(records) for event in _events(placed, ids)]
+    events = [event for round_ in place_rounds(records) for event in _events(round_, ids)]
     events.sort(key=_order)
-    named = [_process_name(track) for track in Track]
-    return {"displayTimeUnit": "ms", "traceEvents": [*named, *events]}
+    names = [_process_name(track) for track in Track]
+    return {"displayTimeUnit": "ms", "traceEvents": [*names, *events]}
 
 
 def _order(event: Event) -> tuple[float, float]:
-    """By time; of slices that begin together the outer one comes first."""
-    begun, length = event["ts"], event.get("dur", -1.0)
-    assert isinstance(begun, float)
+    """Order by time; of slices with the same start the outer one comes first."""
+    start, length = event["ts"], event.get("dur", -1.0)
+    assert isinstance(start, float)
     assert isinstance(length, float)
-    return begun, -length
+    return start, -length
 
 
-def _events(placed: PlacedRound, ids: Iterator[int]) -> Iterator[Event]:
-    for each in placed.slices:
+def _events(round_: PlacedRound, ids: Iterator[int]) -> Iterator[Event]:
+    for each in round_.slices:
         start, end = _us(each.start_ms), _us(each.end_ms)
         length = round(end - start, 3)
         yield _on(each) | {"ph": "X", "name": each.name, "ts": start, "dur": length, "args": dict(each.facts)}
-    for flow in placed.flows:
+    for flow in round_.flows:
         yield from _arrow(flow, next(ids))
 
 

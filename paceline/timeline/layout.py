@@ -1,14 +1,14 @@
-"""Where each round, and each service's part of it, stands on the time axis of its request.
+"""The place of each round, and of each service's part of it, on the time axis of its request.
 
-The coordinator measures rounds, each service its own steps, by clocks that are never compared. So three things are
-laid out rather than measured:
+The coordinator measures rounds and each service its own steps, with clocks that are never compared. So three things
+are assumed rather than measured:
 
-- of a round's time on the wire, half is the way to the target and half the way back;
-- what the target has started by itself ends as long before its verdict arrived as for the last round that was sent;
-- a proposal that was there before its round began (a hit) was drafted right before that; what was drafted and never
-  asked for is not in the records.
+- Half of a round's time on the wire is the way to the target, and half the way back.
+- A round that the target started by itself has the way back of the last round that was sent.
+- A proposal that arrived before its round began (a hit) was drafted right before that. Records don't have proposals
+  that no round used.
 
-Lengths are always the records' own, cut where a service would otherwise do two things at once.
+Lengths are those of the records, cut where a service would otherwise do two things at once.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Track(Enum):
 
 @dataclass(frozen=True)
 class Slice:
-    """What a service did for some time, from the request's arrival on; slices of a track are nested or apart."""
+    """A span of a service's work, in ms since the request's arrival. Slices of a track are nested or apart."""
 
     track: Track
     name: str
@@ -44,7 +44,7 @@ class Slice:
 
 @dataclass(frozen=True)
 class Flow:
-    """What went from one slice to another: a round, its verdict, a proposal."""
+    """A message from one slice to another: a round, its verdict, or a proposal."""
 
     name: str
     source: Slice
@@ -53,7 +53,7 @@ class Flow:
 
 @dataclass(frozen=True)
 class PlacedRound:
-    """One round: its slices, parents before what is in them, and what went between them."""
+    """One round: its slices, parents before children, and the messages between them."""
 
     record: RoundRecord
     slices: tuple[Slice, ...]
@@ -65,74 +65,75 @@ class PlacedRound:
         return self.slices[0]
 
     def end_ms(self, track: Track) -> float:
-        """When the last slice of a service ends; 0 if it has none."""
+        """End of a service's last slice; 0 if it has none."""
         return max((each.end_ms for each in self.slices if each.track is track), default=0.0)
 
 
 @dataclass(frozen=True)
-class _Before:
-    """Until when each service has been placed, and how long the way from the target last took."""
+class _Ends:
+    """Until when each track is filled, and the last one-way time from the target."""
 
     round_ms: float = 0.0
     target_ms: float = 0.0
     draft_ms: float = 0.0
-    way_ms: float = 0.0
+    one_way_ms: float = 0.0
 
 
 def place_rounds(records: Iterable[RoundRecord]) -> Iterator[PlacedRound]:
-    """Lay out a request's rounds, in order; where the coordinator does not say when they began, without gaps."""
-    before = _Before()
+    """Lay out a request's rounds, in order. Records without the time of their beginning are laid out without gaps."""
+    ends = _Ends()
     for record in records:
-        placed = _place(record, before)
-        yield placed
-        before = _Before(
-            placed.whole.end_ms,
-            placed.end_ms(Track.TARGET),
-            max(before.draft_ms, placed.end_ms(Track.DRAFT)),
-            before.way_ms if record.self_started else record.wire_ms / 2,
+        round_ = _place(record, ends)
+        yield round_
+        ends = _Ends(
+            round_.whole.end_ms,
+            round_.end_ms(Track.TARGET),
+            max(ends.draft_ms, round_.end_ms(Track.DRAFT)),
+            ends.one_way_ms if record.self_started else record.wire_ms / 2,
         )
 
 
-def _place(record: RoundRecord, before: _Before) -> PlacedRound:
-    start = max(before.round_ms, record.begun_ms)
-    end = start + record.round_ms
-    sent = min(start + record.draft_wait_ms, end)
-    verified = max(sent, end - record.accept_ms)
-    way = before.way_ms if record.self_started else record.wire_ms / 2
-    way = min(way, (verified - sent) / 2)
-    whole = Slice(Track.COORDINATOR, "round", start, end, _facts(record))
-    verify = Slice(Track.COORDINATOR, "verify", sent, verified)
-    accept = Slice(Track.COORDINATOR, "accept", verified, end)
-    stepped = max(before.target_ms, verified - way)
-    began = max(before.target_ms, stepped - record.target.service_ms)
-    target = Slice(Track.TARGET, "verify", began, stepped, _step_facts(record.target) | {"accepted": record.accepted})
-    back = Slice(Track.COORDINATOR, "wire", min(stepped, verified), verified)
-    slices = [whole, verify, accept, back, target, *_parts(target, record.target)]
+def _place(record: RoundRecord, ends: _Ends) -> PlacedRound:
+    start_ms = max(ends.round_ms, record.begun_ms)
+    end_ms = start_ms + record.round_ms
+    sent_ms = min(start_ms + record.draft_wait_ms, end_ms)
+    verdict_ms = max(sent_ms, end_ms - record.accept_ms)
+    one_way_ms = ends.one_way_ms if record.self_started else record.wire_ms / 2
+    one_way_ms = min(one_way_ms, (verdict_ms - sent_ms) / 2)
+    whole = Slice(Track.COORDINATOR, "round", start_ms, end_ms, _facts(record))
+    verify = Slice(Track.COORDINATOR, "verify", sent_ms, verdict_ms)
+    accept = Slice(Track.COORDINATOR, "accept", verdict_ms, end_ms)
+    step_end_ms = max(ends.target_ms, verdict_ms - one_way_ms)
+    step_start_ms = max(ends.target_ms, step_end_ms - record.target.service_ms)
+    facts = _step_facts(record.target) | {"accepted": record.accepted}
+    target = Slice(Track.TARGET, "verify", step_start_ms, step_end_ms, facts)
+    verdict_wire = Slice(Track.COORDINATOR, "wire", min(step_end_ms, verdict_ms), verdict_ms)
+    slices = [whole, verify, accept, verdict_wire, target, *_parts(target, record.target)]
     flows = [Flow("verdict", target, accept)]
     if record.draft_wait_ms > 0:
-        slices.append(Slice(Track.COORDINATOR, "draft wait", start, sent))
+        slices.append(Slice(Track.COORDINATOR, "draft wait", start_ms, sent_ms))
     if not record.self_started:
-        there = Slice(Track.COORDINATOR, "wire", sent, sent + way)
-        slices.append(there)
-        flows.append(Flow("round", there, target))
+        request_wire = Slice(Track.COORDINATOR, "wire", sent_ms, sent_ms + one_way_ms)
+        slices.append(request_wire)
+        flows.append(Flow("round", request_wire, target))
     if record.proposed and record.draft.service_ms:
-        drafted = _drafted(record, start, sent, before.draft_ms)
-        slices += [drafted, *_parts(drafted, record.draft)]
-        flows.append(Flow("hit" if record.cache_hit else "proposal", drafted, verify))
+        draft = _draft_slice(record, start_ms, sent_ms, ends.draft_ms)
+        slices += [draft, *_parts(draft, record.draft)]
+        flows.append(Flow("hit" if record.cache_hit else "proposal", draft, verify))
     return PlacedRound(record, tuple(slices), tuple(flows))
 
 
-def _drafted(record: RoundRecord, start: float, sent: float, free: float) -> Slice:
-    """The draft service's part: for a hit before the round, else in the middle of the wait for it."""
-    way = max(0.0, record.draft_wait_ms - record.draft.service_ms) / 2
-    end = max(min(free, sent), start if record.cache_hit else sent - way)
-    began = min(end, max(free, end - record.draft.service_ms, 0.0))
+def _draft_slice(record: RoundRecord, start_ms: float, sent_ms: float, free_ms: float) -> Slice:
+    """The draft service's part: for a hit before the round, else in the middle of the coordinator's wait."""
+    one_way_ms = max(0.0, record.draft_wait_ms - record.draft.service_ms) / 2
+    end_ms = max(min(free_ms, sent_ms), start_ms if record.cache_hit else sent_ms - one_way_ms)
+    step_start_ms = min(end_ms, max(free_ms, end_ms - record.draft.service_ms, 0.0))
     name = "draft (hit)" if record.cache_hit else "draft"
-    return Slice(Track.DRAFT, name, began, end, _step_facts(record.draft) | {"proposed": record.proposed})
+    return Slice(Track.DRAFT, name, step_start_ms, end_ms, _step_facts(record.draft) | {"proposed": record.proposed})
 
 
 def _parts(whole: Slice, timings: StepTimings) -> Iterator[Slice]:
-    """Queue, forward pass and sampling, one after the other, within a service's part."""
+    """Queue, forward pass and sampling in turn, within a service's part."""
     start = whole.start_ms
     for name in ("queue", "forward", "sample"):
         length: float = getattr(timings, f"{name}_ms")

@@ -1,4 +1,4 @@
-"""Round records as JSON, and the responses in which somebody has saved them."""
+"""Round records as JSON, and saved responses that have them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LIMIT = (
     "streamed or not, or of generate --json --rounds"
 )
 MAX_NUMBER = (1 << 64) - 1
-"""Of a record: what the widest field of the protocol holds, and a float, too."""
+"""Largest number in a record: that of the protocol's widest field, which a float holds, too."""
 _NUMBERS = {"int": int, "float": float}
 _Record = TypeVar("_Record", RoundRecord, StepTimings)
 
@@ -30,17 +30,17 @@ def rounds_json(records: Iterable[RoundRecord]) -> list[dict[str, Any]]:
 
 
 def read_rounds(file: Path) -> list[RoundRecord]:
-    """The round records of a saved response: JSON, lines of JSON, or an event stream; the last that has them.
+    """The round records of a saved response: JSON, lines of JSON, or an event stream. The last ones count.
 
     Raises:
         InvalidInput: naming the file, or the field of a record.
     """
-    found = [
+    responses = [
         rounds for document in _documents(read_text("request", file)) if (rounds := _rounds_of(document)) is not None
     ]
-    if not found:
+    if not responses:
         raise InvalidInput.of("request", str(file), _LIMIT)
-    return [_record(RoundRecord, each, f"{ROUNDS}[{number}]") for number, each in enumerate(found[-1])]
+    return [_record(RoundRecord, each, f"{ROUNDS}[{number}]") for number, each in enumerate(responses[-1])]
 
 
 def _documents(text: str) -> Iterator[object]:
@@ -63,30 +63,30 @@ def _rounds_of(document: object) -> list[object] | None:
     return rounds if isinstance(rounds, list) and rounds else None
 
 
-def _record(kind: type[_Record], given: object, where: str) -> _Record:
-    """One record; fields that this version does not know are left out, absent ones have their defaults."""
-    if not isinstance(given, dict):
-        raise InvalidInput.of(where, given, "an object")
+def _record(kind: type[_Record], document: object, where: str) -> _Record:
+    """One record. Fields that this version doesn't know are ignored; missing ones have their defaults."""
+    if not isinstance(document, dict):
+        raise InvalidInput.of(where, document, "an object")
     values: dict[str, Any] = {}
     for field in dataclasses.fields(kind):
         name = f"{where}.{field.name}"
-        if field.name in given:
-            values[field.name] = _value(str(field.type), given[field.name], name)
+        if field.name in document:
+            values[field.name] = _value(str(field.type), document[field.name], name)
         else:
             has_default = field.default is not dataclasses.MISSING
             require(has_default, name, None, "given")
     return kind(**values)
 
 
-def _value(kind: str, given: object, name: str) -> object:
+def _value(kind: str, entry: object, name: str) -> object:
     if kind == "StepTimings":
-        return _record(StepTimings, given, name)
+        return _record(StepTimings, entry, name)
     if kind in _NUMBERS:
         whole = kind == "int"
-        number = isinstance(given, int if whole else (int, float)) and not isinstance(given, bool)
-        if not number or not 0 <= given <= MAX_NUMBER:  # type: ignore[operator]
-            raise InvalidInput.of(name, given, f"a {'whole ' if whole else ''}number in [0, {MAX_NUMBER}]")
-        return _NUMBERS[kind](given)
-    known: Mapping[str, type] = {"bool": bool, "str": str}
-    require(isinstance(given, known[kind]), name, given, f"a {kind}")
-    return given
+        number = isinstance(entry, int if whole else (int, float)) and not isinstance(entry, bool)
+        if not number or not 0 <= entry <= MAX_NUMBER:  # type: ignore[operator]
+            raise InvalidInput.of(name, entry, f"a {'whole ' if whole else ''}number in [0, {MAX_NUMBER}]")
+        return _NUMBERS[kind](entry)
+    types: Mapping[str, type] = {"bool": bool, "str": str}
+    require(isinstance(entry, types[kind]), name, entry, f"a {kind}")
+    return entry

@@ -103,7 +103,7 @@ def test_a_viewer_can_show_every_trace(seed: int) -> None:
 def test_the_rules_notice_what_a_viewer_could_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: without the cuts, services would do two things at once, which the rules see."""
     place = layout._place
-    monkeypatch.setattr(layout, "_place", lambda record, before: place(record, layout._Before()))
+    monkeypatch.setattr(layout, "_place", lambda record, _: place(record, layout._Ends()))
     assert any("ends after" in broken for broken in broken_rules(chrome_trace(random_records(1))))
     trace: dict[str, Any] = chrome_trace(REQUEST)
     events = trace["traceEvents"]
