@@ -93,7 +93,7 @@ class GenerationServicer(pb_grpc.GenerationServiceServicer):
         log_tokenizer = self._tokenizer if self._config.log_prompts else None
         with RequestObserver(_metadata(context, "x-request-id"), log_tokenizer) as observer:
             caller = self._gate.authenticate(_metadata(context, "authorization"))
-            async with self._places.taken(caller.tenant):
+            async with self._places.place(caller.tenant):
                 with caller.request():
                     generating = self._generate(request, context, caller, observer)
                     await first_to_end(generating, caller.until_revoked())

@@ -1,4 +1,4 @@
-"""Lets requests in by their key, and has a key's requests end when it is revoked."""
+"""Lets requests in by their key, and ends a key's requests when it is revoked."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ logger = logging.getLogger(__name__)
 
 REREAD_S = 0.5
 """How often the key file is read: a revoked key is refused within a second."""
-REFUSED = "authorization: must be 'Bearer KEY', with a key of this coordinator"
-"""The same for a missing and a wrong key: nobody learns which keys there are."""
-REVOKED = "the API key was revoked while the request ran; the text so far is valid"
+REFUSAL = "authorization: must be 'Bearer KEY', with a key of this coordinator"
+"""The same text for a missing and a wrong key, so that nobody learns which keys exist."""
+REVOCATION = "the API key was revoked while the request ran; the text so far is valid"
 
 
 class Caller:
-    """Who sends a request, and what it may use; this base class is anybody, without limits."""
+    """The sender of a request, and its limits; this base class is anybody, without limits."""
 
     tenant = ""
-    """Whose sessions the request opens; empty: nobody's in particular."""
+    """The tenant of the request's sessions; empty: none."""
 
     @contextmanager
     def request(self) -> Iterator[None]:
         """Count one request while it runs.
 
         Raises:
-            Overloaded: naming the limit of the key that is reached, and when to try again.
+            Overloaded: the key has reached a limit, which the error names with the time of the next try.
         """
         yield
 
     def take_prompt(self, tokens: int) -> None:
-        """Charge the tokens that a request brings. Raises as `request`."""
+        """Charge a prompt's tokens. Raises as `request`."""
 
     def take_generated(self, tokens: int) -> None:
-        """Charge tokens that were generated."""
+        """Charge generated tokens."""
 
     async def until_revoked(self) -> NoReturn:
-        """Wait for the end of the key's time.
+        """Wait until the key is revoked.
 
         Raises:
             Unauthenticated: the key was revoked.
@@ -57,26 +57,26 @@ class Caller:
 
 
 class Gate:
-    """Says who sends a request; this base class lets anybody in."""
+    """Identifies the sender of a request; this base class lets anybody in."""
 
     def authenticate(self, authorization: str) -> Caller:
-        """The caller by the value of the `authorization` header or metadata; empty: there is none.
+        """The caller from the value of the `authorization` header or metadata, which is empty if there is none.
 
         Raises:
-            Unauthenticated: no key, or none of ours; one message for both.
+            Unauthenticated: no key, or an unknown one; the message is the same.
         """
         return Caller()
 
     async def watch(self) -> None:
-        """Keep up with the keys until cancelled."""
+        """Follow changes of the keys until cancelled."""
         await asyncio.Event().wait()
 
 
 class KeyGate(Gate):
-    """Lets in who has a key of a file, which is read again and again.
+    """Lets in callers with a key of a file, which is read twice a second.
 
-    A key is known by its hash. What it has used outlives changes of its name and limits. A file that can't be read
-    or is not valid is logged and changes nothing.
+    A key is identified by its hash. Its usage outlives changes of its name and limits. A file that can't be read or
+    is not valid is logged and changes nothing.
 
     Raises:
         InvalidInput: the file can't be read, or is not valid.
@@ -86,20 +86,20 @@ class KeyGate(Gate):
         self._file = file
         self._clock = clock
         self._content = b""
-        self._holders: dict[str, _Holder] = {}
+        self._holders: dict[str, _KeyHolder] = {}
         self._fault = ""
         self._apply(read_key_file(file))
 
     def authenticate(self, authorization: str) -> Caller:  # noqa: D102
-        scheme, _, presented = authorization.partition(" ")
-        wanted, found = hash_of(presented), None
-        # Every key is compared, each in constant time: how long it takes tells nothing of any hash.
+        scheme, _, key = authorization.partition(" ")
+        digest, caller = hash_of(key), None
+        # Every key is compared, each in constant time, so that the duration reveals no hash.
         for holder in self._holders.values():
-            if hmac.compare_digest(holder.key.sha256, wanted):
-                found = holder
-        if found is None or scheme.lower() != "bearer":
-            raise Unauthenticated(REFUSED)
-        return found
+            if hmac.compare_digest(holder.key.sha256, digest):
+                caller = holder
+        if caller is None or scheme.lower() != "bearer":
+            raise Unauthenticated(REFUSAL)
+        return caller
 
     async def watch(self) -> None:  # noqa: D102
         while True:
@@ -119,27 +119,27 @@ class KeyGate(Gate):
         keys = {key.sha256: key for key in parse_keys(content, self._file).keys}
         for holder in self._holders.values():
             if holder.key.sha256 not in keys:
-                holder.revoked.set()
+                holder.revocation.set()
                 logger.info("key revoked: name=%s", holder.key.name)
         self._holders = {
-            each: self._holders[each].renewed(key) if each in self._holders else _Holder(key, self._clock)
+            each: self._holders[each].renew(key) if each in self._holders else _KeyHolder(key, self._clock)
             for each, key in keys.items()
         }
         self._content = content
         logger.info("key file read: file=%s keys=%d", self._file, len(keys))
 
 
-class _Holder(Caller):
-    """Who has one key."""
+class _KeyHolder(Caller):
+    """The caller with one key."""
 
     def __init__(self, key: ApiKey, clock: Clock) -> None:
         self.key = key
         self.tenant = tenant_of(key)
-        self.revoked = asyncio.Event()
+        self.revocation = asyncio.Event()
         self._meter = Meter(key.limits, clock)
 
-    def renewed(self, key: ApiKey) -> _Holder:
-        """The same with what the file now says of the key."""
+    def renew(self, key: ApiKey) -> _KeyHolder:
+        """Take over the key's new entry of the file."""
         self.key = key
         self.tenant = tenant_of(key)
         self._meter.limit(key.limits)
@@ -160,10 +160,10 @@ class _Holder(Caller):
         self._meter.take_generated(tokens)
 
     async def until_revoked(self) -> NoReturn:
-        await self.revoked.wait()
-        raise Unauthenticated(REVOKED)
+        await self.revocation.wait()
+        raise Unauthenticated(REVOCATION)
 
 
 def gate_of(file: Path | None) -> Gate:
-    """The gate of a key file; without one anybody is let in. Raises as `KeyGate`."""
+    """The gate of a key file; without a file, one that lets anybody in. Raises as `KeyGate`."""
     return Gate() if file is None else KeyGate(file)

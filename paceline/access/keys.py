@@ -1,8 +1,8 @@
-"""API keys and the file that they are kept in, hashed.
+"""API keys, and the file that has their hashes.
 
-A key is 256 random bits, so one round of SHA-256 keeps it: there is nothing to guess that a slow hash would make
-slower. Slow hashes are for secrets that people choose; here one would only slow down every request, wrong ones above
-all. The file has no secret in it: who reads it learns names and limits, and can't send a request.
+A key is 256 random bits, so one round of SHA-256 protects it: nobody can guess it, however fast the hash. Slow hashes
+are for secrets that people choose; here one would only slow down every request, wrong ones above all. The file has no
+secrets: its reader learns names and limits, and can't send a request.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 
 
 class KeyLimits(BaseModel):
-    """What a key may use; None: as much as there is."""
+    """Limits of a key; None: no limit."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -40,14 +40,14 @@ class KeyLimits(BaseModel):
 
 
 class ApiKey(BaseModel):
-    """One key: whose it is, and the hash by which it is recognised."""
+    """One key: its owner, and the hash that identifies it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: Name
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
     tenant: Name | None = None
-    """Whose it is, where several keys are of one owner; None: the name."""
+    """The owner, if it has several keys; None: the name."""
     limits: KeyLimits = KeyLimits()
 
 
@@ -61,32 +61,32 @@ class ApiKeys(BaseModel):
     @model_validator(mode="after")
     def _distinct(self) -> ApiKeys:
         for field in ("name", "sha256"):
-            found = Counter(getattr(key, field) for key in self.keys)
-            for value, count in found.items():
+            counts = Counter(getattr(key, field) for key in self.keys)
+            for value, count in counts.items():
                 if count > 1:
                     raise ValueError(f"{field} {value} is there {count} times")
         return self
 
     def with_key(self, key: ApiKey) -> ApiKeys:
-        """These and one more.
+        """The keys with one more.
 
         Raises:
-            InvalidInput: the name is taken, or there are too many.
+            InvalidInput: the name is taken, or the file is full.
         """
-        taken = any(each.name == key.name for each in self.keys)
-        require(not taken, "name", key.name, "new in the file; revoke the key of this name first")
+        is_taken = any(each.name == key.name for each in self.keys)
+        require(not is_taken, "name", key.name, "new in the file; revoke the key of this name first")
         require(len(self.keys) < MAX_KEYS, "keys", len(self.keys) + 1, f"at most {MAX_KEYS}")
         return ApiKeys(keys=(*self.keys, key))
 
-    def without(self, name: str) -> ApiKeys:
-        """These without one.
+    def without_key(self, name: str) -> ApiKeys:
+        """The keys without one.
 
         Raises:
-            InvalidInput: there is none of this name.
+            InvalidInput: no key has this name.
         """
-        left = tuple(key for key in self.keys if key.name != name)
-        require(len(left) < len(self.keys), "name", name, f"one of: {', '.join(key.name for key in self.keys)}")
-        return ApiKeys(keys=left)
+        others = tuple(key for key in self.keys if key.name != name)
+        require(len(others) < len(self.keys), "name", name, f"one of: {', '.join(key.name for key in self.keys)}")
+        return ApiKeys(keys=others)
 
 
 def tenant_of(key: ApiKey) -> str:

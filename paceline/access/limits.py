@@ -1,4 +1,4 @@
-"""What one key has left: a bucket for each rate, and its running requests."""
+"""Usage of one key: a bucket for each rate, and its running requests."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from paceline.access.keys import KeyLimits
 from paceline.protocol.errors import Overloaded
 
 CONCURRENCY_RETRY_MS = 500
-"""Nothing tells when a running request ends."""
+"""A fixed hint, since nobody knows when a running request ends."""
 Clock = Callable[[], float]
 
 
 class TokenBucket:
-    """Holds at most a minute's worth and fills at an even rate; what is taken may exceed what is there.
+    """Holds at most a minute's worth and fills at an even rate. More may be taken than it holds.
 
-    Who takes too much leaves a debt, which fills up like the rest. So what can't be known beforehand, the length
-    of a text, is charged as it comes.
+    Taking too much leaves a debt, which has to fill up first. So the length of a text, which nobody knows beforehand,
+    is charged as it grows.
     """
 
     def __init__(self, per_minute: int, clock: Clock) -> None:
@@ -28,23 +28,23 @@ class TokenBucket:
         self._filled_at = clock()
 
     def wait_s(self, amount: int) -> float:
-        """Seconds until as much is there, or, if it never can be, until the bucket is full; 0: it is there."""
+        """Seconds until the bucket has the amount, or is full if it can't hold that much; 0: it has it now."""
         self._fill()
         missing = min(amount, self.per_minute) - self._level
         return max(0.0, missing) * 60 / self.per_minute
 
     def take(self, amount: int) -> None:
-        """Take it, whatever is there."""
+        """Take the amount, even below zero."""
         self._fill()
         self._level -= amount
 
     def put(self, amount: int) -> None:
-        """Put back what was not needed, or was earned; what exceeds a minute's worth is lost."""
+        """Add an unused or earned amount, up to a minute's worth."""
         self._fill()
         self._level = min(self.per_minute, self._level + amount)
 
     def resize(self, per_minute: int) -> None:
-        """Hold and fill differently from now on."""
+        """Change the rate."""
         self._fill()
         self.per_minute = per_minute
         self._level = min(self._level, per_minute)
@@ -67,20 +67,20 @@ class Meter:
         self.limit(limits)
 
     def limit(self, limits: KeyLimits) -> None:
-        """Set the limits; what was used under the old ones stays used."""
+        """Set the limits; past usage still counts."""
         self._limits = limits
-        self._requests = self._resized(self._requests, limits.requests_per_minute)
-        self._tokens = self._resized(self._tokens, limits.tokens_per_minute)
+        self._requests = self._resize(self._requests, limits.requests_per_minute)
+        self._tokens = self._resize(self._tokens, limits.tokens_per_minute)
 
     def begin(self) -> None:
-        """Count a request that begins; `end` it.
+        """Count a request that begins; each needs an `end`.
 
         Raises:
-            Overloaded: naming the limit that is reached, and when to try again.
+            Overloaded: a limit is reached, which the error names with the time of the next try.
         """
         most = self._limits.max_concurrent_requests
         if most is not None and self._running >= most:
-            raise _reached("max_concurrent_requests", most, CONCURRENCY_RETRY_MS)
+            raise _limit_error("max_concurrent_requests", most, CONCURRENCY_RETRY_MS)
         _require_room("requests_per_minute", self._requests, 1)
         _require_room("tokens_per_minute", self._tokens, 1)
         if self._requests is not None:
@@ -88,11 +88,11 @@ class Meter:
         self._running += 1
 
     def end(self) -> None:
-        """A request that had begun has ended."""
+        """Count the end of a request."""
         self._running -= 1
 
     def take_prompt(self, tokens: int) -> None:
-        """Charge the tokens that a request brings, if they are there.
+        """Charge a prompt's tokens, if the bucket has them.
 
         Raises:
             Overloaded: as `begin`.
@@ -101,11 +101,11 @@ class Meter:
         self.take_generated(tokens)
 
     def take_generated(self, tokens: int) -> None:
-        """Charge tokens that were generated; a running request goes on also beyond the limit, the next one waits."""
+        """Charge generated tokens. A running request may exceed the limit; the next one then waits."""
         if self._tokens is not None:
             self._tokens.take(tokens)
 
-    def _resized(self, bucket: TokenBucket | None, per_minute: int | None) -> TokenBucket | None:
+    def _resize(self, bucket: TokenBucket | None, per_minute: int | None) -> TokenBucket | None:
         if per_minute is None:
             return None
         if bucket is None:
@@ -117,10 +117,10 @@ class Meter:
 def _require_room(name: str, bucket: TokenBucket | None, amount: int) -> None:
     wait_s = 0.0 if bucket is None else bucket.wait_s(amount)
     if bucket is not None and wait_s > 0:
-        raise _reached(name, bucket.per_minute, math.ceil(wait_s * 1e3))
+        raise _limit_error(name, bucket.per_minute, math.ceil(wait_s * 1e3))
 
 
-def _reached(name: str, limit: int, retry_after_ms: int) -> Overloaded:
+def _limit_error(name: str, limit: int, retry_after_ms: int) -> Overloaded:
     return Overloaded(
         f"the API key's {name} = {limit} are used up; try again in {retry_after_ms / 1e3:g} s",
         metadata={"limit": name, "value": str(limit)},  # `Overloaded.is_of_the_key`

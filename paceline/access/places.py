@@ -1,12 +1,12 @@
-"""A bounded number of places, of which no tenant may take so many that another finds none.
+"""A bounded number of places, shared so that a new tenant always finds one.
 
-A tenant may take a place as long as it has fewer than `SHARE_OF_FREE` times those that are free, a dynamic threshold
-as switches share their buffers by. One tenant alone so gets four fifths of what there is, two get four ninths
-each, and n leave one in 4n + 1 to whoever comes next: nothing is reserved for anybody by name.
+A tenant may take a place while it has fewer than `SHARE_OF_FREE` times the free places: the dynamic threshold of
+switches for their buffers. A single tenant so gets four fifths of the places, two get four ninths each, and n tenants
+leave one in 4n + 1 to the next one. No place is reserved by name.
 
-What is left for newcomers is among the places of the limit where they are places to wait in, or are used at once or
-not at all (`Places`). Where what has a place runs, it is room to wait in, beyond the limit: a tenant alone may have
-all places to run in (`RunningPlaces`).
+The places left for newcomers are part of the limit if places are for waiting, or are refused at once (`Places`). They
+are beyond the limit if places are for running: a single tenant may then run as many requests as the limit says, and
+newcomers get places to wait in (`RunningPlaces`).
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from contextlib import asynccontextmanager
 from paceline.protocol.errors import Overloaded
 
 SHARE_OF_FREE = 4
-"""More leaves a newcomer fewer places, less takes more of them from a tenant that is alone."""
+"""A larger share leaves a newcomer fewer places; a smaller one takes more places from a single tenant."""
 
 
 class Places:
-    """Counts who has how many places. Without a tenant's name a place is anybody's: only the limit holds.
+    """Counts the places of each tenant. Places without a tenant's name count against the limit alone.
 
     Args:
-        limit: the setting that bounds them, as errors name it.
-        most: how many there are.
+        limit: name of the setting that bounds them, for errors.
+        most: number of places.
         retry_after_ms: the hint of a refusal.
     """
 
@@ -35,37 +35,37 @@ class Places:
         self._limit = limit
         self._most = most
         self._retry_after_ms = retry_after_ms
-        self._taken = Counter[str]()
+        self._counts = Counter[str]()
 
     def __len__(self) -> int:
-        """Places that are taken."""
-        return self._taken.total()
+        """Number of taken places."""
+        return self._counts.total()
 
     def check(self, tenant: str) -> None:
         """Return if the tenant may take a place.
 
         Raises:
-            Overloaded: all are taken, or as many by the tenant as leave others room.
+            Overloaded: all places are taken, or the tenant has its share of them.
         """
-        held, allowed = self._taken[tenant], self._share_of_free()
-        if allowed <= 0 or (not tenant and len(self) >= self._most):
+        count, share = self._counts[tenant], self._share_of_free()
+        if share <= 0 or (not tenant and len(self) >= self._most):
             raise self._refusal("all are taken")
-        if tenant and held >= allowed:
-            raise self._refusal(f"{held} are the key's, and what is left is for others")
+        if tenant and count >= share:
+            raise self._refusal(f"the key has {count} of them, and the rest is for others")
 
     def take(self, tenant: str) -> None:
-        """Take a place; `give_back` it. Raises as `check`."""
+        """Take a place, until `give_back`. Raises as `check`."""
         self.check(tenant)
-        self._taken[tenant] += 1
+        self._counts[tenant] += 1
 
     def give_back(self, tenant: str) -> None:
-        """A place is free again."""
-        self._taken[tenant] -= 1
-        if not self._taken[tenant]:
-            del self._taken[tenant]
+        """Free a place."""
+        self._counts[tenant] -= 1
+        if not self._counts[tenant]:
+            del self._counts[tenant]
 
     def _share_of_free(self) -> int:
-        """`SHARE_OF_FREE` times the places that are free."""
+        """`SHARE_OF_FREE` times the free places."""
         return SHARE_OF_FREE * (self._most - len(self))
 
     def _refusal(self, why: str) -> Overloaded:
@@ -75,10 +75,10 @@ class Places:
 class RunningPlaces(Places):
     """Places to run in, as many as the limit says, and a quarter as many to wait for one of them.
 
-    So a tenant that is alone may run as many as the limit says, and whoever comes then finds a place to wait in. One
-    that has ended gives its place to the tenant that runs least, of several that run as little to the one that has
-    waited longest. A tenant that runs nothing so waits until one request of others has ended, and one more for each
-    other such tenant that came before it.
+    So a single tenant may run as many requests as the limit says, and newcomers find a place to wait in. When a
+    request ends, its place goes to the tenant that runs the fewest requests, and among equals to the one that has
+    waited longest. So a tenant that runs nothing waits until one request of others has ended, and one more for each
+    such tenant before it.
     """
 
     def __init__(self, limit: str, most: int, retry_after_ms: int) -> None:
@@ -87,8 +87,8 @@ class RunningPlaces(Places):
         self._waiting: dict[asyncio.Future[None], str] = {}
 
     @asynccontextmanager
-    async def taken(self, tenant: str) -> AsyncIterator[None]:
-        """Run meanwhile, as soon as there is a place. Raises as `check`, at once."""
+    async def place(self, tenant: str) -> AsyncIterator[None]:
+        """Wait for a place to run in, and keep it within the context. Raises as `check`, at once."""
         self.take(tenant)
         try:
             await self._turn(tenant)
@@ -112,11 +112,11 @@ class RunningPlaces(Places):
             await turn
         except asyncio.CancelledError:
             if self._waiting.pop(turn, None) is None:
-                self._end(tenant)  # it had its turn meanwhile
+                self._end(tenant)  # its turn came meanwhile
             raise
 
     def _end(self, tenant: str) -> None:
-        """One that ran has ended; the next is counted at once, so that nobody comes between."""
+        """End a running request and give its place to the next one at once, so that none comes between."""
         self._running[tenant] -= 1
         if not self._running[tenant]:
             del self._running[tenant]

@@ -64,5 +64,5 @@ def list_(file: KeyFile) -> None:
 @keys.command()
 def revoke(name: Annotated[str, typer.Argument(help="Of the key.")], file: KeyFile) -> None:
     """Remove a key: its running requests end within a second, and no new one is taken."""
-    save_keys(load_keys(file).without(name), file)
+    save_keys(load_keys(file).without_key(name), file)
     typer.echo(f"revoked {name}")

@@ -145,7 +145,7 @@ class Guard:
         """
         self._places.check(whose)
         with self._running.counted():
-            async with self._places.taken(whose):
+            async with self._places.place(whose):
                 turns = self._beginning.setdefault(whose, asyncio.Semaphore(MAX_BEGINNING))
                 await turns.acquire()
                 begun = Once(turns.release)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from paceline.access import gate as gate_module
-from paceline.access.gate import REFUSED, REVOKED, Caller, Gate, KeyGate, gate_of
+from paceline.access.gate import REFUSAL, REVOCATION, Caller, Gate, KeyGate, gate_of
 from paceline.access.keys import ApiKey, ApiKeys, KeyLimits, hash_of, new_key, save_keys
 from paceline.protocol.errors import InvalidInput, Overloaded, Unauthenticated
 from tests.rpc.harness import until
@@ -84,7 +84,7 @@ WRONG = (WRONG_KEY, ALICE[:-1], ALICE + "x", hash_of(ALICE), "\udc80", "x" * 100
 def test_a_missing_and_a_wrong_key_get_one_message(file: Path, authorization: str) -> None:
     with pytest.raises(Unauthenticated) as caught:
         gate_of(file).authenticate(authorization)
-    assert caught.value.message == REFUSED
+    assert caught.value.message == REFUSAL
     assert not caught.value.metadata
 
 
@@ -113,7 +113,7 @@ async def test_a_revoked_key_is_refused_and_its_requests_are_told(
     alice, bob = gate.authenticate(f"Bearer {ALICE}"), gate.authenticate(f"Bearer {BOB}")
     async with watched(gate, monkeypatch):
         save_keys(keys_of("bob"), file)
-        assert (await revoked(alice)).message == REVOKED
+        assert (await revoked(alice)).message == REVOCATION
         with pytest.raises(Unauthenticated, match="with a key of this coordinator"):
             gate.authenticate(f"Bearer {ALICE}")
         assert gate.authenticate(f"Bearer {BOB}") is bob

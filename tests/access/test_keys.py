@@ -61,8 +61,8 @@ def test_names_are_distinct_and_unknown_ones_refused() -> None:
     with pytest.raises(InvalidInput, match="name = 'alice': must be new in the file"):
         keys.with_key(a_key(key="pl-2"))
     with pytest.raises(InvalidInput, match="name = 'bob': must be one of: alice"):
-        keys.without("bob")
-    assert keys.without("alice") == ApiKeys()
+        keys.without_key("bob")
+    assert keys.without_key("alice") == ApiKeys()
     full = ApiKeys(keys=tuple(a_key(f"k{i}", f"pl-{i}") for i in range(MAX_KEYS)))
     with pytest.raises(InvalidInput, match=f"keys = {MAX_KEYS + 1}: must be at most {MAX_KEYS}"):
         full.with_key(a_key("more", "pl-more"))

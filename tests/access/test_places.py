@@ -43,7 +43,7 @@ def test_without_a_tenant_s_name_every_place_of_the_limit_is_to_be_had(kind: typ
 def test_who_floods_leaves_a_quarter_as_many_and_is_told_why(kind: type[Places], alone: float) -> None:
     places = kind("max_queue", MOST, 200)
     assert flood(places, "flood") == alone
-    with pytest.raises(Overloaded, match=f"{alone:g} are the key's, and what is left is for others"):
+    with pytest.raises(Overloaded, match=f"the key has {alone:g} of them, and the rest is for others"):
         places.take("flood")
     assert flood(places, "other") == alone / 5
 
@@ -114,7 +114,7 @@ class Requests:
         return await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     async def _run(self, number: int, tenant: str) -> None:
-        async with self._places.taken(tenant):
+        async with self._places.place(tenant):
             self.running[number] = tenant
             self.began.append(tenant)
             try:
@@ -206,7 +206,7 @@ def test_a_place_that_is_given_back_is_forgotten() -> None:
     assert len(places) == 1
     places.give_back("a")
     assert len(places) == 0
-    assert not places._taken
+    assert not places._counts
 
 
 @pytest.mark.parametrize("kind", [Places, RunningPlaces])

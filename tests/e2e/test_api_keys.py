@@ -12,7 +12,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from paceline.access.gate import REFUSED, REVOKED
+from paceline.access.gate import REFUSAL, REVOCATION
 from paceline.access.keys import ApiKey, ApiKeys, KeyLimits, hash_of, new_key, save_keys
 from paceline.client import (
     Client,
@@ -92,7 +92,7 @@ def test_without_one_of_its_keys_the_coordinator_says_nothing(guarded: Cluster, 
             client.describe_models()
         with pytest.raises(Unauthenticated) as sent:
             client.generate(SHORT)
-    assert asked.value.message == sent.value.message == REFUSED
+    assert asked.value.message == sent.value.message == REFUSAL
     with Client(guarded.address, api_key=key, wait_ready=30) as client, pytest.raises(Unauthenticated):
         client.generate(SHORT)
 
@@ -121,7 +121,7 @@ def test_a_revoked_key_ends_its_streams_and_no_others(guarded: Cluster, keys: Pa
         save(keys, "bob")
         with pytest.raises(Unauthenticated) as caught:
             received.extend(ours)
-        assert caught.value.message == REVOKED
+        assert caught.value.message == REVOCATION
         got = [token for event in received if isinstance(event, Tokens) for token in event.token_ids]
         while sum(len(event.token_ids) for event in kept if isinstance(event, Tokens)) <= len(got):
             kept.append(next(others))
@@ -129,7 +129,7 @@ def test_a_revoked_key_ends_its_streams_and_no_others(guarded: Cluster, keys: Pa
         assert got
         assert true[: len(got)] == got
         eventually(lambda: guarded.status("target").sessions == 1, "the revoked stream's session is freed")
-        assert refusal(client_of(guarded, "alice")).message == REFUSED
+        assert refusal(client_of(guarded, "alice")).message == REFUSAL
         kept.append(next(others))
         others.close()
     with client_of(guarded, "bob") as client:

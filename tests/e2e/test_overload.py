@@ -116,7 +116,7 @@ async def test_the_others_are_told_at_once_when_to_come_and_texts_go_on(crowded:
 async def test_a_second_key_is_served_as_soon_as_one_text_of_the_flood_has_ended(crowded: GatewayCluster) -> None:
     async with flooded(crowded) as texts, client_of(crowded, "calm") as calm, client_of(crowded, "flood") as flood:
         waiting = asyncio.create_task(calm.generate(SHORT))
-        with pytest.raises(Overloaded, match=f"max_concurrent_requests = {PLACES}: {PLACES} are the key's"):
+        with pytest.raises(Overloaded, match=f"max_concurrent_requests = {PLACES}: the key has {PLACES} of them"):
             await flood.generate(SHORT)
         assert (await over_http(crowded, "flood")).status == 429
         assert not waiting.done(), "it waits, and is not refused"

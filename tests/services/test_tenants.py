@@ -180,7 +180,7 @@ async def test_a_flood_leaves_places_in_the_queue() -> None:
         assert {(each.reason, each.session_closed, each.retry_after_ms) for each in refused} == {
             ("OVERLOADED", True, RETRY_AFTER_MS)
         }
-        assert "max_queue = 10: 8 are the key's" in refused[0].message
+        assert "max_queue = 10: the key has 8 of them" in refused[0].message
         events.link.send(open_of(12, "calm"))
         events.link.send(Close(1))
         await events.of(TargetOpened, 12)
@@ -198,7 +198,7 @@ async def test_a_flood_leaves_sessions_of_a_draft_service_to_others() -> None:
     ):
         for session in range(1, 10):
             events.link.send(open_for(session, "flood"))
-        assert "engine.max_num_seqs = 10: 8 are the key's" in (await events.of(Failure, 9)).message
+        assert "engine.max_num_seqs = 10: the key has 8 of them" in (await events.of(Failure, 9)).message
         events.link.send(open_for(10, "calm"))
         await events.of(DraftOpened, 10)
         for session in range(1, 4):
