@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 
 from paceline.client.shared import (
-    CLOSED,
+    CLOSED_MESSAGE,
     ClientBase,
     Generation,
     Progress,
@@ -40,13 +40,13 @@ class Client(ClientBase):
     Args:
         address: `host:port` of a coordinator, or `PeerSettings` for TLS.
         timeout_s: deadline of each call; None: no deadline.
-        resume_wait_s: how long a broken stream may stay without a token before the
+        resume_wait_s: how long a broken stream may go without a token before the
             error is raised; 0 switches resuming off.
-        overload_wait_s: how long a request for which there is no room is asked again, no sooner than the
+        overload_wait_s: how long a request that finds no room is tried again, no sooner than the
             refusal says; 0: the refusal is raised.
         wait_ready: seconds that the first call waits for a coordinator that is still
             loading, isn't reachable yet or has no link to its target; 0: it doesn't.
-        api_key: sent with each call, for a coordinator that asks for one. Without TLS anybody on the way can read it.
+        api_key: sent with each call, for a coordinator that needs one. Without TLS the network can read it.
     """
 
     _open = staticmethod(open_sync_channel)
@@ -60,8 +60,8 @@ class Client(ClientBase):
         self.close()
 
     def close(self) -> None:
-        """Close the channel; running streams end with CANCELLED, and so does each call from now on."""
-        self._closed.set()
+        """Close the channel. Running streams end with CANCELLED, and so do later calls."""
+        self._close_event.set()
         self._channel.close()
 
     def stream(self, request: GenerateRequest | None = None, **fields: Any) -> Iterator[GenerateEvent]:
@@ -71,7 +71,7 @@ class Client(ClientBase):
             request: the whole request, or its fields as keywords.
 
         Raises:
-            PacelineError: typed as the service sent it.
+            PacelineError: the service's error, with its type.
         """
         yield from self._events(self._progress(request_of(request, fields)))
 
@@ -79,14 +79,14 @@ class Client(ClientBase):
         """Run one generation to its end. Raises as `stream` does."""
         progress = self._progress(request_of(request, fields))
         for _ in self._events(progress):
-            if progress.finished:
+            if progress.end_event:
                 break
         return progress.generation()
 
     def generate_samples(self, n: int, request: GenerateRequest | None = None, **fields: Any) -> list[Generation]:
         """Run n samples of one prompt and seed, all at once; sample 0 is what `generate` returns.
 
-        The seed in force is the coordinator's to tell: the other samples start behind its first message.
+        The coordinator's first message has the seed in force, so the other samples start after it.
 
         Raises:
             InvalidInput: n, or a request that names a sample or resumes one.
@@ -98,12 +98,12 @@ class Client(ClientBase):
             for event in self._events(first):
                 if isinstance(event, Started):
                     others = pool.map(self.generate, other_samples(n, first.request, event.seed))
-                elif first.finished:
+                elif first.end_event:
                     break
             return [first.generation(), *others]
 
     def describe_models(self) -> tuple[ModelDescription, ...]:
-        """What the coordinator serves."""
+        """The models that the coordinator serves."""
         self._await_ready()
         return self._describe(self._timeout_s)
 
@@ -114,16 +114,16 @@ class Client(ClientBase):
             raise from_rpc_error(error) from error
 
     def _await_ready(self) -> None:
-        while not self._readiness.reached:
+        while not self._readiness.is_ready:
             try:
                 self._readiness.note(self._describe(self._readiness.next_timeout_s()))
             except PacelineError as error:
                 self._readiness.note(error)
-            if not self._readiness.reached:
+            if not self._readiness.is_ready:
                 time.sleep(self._readiness.next_pause_s())
 
     def _events(self, progress: Progress) -> Iterator[GenerateEvent]:
-        with progress.traced():
+        with progress.begin_trace():
             self._await_ready()
             while True:
                 call = self._begin(progress)
@@ -133,7 +133,7 @@ class Client(ClientBase):
                             yield event
                     return
                 except grpc.RpcError as error:
-                    pauses = progress.broke(from_rpc_error(error), self._patience)
+                    pauses = progress.retry_pauses(from_rpc_error(error), self._patience)
                     if pauses is None:
                         return
                 finally:
@@ -157,7 +157,7 @@ class AsyncClient(ClientBase):
 
     async def close(self) -> None:
         """As `Client.close`."""
-        self._closed.set()
+        self._close_event.set()
         await self._channel.close()
 
     async def stream(
@@ -174,7 +174,7 @@ class AsyncClient(ClientBase):
         progress = self._progress(request_of(request, fields))
         async with aclosing(self._events(progress)) as events:
             async for _ in events:
-                if progress.finished:
+                if progress.end_event:
                     break
         return progress.generation()
 
@@ -188,9 +188,9 @@ class AsyncClient(ClientBase):
             async with aclosing(self._events(first)) as events:
                 async for event in events:
                     if isinstance(event, Started):
-                        wanted = other_samples(n, first.request, event.seed)
-                        others = [asyncio.create_task(self.generate(each)) for each in wanted]
-                    elif first.finished:
+                        samples = other_samples(n, first.request, event.seed)
+                        others = [asyncio.create_task(self.generate(each)) for each in samples]
+                    elif first.end_event:
                         break
             return [first.generation(), *await asyncio.gather(*others)]
         finally:
@@ -204,33 +204,33 @@ class AsyncClient(ClientBase):
 
     async def _describe(self, timeout_s: float | None) -> tuple[ModelDescription, ...]:
         try:
-            with _told_of_closing():
+            with _closing_as_error():
                 return models_of(await self._ask(timeout_s))
         except grpc.RpcError as error:
             raise from_rpc_error(error) from error
 
     async def _await_ready(self) -> None:
-        while not self._readiness.reached:
+        while not self._readiness.is_ready:
             try:
                 self._readiness.note(await self._describe(self._readiness.next_timeout_s()))
             except PacelineError as error:
                 self._readiness.note(error)
-            if not self._readiness.reached:
+            if not self._readiness.is_ready:
                 await asyncio.sleep(self._readiness.next_pause_s())
 
     async def _events(self, progress: Progress) -> AsyncGenerator[GenerateEvent, None]:
-        with progress.traced():
+        with progress.begin_trace():
             await self._await_ready()
             while True:
                 call = self._begin(progress)
                 try:
-                    with _told_of_closing():
+                    with _closing_as_error():
                         async for response in call:
                             if (event := progress.take(codec.decode_generate_event(response))) is not None:
                                 yield event
                     return
                 except grpc.RpcError as error:
-                    pauses = progress.broke(from_rpc_error(error), self._patience)
+                    pauses = progress.retry_pauses(from_rpc_error(error), self._patience)
                     if pauses is None:
                         return
                 finally:
@@ -240,11 +240,11 @@ class AsyncClient(ClientBase):
 
 
 @contextmanager
-def _told_of_closing() -> Iterator[None]:
-    """Who waits for a call hears by a typed error, as from `Client`, that its channel was closed."""
+def _closing_as_error() -> Iterator[None]:
+    """Raise `Cancelled`, as `Client` does, for a call whose channel was closed."""
     try:
         yield
     except asyncio.CancelledError as error:
         if not is_of_the_call():
             raise
-        raise Cancelled(CLOSED) from error
+        raise Cancelled(CLOSED_MESSAGE) from error

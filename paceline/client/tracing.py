@@ -1,8 +1,8 @@
 """The client's own span of a request, and the trace context that it sends.
 
-A program that has imported opentelemetry gets a span for each request, below the one that is current where the
-request begins, by the tracer and the propagators that it has configured; without a configuration these do nothing.
-Within a `RequestTrace` of `paceline.runtime.telemetry`, as in the gateway, its context is sent on instead.
+A program that has imported opentelemetry gets a span for each request, below the current span, by the tracer and the
+propagators of its configuration; without a configuration these do nothing. Within a `RequestTrace` of
+`paceline.runtime.telemetry`, as in the gateway, its context is sent on instead.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ INSTRUMENTATION = "paceline.client"
 
 
 class CallTrace:
-    """What is sent of a trace with a request; this base class records nothing."""
+    """The trace metadata of a request; this base class records nothing."""
 
     def __init__(self, metadata: Headers = ()) -> None:
         self.metadata = metadata
 
-    def took(self, event: GenerateEvent) -> None:
+    def note(self, event: GenerateEvent) -> None:
         """Note an event of the stream."""
 
     def end(self, error: BaseException | None = None) -> None:
@@ -40,20 +40,20 @@ class CallTrace:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, stack: TracebackType | None
     ) -> None:
-        # A reader that closes the stream has what it wanted.
+        # A reader that closes the stream needs no more of it: that is no error.
         self.end(None if isinstance(error, GeneratorExit) else error)
 
 
 def start_call(request: GenerateRequest) -> CallTrace:
     """Begin the span of a request, if the calling program traces."""
-    sent = outgoing()
-    if sent or "opentelemetry.trace" not in sys.modules:
-        return CallTrace(sent)
+    headers = outgoing()
+    if headers or "opentelemetry.trace" not in sys.modules:
+        return CallTrace(headers)
     return _SpannedCall(request)
 
 
 class _SpannedCall(CallTrace):
-    """One span over all streams of a request, resumed ones included."""
+    """One span over all streams of a request, with resumed ones."""
 
     def __init__(self, request: GenerateRequest) -> None:
         from opentelemetry import propagate, trace
@@ -71,16 +71,16 @@ class _SpannedCall(CallTrace):
         self._prompt_tokens = 0
         self._first_chunk_s: float | None = None
 
-    def took(self, event: GenerateEvent) -> None:
+    def note(self, event: GenerateEvent) -> None:
         if isinstance(event, Started):
             self._model, self._prompt_tokens = event.model, len(event.prompt_token_ids)
         elif isinstance(event, Tokens):
             if self._first_chunk_s is None:
                 self._first_chunk_s = time.perf_counter() - self._began
         elif isinstance(event, Finished):
-            found = dict(genai.response_attributes(event, self._model, self._prompt_tokens))
-            found[genai.TIME_TO_FIRST_CHUNK] = self._first_chunk_s or 0.0
-            self._span.set_attributes(found)
+            attributes = dict(genai.response_attributes(event, self._model, self._prompt_tokens))
+            attributes[genai.TIME_TO_FIRST_CHUNK] = self._first_chunk_s or 0.0
+            self._span.set_attributes(attributes)
 
     def end(self, error: BaseException | None = None) -> None:
         if not self._span.is_recording():

@@ -50,7 +50,7 @@ class Rerouting:
                 serving = await self._with_room(progress, failures)
                 if serving is not None:
                     continue
-                pauses = progress.broke(failures.least or error, Patience(self._coordinators.wait_s))
+                pauses = progress.retry_pauses(failures.least or error, Patience(self._coordinators.wait_s))
                 if pauses is None:
                     return
             failures = _Failures()
@@ -68,13 +68,13 @@ class Rerouting:
 
     async def _with_room(self, progress: Progress, failures: _Failures) -> Serving | None:
         """Who may have room for what others had none for; None: nobody, or no try is to spare."""
-        if failures.least is None or failures.is_of_the_key or progress.finished is not None:
+        if failures.least is None or failures.is_of_the_key or progress.end_event is not None:
             return None
         try:
             another = await self._another(progress.request, failures)
         except PacelineError:
             return None  # the refusal is the news, not why the others don't serve
-        return another if progress.moves() else None
+        return another if progress.retry_elsewhere() else None
 
     async def _another(self, request: GenerateRequest, failures: _Failures) -> Serving:
         wanted = self._begins.fingerprint(request.acceptance)
