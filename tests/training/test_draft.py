@@ -209,7 +209,7 @@ def proposed_ids(draft: Path, target: Path, acceptance: Acceptance, temperature:
         drafter.open(seed, SessionSpec(prefix, 1, sampling, NoiseKey(seed), acceptance))
         budget = DraftBudget(max_tokens=4, tree_widths=(3, 2) if acceptance is Acceptance.COUPLED else ())
         drafting = drafter.begin(seed, budget, 1)
-        while not drafting.is_done:
+        while not drafting.done:
             drafter.advance([drafting], [])
         proposal = drafting.proposal()
         proposed |= set(proposal.token_ids)
