@@ -113,7 +113,7 @@ class _Reasoning(TypedDict):
 def _reasoning(services: Services) -> _Reasoning:
     """Whether the model reasons, and what can switch that off."""
     switch = thinking_switch(services.tokenizer.template_variables)
-    return {"reasons": services.form.reasoning is not None, "switch": switch}
+    return {"reasons": services.reply_format.reasoning is not None, "switch": switch}
 
 
 def _chunks(
@@ -181,14 +181,14 @@ async def _anthropic(made: AsyncGenerator[Chunk, None]) -> AsyncGenerator[Chunk,
 
 
 async def _count(services: Services, body: CountTokensRequest, request: Request) -> int:
-    serving = await services.coordinators.serving(request.scope["caller"])
-    services.check_model(body.model, serving.description)
+    upstream = await services.coordinators.choose(request.scope["caller"])
+    services.check_model(body.model, upstream.description)
     asked = prompt_of_messages(body, **_reasoning(services))
     chat = _chat(asked)
     try:
-        tools = plan_tools(services.form, chat.tools, chat.tool_choice, chat.parallel_tool_calls)
+        tools = plan_tools(services.reply_format, chat.tools, chat.tool_choice, chat.parallel_tool_calls)
         settings = template_settings(services, chat)
-        prompt = await read_chat(services, chat.messages, tools, serving.description.max_length, settings)
+        prompt = await read_chat(services, chat.messages, tools, upstream.description.max_length, settings)
     except FAILURES as error:
         raise in_own_names(error, asked.names) from error
     ignore(request.scope, _ignored(body, asked, prompt.ignored))

@@ -131,7 +131,7 @@ class Guard:
         async with self._place(whose) as begun:
             if (connection := scope.get("connection")) is not None:
                 connection.let_in()
-            scope["caller"] = replace(caller, begun=begun)
+            scope["caller"] = replace(caller, on_begin=begun)
             await self._app(scope, replayed(body, receive), send)
 
     @asynccontextmanager

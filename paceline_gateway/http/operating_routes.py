@@ -65,29 +65,29 @@ async def cluster_view(services: Services, caller: HttpCaller) -> dict[str, Any]
     Raises:
         Unauthenticated: they tell the caller nothing.
     """
-    asked = (_coordinator(each, caller, services) for each in services.coordinators.all)
-    return {"coordinators": await asyncio.gather(*asked)}
+    views = (_coordinator(each, caller, services) for each in services.coordinators.members)
+    return {"coordinators": await asyncio.gather(*views)}
 
 
 async def _coordinator(coordinator: Coordinator, caller: HttpCaller, services: Services) -> dict[str, Any]:
     """Another failure than `Unauthenticated` is part of the view."""
-    shown = {"address": coordinator.address, "requests": coordinator.running}
+    view = {"address": coordinator.address, "requests": coordinator.request_count}
     try:
-        described = await coordinator.ask(caller)
+        description = await coordinator.describe(caller)
     except Unauthenticated:
         raise
     except PacelineError as error:
-        return shown | {"reachable": False, "problem": error.message, "models": []}
-    model = _model(described, services.served_name(described))
-    return shown | {"reachable": True, "problem": "", "models": [model]}
+        return view | {"reachable": False, "problem": error.message, "models": []}
+    model = _model(description, services.served_name(description))
+    return view | {"reachable": True, "problem": "", "models": [model]}
 
 
-def _model(described: ModelDescription, name: str) -> dict[str, Any]:
+def _model(description: ModelDescription, name: str) -> dict[str, Any]:
     return {
         "name": name,
-        "max_length": described.max_length,
-        "drafters": list(described.drafters),
-        "peers": [_peer(each) for each in described.peers],
+        "max_length": description.max_length,
+        "drafters": list(description.drafters),
+        "peers": [_peer(each) for each in description.peers],
     }
 
 

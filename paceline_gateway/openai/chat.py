@@ -36,28 +36,28 @@ async def plan_chat(services: Services, body: ChatRequest, caller: HttpCaller) -
     """
     check_fields(body, 1)
     _check_chat(body)
-    serving = await services.coordinators.serving(caller)
-    services.check_model(body.model, serving.description)
-    tools = plan_tools(services.form, body.tools, body.tool_choice, body.parallel_tool_calls)
+    upstream = await services.coordinators.choose(caller)
+    services.check_model(body.model, upstream.description)
+    tools = plan_tools(services.reply_format, body.tools, body.tool_choice, body.parallel_tool_calls)
     settings = template_settings(services, body)
-    prompt = await read_chat(services, body.messages, tools, serving.description.max_length, settings)
+    prompt = await read_chat(services, body.messages, tools, upstream.description.max_length, settings)
     asked = generate_request(
         body,
         prompt.token_ids,
         await read_sampling(services, body, (body.top_logprobs or 0) if body.logprobs else None),
-        model=serving.description.name,
-        max_new_tokens=_within(body, serving.description.max_length - len(prompt.token_ids)),
+        model=upstream.description.name,
+        max_new_tokens=_within(body, upstream.description.max_length - len(prompt.token_ids)),
     )
     prompt = replace(prompt, answer=asked.sampling.grammar)
     check_answer(services.config, body, [asked])
     request = prompt.hold(asked)
     if body.prediction is not None and body.prediction.text:
-        predicted = await services.prompts.predicted(body.prediction.text, serving.description.max_length)
+        predicted = await services.prompts.predicted(body.prediction.text, upstream.description.max_length)
         request = replace(request, prediction=predicted)
-    fingerprint = serving.fingerprint(request.acceptance)
-    head = Head("chatcmpl", "chat.completion.chunk", services.served_name(serving.description), fingerprint)
+    fingerprint = upstream.fingerprint(request.acceptance)
+    head = Head("chatcmpl", "chat.completion.chunk", services.served_name(upstream.description), fingerprint)
     writers = [ChatWriter(index, body, services.tokenizer, prompt, request) for index in range(body.n or 1)]
-    return PlannedReply(services.coordinators, serving, head, body, [request], writers, prompt.ignored)
+    return PlannedReply(services.coordinators, upstream, head, body, [request], writers, prompt.ignored)
 
 
 @dataclass

@@ -34,7 +34,7 @@ class ChatPrompt:
 
     token_ids: tuple[int, ...]
     tools: ToolPlan
-    form: ReplyFormat
+    reply_format: ReplyFormat
     in_reasoning: bool
     answer: Grammar | None = None
     ignored: frozenset[str] = frozenset()
@@ -42,16 +42,16 @@ class ChatPrompt:
     @property
     def parser(self) -> ReplyParser:
         """A new one for a reply."""
-        return self.tools.parser(self.form, self.answer, in_reasoning=self.in_reasoning)
+        return self.tools.parser(self.reply_format, self.answer, in_reasoning=self.in_reasoning)
 
     def reasoning_tokens(self, tokenizer: Tokenizer) -> ReasoningTokens:
         """What counts a reply's tokens of reasoning."""
-        return ReasoningTokens(tokenizer, self.form, in_reasoning=self.in_reasoning)
+        return ReasoningTokens(tokenizer, self.reply_format, in_reasoning=self.in_reasoning)
 
     @property
     def marker_tokens(self) -> Mapping[int, str]:
         """Special tokens whose text the parser must see, by id."""
-        return self.form.markers(calls=bool(self.tools.callable))
+        return self.reply_format.markers(calls=bool(self.tools.callable))
 
     def hold(self, request: GenerateRequest) -> GenerateRequest:
         """The request, its reply held to what was promised of calls and to its answer's format.
@@ -59,7 +59,7 @@ class ChatPrompt:
         Raises:
             Unsupported: they can't be kept.
         """
-        grammar = self.tools.grammar(self.form, self.answer, in_reasoning=self.in_reasoning)
+        grammar = self.tools.grammar(self.reply_format, self.answer, in_reasoning=self.in_reasoning)
         return replace(request, sampling=replace(request.sampling, grammar=grammar))
 
 
@@ -86,7 +86,7 @@ async def read_chat(
     named_roles = services.named_roles if any(message.name for message in messages) else frozenset()
 
     def read() -> tuple[list[Turn], int, int]:
-        turns = template_turns(messages, services.form.calls, named_roles)
+        turns = template_turns(messages, services.reply_format.calls, named_roles)
         size = _bytes("messages", turns) + _bytes("tools", tools.rendered)
         return turns, size, len(keys_and_strings((turns, tools.rendered))[0])
 
@@ -94,12 +94,12 @@ async def read_chat(
     turns, size, names = await services.prompts.beside(read, PIECE_BYTES * len(messages) + written)
     render = partial(services.tokenizer.render_turns, turns, tools.rendered, settings.variables)
     ids = await services.prompts.read(render, size, max_length, "chat content bytes", names)
-    opened = opens_reasoning(services.tokenizer, ids, services.form.reasoning)
+    opened = opens_reasoning(services.tokenizer, ids, services.reply_format.reasoning)
     unnamed = any(
         message.name and message.name != turn.get("name") for message, turn in zip(messages, turns, strict=True)
     )
     ignored = tools.ignored | settings.ignored | ({"messages.name"} if unnamed else set())
-    return ChatPrompt(ids, tools, services.form, opened, ignored=ignored)
+    return ChatPrompt(ids, tools, services.reply_format, opened, ignored=ignored)
 
 
 def _bytes(field: str, parts: Sequence[Turn]) -> int:

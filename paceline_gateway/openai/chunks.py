@@ -32,7 +32,7 @@ from paceline_gateway.openai.logprobs import token_text
 from paceline_gateway.openai.types import MAX_CHOICES, Chunk, GenerationFields, PacelineOptions
 from paceline_gateway.openai.usage import Tally, observed
 from paceline_gateway.upstream.caller import HttpCaller
-from paceline_gateway.upstream.coordinators import Coordinators, Serving
+from paceline_gateway.upstream.coordinators import Coordinators, Upstream
 from paceline_gateway.upstream.rerouting import Rerouting
 
 PIECE_ROWS = 128
@@ -85,14 +85,14 @@ class PlannedReply:
 
     Attributes:
         coordinators: where it may go on.
-        serving: where it begins.
+        upstream: where it begins.
         requests: one for each prompt.
         writers: one for each choice: over prompts, then samples.
         ignored: names of fields that change nothing, beside the body's own hints.
     """
 
     coordinators: Coordinators
-    serving: Serving
+    upstream: Upstream
     head: Head
     body: GenerationFields
     requests: Sequence[GenerateRequest]
@@ -138,12 +138,12 @@ async def chunks(plan: PlannedReply, caller: HttpCaller) -> AsyncGenerator[Chunk
     """
     tally = Tally(plan.samples, shows_tokens=plan.body.max_tokens != 0)
     observing = observed(caller, plan.requests, plan.head.operation, plan.samples)
-    generating = Rerouting(plan.coordinators, plan.serving, caller)
+    generating = Rerouting(plan.coordinators, plan.upstream, caller)
     held, holds = list[Chunk](), plan.requests[0].sampling.grammar is not None
     with observing as meter:
         async with aclosing(run_choices(generating, plan.requests, plan.samples)) as events:
             async for choice in events:
-                caller.begun()
+                caller.on_begin()
                 tally.add(choice)
                 meter.take(choice)
                 for event in _pieces(choice.event):

@@ -37,29 +37,29 @@ async def plan_completion(services: Services, body: CompletionRequest, caller: H
     prompts = _prompts(body.prompt)
     check_fields(body, len(prompts))
     scores = _scores_alone(body)
-    serving = await services.coordinators.serving(caller)
-    services.check_model(body.model, serving.description)
-    tokenizer, max_length = services.tokenizer, serving.description.max_length
+    upstream = await services.coordinators.choose(caller)
+    services.check_model(body.model, upstream.description)
+    tokenizer, max_length = services.tokenizer, upstream.description.max_length
     sampling = await read_sampling(services, body, body.logprobs)
     requests = [
         generate_request(
             body,
             await _ids(services, prompt, max_length, special=body.add_special_tokens is not False),
             sampling,
-            model=serving.description.name,
+            model=upstream.description.name,
             max_new_tokens=DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens + scores,
             prompt_logprobs=body.logprobs if body.echo else None,
         )
         for prompt in prompts
     ]
     check_answer(services.config, body, requests)
-    fingerprint = serving.fingerprint(requests[0].acceptance)
-    head = Head("cmpl", "text_completion", services.served_name(serving.description), fingerprint)
+    fingerprint = upstream.fingerprint(requests[0].acceptance)
+    head = Head("cmpl", "text_completion", services.served_name(upstream.description), fingerprint)
     samples = body.n or 1
     echoed = [await _echoed(services, prompt) if body.echo else "" for prompt in prompts]
     written = ScoreWriter if scores else CompletionWriter
     writers = [written(index, body, tokenizer, echoed[index // samples]) for index in range(len(prompts) * samples)]
-    return PlannedReply(services.coordinators, serving, head, body, requests, writers)
+    return PlannedReply(services.coordinators, upstream, head, body, requests, writers)
 
 
 @dataclass

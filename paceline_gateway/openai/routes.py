@@ -45,15 +45,15 @@ def openai_routes(services: Services) -> APIRouter:
     @router.get("/v1/models")
     async def models(request: Request) -> dict[str, Any]:
         """What is served: one model."""
-        described = await services.coordinators.models(request.scope["caller"])
-        return {"object": "list", "data": [_model(services, described)]}
+        description = await services.coordinators.describe_models(request.scope["caller"])
+        return {"object": "list", "data": [_model(services, description)]}
 
     @router.get("/v1/models/{model:path}")
     async def model(request: Request, model: str) -> dict[str, Any]:
         """One model by its name."""
-        described = await services.coordinators.models(request.scope["caller"])
-        services.check_model(model, described)
-        return _model(services, described)
+        description = await services.coordinators.describe_models(request.scope["caller"])
+        services.check_model(model, description)
+        return _model(services, description)
 
     return router
 
@@ -67,15 +67,15 @@ def _stream(services: Services, made: AsyncGenerator[Chunk, None]) -> Response:
     return EventStream(events(), reader_timeout_s=services.config.reader_timeout_s)
 
 
-def _model(services: Services, described: ModelDescription) -> dict[str, Any]:
-    name = services.served_name(described)
+def _model(services: Services, description: ModelDescription) -> dict[str, Any]:
+    name = services.served_name(description)
     return {
         "id": name,
         "object": "model",
         "created": int(time.time()),
         "owned_by": "paceline",
-        "root": described.target.model or name,
-        "max_model_len": described.max_length,
-        "drafters": list(described.drafters),
-        "default_sampling_params": described.defaults,
+        "root": description.target.model or name,
+        "max_model_len": description.max_length,
+        "drafters": list(description.drafters),
+        "default_sampling_params": description.defaults,
     }

@@ -32,9 +32,9 @@ def token_routes(services: Services) -> APIRouter:
     @router.post("/detokenize")
     async def detokenize(request: Request, body: Annotated[DetokenizeRequest, Body()]) -> dict[str, Any]:
         """Text of ids."""
-        serving = await services.coordinators.serving(request.scope["caller"])
-        services.check_model(body.model, serving.description)
-        most = serving.description.max_length
+        upstream = await services.coordinators.choose(request.scope["caller"])
+        services.check_model(body.model, upstream.description)
+        most = upstream.description.max_length
         require(len(body.tokens) <= most, "tokens", len(body.tokens), f"at most {most}, the context length")
         return {"prompt": await services.text(body.tokens, "tokens")}
 
@@ -42,9 +42,9 @@ def token_routes(services: Services) -> APIRouter:
 
 
 async def _tokenized(services: Services, body: TokenizeRequest, request: Request) -> dict[str, Any]:
-    serving = await services.coordinators.serving(request.scope["caller"])
-    services.check_model(body.model, serving.description)
-    max_length = serving.description.max_length
+    upstream = await services.coordinators.choose(request.scope["caller"])
+    services.check_model(body.model, upstream.description)
+    max_length = upstream.description.max_length
     if (body.prompt is None) == (body.messages is None):
         raise refused("prompt", "exactly 1 of prompt and messages must be given")
     if body.messages is not None:

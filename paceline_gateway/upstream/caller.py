@@ -12,31 +12,31 @@ from paceline.client.shared import is_sendable
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")
 
 
-def _nothing() -> None:
-    """Nobody waits."""
+def _no_action() -> None:
+    """Do nothing: no other request waits."""
 
 
 @dataclass(frozen=True)
 class HttpCaller:
-    """One request's headers.
+    """Who sends one request.
 
     Attributes:
-        request_id: the client's own, or one that was made for it.
-        api_key: for the coordinator, which alone knows keys; None: none was sent.
-        trace_headers: W3C's, as they were sent.
-        key_is_sendable: whether a key that was sent can be one.
-        begun: to call once the answer has begun; another of the same key may then begin.
+        request_id: the client's own, or one that the gateway made.
+        api_key: for the coordinator, which alone knows keys; None: the client sent none.
+        trace_headers: W3C's, as the client sent them.
+        key_is_sendable: whether gRPC can carry the key.
+        on_begin: called once the answer has begun; another request of the same key may then begin.
     """
 
     request_id: str
     api_key: str | None = field(default=None, repr=False)
     trace_headers: Mapping[str, str] = field(default_factory=dict)
     key_is_sendable: bool = True
-    begun: Callable[[], None] = field(default=_nothing, repr=False, compare=False)
+    on_begin: Callable[[], None] = field(default=_no_action, repr=False, compare=False)
 
 
 def caller_of(headers: Mapping[str, str]) -> HttpCaller:
-    """Of OpenAI's clients (`Authorization: Bearer`), or Anthropic's (`x-api-key`)."""
+    """Read the headers of OpenAI's clients (`Authorization: Bearer`) or Anthropic's (`x-api-key`)."""
     scheme, _, bearer = headers.get("authorization", "").partition(" ")
     key = bearer.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
     request_id = headers.get("x-request-id", "")

@@ -34,29 +34,31 @@ from paceline_gateway.upstream.hang_watch import HangWatch
 
 logger = logging.getLogger(__name__)
 
-KNOWN_FOR_S = 1.0
-"""How long a description counts as new: a target of other weights is noticed that late; and how long a coordinator
-that failed is asked last, or one that had no room and did not say for how long."""
-MAX_STRANGERS = 32
-"""Questions at once for keys that have not been let in: strangers wait for each other, and nobody for them."""
-MAX_KNOWN = 1024
-"""Keys that a coordinator's answers are kept for: nothing is read for a caller that it has not let in."""
+DESCRIPTION_FRESH_S = 1.0
+"""How long a description counts as new: a target of other weights is noticed that late.
+
+A coordinator that failed is asked last for as long, and so is one that had no room and did not say for how long."""
+MAX_NEW_KEY_QUERIES = 32
+"""Queries at once for keys that a coordinator has not let in: they wait for each other, and nobody waits for them."""
+MAX_CALLER_KEYS = 1024
+"""Keys whose answers are kept for each coordinator: nothing is read for a caller that it has not let in."""
 DESCRIBE_TIMEOUT_S = 2.0
 """Longest wait for a description, which takes a coordinator under 1 ms; chosen, not tuned."""
-VANISHED_FOR_S = 60.0
-"""How long the channels of a coordinator whose address has gone stay open at least: far longer than a request takes
-from the choice of its coordinator to the call."""
+DRAIN_DELAY_S = 60.0
+"""How long the channels of a coordinator whose address has gone stay open at least.
+
+A request takes far less from the choice of its coordinator to the call."""
 
 
 @dataclass(frozen=True)
-class Serving:
+class Upstream:
     """A coordinator that can take a request, and what it serves."""
 
     coordinator: Coordinator
     description: ModelDescription
 
     def fingerprint(self, acceptance: Acceptance) -> str:
-        """Changes with whatever a seed's text depends on, beside the request: `system_fingerprint`.
+        """Return `system_fingerprint`, which changes with all that a seed's text depends on beside the request.
 
         Under coupled acceptance that is target, tokenizer, noise and the model's defaults; otherwise the drafts, too.
         """
@@ -69,84 +71,84 @@ class Serving:
 
 
 class Coordinator:
-    """One coordinator: its channel, and what it said last."""
+    """One coordinator: its channels, and what it said last."""
 
     def __init__(self, config: GatewayConfig, endpoint: Endpoint, tokenizer: str) -> None:
         peer = config.reach(endpoint.address, endpoint.server_name)
         self.address = endpoint.address
-        self.running = 0
+        self.request_count = 0
         self._idle = asyncio.Event()
         self._idle.set()
         self.failed_at = 0.0
         self._tokenizer = tokenizer
         # Not resumed by the client: a lost generation may go on at another coordinator.
-        self._generating = AsyncClient(peer, timeout_s=config.generation_timeout_s, resume_wait_s=0)
-        self._asking = AsyncClient(peer, timeout_s=DESCRIBE_TIMEOUT_S)
-        self._hanging = HangWatch()
-        self._strangers = asyncio.Semaphore(MAX_STRANGERS)
-        self._known: dict[str | None, tuple[ModelDescription, float]] = {}
-        """What callers of each key have been told that had a target then, and when."""
+        self._generation_client = AsyncClient(peer, timeout_s=config.generation_timeout_s, resume_wait_s=0)
+        self._query_client = AsyncClient(peer, timeout_s=DESCRIBE_TIMEOUT_S)
+        self._hang_watch = HangWatch()
+        self._new_key_queries = asyncio.Semaphore(MAX_NEW_KEY_QUERIES)
+        self._descriptions: dict[str | None, tuple[ModelDescription, float]] = {}
+        """By the callers' key: the last description that had a target, and when it came."""
         self._full_until: dict[str | None, float] = {}
-        """When it may have room for callers of each key that it had none for, as it said."""
-        self._questions: dict[str | None, asyncio.Task[ModelDescription]] = {}
-        """Under way, by the key of those who wait for the answer."""
+        """By the callers' key: when there may be room again, as the coordinator said."""
+        self._queries: dict[str | None, asyncio.Task[ModelDescription]] = {}
+        """By the callers' key: the query that is under way."""
 
     @contextmanager
     def client(self, caller: HttpCaller) -> Iterator[AsyncClient]:
-        """What one of a caller's generations runs on, counted meanwhile.
+        """Yield the client for one generation of a caller, and count that meanwhile.
 
-        One that is lost here is news: whatever is known of this coordinator is forgotten. One that finds no room
-        is news for its key alone, which may have taken its share of the places.
+        A generation that is lost here is news: all descriptions are forgotten. One that finds no room is news for
+        its key alone, which may have taken its share of the places.
         """
-        self.running += 1
+        self.request_count += 1
         self._idle.clear()
         try:
-            yield self._generating.calling(api_key=caller.api_key, request_id=caller.request_id)
+            yield self._generation_client.calling(api_key=caller.api_key, request_id=caller.request_id)
         except (PeerUnavailable, UntrustedPeer):
             self.failed_at = time.monotonic()
-            self._known.clear()
+            self._descriptions.clear()
             raise
         except Overloaded as error:
             if not error.is_of_the_key:
                 self._note_full(caller, error)
             raise
         finally:
-            self.running -= 1
-            if not self.running:
+            self.request_count -= 1
+            if not self.request_count:
                 self._idle.set()
 
-    def heard(self) -> None:
-        """It has said something of a generation."""
-        self._hanging.heard()
+    def note_answer(self) -> None:
+        """Note that the coordinator has sent an event of a generation."""
+        self._hang_watch.note_answer()
 
     def is_full(self, caller: HttpCaller) -> bool:
-        """Whether it has lately had no room for this caller's key, and said that it is so still."""
+        """Whether the coordinator had no room for this caller's key, and by its own word has none yet."""
         return time.monotonic() < self._full_until.get(caller.api_key, 0.0)
 
     def _note_full(self, caller: HttpCaller, error: Overloaded) -> None:
-        if len(self._full_until) >= MAX_KNOWN:
+        if len(self._full_until) >= MAX_CALLER_KEYS:
             self._full_until.clear()
-        hint_s = KNOWN_FOR_S if error.retry_after_ms is None else error.retry_after_ms / 1e3
+        hint_s = DESCRIPTION_FRESH_S if error.retry_after_ms is None else error.retry_after_ms / 1e3
         self._full_until[caller.api_key] = time.monotonic() + hint_s
 
     async def close_when_idle(self) -> None:
-        """Close the channels once what runs on them has ended."""
-        await asyncio.sleep(VANISHED_FOR_S)
+        """Close the channels once all that runs on them has ended."""
+        await asyncio.sleep(DRAIN_DELAY_S)
         await self._idle.wait()
         await self.close()
 
-    async def ask(self, caller: HttpCaller) -> ModelDescription:
-        """What it serves, from itself and now.
+    async def describe(self, caller: HttpCaller) -> ModelDescription:
+        """Ask the coordinator what it serves.
 
         Raises:
             PacelineError: it doesn't answer, or refuses the caller.
             VocabularyMismatch: its target's tokenizer is not this gateway's.
         """
-        asking = self._asking.calling(api_key=caller.api_key)
+        client = self._query_client.calling(api_key=caller.api_key)
         try:
-            with self._hanging.asking():
-                described = (await asking.describe_models())[0]
-            self._check_tokenizer(described)
+            with self._hang_watch.query():
+                description = (await client.describe_models())[0]
+            self._check_tokenizer(description)
         except Unauthenticated:
             raise  # which says nothing of the coordinator
         except PacelineError as error:
@@ -155,66 +157,66 @@ class Coordinator:
                 raise PeerUnavailable(f"coordinator at {self.address}: {error.message}") from error
             raise
         self.failed_at = 0.0
-        if len(self._known) >= MAX_KNOWN:
-            self._known.clear()
-        self._known.pop(caller.api_key, None)
-        if described.target_ready:
-            self._known[caller.api_key] = (described, time.monotonic())
-        return described
+        if len(self._descriptions) >= MAX_CALLER_KEYS:
+            self._descriptions.clear()
+        self._descriptions.pop(caller.api_key, None)
+        if description.target_ready:
+            self._descriptions[caller.api_key] = (description, time.monotonic())
+        return description
 
-    async def described(self, caller: HttpCaller) -> ModelDescription:
-        """What it serves, as it told this key a moment ago if it had a target then. Raises as `ask`.
+    async def recent_description(self, caller: HttpCaller) -> ModelDescription:
+        """Return what the coordinator told this key a moment ago if it had a target then. Raises as `describe`.
 
         It is asked again while its answer is still new, so that of requests that follow each other none waits.
         """
-        known, at = self._known.get(caller.api_key, (None, 0.0))
-        age_s = time.monotonic() - at
-        if known is None or age_s >= KNOWN_FOR_S / 2:
-            question = self._questions.get(caller.api_key) or self._question(caller)
-            if known is None or age_s >= KNOWN_FOR_S:
-                return await asyncio.shield(question)
-        return known
+        description, described_at = self._descriptions.get(caller.api_key, (None, 0.0))
+        age_s = time.monotonic() - described_at
+        if description is None or age_s >= DESCRIPTION_FRESH_S / 2:
+            query = self._queries.get(caller.api_key) or self._start_query(caller)
+            if description is None or age_s >= DESCRIPTION_FRESH_S:
+                return await asyncio.shield(query)
+        return description
 
-    def _question(self, caller: HttpCaller) -> asyncio.Task[ModelDescription]:
-        """One for all requests that come meanwhile; it outlives those that leave."""
+    def _start_query(self, caller: HttpCaller) -> asyncio.Task[ModelDescription]:
+        """Start one query for all requests that come meanwhile; it outlives those that leave."""
         key = caller.api_key
-        question = self._questions[key] = asyncio.create_task(self._asked(caller))
+        query = self._queries[key] = asyncio.create_task(self._describe_in_turn(caller))
 
-        def answered(task: asyncio.Task[ModelDescription]) -> None:
-            del self._questions[key]
+        def forget(task: asyncio.Task[ModelDescription]) -> None:
+            del self._queries[key]
             if not task.cancelled():
                 task.exception()  # those who wait raise it
 
-        question.add_done_callback(answered)
-        return question
+        query.add_done_callback(forget)
+        return query
 
-    async def _asked(self, caller: HttpCaller) -> ModelDescription:
-        if caller.api_key in self._known:
-            return await self.ask(caller)
-        async with self._strangers:
-            return await self.ask(caller)
+    async def _describe_in_turn(self, caller: HttpCaller) -> ModelDescription:
+        if caller.api_key in self._descriptions:
+            return await self.describe(caller)
+        async with self._new_key_queries:
+            return await self.describe(caller)
 
     async def close(self) -> None:
-        """Close the channels; what runs is cancelled."""
-        await self._generating.close()
-        await self._asking.close()
+        """Close the channels and cancel what runs on them."""
+        await self._generation_client.close()
+        await self._query_client.close()
 
-    def _check_tokenizer(self, described: ModelDescription) -> None:
-        theirs = described.target.tokenizer
-        if theirs and theirs != self._tokenizer:
+    def _check_tokenizer(self, description: ModelDescription) -> None:
+        tokenizer = description.target.tokenizer
+        if tokenizer and tokenizer != self._tokenizer:
             raise VocabularyMismatch(
-                f"coordinator at {self.address}: its target's tokenizer {theirs[:12]} is not the gateway's "
-                f"{self._tokenizer[:12]}; set the gateway's model to the target's, {described.target.model}"
+                f"coordinator at {self.address}: its target's tokenizer {tokenizer[:12]} is not the gateway's "
+                f"{self._tokenizer[:12]}; set the gateway's model to the target's, {description.target.model}"
             )
 
 
-def _any(serving: Serving) -> bool:
-    """No demand on a coordinator's target."""
+def _any_upstream(upstream: Upstream) -> bool:
+    """Demand nothing of a coordinator's target."""
     return True
 
 
 class Coordinators:
-    """All of them, in front of targets of one model; belongs to the running event loop.
+    """All coordinators of this gateway, in front of targets of one model; belongs to the running event loop.
 
     Raises:
         InvalidInput: an address is none of the forms of `EndpointSource`, or a TLS file is not what it should be.
@@ -222,143 +224,145 @@ class Coordinators:
 
     def __init__(self, config: GatewayConfig, tokenizer: str) -> None:
         self.wait_s = config.coordinator_wait_ms / 1e3
-        """Longest wait for one that serves."""
+        """Longest wait for a coordinator that serves."""
         self.budget = RetryBudget()
-        """Of generations that are lost, or refused, and go on elsewhere."""
+        """For generations that are lost, or refused, and go on elsewhere."""
         self._config = config
         self._tokenizer = tokenizer
-        self.all: Sequence[Coordinator] = ()
-        self._tasks = BackgroundTasks(self._broken)
-        self._vanished: set[Coordinator] = set()
+        self.members: Sequence[Coordinator] = ()
+        self._tasks = BackgroundTasks(self._log_watch_end)
+        self._draining: set[Coordinator] = set()
         channel_credentials(config.reach("checked:1"), "coordinator.")
         sources = [EndpointSource.parse("coordinator.address", text) for text in config.coordinator.address]
-        self._missing = f"no coordinator is found: coordinator.address = {', '.join(config.coordinator.address)}"
+        addresses = ", ".join(config.coordinator.address)
+        self._no_coordinator = f"no coordinator is found: coordinator.address = {addresses}"
         self._tasks.spawn(EndpointWatch(sources, self._update).run())
 
-    async def serving(self, caller: HttpCaller) -> Serving:
-        """The coordinator for a request: the one that has fewest of this gateway's, of those that have a target.
+    async def choose(self, caller: HttpCaller) -> Upstream:
+        """Choose the coordinator for a request: of those that have a target the one with fewest of our requests.
 
-        One that is full is asked where all are.
+        A full coordinator is asked only where all are full.
 
         Raises:
-            PeerUnavailable: none has one, for as long as the configuration allows.
-            Unauthenticated: none serves, and one at least refuses the caller.
-            PacelineError: none serves, for reasons that waiting doesn't mend: the last one's.
+            PeerUnavailable: none has a target, for as long as the configuration allows.
+            Unauthenticated: none serves, and at least one refuses the caller.
+            PacelineError: none serves, for reasons that waiting doesn't mend; the last coordinator's.
         """
         deadline = time.monotonic() + self.wait_s
         backoff = Backoff()
         while True:
             try:
-                return await self.first_serving(caller)
+                return await self.choose_now(caller)
             except PeerUnavailable as error:
-                left_s = deadline - time.monotonic()
-                if left_s <= 0:
+                remaining_s = deadline - time.monotonic()
+                if remaining_s <= 0:
                     raise
                 pause_s = backoff.next_s(error.retry_after_ms)
-            await asyncio.sleep(min(left_s, pause_s))
+            await asyncio.sleep(min(remaining_s, pause_s))
 
-    async def first_serving(self, caller: HttpCaller, fits: Callable[[Serving], bool] = _any) -> Serving:
-        """As `serving`, of those that fit, and without waiting. Raises as `serving`."""
-        return await self._first(caller, lambda coordinator: coordinator.described(caller), fits)
+    async def choose_now(self, caller: HttpCaller, fits: Callable[[Upstream], bool] = _any_upstream) -> Upstream:
+        """Choose among the coordinators that fit, without waiting. Raises as `choose`."""
+        return await self._first_upstream(caller, lambda coordinator: coordinator.recent_description(caller), fits)
 
     async def tenant(self, caller: HttpCaller) -> str:
-        """Whose a caller's requests are; empty: no key is asked for, or nobody is there who knows.
+        """Return the tenant of a caller; empty: no key is asked for, or no coordinator answers.
 
         Raises:
-            Unauthenticated: its key is none.
+            Unauthenticated: the caller's key is not valid.
         """
         try:
-            return (await self.first_serving(caller)).description.tenant
+            return (await self.choose_now(caller)).description.tenant
         except Unauthenticated:
             raise
         except PacelineError:
             return ""
 
-    async def models(self, caller: HttpCaller) -> ModelDescription:
-        """What is served, as one of them says now, one that has a target if any has. Raises as `serving`."""
-        heard: list[ModelDescription] = []
+    async def describe_models(self, caller: HttpCaller) -> ModelDescription:
+        """Ask what is served: a coordinator that has a target if any has. Raises as `choose`."""
+        descriptions: list[ModelDescription] = []
 
-        async def ask(coordinator: Coordinator) -> ModelDescription:
-            heard.append(await coordinator.ask(caller))
-            return heard[-1]
+        async def describe(coordinator: Coordinator) -> ModelDescription:
+            descriptions.append(await coordinator.describe(caller))
+            return descriptions[-1]
 
         try:
-            return (await self._first(caller, ask, _any)).description
+            return (await self._first_upstream(caller, describe, _any_upstream)).description
         except PacelineError:
-            if not heard:
+            if not descriptions:
                 raise
-            return heard[-1]
+            return descriptions[-1]
 
     async def check(self) -> None:
-        """Return if a request would find a target, as far as anybody may know.
+        """Check that a request would find a target, as far as a caller without a key may know.
 
         Raises:
             PacelineError: it would not.
         """
         try:
-            described = await self.models(HttpCaller(""))
+            description = await self.describe_models(HttpCaller(""))
         except Unauthenticated:
             return  # it answers, and tells the rest to callers with a key alone
-        if not described.target_ready:
+        if not description.target_ready:
             raise PeerUnavailable("no coordinator has a link to its target")
 
     async def close(self) -> None:
         """Close all channels."""
         await self._tasks.close()
-        await asyncio.gather(*(coordinator.close() for coordinator in (*self.all, *self._vanished)))
+        await asyncio.gather(*(coordinator.close() for coordinator in (*self.members, *self._draining)))
 
     def _update(self, endpoints: Sequence[Endpoint]) -> None:
-        """New addresses get channels; what runs at a vanished one goes on."""
-        known = {coordinator.address: coordinator for coordinator in self.all}
-        self.all = [
-            known.get(endpoint.address) or Coordinator(self._config, endpoint, self._tokenizer)
+        """Open channels to new addresses; what runs at a vanished one goes on."""
+        by_address = {coordinator.address: coordinator for coordinator in self.members}
+        self.members = [
+            by_address.get(endpoint.address) or Coordinator(self._config, endpoint, self._tokenizer)
             for endpoint in endpoints
         ]
-        for coordinator in set(known.values()).difference(self.all):
-            logger.info("endpoint vanished: address=%s requests=%d", coordinator.address, coordinator.running)
-            self._vanished.add(coordinator)
-            self._tasks.spawn(self._let_go(coordinator))
+        for coordinator in set(by_address.values()).difference(self.members):
+            logger.info("endpoint vanished: address=%s requests=%d", coordinator.address, coordinator.request_count)
+            self._draining.add(coordinator)
+            self._tasks.spawn(self._drain(coordinator))
 
-    async def _let_go(self, coordinator: Coordinator) -> None:
+    async def _drain(self, coordinator: Coordinator) -> None:
         await coordinator.close_when_idle()
-        self._vanished.discard(coordinator)
+        self._draining.discard(coordinator)
 
     @staticmethod
-    def _broken(error: BaseException) -> None:
+    def _log_watch_end(error: BaseException) -> None:
         logger.error("endpoints are followed no longer", exc_info=error)
 
-    async def _first(
+    async def _first_upstream(
         self,
         caller: HttpCaller,
-        ask: Callable[[Coordinator], Awaitable[ModelDescription]],
-        fits: Callable[[Serving], bool],
-    ) -> Serving:
-        """The first, in the order of preference, that answers, has a target and fits; without waiting.
+        describe: Callable[[Coordinator], Awaitable[ModelDescription]],
+        fits: Callable[[Upstream], bool],
+    ) -> Upstream:
+        """Return the first coordinator, by preference, that answers, has a target and fits.
 
-        One that fails in whatever way takes nothing from the others: while keys are changed, some know a new one
-        and some don't. Raises as `serving`: that a key is refused, for which waiting is no remedy, else the last
-        reason, of those that may pass if there are any.
+        One that fails takes nothing from the others: while keys are changed, some know a new one and some don't.
+        Raises as `choose`: a refused key first, for which waiting is no remedy; else the last failure that may pass;
+        else the last one.
         """
         failures: list[PacelineError] = []
-        for coordinator in self._in_order(caller):
+        for coordinator in self._by_preference(caller):
             try:
-                serving = Serving(coordinator, await ask(coordinator))
+                upstream = Upstream(coordinator, await describe(coordinator))
             except PacelineError as error:
                 failures.append(error)
                 continue
-            ready = serving.description.target_ready
-            if ready and fits(serving):
-                return serving
-            lacks = "its target is another one" if ready else "no link to its target yet"
-            failures.append(PeerUnavailable(f"coordinator at {coordinator.address}: {lacks}"))
-        refused = [failure for failure in failures if isinstance(failure, Unauthenticated)]
-        passing = [failure for failure in failures if isinstance(failure, PeerUnavailable)]
-        raise (refused or passing or failures or [PeerUnavailable(self._missing)])[-1]
+            has_target = upstream.description.target_ready
+            if has_target and fits(upstream):
+                return upstream
+            reason = "its target is another one" if has_target else "no link to its target yet"
+            failures.append(PeerUnavailable(f"coordinator at {coordinator.address}: {reason}"))
+        refusals = [failure for failure in failures if isinstance(failure, Unauthenticated)]
+        outages = [failure for failure in failures if isinstance(failure, PeerUnavailable)]
+        raise (refusals or outages or failures or [PeerUnavailable(self._no_coordinator)])[-1]
 
-    def _in_order(self, caller: HttpCaller) -> list[Coordinator]:
+    def _by_preference(self, caller: HttpCaller) -> list[Coordinator]:
         now = time.monotonic()
 
-        def least(each: Coordinator) -> tuple[bool, bool, int]:
-            return now - each.failed_at < KNOWN_FOR_S, each.is_full(caller), each.running
+        def rank(coordinator: Coordinator) -> tuple[bool, bool, int]:
+            has_failed = now - coordinator.failed_at < DESCRIPTION_FRESH_S
+            return has_failed, coordinator.is_full(caller), coordinator.request_count
 
-        return sorted(self.all, key=least)
+        return sorted(self.members, key=rank)

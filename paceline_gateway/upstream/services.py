@@ -16,22 +16,22 @@ from paceline_gateway.reply.template_probes import named_roles, read_reply_forma
 from paceline_gateway.upstream.coordinators import Coordinators
 
 NO_MODEL = ("", "dummy")
-"""What clients send that were given no model: huggingface_hub's the latter."""
+"""Names that clients send if their user named no model; the second is huggingface_hub's."""
 
 
 @dataclass(frozen=True)
 class Services:
-    """Made once for a process, and closed with it."""
+    """The services of one process, which are closed with it."""
 
     config: GatewayConfig
     tokenizer: Tokenizer
     prompts: PromptReader
     coordinators: Coordinators
-    form: ReplyFormat
+    reply_format: ReplyFormat
 
     @classmethod
     def of(cls, config: GatewayConfig, tokenizer: Tokenizer) -> Services:
-        """Open nothing yet; belongs to the running event loop."""
+        """Build the services without opening anything yet; they belong to the running event loop."""
         coordinators = Coordinators(config, tokenizer.fingerprint)
         return cls(config, tokenizer, PromptReader(tokenizer), coordinators, read_reply_format(tokenizer))
 
@@ -41,21 +41,21 @@ class Services:
         return named_roles(self.tokenizer)
 
     def served_name(self, description: ModelDescription) -> str:
-        """What requests call the model."""
+        """Return the name by which requests call the model."""
         return self.config.served_model_name or description.name
 
-    def check_model(self, wanted: str | None, description: ModelDescription) -> None:
+    def check_model(self, model: str | None, description: ModelDescription) -> None:
         """Refuse another model than the served one.
 
         Raises:
             UnknownModel: naming both.
         """
-        served = self.served_name(description)
-        if wanted not in (None, *NO_MODEL, served):
-            raise UnknownModel(f"model = {wanted[:200]!r}: must be {served!r}, the one served here")
+        name = self.served_name(description)
+        if model not in (None, *NO_MODEL, name):
+            raise UnknownModel(f"model = {model[:200]!r}: must be {name!r}, the one served here")
 
     async def token_ids(self, text: str, max_length: int, *, add_special_tokens: bool = True) -> tuple[int, ...]:
-        """A prompt's ids, read beside the event loop where it is long.
+        """Return a prompt's ids; a long prompt is read beside the event loop.
 
         Raises:
             InvalidInput: more bytes than the context can hold.
@@ -64,10 +64,10 @@ class Services:
         return await self.prompts.read(encode, len(text.encode()), max_length, "prompt bytes")
 
     async def text(self, token_ids: Sequence[int], field: str) -> str:
-        """The text of ids, read likewise.
+        """Return the text of ids; many ids are read beside the event loop.
 
         Raises:
-            InvalidInput: one is none of the vocabulary's; naming the field.
+            InvalidInput: an id is not in the vocabulary; naming the field.
         """
         size = PIECE_BYTES * len(token_ids)
         return await self.prompts.beside(partial(self._text, token_ids, field), size)
@@ -77,6 +77,6 @@ class Services:
         return self.tokenizer.decode(token_ids)
 
     async def close(self) -> None:
-        """Let go of threads and channels."""
+        """Close threads and channels."""
         self.prompts.close()
         await self.coordinators.close()

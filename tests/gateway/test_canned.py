@@ -38,7 +38,7 @@ from paceline.runtime.gateway_config import GatewayConfig
 from paceline_gateway.app import create_app
 from paceline_gateway.http.guard import RunningRequests
 from paceline_gateway.reply.template_probes import read_reply_format
-from paceline_gateway.upstream.coordinators import Coordinators, Serving
+from paceline_gateway.upstream.coordinators import Coordinators, Upstream
 from paceline_gateway.upstream.services import Services
 from tests.gateway.templates import HERMES, MISTRAL, OPENED, THINKING, templated
 
@@ -61,15 +61,15 @@ class CannedCoordinator:
         self.ended = FinishReason.STOP
         self.budget = RetryBudget()
 
-    async def serving(self, caller: object) -> Serving:
+    async def choose(self, caller: object) -> Upstream:
         fingerprint = Fingerprint(model="m", tokenizer="t", vocab_size=9)
-        described = ModelDescription("m", fingerprint, fingerprint, 10_000, (), True, True)
-        return Serving(cast(Any, self), described)
+        description = ModelDescription("m", fingerprint, fingerprint, 10_000, (), True, True)
+        return Upstream(cast(Any, self), description)
 
     async def tenant(self, caller: object) -> str:
         return ""
 
-    def heard(self) -> None:
+    def note_answer(self) -> None:
         pass
 
     @contextmanager
@@ -322,11 +322,11 @@ async def test_a_defect_is_answered_logged_and_counted_under_the_requests_id(
     counted: list[tuple[str, int]] = []
     monkeypatch.setattr(metrics, "http_request_done", lambda route, status, seconds: counted.append((route, status)))
 
-    async def broken(caller: object) -> Serving:
+    async def broken(caller: object) -> Upstream:
         raise KeyError("nobody")
 
     async with serving(HERMES, "so", defective=True) as served:
-        monkeypatch.setattr(served.canned, "serving", broken)
+        monkeypatch.setattr(served.canned, "choose", broken)
         with caplog.at_level(logging.INFO, "paceline_gateway"):
             answer = await served.http.post("http://localhost/tokenize", json={"prompt": "a"})
     assert (answer.status_code, answer.json()["error"]["code"]) == (500, "internal_error")

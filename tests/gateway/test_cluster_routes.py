@@ -26,10 +26,10 @@ class SayingCoordinator:
 
     address: str
     answer: ModelDescription | PacelineError
-    running: int = 4
+    request_count: int = 4
     callers: list[HttpCaller] = field(default_factory=list)
 
-    async def ask(self, caller: HttpCaller) -> ModelDescription:
+    async def describe(self, caller: HttpCaller) -> ModelDescription:
         self.callers.append(caller)
         if isinstance(self.answer, PacelineError):
             raise self.answer
@@ -38,7 +38,7 @@ class SayingCoordinator:
 
 async def view(*coordinators: SayingCoordinator) -> list[dict[str, Any]]:
     services = SimpleNamespace(
-        coordinators=SimpleNamespace(all=coordinators), served_name=lambda description: f"my-{description.name}"
+        coordinators=SimpleNamespace(members=coordinators), served_name=lambda description: f"my-{description.name}"
     )
     shown = await cluster_view(cast(Services, services), HttpCaller("1", "key"))
     found: list[dict[str, Any]] = shown["coordinators"]

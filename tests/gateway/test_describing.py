@@ -23,7 +23,7 @@ from paceline.v1 import generation_service_pb2 as pb
 from paceline.v1 import generation_service_pb2_grpc as pb_grpc
 from paceline_gateway.upstream import coordinators
 from paceline_gateway.upstream.caller import HttpCaller
-from paceline_gateway.upstream.coordinators import KNOWN_FOR_S, MAX_STRANGERS, Coordinator
+from paceline_gateway.upstream.coordinators import DESCRIPTION_FRESH_S, MAX_NEW_KEY_QUERIES, Coordinator
 
 TARGET = Fingerprint("m", "t", 99, "n")
 DESCRIPTION = ModelDescription("m", TARGET, TARGET, 99, (), True, True)
@@ -77,29 +77,29 @@ def set_clock(monkeypatch: pytest.MonkeyPatch, now: float) -> None:
 
 async def test_requests_that_come_at_once_ask_once_for_each_key() -> None:
     async with described_slowly() as (servicer, coordinator):
-        waiting = [asyncio.create_task(coordinator.described(key(text))) for text in "aaabb"]
+        waiting = [asyncio.create_task(coordinator.recent_description(key(text))) for text in "aaabb"]
         await servicer.came.wait()
         servicer.may_answer.set()
         assert await asyncio.gather(*waiting) == [DESCRIPTION] * 5
         assert sorted(servicer.asked) == ["a", "b"]
-        assert await coordinator.described(key("a")) == DESCRIPTION
+        assert await coordinator.recent_description(key("a")) == DESCRIPTION
         assert sorted(servicer.asked) == ["a", "b"], "it is known for a while"
 
 
 async def test_requests_that_follow_each_other_wait_once(monkeypatch: pytest.MonkeyPatch) -> None:
     async with described_slowly() as (servicer, coordinator):
         servicer.may_answer.set()
-        await coordinator.described(key("a"))
+        await coordinator.recent_description(key("a"))
         servicer.may_answer.clear()
         servicer.came.clear()
         now = time.monotonic()
-        set_clock(monkeypatch, now + 0.6 * KNOWN_FOR_S)
+        set_clock(monkeypatch, now + 0.6 * DESCRIPTION_FRESH_S)
         for _ in range(3):
-            assert await coordinator.described(key("a")) == DESCRIPTION
+            assert await coordinator.recent_description(key("a")) == DESCRIPTION
         await asyncio.wait_for(servicer.came.wait(), 5)
         assert servicer.asked == ["a", "a"]
-        set_clock(monkeypatch, now + 1.1 * KNOWN_FOR_S)
-        waits = asyncio.create_task(coordinator.described(key("a")))
+        set_clock(monkeypatch, now + 1.1 * DESCRIPTION_FRESH_S)
+        waits = asyncio.create_task(coordinator.recent_description(key("a")))
         await asyncio.sleep(0)
         assert not waits.done(), "what is old is not told"
         servicer.may_answer.set()
@@ -109,7 +109,7 @@ async def test_requests_that_follow_each_other_wait_once(monkeypatch: pytest.Mon
 
 async def test_a_request_that_leaves_takes_no_answer_from_the_others() -> None:
     async with described_slowly() as (servicer, coordinator):
-        leaves, stays = (asyncio.create_task(coordinator.described(key("a"))) for _ in range(2))
+        leaves, stays = (asyncio.create_task(coordinator.recent_description(key("a"))) for _ in range(2))
         await servicer.came.wait()
         leaves.cancel()
         servicer.may_answer.set()
@@ -122,7 +122,7 @@ async def test_a_refusal_is_told_to_all_who_wait_and_is_asked_for_again() -> Non
     async with described_slowly() as (servicer, coordinator):
         servicer.may_answer.set()
         for asked in (1, 2):
-            waiting = [coordinator.described(key(WRONG_KEY)) for _ in range(3)]
+            waiting = [coordinator.recent_description(key(WRONG_KEY)) for _ in range(3)]
             answers = await asyncio.gather(*waiting, return_exceptions=True)
             assert [type(answer) for answer in answers] == [Unauthenticated] * 3
             assert servicer.asked == [WRONG_KEY] * asked
@@ -131,18 +131,20 @@ async def test_a_refusal_is_told_to_all_who_wait_and_is_asked_for_again() -> Non
 async def test_strangers_wait_for_each_other_and_who_is_known_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     async with described_slowly() as (servicer, coordinator):
         servicer.may_answer.set()
-        await coordinator.described(key("known"))
+        await coordinator.recent_description(key("known"))
         servicer.may_answer.clear()
-        strangers = [asyncio.create_task(coordinator.described(key(f"invented-{number}"))) for number in range(100)]
-        while len(servicer.asked) < 1 + MAX_STRANGERS:
+        strangers = [
+            asyncio.create_task(coordinator.recent_description(key(f"invented-{number}"))) for number in range(100)
+        ]
+        while len(servicer.asked) < 1 + MAX_NEW_KEY_QUERIES:
             servicer.came.clear()
             await servicer.came.wait()
-        set_clock(monkeypatch, time.monotonic() + KNOWN_FOR_S)
-        again = asyncio.create_task(coordinator.described(key("known")))
+        set_clock(monkeypatch, time.monotonic() + DESCRIPTION_FRESH_S)
+        again = asyncio.create_task(coordinator.recent_description(key("known")))
         while servicer.asked.count("known") < 2:
             servicer.came.clear()
             await servicer.came.wait()
-        assert len(servicer.asked) == 2 + MAX_STRANGERS
+        assert len(servicer.asked) == 2 + MAX_NEW_KEY_QUERIES
         servicer.may_answer.set()
         assert (await again).target_ready
         await asyncio.gather(*strangers)

@@ -18,7 +18,7 @@ from paceline.v1 import generation_service_pb2_grpc as pb_grpc
 from paceline_gateway.upstream import coordinators, hang_watch
 from paceline_gateway.upstream.caller import HttpCaller
 from paceline_gateway.upstream.coordinators import Coordinator
-from paceline_gateway.upstream.hang_watch import FIRST_PAUSE_S, MOST_PAUSE_S, HangWatch
+from paceline_gateway.upstream.hang_watch import FIRST_PAUSE_S, MAX_PAUSE_S, HangWatch
 
 NOBODY = HttpCaller("")
 
@@ -40,14 +40,14 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SteppedTime:
 
 
 def hangs(watch: HangWatch, clock: SteppedTime, seconds: float = 2.0) -> None:
-    with pytest.raises(DeadlineExceeded), watch.asking():
+    with pytest.raises(DeadlineExceeded), watch.query():
         clock.now += seconds
         raise DeadlineExceeded("2 s")
 
 
 def refused(watch: HangWatch) -> bool:
     try:
-        with watch.asking():
+        with watch.query():
             raise AssertionError("asked")
     except PeerUnavailable:
         return True
@@ -57,9 +57,9 @@ def refused(watch: HangWatch) -> bool:
 
 def test_a_peer_that_says_something_meanwhile_does_not_hang(clock: SteppedTime) -> None:
     watch = HangWatch()
-    with pytest.raises(DeadlineExceeded), watch.asking():
+    with pytest.raises(DeadlineExceeded), watch.query():
         clock.now += 1
-        watch.heard()
+        watch.note_answer()
         clock.now += 1
         raise DeadlineExceeded("2 s")
     assert not refused(watch)
@@ -73,26 +73,26 @@ def test_pauses_double_up_to_a_limit(clock: SteppedTime) -> None:
     for _ in range(8):
         hangs(watch, clock)
         clock.now += pause - 0.01
-        with pytest.raises(PeerUnavailable, match=r"asked again in 0\.0 s"), watch.asking():
+        with pytest.raises(PeerUnavailable, match=r"asked again in 0\.0 s"), watch.query():
             pass
         clock.now += 0.02
-        pause = min(MOST_PAUSE_S, 2 * pause)
-    assert pause == MOST_PAUSE_S
+        pause = min(MAX_PAUSE_S, 2 * pause)
+    assert pause == MAX_PAUSE_S
 
 
 def test_one_asks_and_the_others_are_told_at_once(clock: SteppedTime) -> None:
     watch = HangWatch()
-    with watch.asking(), watch.asking():
+    with watch.query(), watch.query():
         pass
     hangs(watch, clock)
     clock.now += FIRST_PAUSE_S
-    with watch.asking():
+    with watch.query():
         assert refused(watch)
 
 
 def test_questions_that_were_asked_together_count_once(clock: SteppedTime) -> None:
     watch = HangWatch()
-    with pytest.raises(DeadlineExceeded), watch.asking():
+    with pytest.raises(DeadlineExceeded), watch.query():
         hangs(watch, clock)
         raise DeadlineExceeded("2 s")
     clock.now += FIRST_PAUSE_S
@@ -105,7 +105,7 @@ def test_any_answer_ends_the_pauses(clock: SteppedTime, answer: Exception | None
     hangs(watch, clock)
     clock.now += FIRST_PAUSE_S
     try:
-        with watch.asking():
+        with watch.query():
             if answer is not None:
                 raise answer
     except (Unauthenticated, PeerUnavailable):
@@ -145,19 +145,19 @@ async def test_health_checks_of_a_hanging_coordinator_cost_one_wait(monkeypatch:
     monkeypatch.setattr(hang_watch, "FIRST_PAUSE_S", 0.3)
     async with hanging_coordinator() as (service, coordinator):
         with pytest.raises(PeerUnavailable):
-            await coordinator.ask(NOBODY)
+            await coordinator.describe(NOBODY)
         for _ in range(50):
             with pytest.raises(PeerUnavailable, match=f"{coordinator.address}: it takes calls and does not answer"):
-                await coordinator.ask(NOBODY)
+                await coordinator.describe(NOBODY)
         assert service.asked == 1
         service.answers.set()
         async with asyncio.timeout(10):
             while True:
                 try:
-                    described = await coordinator.ask(NOBODY)
+                    described = await coordinator.describe(NOBODY)
                     break
                 except PeerUnavailable:
                     await asyncio.sleep(0.02)
         assert (described.name, service.asked) == ("m", 2)
-        await asyncio.gather(*(coordinator.ask(NOBODY) for _ in range(5)))
+        await asyncio.gather(*(coordinator.describe(NOBODY) for _ in range(5)))
         assert service.asked == 7

@@ -44,7 +44,7 @@ from paceline_gateway.openai.params import bad_word_ids, sampling_params
 from paceline_gateway.openai.types import CompletionRequest
 from paceline_gateway.openai.usage import observed
 from paceline_gateway.upstream.caller import caller_of
-from paceline_gateway.upstream.coordinators import Coordinator, Serving
+from paceline_gateway.upstream.coordinators import Coordinator, Upstream
 
 TRACEPARENT = f"00-{'a' * 32}-{'b' * 16}-01"
 
@@ -140,11 +140,11 @@ async def test_one_channel_serves_many_callers() -> None:
     assert said == [("Bearer theirs", "r-1"), (None, None), ("Bearer own", None)]
 
 
-def described(**changes: Any) -> Serving:
+def described(**changes: Any) -> Upstream:
     target = Fingerprint("m", "t", 10, "n")
     description = ModelDescription("m", target, Fingerprint("d", "t", 10, "n"), 9, ("auto",), True, True)
     coordinator = object.__new__(Coordinator)
-    return Serving(coordinator, replace(description, **changes))
+    return Upstream(coordinator, replace(description, **changes))
 
 
 def test_the_fingerprint_changes_with_what_a_seed_depends_on() -> None:

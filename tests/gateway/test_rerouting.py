@@ -25,7 +25,7 @@ from paceline.protocol.records import GenerationStats
 from paceline.rpc.retries import RETRIES_PER_MINUTE, Retries, RetryBudget
 from paceline.runtime.gateway_config import GatewayConfig
 from paceline_gateway.upstream.caller import HttpCaller
-from paceline_gateway.upstream.coordinators import Coordinators, Serving
+from paceline_gateway.upstream.coordinators import Coordinators, Upstream
 from paceline_gateway.upstream.rerouting import Rerouting
 
 TEXT = (11, 12, 13, 14)
@@ -39,7 +39,7 @@ class Losing:
 
     running = 0
 
-    def heard(self) -> None:
+    def note_answer(self) -> None:
         pass
 
     failed_at = 0.0
@@ -53,7 +53,7 @@ class Losing:
         self._lasts = lasts
         self._failure = failure or PeerUnavailable("gone")
 
-    async def described(self, caller: HttpCaller) -> ModelDescription:
+    async def recent_description(self, caller: HttpCaller) -> ModelDescription:
         if self.unfit is not None:
             raise self.unfit
         return ModelDescription("m", self._target, SAME, 99, (), True, True)
@@ -79,11 +79,11 @@ async def read(*coordinators: Losing, budget: RetryBudget | None = None) -> list
     known = Coordinators(GatewayConfig(coordinator_wait_ms=150), "t")
     known.budget = budget or known.budget
     several: Any = coordinators
-    known.all = several
-    begins = Serving(several[0], await coordinators[0].described(CALLER))
+    known.members = several
+    first = Upstream(several[0], await coordinators[0].recent_description(CALLER))
     # The lost one is asked last, as by a gateway that has noticed.
-    known._in_order = lambda caller: [*several[1:], several[0]]  # type: ignore[method-assign]
-    made = Rerouting(known, begins, CALLER).stream(GenerateRequest(token_ids=(1,)))
+    known._by_preference = lambda caller: [*several[1:], several[0]]  # type: ignore[method-assign]
+    made = Rerouting(known, first, CALLER).stream(GenerateRequest(token_ids=(1,)))
     async with aclosing(made) as events:
         return [event async for event in events]
 

@@ -151,8 +151,8 @@ async def test_many_of_one_key_begin_few_at_once_and_others_beside_them() -> Non
     bob = asyncio.create_task(asked(guard, [piece(1, more=False)]))
     await turns()
     assert len(app.callers) == MAX_BEGINNING + 1
-    app.callers[0].begun()
-    app.callers[0].begun()
+    app.callers[0].on_begin()
+    app.callers[0].on_begin()
     await turns()
     assert len(app.callers) == MAX_BEGINNING + 2, "an answer that has begun lets one more begin"
     app.may_answer.set()
