@@ -54,8 +54,7 @@ class AbOptions:
             pool = [self.greedy(*prompt.chats[0], ignore_eos=True) for prompt in load_prompts([kind])[kind]]
             return [[pool[(turn * users + one) % len(pool)] for one in range(users)] for turn in range(len(pool))]
 
-        at_once = self.users or (1,)
-        return [Case(f"{kind}, {users} at once", turns(kind, users)) for kind in kinds for users in at_once]
+        return [Case(f"{kind}, {each} at once", turns(kind, each)) for kind in kinds for each in self.users or (1,)]
 
     def greedy(self, *messages: ChatMessage, **fields: Any) -> GenerateRequest:
         """A request to a real model."""
@@ -123,12 +122,12 @@ def edits(options: AbOptions, stack: ExitStack) -> Iterator[Stage]:
         Arm(f"{AUTO} with prediction", services, auto),
     )
     lines = resources.files(__package__).joinpath("edits.jsonl").read_text().splitlines()
-    yield Stage("real model", arms, [_edit(options, **json.loads(line)) for line in lines])
+    yield Stage("real model", arms, [Case("a file a turn", [[_edit(json.loads(line), options)] for line in lines])])
 
 
-def _edit(options: AbOptions, *, name: str, request: str, language: str, file: str) -> Case:
-    text = f"{request} {ANSWER}\n\n```{language}\n{file}\n```"
-    return Case(name, [[options.greedy(ChatMessage("user", text), prediction_text=file)]])
+def _edit(task: Mapping[str, str], options: AbOptions) -> GenerateRequest:
+    text = f"{task['request']} {ANSWER}\n\n```{task['language']}\n{task['file']}\n```"
+    return options.greedy(ChatMessage("user", text), prediction_text=task["file"])
 
 
 def drafting(options: AbOptions, stack: ExitStack) -> Iterator[Stage]:
