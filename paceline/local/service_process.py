@@ -30,6 +30,7 @@ from paceline.runtime.config import (
 from paceline.runtime.environment import of_program
 from paceline.runtime.gateway_config import GatewayConfig
 from paceline.runtime.process import BAD_CONFIGURATION, find_refusal
+from paceline.runtime.settings import Settings
 from paceline.runtime.toml_text import toml_value
 
 LOG_LINES = 15
@@ -40,12 +41,13 @@ SPIN_COUNT = 20_000
 ServiceName = Literal["target", "draft", "coordinator"]
 ProcessName = Literal[ServiceName, "gateway"]
 """The services, which speak gRPC, and what stands before them."""
-_MODULES: Mapping[ProcessName, str] = {
-    "target": "target_service",
-    "draft": "draft_service",
-    "coordinator": "coordinator",
-    "gateway": "paceline_gateway",
+PROGRAMS: Mapping[ProcessName, tuple[str, type[Settings]]] = {
+    "target": ("target_service", TargetConfig),
+    "draft": ("draft_service", DraftConfig),
+    "coordinator": ("coordinator", CoordinatorConfig),
+    "gateway": ("paceline_gateway", GatewayConfig),
 }
+"""The module that runs each, and what configures it."""
 
 
 class ServiceFailed(PacelineError):
@@ -62,14 +64,12 @@ Flags = dict[str, object]
 def write_config(kind: type[Config], file: Path, flags: Flags) -> None:
     """Write the flags that are set as a TOML file of dotted keys, checked against `kind`."""
     load_config(kind, None, flags)
-    given = {key: value for key, value in flags.items() if value is not None}
-    file.write_text("".join(f"{key} = {toml_value(value)}\n" for key, value in given.items()))
+    file.write_text("".join(f"{key} = {toml_value(value)}\n" for key, value in flags.items() if value is not None))
 
 
 def of_services(environment: Mapping[str, str]) -> list[str]:
     """Variables that configure services which somebody starts one by one."""
-    kinds = (TargetConfig, DraftConfig, CoordinatorConfig, GatewayConfig)
-    return [name for kind in kinds for name in of_program(environment, kind.variables)]
+    return [name for _, kind in PROGRAMS.values() for name in of_program(environment, kind.variables)]
 
 
 def inherited_environment() -> dict[str, str]:
@@ -142,7 +142,7 @@ class ServiceProcess:
         """Start the child; returns before it serves."""
         self._started = time.monotonic()
         self.port_file.unlink(missing_ok=True)
-        command = [sys.executable, "-m", _MODULES[self.name], "--config", str(self.config_file)]
+        command = [sys.executable, "-m", PROGRAMS[self.name][0], "--config", str(self.config_file)]
         command += ["--port-file", str(self.port_file), "--stop-with-stdin"]
         self._close_stdin()
         with self.log_file.open("ab") as log:

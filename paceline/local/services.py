@@ -12,11 +12,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from paceline.client import Client
 from paceline.local.service_process import (
     HEALTH_SECONDS,
+    PROGRAMS,
     STOP_SECONDS,
     Flags,
     ProcessName,
@@ -29,19 +30,12 @@ from paceline.local.tls import operator_of, peer_tls, server_tls
 from paceline.protocol.errors import PacelineError
 from paceline.protocol.handshake import ServiceStatus
 from paceline.rpc.service_status import service_status
-from paceline.runtime.config import CoordinatorConfig, DraftConfig, PeerSettings, TargetConfig
-from paceline.runtime.gateway_config import GatewayConfig
+from paceline.runtime.config import PeerSettings
 from paceline.runtime.process import describe_exit
 from paceline.runtime.roles import PeerRole
 
 POLL_SECONDS = 0.05
 START_SECONDS = 600.0
-_CONFIGS: Mapping[ProcessName, type[Any]] = {
-    "target": TargetConfig,
-    "draft": DraftConfig,
-    "coordinator": CoordinatorConfig,
-    "gateway": GatewayConfig,
-}
 
 
 class LocalServices:
@@ -107,7 +101,7 @@ class LocalServices:
         if process is None:
             environment = inherited_environment() | self._environment
             process = ServiceProcess(name, self.folder, threads, environment, self._keeps_logs, label)
-        write_config(_CONFIGS[name], process.config_file, flags)
+        write_config(PROGRAMS[name][1], process.config_file, flags)
         self.processes[label] = process
         self._flags[label] = flags
         self._killed.discard(label)
