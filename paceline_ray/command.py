@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.cli.support import example, need_engine
-from paceline.local.http_extra import missing_packages
 from paceline.local.service_process import ProcessName
+from paceline.local.settings import missing_packages
 from paceline.protocol.errors import PacelineError, require
 from paceline.runtime.config import DEFAULT_MODEL
 from paceline.runtime.options import takes_settings

@@ -28,7 +28,7 @@ from paceline.models.resolve import resolve_draft
 from paceline.models.tokenizer import load_tokenizer
 from paceline.protocol.errors import require
 from paceline.runtime.config import DEFAULT_MODEL, EngineSettings
-from paceline.runtime.processor import processor_name
+from paceline.runtime.process import processor_name
 from paceline.sampling.racing import warm_up
 from paceline_training import evaluate
 from paceline_training.corpus import HELD_OUT_SHARE, Row, split_rows

@@ -9,7 +9,7 @@ import typer
 
 from paceline.cli.app import app
 from paceline.cli.support import need_engine
-from paceline.local.http_extra import missing_packages
+from paceline.local.settings import missing_packages
 from paceline.protocol.errors import PacelineError
 
 _PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from importlib import util
 from pathlib import Path
 from typing import ClassVar
 
@@ -120,6 +121,11 @@ def local_settings(
     """
     values = {"model": model, "drafter": drafter, "quantization": quantization}
     return ServeSettings(**values, port=0, draft_port=0, target_port=0, http_port=0, cores=cores)
+
+
+def missing_packages() -> list[str]:
+    """Packages of the extra `http` that are not installed."""
+    return [package for package in ("fastapi", "httptools", "uvicorn") if util.find_spec(package) is None]
 
 
 def available_cores(environment: Mapping[str, str]) -> int:

@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from paceline.local.cores import Cores, by_rule
-from paceline.local.http_extra import missing_packages
 from paceline.local.service_process import STOP_SECONDS, ServiceFailed, ServiceProcess, ServiceRefused
 from paceline.local.services import POLL_SECONDS, START_SECONDS, LocalServices
 from paceline.local.settings import (
@@ -23,6 +22,7 @@ from paceline.local.settings import (
     coordinator_flags,
     draft_flags,
     gateway_flags,
+    missing_packages,
     target_flags,
 )
 from paceline.runtime.process import describe_exit

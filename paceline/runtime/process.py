@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import platform
 import re
 import signal
 import sys
 from collections.abc import Callable, Coroutine, Iterable
+from pathlib import Path
 from typing import Any
 
 import uvloop
@@ -59,6 +61,14 @@ def keep_loaded() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+def processor_name() -> str:
+    """The processor's own name, or what the platform calls it."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
 
 
 def describe_exit(code: int | None) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.protocol.errors import require
-from paceline.runtime.processor import processor_name
+from paceline.runtime.process import processor_name
 from paceline_lab.reporting.presentation import Plot, draw
 
 PACKAGES = ("torch", "transformers", "grpcio", "numpy", "numba")

@@ -55,7 +55,11 @@ def load_draft_engine(model: str, settings: EngineSettings, target_model: str | 
     target = Target.load(target_model, settings)
     if not TrainedKind(manifest.kind).is_stack:
         check_target(manifest, target, folder.name)
-        return _load_published(folder, target_model, settings)
+        kind = kind_of(folder)
+        if kind is None:
+            limit = "whole: beside its manifest it has none of the published layouts"
+            raise InvalidInput.of("draft", str(folder), limit)
+        return load_kind(kind, folder, target_model, settings)
     draft = load_draft(folder, target)
     student: Any = draft.student
     student.requires_grad_(False)
@@ -63,10 +67,3 @@ def load_draft_engine(model: str, settings: EngineSettings, target_model: str | 
     student.to(torch.float16 if wanted == "auto" else wanted)
     inner = build_engine(student, target.tokenizer, settings, resolve(model).name, reduced_head=True)
     return ReducedVocabularyEngine(inner, draft.vocabulary)
-
-
-def _load_published(folder: Path, target_model: str, settings: EngineSettings) -> Engine:
-    kind = kind_of(folder)
-    if kind is None:
-        raise InvalidInput.of("draft", str(folder), "whole: beside its manifest it has none of the published layouts")
-    return load_kind(kind, folder, target_model, settings)
