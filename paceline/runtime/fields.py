@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from types import NoneType, UnionType
 from typing import Any, NamedTuple, Union, get_args, get_origin
@@ -54,14 +54,6 @@ def every_setting(kind: type[BaseModel]) -> tuple[Setting, ...]:
     """All settings of a type, but those that its program has no use for."""
     prefix, unused = getattr(kind, "variables", ""), getattr(kind, "unused", ())
     return tuple(each for each in _walk(kind, "", None, _Section(), prefix) if each.key not in unused)
-
-
-def settings_of(
-    kind: type[BaseModel], *, only: Collection[str] | None = None, without: Collection[str] = ()
-) -> tuple[Setting, ...]:
-    """Every setting of a type that has a flag; `only` and `without` choose by dotted key."""
-    found = (each for each in every_setting(kind) if each.flag)
-    return tuple(each for each in found if each.key not in without and (only is None or each.key in only))
 
 
 class _Section(NamedTuple):

@@ -21,7 +21,7 @@ from pydantic import BaseModel
 from paceline.protocol.errors import InvalidInput
 from paceline.runtime.config import Config
 from paceline.runtime.environment import FILE, settings_from
-from paceline.runtime.fields import Setting, every_setting, settings_of, variable_of
+from paceline.runtime.fields import Setting, every_setting, variable_of
 from paceline.runtime.sources import Given, Loaded, load
 
 Callback = Callable[..., Any]
@@ -40,11 +40,12 @@ def takes_settings(
     """Give a command the flags of a settings type.
 
     The command's `**flags` become those options; it is called with the dotted
-    keys of the flags that were given.
+    keys of the flags that were given. `only` and `without` choose by dotted key.
     """
 
     def decorate(command: Callback) -> Callback:
-        settings = settings_of(kind, only=only, without=without)
+        flagged = [setting for setting in every_setting(kind) if setting.flag and setting.key not in without]
+        settings = [setting for setting in flagged if only is None or setting.key in only]
         signature = inspect.signature(command, eval_str=True)
         own = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
         own = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own]

@@ -15,7 +15,7 @@ from paceline.cli.main import app
 from paceline.local.settings import ServeSettings
 from paceline.protocol.errors import InvalidInput
 from paceline.runtime.config import CoordinatorConfig, DraftConfig, TargetConfig
-from paceline.runtime.fields import settings_of
+from paceline.runtime.fields import every_setting
 from paceline.runtime.options import parse_config
 from paceline.runtime.roles import PeerRole
 
@@ -57,12 +57,12 @@ def leaves(settings: BaseModel, prefix: str = "") -> set[str]:
 
 @pytest.mark.parametrize("kind", FLAGS_BEFORE)
 def test_the_flags_that_users_know_are_there(kind: type[BaseModel]) -> None:
-    assert set(FLAGS_BEFORE[kind].split()) <= {setting.flag.replace("_", "-") for setting in settings_of(kind)}
+    assert set(FLAGS_BEFORE[kind].split()) <= {setting.flag.replace("_", "-") for setting in every_setting(kind)}
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_every_setting_has_one_flag_and_no_two_share_one(kind: type[TargetConfig]) -> None:
-    settings = settings_of(kind)
+    settings = [setting for setting in every_setting(kind) if setting.flag]
     assert len({setting.flag for setting in settings}) == len(settings)
     expected = {"draft.address" if key == "draft" else key for key in leaves(kind())}
     assert {setting.key for setting in settings} == expected - WITHOUT_FLAG - set(kind.unused)
