@@ -86,10 +86,10 @@ class RequestTrace:
     Calls of `paceline.client` that are made within it carry its context on.
     """
 
-    def __init__(self, context: TraceContext | None = None, traceparent: str = "") -> None:
+    def __init__(self, context: TraceContext | None = None) -> None:
         self.context = context
         """Of the request itself, or of its cause; None: neither has one."""
-        self.traceparent = traceparent or (context.traceparent if context else "")
+        self.traceparent = context.traceparent if context else ""
         """Empty: none."""
         self._before: Headers = ()
 
@@ -157,7 +157,12 @@ def start_request(name: str, headers: Mapping[str, str], attributes: Attributes 
     cause = TraceContext.of(headers.get("traceparent", ""), headers.get("tracestate", ""))
     if _tracing is None:
         return RequestTrace(cause)
-    return _tracing.start_request(name, cause, attributes or {})
+    trace_id = cause.trace_id if cause else new_id(16)
+    sampled = _tracing.sampler.samples(trace_id, cause.sampled if cause else None)
+    context = TraceContext(trace_id, new_id(8), sampled, cause.state if cause else "")
+    if not (sampled or _tracing.settings.slow):
+        return RequestTrace(context)
+    return _LiveRequest(_tracing, name, context, cause.span_id if cause else "", attributes or {})
 
 
 def record_step(traceparent: str, name: str, timings: StepTimings) -> None:
@@ -166,8 +171,13 @@ def record_step(traceparent: str, name: str, timings: StepTimings) -> None:
     The span has the children queue, forward and sample, one after the other.
     Without a parent nothing is recorded.
     """
-    if _tracing is not None and traceparent:
-        _tracing.record_step(traceparent, name, timings)
+    parent = TraceContext.of(traceparent) if _tracing is not None and traceparent else None
+    if _tracing is None or parent is None:
+        return
+    slowest = _tracing.settings.slow_round_ms
+    slow = slowest is not None and timings.service_ms > slowest
+    if slow or _tracing.sampler.samples(parent.trace_id, parent.sampled):
+        _tracing.queue.put(StepSpans(parent, name, timings, time.time_ns()))
 
 
 def shutdown() -> None:
@@ -190,29 +200,12 @@ class _Tracing:
     """What to sample and where it goes; the SDK is imported on construction."""
 
     def __init__(self, service_name: str, settings: TraceSettings) -> None:
-        self._sampler = sampler_from(os.environ)
+        self.sampler = sampler_from(os.environ)
         TRACES.check_protocol(os.environ)
         from paceline.runtime.span_export import SpanQueue
 
         self.settings = settings
         self.queue: SpanQueue = SpanQueue(service_name, os.environ)
-
-    def start_request(self, name: str, cause: TraceContext | None, attributes: Attributes) -> RequestTrace:
-        trace_id = cause.trace_id if cause else new_id(16)
-        sampled = self._sampler.samples(trace_id, cause.sampled if cause else None)
-        context = TraceContext(trace_id, new_id(8), sampled, cause.state if cause else "")
-        if not (sampled or self.settings.slow):
-            return RequestTrace(context)
-        return _LiveRequest(self, name, context, cause.span_id if cause else "", attributes)
-
-    def record_step(self, traceparent: str, name: str, timings: StepTimings) -> None:
-        parent = TraceContext.of(traceparent)
-        if parent is None:
-            return
-        slowest = self.settings.slow_round_ms
-        slow = slowest is not None and timings.service_ms > slowest
-        if slow or self._sampler.samples(parent.trace_id, parent.sampled):
-            self.queue.put(StepSpans(parent, name, timings, time.time_ns()))
 
 
 class _LiveRequest(RequestTrace):
