@@ -24,7 +24,7 @@ from draft_service.step import SessionCall, StepResults, run_steps
 from paceline.access.places import Places
 from paceline.costs.service_costs import UNKNOWN_LINE, DraftCosts
 from paceline.engine.executor import Executor
-from paceline.engine.feature_rows import decoded
+from paceline.engine.feature_rows import decode_features
 from paceline.protocol.draft import Commit, DraftBudget, DraftedProposal, DraftOpen, DraftOpened, Shadow, Verifying
 from paceline.protocol.errors import require_ids
 from paceline.protocol.features import Features
@@ -293,7 +293,7 @@ class DraftScheduler(SessionScheduler[DraftingSession]):
 
 def _take_features(session: DraftingSession, features: Features) -> None:
     assert isinstance(session.drafter, FeatureDrafter), "its manifest says that it reads features"
-    session.drafter.take_features(session.key, features.first_position, decoded(features))
+    session.drafter.take_features(session.key, features.first_position, decode_features(features))
 
 
 def _open(session: DraftingSession) -> int:

@@ -22,7 +22,7 @@ from paceline.drafters.layers.manifest import DraftManifest, TargetFingerprint, 
 from paceline.drafters.layers.stack import WEIGHTS_FILE
 from paceline.drafters.layers.student import Target
 from paceline.engine.memory import available_ram
-from paceline.engine.weights import chosen_device, load_decoder_config
+from paceline.engine.weights import load_decoder_config, select_device
 from paceline.models.resolve import resolve
 from paceline.models.tokenizer import TransformersTokenizer, load_tokenizer
 from paceline.protocol.errors import InvalidInput, Unsupported, require
@@ -136,7 +136,7 @@ def training_bytes(job: TrainingJob, config: PreTrainedConfig) -> int:
 
 
 def _available_bytes(job: TrainingJob) -> int:
-    device = chosen_device(job.engine.device)
+    device = select_device(job.engine.device)
     if device.type != "cuda":
         return available_ram()
     free, _ = torch.cuda.mem_get_info(device)

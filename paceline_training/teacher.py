@@ -11,7 +11,7 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from paceline.drafters.layers.vocabulary import DraftVocabulary
-from paceline.engine.hidden_states import offered, watched
+from paceline.engine.hidden_states import capture_states, feature_offer
 from paceline.protocol.errors import Unsupported
 from paceline.protocol.features import NO_FEATURES, FeatureNeed
 from paceline_training.corpus import Row
@@ -34,7 +34,7 @@ def _check_need(model: PreTrainedModel, need: FeatureNeed) -> None:
         Unsupported: naming the layer, or the model whose layers aren't recognised.
     """
     if need.any:
-        offer = offered(model)
+        offer = feature_offer(model)
         if offer is None:
             raise Unsupported(
                 f"{type(model).__name__}: its layers aren't recognised, so their hidden states can't be read"
@@ -48,7 +48,7 @@ def read_row(model: PreTrainedModel, row: Row, need: FeatureNeed) -> tuple[torch
     Returns:
         [learned tokens, head width] logits; [tokens - 1, layers · hidden] the needed hidden states, layers joined.
     """
-    with watched(model, set(need.layers)) as states:
+    with capture_states(model, set(need.layers)) as states:
         logits = learned_logits(model, row)
     parts = [states[layer] for layer in need.layers]
     return logits, torch.cat(parts, dim=-1) if parts else torch.empty(len(row.token_ids) - 1, 0)

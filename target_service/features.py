@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 
-from paceline.engine.feature_rows import encoded
+from paceline.engine.feature_rows import encode_features
 from paceline.engine.features import feature_source
 from paceline.engine.interface import Engine
 from paceline.protocol.errors import PacelineError
@@ -65,4 +65,4 @@ def _sent(
     known = max(0, wanted.first_position - first)
     if rows[known:]:
         values = feature_source(engine).features(work.session.key)[rows[known:]]
-        yield from encoded(work.session.id, first + known, values, len(wanted.need.layers), wanted.dtype)
+        yield from encode_features(work.session.id, first + known, values, len(wanted.need.layers), wanted.dtype)

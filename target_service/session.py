@@ -358,7 +358,7 @@ def shared_prefix(facts: SessionSpec, settings: EngineSettings) -> tuple[Prefix,
     """
     tenant = "" if settings.share_prefixes else facts.tenant
     prefix = Prefix(facts.token_ids, facts.prompt_length - 1, tenant)
-    return prefix, prefix_keys(prefix, shaped=settings.reproducible) if settings.prefix_reuse else ()
+    return prefix, prefix_keys(prefix, reproducible=settings.reproducible) if settings.prefix_reuse else ()
 
 
 def _lease_of(round_: Round) -> Lease:

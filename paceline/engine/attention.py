@@ -42,12 +42,12 @@ class Horizon:
     """
 
     size: int
-    chunked: bool = False
+    is_chunked: bool = False
 
     def __getitem__(self, positions: Positions) -> NDArray[np.int64]:
         """The first position that rows at these see."""
         own = np.asarray(positions, np.int64)
-        return own // self.size * self.size if self.chunked else np.maximum(own - self.size + 1, 0)
+        return own // self.size * self.size if self.is_chunked else np.maximum(own - self.size + 1, 0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,13 +64,13 @@ class AttentionFacts:
 
     shape: KVShape
     kinds: tuple[LayerKind, ...]
-    of_layer: tuple[int, ...]
+    kind_of_layer: tuple[int, ...]
     """Each layer's kind."""
     terms: frozenset[str] = frozenset()
     """`SOFTCAP` and `SINKS`, where any layer has them."""
 
     @property
-    def windowed(self) -> bool:
+    def has_windows(self) -> bool:
         """Whether any layer's rows see less than all that lies before them."""
         return any(kind.horizon is not None for kind in self.kinds)
 
@@ -84,7 +84,7 @@ class AttentionFacts:
         """What such loops and shapes don't know, in words; empty: nothing."""
         if self.terms:
             return f"attention with {' and '.join(sorted(self.terms))}"
-        return "" if self.shape.even is not None else "keys and values, or layers, of different shapes"
+        return "" if self.shape.uniform_layer is not None else "keys and values, or layers, of different shapes"
 
 
 def whole_context(shape: KVShape) -> AttentionFacts:
@@ -106,17 +106,17 @@ class View:
 def view_of(item: StepItem, kind: LayerKind, shape: KVShape, *, causal: bool = True) -> View:
     """The keys that an item's new rows see in layers of a kind; `causal`: whether that may be said without a mask."""
     new, chain = len(item.token_ids), item.is_chain
-    first, uneven = _first_seen(item, kind.horizon)
+    first, uneven = _first_visible(item, kind.horizon)
     if causal and chain and item.base_length == 0 and new > 1 and not (first or uneven):
         return View(0, causal=True)
     if new == 1 and not uneven and (chain or not item.kept_tree):
         return View(first)
-    seen = seen_keys(item, kind.horizon)[:, first:]
-    mask = torch.zeros(seen.shape, dtype=shape.dtype).masked_fill_(torch.from_numpy(~seen), float("-inf"))
+    visible = visible_keys(item, kind.horizon)[:, first:]
+    mask = torch.zeros(visible.shape, dtype=shape.dtype).masked_fill_(torch.from_numpy(~visible), float("-inf"))
     return View(first, mask.to(shape.device).repeat(kind.groups, 1))
 
 
-def _first_seen(item: StepItem, horizon: Horizon | None) -> tuple[int, bool]:
+def _first_visible(item: StepItem, horizon: Horizon | None) -> tuple[int, bool]:
     """The first key that any new row sees, at most the trunk's end; and whether another row's first is another."""
     if horizon is None:
         return 0, False
@@ -125,16 +125,16 @@ def _first_seen(item: StepItem, horizon: Horizon | None) -> tuple[int, bool]:
     return first, bool((firsts > first).any())
 
 
-def seen_keys(item: StepItem, horizon: Horizon | None) -> NDArray[np.bool_]:  # [new, base + new]
+def visible_keys(item: StepItem, horizon: Horizon | None) -> NDArray[np.bool_]:  # [new, base + new]
     """A row sees the trunk, its ancestors and itself, none of them before the horizon of its position."""
     new = len(item.token_ids)
-    seen = np.ones((new, item.base_length + new), np.bool_)
+    visible = np.ones((new, item.base_length + new), np.bool_)
     tree = np.tri(item.tree_rows, dtype=np.bool_) if item.is_chain else ancestor_mask(item.parents)
-    seen[:, item.trunk :] = tree[item.kept_tree :]
+    visible[:, item.trunk :] = tree[item.kept_tree :]
     if horizon is not None:
         positions = key_positions(item)
-        seen &= positions >= horizon[positions[item.base_length :]][:, None]
-    return seen
+        visible &= positions >= horizon[positions[item.base_length :]][:, None]
+    return visible
 
 
 def packed_attention(

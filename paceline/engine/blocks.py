@@ -42,7 +42,7 @@ class BlockKey:
 
 @dataclass(frozen=True)
 class Sharing:
-    """What keys tell apart beside tokens: whose rows they are, and how they were computed.
+    """What keys depend on beside tokens: whose rows they are, and how they were computed.
 
     `prompt_rows`: in reproducible mode, how many of the session's rows have the
     prompt's shape; rows of different shapes differ in their last bits. None:
@@ -53,17 +53,17 @@ class Sharing:
     prompt_rows: int | None = None
 
 
-def sharing_of(prefix: Prefix, *, shaped: bool) -> Sharing:
-    """Of a session that begins with a prefix; `shaped`: in reproducible mode."""
-    return Sharing(prefix.tenant, prefix.prompt_rows if shaped else None)
+def sharing_of(prefix: Prefix, *, reproducible: bool) -> Sharing:
+    """The sharing of a session that begins with a prefix; `reproducible`: in reproducible mode."""
+    return Sharing(prefix.tenant, prefix.prompt_rows if reproducible else None)
 
 
-def block_key(before: BlockKey | None, tokens: Sequence[int], sharing: Sharing) -> BlockKey:
+def block_key(previous: BlockKey | None, tokens: Sequence[int], sharing: Sharing) -> BlockKey:
     """The key of a block of `tokens` behind another one."""
-    start = 0 if before is None else before.end
+    start = 0 if previous is None else previous.end
     end = start + len(tokens)
     # Keyed, not prefixed: no tenant's name can pass for tokens.
-    key, path = (sharing.tenant.encode(), b"") if before is None else (b"", before.digest)
+    key, path = (sharing.tenant.encode(), b"") if previous is None else (b"", previous.digest)
     digest = hashlib.blake2b(path, digest_size=16, key=key)
     if sharing.prompt_rows is not None:
         digest.update(array("q", [min(max(sharing.prompt_rows - start, 0), len(tokens))]).tobytes())
@@ -71,9 +71,9 @@ def block_key(before: BlockKey | None, tokens: Sequence[int], sharing: Sharing) 
     return BlockKey(digest.digest(), start, end)
 
 
-def prefix_keys(prefix: Prefix, *, shaped: bool) -> tuple[BlockKey, ...]:
+def prefix_keys(prefix: Prefix, *, reproducible: bool) -> tuple[BlockKey, ...]:
     """Keys of all rows of a prefix but its last token's, which is computed anew for its logits."""
-    usable, sharing = prefix.token_ids[:-1], sharing_of(prefix, shaped=shaped)
+    usable, sharing = prefix.token_ids[:-1], sharing_of(prefix, reproducible=reproducible)
     keys: list[BlockKey] = []
     for start in range(0, len(usable), BLOCK_ROWS):
         tokens = usable[start : start + BLOCK_ROWS]
@@ -82,41 +82,41 @@ def prefix_keys(prefix: Prefix, *, shaped: bool) -> tuple[BlockKey, ...]:
 
 
 class BlockChain:
-    """Keys of one session's blocks, hashed once their rows are settled: kept by a round, or the prefix's own.
+    """Keys of one session's blocks, hashed once their rows are settled: kept by a round, or part of the prefix.
 
-    `keys` are the prefix's, `found` those that the session began with.
+    `keys` are those of the prefix, `cached_keys` those of the blocks that the session began with.
     """
 
-    def __init__(self, keys: Sequence[BlockKey], found: Sequence[BlockKey], sharing: Sharing) -> None:
+    def __init__(self, keys: Sequence[BlockKey], cached_keys: Sequence[BlockKey], sharing: Sharing) -> None:
         self._tail = keys[-1] if keys and keys[-1].rows < BLOCK_ROWS else None
         self._sharing = sharing
-        self._full = [key for key in found if key.rows == BLOCK_ROWS]
-        self._tail_told = len(found) > len(self._full)
+        self._full = [key for key in cached_keys if key.rows == BLOCK_ROWS]
+        self._tail_returned = len(cached_keys) > len(self._full)
 
     def roll_back(self, rows: int) -> None:
-        """Only the first `rows` rows are what they were."""
+        """Drop all rows but the first `rows`."""
         del self._full[rows // BLOCK_ROWS :]
-        self._tail_told = self._tail_told and self._tail is not None and rows >= self._tail.end
+        self._tail_returned = self._tail_returned and self._tail is not None and rows >= self._tail.end
 
     def settle(self, tokens: Sequence[int], rows: int) -> list[BlockKey]:
-        """The blocks that are complete now that the first `rows` of `tokens` are settled, each told once."""
+        """The blocks that are complete now that the first `rows` of `tokens` are settled; each is returned once."""
         complete: list[BlockKey] = []
         while (len(self._full) + 1) * BLOCK_ROWS <= rows:
             start = len(self._full) * BLOCK_ROWS
-            before = self._full[-1] if self._full else None
-            self._full.append(block_key(before, tokens[start : start + BLOCK_ROWS], self._sharing))
+            previous = self._full[-1] if self._full else None
+            self._full.append(block_key(previous, tokens[start : start + BLOCK_ROWS], self._sharing))
             complete.append(self._full[-1])
         tail = self._tail
-        if tail is not None and tail.end <= rows and not self._tail_told:
-            before = self._full[tail.start // BLOCK_ROWS - 1] if tail.start else None
-            self._tail_told = True
-            complete.append(block_key(before, tokens[tail.start : tail.end], self._sharing))
+        if tail is not None and tail.end <= rows and not self._tail_returned:
+            previous = self._full[tail.start // BLOCK_ROWS - 1] if tail.start else None
+            self._tail_returned = True
+            complete.append(block_key(previous, tokens[tail.start : tail.end], self._sharing))
         return complete
 
 
 @dataclass
 class _Block(Generic[Rows]):
-    """`users`: open sessions that took or gave it."""
+    """`users`: open sessions that read or computed it."""
 
     key: BlockKey
     rows: Rows
@@ -124,72 +124,72 @@ class _Block(Generic[Rows]):
 
 
 def _forget(rows: object) -> None:
-    """Rows that nothing else counts."""
+    """The default `release`: no other record of the rows is kept."""
 
 
 class BlockStore(Generic[Rows]):
-    """Blocks by key. Those that no open session uses are evicted first, the one used longest ago before others.
+    """Blocks by key. Those that no open session uses are evicted first, the least recently used one before others.
 
     Args:
-        paged: whether a shorter block takes the room of a full one.
-        release: told the rows of every block that is evicted.
+        whole_pages: whether a shorter block takes the room of a full one.
+        release: called with the rows of every block that is evicted.
     """
 
-    def __init__(self, *, paged: bool = False, release: Callable[[Rows], None] = _forget) -> None:
-        self._paged = paged
+    def __init__(self, *, whole_pages: bool = False, release: Callable[[Rows], None] = _forget) -> None:
+        self._whole_pages = whole_pages
         self._release = release
         self._idle: OrderedDict[bytes, _Block[Rows]] = OrderedDict()
-        self._used: OrderedDict[bytes, _Block[Rows]] = OrderedDict()
-        self._held = 0
+        self._in_use: OrderedDict[bytes, _Block[Rows]] = OrderedDict()
+        self._rows = 0
 
     @property
     def held_rows(self) -> int:
         """Rows of all blocks, as they are budgeted."""
-        return self._held
+        return self._rows
 
     def cost(self, key: BlockKey) -> int:
         """Rows that a block takes."""
-        return BLOCK_ROWS if self._paged else key.rows
+        return BLOCK_ROWS if self._whole_pages else key.rows
 
     def match(self, keys: Sequence[BlockKey]) -> list[BlockKey]:
-        """The longest run of keys, from the first on, that are here."""
-        found: list[BlockKey] = []
+        """The longest run of keys, from the first on, whose blocks are stored."""
+        hits: list[BlockKey] = []
         for key in keys:
-            if key.digest not in self._idle and key.digest not in self._used:
+            if key.digest not in self._idle and key.digest not in self._in_use:
                 break
-            found.append(key)
-        return found
+            hits.append(key)
+        return hits
 
     def use(self, keys: Sequence[BlockKey]) -> list[Rows]:
-        """Count one session more for each of these blocks, all here, and return their rows."""
+        """Count one session more for each of these stored blocks, and return their rows."""
         blocks = []
         # The first block of a chain is used last, so that chains are evicted from their ends.
         for key in reversed(keys):
-            block = self._idle.pop(key.digest, None) or self._used.pop(key.digest)
+            block = self._idle.pop(key.digest, None) or self._in_use.pop(key.digest)
             block.users += 1
-            self._used[key.digest] = block
+            self._in_use[key.digest] = block
             blocks.append(block.rows)
         return blocks[::-1]
 
     def release(self, keys: Sequence[BlockKey]) -> None:
         """One session less for each of these blocks; evicted ones are ignored."""
         for key in reversed(keys):
-            block = self._used.get(key.digest)
+            block = self._in_use.get(key.digest)
             if block is not None:
                 block.users -= 1
                 if not block.users:
-                    self._idle[key.digest] = self._used.pop(key.digest)
+                    self._idle[key.digest] = self._in_use.pop(key.digest)
 
     def put(self, key: BlockKey, rows: Rows) -> None:
-        """Add a block that is not here, used by one session."""
-        self._used[key.digest] = _Block(key, rows, 1)
-        self._held += self.cost(key)
+        """Store a new block, used by one session."""
+        self._in_use[key.digest] = _Block(key, rows, 1)
+        self._rows += self.cost(key)
 
     def evict_to(self, rows: int, *, idle_only: bool = False) -> bool:
-        """Evict blocks, idle ones first, until at most `rows` rows are held; returns whether it came to that."""
-        for blocks in (self._idle,) if idle_only else (self._idle, self._used):
-            while blocks and self._held > rows:
+        """Evict blocks, idle ones first, until at most `rows` rows are stored; returns whether that was possible."""
+        for blocks in (self._idle,) if idle_only else (self._idle, self._in_use):
+            while blocks and self._rows > rows:
                 _, block = blocks.popitem(last=False)
-                self._held -= self.cost(block.key)
+                self._rows -= self.cost(block.key)
                 self._release(block.rows)
-        return self._held <= rows
+        return self._rows <= rows

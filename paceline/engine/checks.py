@@ -29,7 +29,7 @@ _MOVING_ROPE = ("dynamic", "longrope")
 
 
 def refuse_config(config: PreTrainedConfig) -> None:
-    """Refuse by name what the configuration says can't be packed.
+    """Refuse by name a configuration that can't be packed.
 
     Raises:
         Unsupported: encoder-decoder, or layers that are not attention over earlier positions.
@@ -46,18 +46,18 @@ def refuse_rope(config: Any, max_length: int) -> None:
     """Refuse rotary frequencies that move with the longest position in a step, once that can happen."""
     rope = getattr(config, "rope_parameters", None) or {}
     own: int = getattr(config, "max_position_embeddings", max_length)
-    trained: int = rope.get("original_max_position_embeddings") or own
+    trained_length: int = rope.get("original_max_position_embeddings") or own
     for each in (rope, *(value for value in rope.values() if isinstance(value, dict))):
-        if each.get("rope_type") in _MOVING_ROPE and max_length > trained:
+        if each.get("rope_type") in _MOVING_ROPE and max_length > trained_length:
             raise Unsupported(
-                f"rope type {each['rope_type']} past {trained} tokens: its frequencies depend on the batch; "
-                f"set max_model_len to at most {trained}"
+                f"rope type {each['rope_type']} past {trained_length} tokens: its frequencies depend on the batch; "
+                f"set max_model_len to at most {trained_length}"
             )
 
 
 @dataclass(frozen=True, eq=False)
 class PlainReference:
-    """Random texts and the logits that the model's own code gives for them, with windows that the texts outgrow."""
+    """Random texts and the logits of the model's own code for them, with windows shorter than the texts."""
 
     model: str
     dtype: torch.dtype
@@ -82,33 +82,33 @@ def plain_reference(model: PreTrainedModel, info: EngineInfo, attention: Attenti
     generator = torch.Generator().manual_seed(0)
     first, second = torch.randint(vocab_size, (2, length), generator=generator).tolist()
     texts = (tuple(first), tuple(second))
-    with _small_windows(model.config) if attention.windowed else nullcontext():
-        checked = probe_attention(model, info.max_length) if attention.windowed else attention
+    with _small_windows(model.config) if attention.has_windows else nullcontext():
+        facts = probe_attention(model, info.max_length) if attention.has_windows else attention
         logits = tuple(_plain_logits(model, text, vocab_size) for text in texts)
     name = type(model).__name__
-    for kind, small in zip(attention.kinds, checked.kinds, strict=False):
+    for kind, small in zip(attention.kinds, facts.kinds, strict=False):
         if kind.horizon is not None and (small.horizon is None or not small.horizon[length - 1]):
             raise Unsupported(f"{name}: windows that its configuration does not set can't be checked")
-    if checked.of_layer != attention.of_layer:
+    if facts.kind_of_layer != attention.kind_of_layer:
         raise Unsupported(f"{name}: windows of different kinds that one setting changes can't be checked")
-    return PlainReference(name, model.dtype, checked, texts, logits)
+    return PlainReference(name, model.dtype, facts, texts, logits)
 
 
 @contextmanager
 def _small_windows(config: PreTrainedConfig) -> Iterator[None]:
-    """Windows that a short text outgrows, so that every engine shows how it applies them.
+    """Make windows shorter than the check's texts, so that the check covers how engines apply them.
 
-    How long they really are the probe has learnt from the model's own masks, position by position.
+    The probe has compared their real length with the model's own masks, position by position.
     """
     text: Any = config.get_text_config()
-    found = {name: getattr(text, name, None) for name in _WINDOWS}
-    own = {name: size for name, size in found.items() if isinstance(size, int)}
-    for name, size in own.items():
+    settings = {name: getattr(text, name, None) for name in _WINDOWS}
+    sizes = {name: size for name, size in settings.items() if isinstance(size, int)}
+    for name, size in sizes.items():
         setattr(text, name, min(size, CHECKED_WINDOW))
     try:
         yield
     finally:
-        for name, size in own.items():
+        for name, size in sizes.items():
             setattr(text, name, size)
 
 

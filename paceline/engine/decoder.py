@@ -35,7 +35,7 @@ from paceline.engine.cuda.buckets import PAGE_ROWS
 from paceline.engine.cuda.graphs import GraphRunner, runner_for
 from paceline.engine.cuda.static_engine import StaticEngine
 from paceline.engine.fingerprint import RAGGED, STATIC, numeric_fingerprint
-from paceline.engine.hidden_states import offered
+from paceline.engine.hidden_states import feature_offer
 from paceline.engine.interface import Engine, EngineInfo
 from paceline.engine.memory import MemoryPlan, plan_memory
 from paceline.engine.probe import probe_attention
@@ -45,8 +45,8 @@ from paceline.engine.reproducible.experts import tile_experts
 from paceline.engine.reproducible.isolation import isolation_check
 from paceline.engine.reproducible.shapes import BUCKET_ROWS, describe_shapes
 from paceline.engine.transformer import DecoderEngine, ServedDecoder, TransformerEngine
-from paceline.engine.weights import chosen_device, chosen_dtype, load_decoder, set_threads
-from paceline.models.resolve import ResolvedModel
+from paceline.engine.weights import load_decoder, select_device, select_dtype, set_threads
+from paceline.models.resolve import ModelSource
 from paceline.models.tokenizer import Tokenizer, load_tokenizer
 from paceline.protocol.errors import InvalidInput, Unsupported, require
 from paceline.protocol.features import EMBEDDING, FINAL, NO_FEATURES, FeatureNeed, FeatureOffer
@@ -56,14 +56,14 @@ from paceline.runtime.config import FAST_DTYPE, NOT_QUANTIZED, EngineSettings
 logger = logging.getLogger(__name__)
 
 
-def load_decoder_engine(resolved: ResolvedModel, model: str, settings: EngineSettings) -> Engine:
+def load_decoder_engine(source: ModelSource, model: str, settings: EngineSettings) -> Engine:
     """Load a transformers decoder as an engine; `paceline.engine.loading.load_engine` says what it raises."""
     set_threads(settings.threads)
-    device = chosen_device(settings.device)
-    refuse_quantization(settings, device, {chosen_dtype(settings.dtype, device)})  # before weights are read
-    decoder = load_decoder(resolved, settings)
+    device = select_device(settings.device)
+    refuse_quantization(settings, device, {select_dtype(settings.dtype, device)})  # before weights are read
+    decoder = load_decoder(source, settings)
     tokenizer = load_tokenizer(model, trust_remote_code=settings.trust_remote_code)
-    return build_engine(decoder, tokenizer, settings, resolved.name)
+    return build_engine(decoder, tokenizer, settings, source.name)
 
 
 def build_engine(
@@ -89,37 +89,37 @@ def build_engine(
     )
     logger.info("%s", memory)
     info = facts.info(_kv_rows(memory, settings, static=static))
-    panels, decoding = None if static else panel_dtype(model, settings), None
-    if panels == torch.int8:
+    panel_type, row_decoder = None if static else panel_dtype(model, settings), None
+    if panel_type == torch.int8:
         round_linears(model)
     reference = plain_reference(model, info, facts.attention)
     if can_pack(model) or static:
         fuse_layers(model)
-    if panels is not None:
-        decoding = in_panels(model, panels, facts)
+    if panel_type is not None:
+        row_decoder = in_panels(model, panel_type, facts)
     elif can_pack(model):
         pack_linears(model, exclude=facts.read_outside)
-    served = ServedDecoder(model, info, facts.attention, settings)
+    decoder = ServedDecoder(model, info, facts.attention, settings)
     if static:
-        return _checked_static(served, reference)
+        return _build_static(decoder, reference)
     if settings.reproducible:
         tile_experts(model)
-        exact = ReproducibleEngine(served)
-        with _attending(exact, reference.attention):
-            self_check(exact, reference)
-            isolation_check(exact, settings.reproducible_rows)
-        return exact
-    engine = TransformerEngine(served, decoding)
+        reproducible = ReproducibleEngine(decoder)
+        with _attending(reproducible, reference.attention):
+            self_check(reproducible, reference)
+            isolation_check(reproducible, settings.reproducible_rows)
+        return reproducible
+    engine = TransformerEngine(decoder, row_decoder)
     with _attending(engine, reference.attention):
         self_check(engine, reference)
-        if engine.few_keys and decoding is None:
+        if engine.few_keys and row_decoder is None:
             _check_many_rows(engine, reference)
     return engine
 
 
 @contextmanager
 def _attending(engine: DecoderEngine[Any], attention: AttentionFacts) -> Iterator[None]:
-    """Have an engine attend as the plain reference did, in windows that are small."""
+    """Give an engine the small windows with which the plain reference was computed."""
     own, engine.attention = engine.attention, attention
     try:
         yield
@@ -128,7 +128,7 @@ def _attending(engine: DecoderEngine[Any], attention: AttentionFacts) -> Iterato
 
 
 def panel_dtype(model: PreTrainedModel, settings: EngineSettings) -> torch.dtype | None:
-    """What a model's weights are kept in if they are laid out for compiled products; None: they aren't."""
+    """The dtype of a model's weights in panels for compiled products; None: they are not laid out in panels."""
     kinds = {(weight.device.type, weight.dtype) for weight in model.parameters()}
     if settings.reproducible or kinds != {("cpu", torch.float32)} or not has_wide_vectors():
         return None
@@ -136,25 +136,25 @@ def panel_dtype(model: PreTrainedModel, settings: EngineSettings) -> torch.dtype
     return torch.int8 if eight_bits else torch.float32
 
 
-def in_panels(model: PreTrainedModel, stored: torch.dtype, facts: DecoderFacts) -> RowDecoder | None:
+def in_panels(model: PreTrainedModel, dtype: torch.dtype, facts: DecoderFacts) -> RowDecoder | None:
     """Lay a fused model's weights out in panels, and compile its steps if its shape is known."""
     pool = ThreadPool(torch.get_num_threads())
-    pack_linears(model, lambda linear: PanelLinear(linear, pool, stored), facts.read_outside)
+    pack_linears(model, lambda linear: PanelLinear(linear, pool, dtype), facts.read_outside)
     one_kind = len(facts.attention.kinds) == 1 and facts.attention.compilable
     return RowDecoder(model, pool, facts.max_length) if one_kind and can_decode(model) else None
 
 
 def _check_many_rows(engine: TransformerEngine, reference: PlainReference) -> None:
-    """The same steps attended to as steps of many rows are."""
+    """Repeat the self-check with the attention of steps of many rows."""
     few_keys, engine.few_keys = engine.few_keys, 0
     self_check(engine, reference)
     engine.few_keys = few_keys
 
 
-def _checked_static(served: ServedDecoder, reference: PlainReference) -> Engine:
-    """A static engine whose steps are right as they are, while they are captured, and replayed."""
-    runner = runner_for(served.kv_shape.device, graphs=served.settings.cuda_graphs)
-    engine = StaticEngine(served, runner)
+def _build_static(decoder: ServedDecoder, reference: PlainReference) -> Engine:
+    """A static engine whose steps have been checked as they are, while they are captured, and replayed."""
+    runner = runner_for(decoder.kv_shape.device, graphs=decoder.settings.cuda_graphs)
+    engine = StaticEngine(decoder, runner)
     with _attending(engine, reference.attention):
         self_check(engine, reference)
         if isinstance(runner, GraphRunner):
@@ -163,7 +163,7 @@ def _checked_static(served: ServedDecoder, reference: PlainReference) -> Engine:
 
 
 def _check_captured(engine: StaticEngine, reference: PlainReference) -> None:
-    """The same steps while they are captured, and replayed; then all three with hidden states kept."""
+    """Repeat the self-check while steps are captured and replayed; then all three with hidden states."""
     watching = FeatureNeed((EMBEDDING, FINAL)) if engine.info.features is not None else NO_FEATURES
     try:
         for need in (NO_FEATURES, NO_FEATURES, watching, watching, watching):
@@ -177,7 +177,7 @@ def _check_captured(engine: StaticEngine, reference: PlainReference) -> None:
 
 @dataclass(frozen=True)
 class DecoderFacts:
-    """What a decoder that can be served exactly is, before anything of ours replaces a part of it."""
+    """Facts of a decoder that can be served exactly, taken before anything of ours replaces a part of it."""
 
     fingerprint: Fingerprint
     max_length: int
@@ -185,10 +185,10 @@ class DecoderFacts:
     static: bool
     features: FeatureOffer | None
     read_outside: frozenset[str]
-    """Linear layers whose weights other code of the model reads: they stay what they are."""
+    """Linear layers whose weights other code of the model reads, so that they must not be replaced."""
 
     def info(self, max_kv_rows: int) -> EngineInfo:
-        """What an engine of it is, given room for so many KV rows."""
+        """The info of an engine with room for `max_kv_rows` KV rows."""
         return EngineInfo(self.fingerprint, self.max_length, max_kv_rows, self.features)
 
 
@@ -220,14 +220,15 @@ def examine(
     if settings.reproducible and not attention.compilable:
         raise Unsupported(f"{type(model).__name__} in reproducible mode: {attention.uncompilable}")
     if static is None:
-        static = model.device.type == "cuda" and not settings.reproducible and attention.shape.even is not None
+        is_uniform = attention.shape.uniform_layer is not None
+        static = model.device.type == "cuda" and not settings.reproducible and is_uniform
     set_threads(settings.threads)
     row_shapes = describe_shapes(settings.reproducible_rows) if settings.reproducible else RAGGED
     row_shapes = STATIC if static else row_shapes
     panels = None if static or ranks > 1 else panel_dtype(model, settings)
     numeric = numeric_fingerprint(model, max_length, row_shapes, ranks=ranks, device=device, panels=panels)
     fingerprint = Fingerprint(quantized_name(name, settings), tokenizer.fingerprint, vocab_size, numeric)
-    return DecoderFacts(fingerprint, max_length, attention, static, offered(model), frozenset(read_outside))
+    return DecoderFacts(fingerprint, max_length, attention, static, feature_offer(model), frozenset(read_outside))
 
 
 def _kv_rows(memory: MemoryPlan, settings: EngineSettings, *, static: bool) -> int:
@@ -237,20 +238,20 @@ def _kv_rows(memory: MemoryPlan, settings: EngineSettings, *, static: bool) -> i
     """
     rows = memory.kv // memory.row_bytes
     wholes = ((PAGE_ROWS, static, ", two pages"), (BUCKET_ROWS, settings.reproducible, " if reproducible"))
-    for whole, wanted, reason in wholes:
-        if wanted:
+    for whole, applies, reason in wholes:
+        if applies:
             rows = rows // whole * whole
             require(rows >= 2 * whole, "KV rows of kv_bytes", rows, f"at least {2 * whole}{reason}")
     return rows
 
 
 def _max_length(config: Any, settings: EngineSettings) -> int:
-    own: int | None = getattr(config, "max_position_embeddings", None)
-    if own is None and not settings.max_model_len:
+    context: int | None = getattr(config, "max_position_embeddings", None)
+    if context is None and not settings.max_model_len:
         raise InvalidInput.of("max_model_len", 0, "given: the model does not state its context length")
-    if own is not None and settings.max_model_len > own:
-        raise InvalidInput.of("max_model_len", settings.max_model_len, f"at most {own}, the model's context")
-    return settings.max_model_len or own or 0
+    if context is not None and settings.max_model_len > context:
+        raise InvalidInput.of("max_model_len", settings.max_model_len, f"at most {context}, the model's context")
+    return settings.max_model_len or context or 0
 
 
 def _vocab_size(model: PreTrainedModel, tokenizer: Tokenizer) -> int:

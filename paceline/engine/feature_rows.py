@@ -1,7 +1,7 @@
 """Hidden states as they travel: written in few bytes by the target, read by the draft service.
 
-What is lost on the way costs a draft some acceptance and never exactness. Values that float16 can't hold are cut to
-the largest that it can: single channels of some models reach that far.
+The precision that is lost on the way costs a draft some acceptance and never exactness. Values that float16 can't
+hold are cut to the largest that it can: single channels of some models reach that far.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _LEVELS = 127
 """Steps of int8 on either side of 0."""
 
 
-def encoded(
+def encode_features(
     session_id: int, first_position: int, rows: FeatureRows, layers: int, dtype: FeatureType
 ) -> Iterator[Features]:
-    """Messages that hold rows [n, layers · hidden], as many in each as fit; what is not a number becomes 0."""
+    """Messages with rows [n, layers · hidden], as many in each as fit; NaN becomes 0."""
     whole = rows.reshape(len(rows), layers, -1)
     hidden = whole.shape[2]
     largest = _LARGEST[dtype]
@@ -30,11 +30,11 @@ def encoded(
     most = max(1, MAX_FEATURE_BYTES // dtype.row_bytes(layers, hidden))
     for start in range(0, len(whole), most):
         part = whole[start : start + most]
-        data, scales = _written(part, dtype)
+        data, scales = _encode_rows(part, dtype)
         yield Features(session_id, first_position + start, dtype, (len(part), layers, hidden), data, scales)
 
 
-def _written(part: FeatureRows, dtype: FeatureType) -> tuple[bytes, tuple[float, ...]]:
+def _encode_rows(part: FeatureRows, dtype: FeatureType) -> tuple[bytes, tuple[float, ...]]:
     if dtype is FeatureType.FLOAT16:
         return part.astype("<f2").tobytes(), ()
     scales = (np.abs(part).max(axis=2) / _LEVELS).astype(np.float32)  # [rows, layers]
@@ -42,8 +42,8 @@ def _written(part: FeatureRows, dtype: FeatureType) -> tuple[bytes, tuple[float,
     return np.rint(steps).clip(-_LEVELS, _LEVELS).astype(np.int8).tobytes(), tuple(scales.ravel().tolist())
 
 
-def decoded(features: Features) -> FeatureRows:
-    """What a message says: [rows, layers · hidden].
+def decode_features(features: Features) -> FeatureRows:
+    """The rows of a message: [rows, layers · hidden].
 
     Raises:
         InvalidInput: a value that is not finite.
@@ -55,5 +55,5 @@ def decoded(features: Features) -> FeatureRows:
         scales = np.array(features.scales, np.float32).reshape(rows, layers, 1)
         values = np.frombuffer(features.data, np.int8).reshape(features.shape) * scales
     require(bool(np.isfinite(values).all()), "feature values", "not finite", "finite")
-    found: FeatureRows = values.reshape(rows, layers * hidden)
-    return found
+    joined_rows: FeatureRows = values.reshape(rows, layers * hidden)
+    return joined_rows

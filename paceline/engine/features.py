@@ -40,14 +40,14 @@ def feature_source(engine: Engine) -> FeatureSource:
 
 @runtime_checkable
 class FeatureEngine(Engine, Protocol):
-    """An engine for a drafter that needs features; to its caller a row is a token after a path, as anywhere.
+    """An engine for a drafter that reads features. To its caller a row is a token after a path, as in any engine.
 
-    The row of the token at position p reads the features of position p - 1: what the target computed of the token
-    before it. Where the target's were given, those; else what the engine itself made of its parent's row (EAGLE,
-    multi-token prediction), or the features of the nearest given position on its path and how far that lies back
-    (Medusa's heads, blocks). So one row may be computed twice: as a draft on features that the engine made, and
-    again, once committed, on the target's; a caller that wants the latter rolls back to the first row whose features
-    were not given when it was computed.
+    The row of the token at position p reads the features of position p - 1, which the target computed for the token
+    before it. Where the target's features were not given, EAGLE and multi-token prediction read the engine's own
+    output for the parent's row; Medusa's heads and blocks read the nearest given position on the path, and how far
+    back it lies. So a row may be computed twice: first as a draft, on features that the engine made, and once it is
+    committed, on the target's. For the latter the caller rolls back to the first row whose features were not given
+    when it was computed.
     """
 
     @property
@@ -62,13 +62,13 @@ class FeatureEngine(Engine, Protocol):
     def reach(self) -> int | None:
         """Constant; how many rows behind the last given position can tell what follows them. None: all.
 
-        The logits of rows further behind are zeros: nothing is known.
+        The logits of rows further behind are zeros.
         """
 
     def give(self, session: int, first_position: int, rows: FeatureRows) -> None:
         """Add the target's features of committed tokens from `first_position` on: used by rows computed from now on.
 
-        Positions that are given already are replaced. Positions may be skipped: those before are not known, then.
+        Positions that were given before are replaced. Positions may be skipped: their features stay missing.
 
         Raises:
             InvalidInput: rows of another width, or not finite.

@@ -33,7 +33,7 @@ def numeric_fingerprint(
     `device`: where the model will run, if it isn't there yet; `panels`: as `panel_dtype` says.
     """
     device = device or model.device
-    packed = "packed" if panels is None else f"in panels of {panels}"
+    layout = "packed" if panels is None else f"in panels of {panels}"
     volatile = ("_name_or_path", "transformers_version", "quantization_config", "architectures")
     config = {key: value for key, value in model.config.to_dict().items() if key not in volatile}
     facts = {
@@ -44,7 +44,7 @@ def numeric_fingerprint(
         "threads": torch.get_num_threads(),
         "tensor_parallel": ranks,
         "row_shapes": row_shapes,
-        "layers": f"fused, {packed} and compiled" if device.type == "cpu" and can_pack(model) else "plain",
+        "layers": f"fused, {layout} and compiled" if device.type == "cpu" and can_pack(model) else "plain",
         "max_length": max_length,
         "libraries": library_versions(),
         "weights": weights_digest(model),
@@ -64,7 +64,7 @@ def weights_digest(model: PreTrainedModel) -> str:
     digest = hashlib.sha256()
     for name, weight in sorted(model.named_parameters()):
         flat = weight.reshape(-1)
-        picked = torch.linspace(0, flat.numel() - 1, _SAMPLED_WEIGHTS, dtype=torch.float64).long()
-        values = flat[picked.to(flat.device)].double().cpu().numpy().tobytes()
+        indices = torch.linspace(0, flat.numel() - 1, _SAMPLED_WEIGHTS, dtype=torch.float64).long()
+        values = flat[indices.to(flat.device)].double().cpu().numpy().tobytes()
         digest.update(f"{name} {tuple(weight.shape)}".encode() + values)
     return digest.hexdigest()

@@ -102,13 +102,13 @@ def forward(
     attender: Attender,
     token_ids: torch.Tensor,  # [1, rows]
     positions: torch.Tensor,  # [1, rows]
-    wanted: torch.Tensor,  # [n] rows
+    logit_rows: torch.Tensor,  # [n] rows
 ) -> torch.Tensor:  # [n, tensor width]
     """Run one forward pass on what is on the device already; makes no tensor on the host."""
     keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
-    arguments: dict[str, Any] = {"logits_to_keep": wanted} if keeps else {}
+    arguments: dict[str, Any] = {"logits_to_keep": logit_rows} if keeps else {}
     with attending(attender):
         logits: torch.Tensor = model(
             input_ids=token_ids, position_ids=positions, use_cache=False, **arguments
         ).logits[0]
-    return logits if keeps else logits[wanted]
+    return logits if keeps else logits[logit_rows]

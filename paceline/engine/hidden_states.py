@@ -1,10 +1,10 @@
-"""Hidden states of a transformers decoder: which there are, and how they are kept beside a forward pass.
+"""Hidden states of a transformers decoder: which there are, and how a forward pass leaves them.
 
-They are read by hooks, which change nothing of what is computed: a step's logits are bit-identical with and without.
-Decoders differ in the names of their parts, so parts are found by what they are: layers are the list that has as many
-modules as the configuration has layers, the decoder is the module that has this list, and what the head reads is what
-the decoder returns. What these yield is looked at once, by running a row: a decoder that yields something else than
-one vector a row offers none, which is known before anybody asks for them.
+Hooks read them, which changes nothing of what is computed: a step's logits are bit-identical with and without.
+Decoders name their parts differently, so parts are told by their structure: the layers are the list that has as many
+modules as the configuration has layers, the decoder is the module that has this list, and the head reads what the
+decoder returns. One row is run at load time to see what these yield. A decoder that yields something else than one
+vector a row offers no hidden states.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _STREAM = "altup_active_idx"
 work on this one: it is what a layer yields."""
 
 
-class _ToItself:
-    """Attends every row to itself: only shapes are looked at."""
+class _SelfAttention:
+    """Attends every row to itself: only the shapes of the outputs matter."""
 
     def attend(self, call: AttentionCall) -> torch.Tensor:
         groups = call.query.shape[1] // call.value.shape[1]
@@ -41,22 +41,25 @@ class _ToItself:
 
 
 @torch.inference_mode()
-def offered(model: PreTrainedModel) -> FeatureOffer | None:
-    """Which hidden states a decoder has, whose attention is ours; None: its parts are not found, or yield others."""
-    found = _decoder(model)
+def feature_offer(model: PreTrainedModel) -> FeatureOffer | None:
+    """The hidden states that a decoder offers, whose attention is ours.
+
+    None: its parts can't be told, or they yield something else than a vector a row.
+    """
+    decoder = _decoder(model)
     hidden: int | None = getattr(model.config.get_text_config(), "hidden_size", None)
-    if found is None or hidden is None:
+    if decoder is None or hidden is None:
         return None
-    wanted = (EMBEDDING, *range(len(found[1])), FINAL)
-    with watched(model, wanted) as states:
-        packed_forward(model, _ToItself(), [0], [0], [0])
-    for layer in wanted:
+    layers = (EMBEDDING, *range(len(decoder[1])), FINAL)
+    with capture_states(model, layers) as states:
+        packed_forward(model, _SelfAttention(), [0], [0], [0])
+    for layer in layers:
         shape = tuple(states[layer].shape) if layer in states else None
         if shape != (1, hidden):
             name = type(model).__name__
             logger.warning("%s offers no hidden states: layer %d yields %s a row, not %d", name, layer, shape, hidden)
             return None
-    return FeatureOffer(len(found[1]), hidden)
+    return FeatureOffer(len(decoder[1]), hidden)
 
 
 def _decoder(model: PreTrainedModel) -> tuple[nn.Module, nn.ModuleList] | None:
@@ -70,45 +73,50 @@ def _decoder(model: PreTrainedModel) -> tuple[nn.Module, nn.ModuleList] | None:
 
 
 @contextmanager
-def watched(model: PreTrainedModel, wanted: Collection[int], into: States | None = None) -> Iterator[States]:
-    """Within, a forward pass of one batch leaves its hidden states here; of a model that has some to offer.
+def capture_states(model: PreTrainedModel, layers: Collection[int], out: States | None = None) -> Iterator[States]:
+    """Capture the hidden states of a forward pass of one batch that runs within.
 
-    `into`: what takes them, where that must be tensors that are there before, on the host perhaps.
+    Args:
+        model: one that offers hidden states.
+        layers: which of them, counted as `FeatureNeed` does.
+        out: existing tensors, perhaps on the host, that take the states; None: new ones are made.
     """
     states: States = {}
-    if not wanted:
+    if not layers:
         yield states
         return
-    found = _decoder(model)
-    assert found is not None, "an engine without an offer keeps none"
-    decoder, layers = found
+    parts = _decoder(model)
+    assert parts is not None, "an engine without an offer keeps none"
+    decoder, layer_list = parts
     stream: int | None = getattr(model.config.get_text_config(), _STREAM, None)
 
     def keep(layer: int, output: torch.Tensor) -> None:
-        # A copy: a later layer may add to what it is given in place.
-        found = _of_rows(output, stream)
-        states[layer] = found.clone() if into is None else into[layer].copy_(found, non_blocking=True)
+        # A copy: a later layer may add to its input in place.
+        rows = _rows_of(output, stream)
+        states[layer] = rows.clone() if out is None else out[layer].copy_(rows, non_blocking=True)
 
-    def before(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def keep_embedding(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         keep(EMBEDDING, args[0] if args else kwargs["hidden_states"])
 
-    def behind(layer: int, output: Any) -> None:
+    def keep_output(layer: int, output: Any) -> None:
         keep(layer, output[0] if isinstance(output, tuple) else output)
 
     with ExitStack() as hooks:
-        for layer in wanted:
+        for layer in layers:
             if layer == EMBEDDING:
-                handle: Any = layers[0].register_forward_pre_hook(before, with_kwargs=True)
+                handle: Any = layer_list[0].register_forward_pre_hook(keep_embedding, with_kwargs=True)
             elif layer == FINAL:
-                handle = decoder.register_forward_hook(lambda _module, _args, out: behind(FINAL, out[0]))
+                handle = decoder.register_forward_hook(lambda _m, _args, output: keep_output(FINAL, output[0]))
             else:
-                handle = layers[layer].register_forward_hook(lambda _m, _args, out, at=layer: behind(at, out))
+                handle = layer_list[layer].register_forward_hook(
+                    lambda _m, _args, output, number=layer: keep_output(number, output)
+                )
             hooks.callback(handle.remove)
         yield states
 
 
-def _of_rows(output: torch.Tensor, stream: int | None) -> torch.Tensor:
-    """Of a batch of one: [rows, hidden]."""
+def _rows_of(output: torch.Tensor, stream: int | None) -> torch.Tensor:
+    """The rows [rows, hidden] of a batch of one."""
     return (output if stream is None or output.dim() < 4 else output[stream])[0]
 
 
@@ -120,15 +128,15 @@ class _KeptRows(NamedTuple):
     layers: tuple[int, ...]
     rows: slice
 
-    def joined(self) -> torch.Tensor:
-        """[rows, layers · hidden], on the host; a layer goes there once for all sessions of the pass."""
+    def features(self) -> torch.Tensor:
+        """[rows, layers · hidden], on the host; a layer is copied there once for all sessions of the pass."""
         for layer in self.layers:
             self.states[layer] = self.states[layer].cpu()
         return torch.cat([self.states[layer][self.rows] for layer in self.layers], dim=1)
 
 
 class KeptStates:
-    """The hidden states of the latest step, of the sessions that want some; where they are until they are read."""
+    """The hidden states of the latest step, of the sessions that need some; they stay on their device until read."""
 
     def __init__(self) -> None:
         self._needs: dict[int, FeatureNeed] = {}
@@ -144,19 +152,19 @@ class KeptStates:
         self._parts.pop(session, None)
 
     def begin(self, plan: StepPlan) -> frozenset[int]:
-        """A step begins: forget the last one's. Returns the layers that its sessions need."""
+        """Begin a step: drop the states of the last one. Returns the layers that its sessions need."""
         self._parts = {}
         needs = (self._needs.get(item.session) for item in plan.items)
         return frozenset(layer for need in needs if need is not None for layer in need.layers)
 
     def take(self, session: int, first: int, states: States, rows: slice) -> None:
-        """Keep the session's new rows from `first` on: they are these rows of the states."""
+        """Keep the session's new rows from `first` on, which are `rows` of the states."""
         need = self._needs.get(session)
         if need is not None:
             self._parts.setdefault(session, []).append(_KeptRows(first, states, need.layers, rows))
 
     def take_packed(self, plan: StepPlan, states: States) -> None:
-        """Keep the new rows of all sessions of a step, which the states have one after another."""
+        """Keep the new rows of all sessions of a step; in the states they follow one another."""
         if not states:
             return
         low = 0
@@ -168,5 +176,5 @@ class KeptStates:
     def rows(self, session: int) -> FeatureRows:
         """Of a session's new rows in the latest step, in their order."""
         parts = sorted(self._parts[session], key=lambda part: part.first)
-        found: FeatureRows = torch.cat([part.joined() for part in parts]).float().numpy()
-        return found
+        features: FeatureRows = torch.cat([part.features() for part in parts]).float().numpy()
+        return features

@@ -38,7 +38,7 @@ class Prefix:
 
 
 NO_PREFIX = Prefix()
-"""Of a session that shares nothing."""
+"""The prefix of a session that shares nothing."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class StepPlan:
 
 @dataclass(frozen=True)
 class EngineInfo:
-    """What a loaded model is; `features`: hidden states that it can give as a `FeatureSource`, None: none."""
+    """Facts of a loaded model. `features`: the hidden states that it offers as a `FeatureSource`; None: none."""
 
     fingerprint: Fingerprint
     max_length: int
@@ -114,7 +114,7 @@ class EngineInfo:
 
     @property
     def longest_session(self) -> int:
-        """Tokens of the longest session that can be served: the context, as far as the KV budget holds it."""
+        """Tokens of the longest session that can be served: the context length, or the KV budget if that is less."""
         return min(self.max_length, self.max_kv_rows)
 
 
@@ -130,18 +130,18 @@ class Engine(Protocol):
 
     @property
     def kv_rows(self) -> int:
-        """KV rows held by all open sessions, counted as they are budgeted; 0 when none is open.
+        """KV rows of all open sessions, as they are budgeted; 0 when none is open.
 
-        Shared blocks take what sessions leave of the budget, and make way for them.
+        Shared blocks take what sessions leave of the budget, and are evicted when sessions need the room.
         """
 
     def open(self, session: int, max_rows: int, prefix: Prefix = NO_PREFIX) -> int:
-        """Reserve room for a session of at most `max_rows` rows, and begin it with what is known of its prefix.
+        """Reserve room for a session of at most `max_rows` rows, and begin it with the stored rows of its prefix.
 
         Returns:
             Rows that the session holds now: the first of the prefix, computed
             for other sessions. Never all of them, since the last token's logits
-            are wanted. 0 without a prefix.
+            must be computed. 0 without a prefix.
 
         Raises:
             Overloaded: the KV budget has no room now.
@@ -177,7 +177,7 @@ class Draw:
 
 @dataclass(frozen=True)
 class DrawnTokens:
-    """What was drawn for one round, as `paceline.protocol.target.Verdict` has it."""
+    """The tokens drawn for one round, as `paceline.protocol.target.Verdict` has them."""
 
     token_ids: tuple[int, ...]
     target_probabilities: tuple[float, ...] = ()
@@ -185,10 +185,10 @@ class DrawnTokens:
 
 
 class Drawing(Protocol):
-    """One round's draws, made."""
+    """The draws of one round."""
 
     def drawn_tokens(self) -> DrawnTokens:
-        """What was drawn.
+        """The tokens, and their probabilities where the acceptance rule needs them.
 
         Raises:
             InvalidInput: there was nothing to draw from.
@@ -204,7 +204,7 @@ class DrawingEngine(Protocol):
 
         Args:
             plan: as for `Engine.step`.
-            draws: for the first items of the plan how to draw from their logits; None: their logits are wanted.
+            draws: for the first items of the plan how to draw from their logits; None: their logits are returned.
 
         Returns:
             For each item its draws or its logits, as for `Engine.step`.
@@ -218,8 +218,8 @@ class DrawingEngine(Protocol):
 class Ranking:
     """How the tokens that may follow an item's logit rows are ranked: by the race of shared noise.
 
-    `positions` are those of the tokens, one for each logit row; `count` tokens of each are wanted. Temperature
-    alone shapes the scores; 0 ranks by the logits themselves.
+    `positions` are those of the tokens, one for each logit row; `count` is the number of tokens to return for each.
+    Temperature alone shapes the scores; 0 ranks by the logits themselves.
     """
 
     noise: NoiseKey
@@ -229,7 +229,7 @@ class Ranking:
 
     @property
     def greedy(self) -> bool:
-        """Whether the largest logits are the best, and noise has no say."""
+        """Whether tokens are ranked by their logits alone, without noise."""
         return self.temperature == 0
 
 
@@ -245,7 +245,7 @@ class RankedTokens:
 
 
 class RankedRows(Protocol):
-    """The ranking of one item's logit rows, made."""
+    """The ranking of one item's logit rows."""
 
     def ranked_tokens(self) -> tuple[RankedTokens, ...]:
         """One for each row.
@@ -264,7 +264,7 @@ class RankingEngine(Protocol):
 
         Args:
             plan: as for `Engine.step`.
-            rankings: for each item how its logit rows are ranked; None: their logits are wanted.
+            rankings: for each item how its logit rows are ranked; None: their logits are returned.
 
         Returns:
             For each item its ranking or its logits, valid until the next step.

@@ -56,31 +56,31 @@ class KVShape:
 
     @property
     def heads(self) -> int:
-        """Query heads of the layer that has most."""
+        """Query heads of the layer that has the most."""
         return max(layer.kv_heads * layer.groups for layer in self.layers)
 
     @property
     def groups(self) -> int:
-        """Query heads that share a key head, in the layer where most do."""
+        """Query heads that share a key head, in the layer where the most do."""
         return max(layer.groups for layer in self.layers)
 
     @property
-    def even(self) -> LayerShape | None:
-        """What every layer is, if they are all alike, and keys are as wide as values."""
+    def uniform_layer(self) -> LayerShape | None:
+        """The shape of every layer, if all are alike and keys are as wide as values; otherwise None."""
         first = self.layers[0]
-        alike = first.key_width == first.value_width and all(layer == first for layer in self.layers)
-        return first if alike else None
+        is_uniform = first.key_width == first.value_width and all(layer == first for layer in self.layers)
+        return first if is_uniform else None
 
     @cached_property
     def places(self) -> tuple[tuple[Planes, Planes], ...]:
-        """Of each layer where keys and values are; layer by layer, so that even ones are [layers, 2, kv_heads]."""
-        used: Counter[int] = Counter()
+        """Where each layer's keys and values are; layer by layer, so that uniform ones are [layers, 2, kv_heads]."""
+        next_planes: Counter[int] = Counter()
         places = []
         for layer in self.layers:
             pair = []
             for width in (layer.key_width, layer.value_width):
-                pair.append(Planes(width, used[width], used[width] + layer.kv_heads))
-                used[width] += layer.kv_heads
+                pair.append(Planes(width, next_planes[width], next_planes[width] + layer.kv_heads))
+                next_planes[width] += layer.kv_heads
             places.append((pair[0], pair[1]))
         return tuple(places)
 
@@ -110,12 +110,12 @@ class SessionKV:
         self._rows: KVRows = tuple(rows.values())
         self._keys = [rows[keys.width][keys.start : keys.end] for keys, _ in shape.places]
         self._values = [rows[values.width][values.start : values.end] for _, values in shape.places]
-        self._filled = 0
+        self._filled_rows = 0
 
     @property
     def address(self) -> int:
-        """Where [layers, 2, kv_heads, capacity, head_dim] of even layers lies, until the session closes."""
-        assert len(self._rows) == 1, "even layers"
+        """Where [layers, 2, kv_heads, capacity, head_dim] of uniform layers lies, until the session closes."""
+        assert len(self._rows) == 1, "uniform layers"
         return self._rows[0].data_ptr()
 
     def keys(self, layer: int) -> torch.Tensor:
@@ -136,18 +136,18 @@ class SessionKV:
         return tuple(rows[:, start:end].clone(memory_format=torch.contiguous_format) for rows in self._rows)
 
     def copy_in(self, start: int, rows: KVRows) -> None:
-        """Write what `copy_out` gave."""
+        """Write rows that `copy_out` returned."""
         end = start + rows[0].shape[1]
-        for held, new in zip(self._rows, rows, strict=True):
-            held[:, start:end] = new
-        self._filled = max(self._filled, end)
+        for tensor, new in zip(self._rows, rows, strict=True):
+            tensor[:, start:end] = new
+        self._filled_rows = max(self._filled_rows, end)
 
     def fill(self, rows: int) -> None:
-        """Make every one of the first `rows` rows finite: what was never written becomes zero.
+        """Make the first `rows` rows finite: rows that were never written become zero.
 
-        Only for sessions whose rows are written behind what was filled or copied in.
+        Only for sessions that write no row before those that were filled or copied in.
         """
-        if rows > self._filled:
-            for held in self._rows:
-                held[:, self._filled : rows] = 0
-            self._filled = rows
+        if rows > self._filled_rows:
+            for tensor in self._rows:
+                tensor[:, self._filled_rows : rows] = 0
+            self._filled_rows = rows

@@ -37,7 +37,7 @@ class _SessionRows:
     base: int = 0
     parents: tuple[int, ...] = ()
     tokens: list[int] = field(default_factory=list)
-    used: list[BlockKey] = field(default_factory=list)
+    block_keys: list[BlockKey] = field(default_factory=list)
 
     @property
     def rows(self) -> int:
@@ -59,13 +59,13 @@ class Ledger(Generic[Rows]):
         self._info = info
         self._settings = settings
         self._sessions: dict[int, _SessionRows] = {}
-        self._reserved = 0
+        self._reserved_rows = 0
         self._blocks: BlockStore[Rows] = BlockStore() if blocks is None else blocks
 
     @property
     def kv_rows(self) -> int:
         """Rows reserved by open sessions."""
-        return self._reserved
+        return self._reserved_rows
 
     @property
     def cached_rows(self) -> int:
@@ -75,10 +75,10 @@ class Ledger(Generic[Rows]):
     @property
     def _free(self) -> int:
         """Rows of the budget that no session has reserved."""
-        return self._info.max_kv_rows - self._reserved
+        return self._info.max_kv_rows - self._reserved_rows
 
     def rows(self, session: int) -> int:
-        """Rows that a session holds, accepted or not."""
+        """Rows of a session, accepted or not."""
         return self._sessions[session].rows
 
     def open(self, session: int, max_rows: int, prefix: Prefix = NO_PREFIX) -> list[Rows]:
@@ -92,22 +92,22 @@ class Ledger(Generic[Rows]):
             Overloaded: no room now.
         """
         self._check_room(session, max_rows)
-        opened = _SessionRows(max_rows, prefix)
-        self._sessions[session] = opened
-        self._reserved += max_rows
-        blocks = self._begin(opened) if prefix.token_ids and self._settings.prefix_reuse else []
+        state = _SessionRows(max_rows, prefix)
+        self._sessions[session] = state
+        self._reserved_rows += max_rows
+        blocks = self._begin(state) if prefix.token_ids and self._settings.prefix_reuse else []
         self._blocks.evict_to(self._free)
         return blocks
 
     def close(self, session: int) -> None:
         """Give a session's rows back; unknown sessions are ignored."""
-        closed = self._sessions.pop(session, None)
-        if closed is not None:
-            self._reserved -= closed.max_rows
-            self._blocks.release(closed.used)
+        state = self._sessions.pop(session, None)
+        if state is not None:
+            self._reserved_rows -= state.max_rows
+            self._blocks.release(state.block_keys)
 
     def share(self, plan: StepPlan, copy: Callable[[int, int, int], Rows]) -> None:
-        """Keep the blocks that a step has completed, while there is room that no session and no used block takes.
+        """Store the blocks that a step has completed, while there is room that no session and no block in use takes.
 
         `copy` takes session, start and end, and returns a copy of these rows.
         """
@@ -115,29 +115,29 @@ class Ledger(Generic[Rows]):
             session = self._sessions[item.session]
             if session.chain is None:
                 continue
-            for key in session.chain.settle(session.tokens, _settled(item, session)):
+            for key in session.chain.settle(session.tokens, _settled_rows(item, session)):
                 self._share_block(item.session, session, key, copy)
 
     def _share_block(
         self, number: int, session: _SessionRows, key: BlockKey, copy: Callable[[int, int, int], Rows]
     ) -> None:
-        known = self._blocks.match([key])
-        if known:
-            self._blocks.use(known)
+        hits = self._blocks.match([key])
+        if hits:
+            self._blocks.use(hits)
         elif self._blocks.evict_to(self._free - self._blocks.cost(key), idle_only=True):
             self._blocks.put(key, copy(number, key.start, key.end))
         else:
             return
-        session.used.append(key)
+        session.block_keys.append(key)
 
     def _begin(self, session: _SessionRows) -> list[Rows]:
-        keys = prefix_keys(session.prefix, shaped=self._settings.reproducible)
-        found = self._blocks.match([key for key in keys if key.end <= session.max_rows])
-        session.chain = BlockChain(keys, found, sharing_of(session.prefix, shaped=self._settings.reproducible))
-        session.base = found[-1].end if found else 0
+        keys = prefix_keys(session.prefix, reproducible=self._settings.reproducible)
+        hits = self._blocks.match([key for key in keys if key.end <= session.max_rows])
+        session.chain = BlockChain(keys, hits, sharing_of(session.prefix, reproducible=self._settings.reproducible))
+        session.base = hits[-1].end if hits else 0
         session.tokens = [*session.prefix.token_ids[: session.base]]
-        session.used = found
-        return self._blocks.use(found)
+        session.block_keys = hits
+        return self._blocks.use(hits)
 
     def _check_room(self, session: int, max_rows: int) -> None:
         if not 1 <= max_rows <= self._info.max_kv_rows:
@@ -147,21 +147,21 @@ class Ledger(Generic[Rows]):
         if len(self._sessions) >= self._settings.max_num_seqs:
             raise Overloaded(f"{self._settings.max_num_seqs} sessions are open", retry_after_ms=RETRY_AFTER_MS)
         if max_rows > self._free:
-            raise Overloaded(f"{max_rows} KV rows wanted, {self._free} free", retry_after_ms=RETRY_AFTER_MS)
+            raise Overloaded(f"{max_rows} KV rows needed, {self._free} free", retry_after_ms=RETRY_AFTER_MS)
 
     def check(self, plan: StepPlan) -> None:
-        """Refuse a plan that any session can't follow; changes nothing.
+        """Refuse a plan unless every session can follow it; changes nothing.
 
         Raises:
             UnknownSession, PrefixMismatch, InvalidInput: naming session and field.
         """
         if not plan.items:
             raise InvalidInput.of("step items", 0, "at least 1")
-        seen: set[int] = set()
+        numbers: set[int] = set()
         for item in plan.items:
-            if item.session in seen:
+            if item.session in numbers:
                 raise InvalidInput.of("step session", item.session, "named once in a step")
-            seen.add(item.session)
+            numbers.add(item.session)
             self._check_item(item)
 
     def apply(self, plan: StepPlan) -> None:
@@ -196,7 +196,7 @@ class Ledger(Generic[Rows]):
 
 
 class LedgerEngine(Generic[Rows]):
-    """What all engines with sessions of their own have: what the model is, and a ledger."""
+    """The base of all engines with sessions of their own: the model's info, and a ledger."""
 
     def __init__(self, info: EngineInfo, settings: EngineSettings, blocks: BlockStore[Rows] | None = None) -> None:
         self.info = info
@@ -212,10 +212,10 @@ class LedgerEngine(Generic[Rows]):
         return self._ledger.cached_rows
 
 
-def _settled(item: StepItem, session: _SessionRows) -> int:
-    """Rows, from the first on, that are not going to be rolled back: the trunk, and what follows it in the prefix."""
-    chained = next((row for row in range(item.tree_rows) if item.parent_of(row) != row - 1), item.tree_rows)
-    return max(item.trunk, min(len(session.prefix.token_ids), item.trunk + chained))
+def _settled_rows(item: StepItem, session: _SessionRows) -> int:
+    """The number of first rows that can't be rolled back: the trunk, and the rows of the prefix that follow it."""
+    chain_rows = next((row for row in range(item.tree_rows) if item.parent_of(row) != row - 1), item.tree_rows)
+    return max(item.trunk, min(len(session.prefix.token_ids), item.trunk + chain_rows))
 
 
 def _check_shape(item: StepItem, name: str) -> None:
@@ -243,10 +243,10 @@ def tree_depths(item: StepItem) -> tuple[int, ...]:
     """Depth of each row of the tree, kept and new."""
     if not item.parents:
         return tuple(range(1, item.tree_rows + 1))
-    found: list[int] = []
+    row_depths: list[int] = []
     for parent in item.parents:
-        found.append(1 if parent == ROOT else found[parent] + 1)
-    return tuple(found)
+        row_depths.append(1 if parent == ROOT else row_depths[parent] + 1)
+    return tuple(row_depths)
 
 
 def key_positions(item: StepItem) -> NDArray[np.int64]:  # [base + new]
@@ -255,25 +255,25 @@ def key_positions(item: StepItem) -> NDArray[np.int64]:  # [base + new]
 
 
 def _check_kept_rows(item: StepItem, session: _SessionRows) -> None:
-    """Kept rows must exist and hang together as stated: a row's keys hold its own ancestors, not its neighbours."""
+    """Kept rows must exist and be each other's parents as stated: a row's keys depend on its own ancestors."""
     start = item.base_length - len(item.kept_rows)
     if start < 0 or item.base_length > session.rows:
         raise PrefixMismatch(
             f"session {item.session} base_length = {item.base_length}: must be in "
-            f"[{len(item.kept_rows)}, {session.rows}], the rows held"
+            f"[{len(item.kept_rows)}, {session.rows}], the session's rows"
         )
     # Rows before `first` stay where they are, each behind the one before it.
     first = min(session.base, start, item.trunk)
-    kept = (*range(first, start), *item.kept_rows)
-    before = first - 1
-    for place, row in enumerate(kept, start=first):
-        follows = _kept_parent(item, place)
-        expected = follows if follows < first else kept[follows - first]
-        if not before < row < session.rows or session.parent(row) != expected:
+    kept_rows = (*range(first, start), *item.kept_rows)
+    previous = first - 1
+    for place, row in enumerate(kept_rows, start=first):
+        parent_place = _kept_parent(item, place)
+        parent = parent_place if parent_place < first else kept_rows[parent_place - first]
+        if not previous < row < session.rows or session.parent(row) != parent:
             raise PrefixMismatch(
-                f"session {item.session} kept row {row}: must come after row {before} as a child of row {expected}"
+                f"session {item.session} kept row {row}: must come after row {previous} as a child of row {parent}"
             )
-        before = row
+        previous = row
 
 
 def _kept_parent(item: StepItem, place: int) -> int:

@@ -20,14 +20,14 @@ def load_engine(model: str, settings: EngineSettings) -> Engine:
         InvalidInput: the name or a setting is out of its limits.
         Unsupported: the model can't be served exactly; says why.
     """
-    resolved = resolve(model)
-    if resolved.kind == "table":
-        unquantized = settings.quantization == NOT_QUANTIZED
-        require(unquantized, "quantization", settings.quantization, f"{NOT_QUANTIZED}: a table has no weights")
-        return load_table(resolved.location, settings)
+    source = resolve(model)
+    if source.kind == "table":
+        is_plain = settings.quantization == NOT_QUANTIZED
+        require(is_plain, "quantization", settings.quantization, f"{NOT_QUANTIZED}: a table has no weights")
+        return load_table(source.location, settings)
     # Table models start in a fraction of the time that torch takes to be imported.
     from paceline.engine.decoder import load_decoder_engine
     from paceline.models.whole import refusing_network
 
-    with refusing_network(resolved.name):
-        return load_decoder_engine(resolved, model, settings)
+    with refusing_network(source.name):
+        return load_decoder_engine(source, model, settings)

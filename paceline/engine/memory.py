@@ -27,7 +27,7 @@ _SCORE_COPIES = 3
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Bytes. `available` is what was free once the weights were loaded, and what a share of a GPU leaves of it."""
+    """Bytes. `available`: free once the weights were loaded; on a GPU, as far as its share of the memory allows."""
 
     device: str
     weights: int
@@ -77,14 +77,14 @@ def plan_memory(
         features: hidden states that such steps may keep.
 
     Raises:
-        InvalidInput: the KV budget that was asked for, or any at all, doesn't fit; with the arithmetic.
+        InvalidInput: the configured KV budget, or any at all, doesn't fit; with the arithmetic.
     """
     head, shape = model.get_output_embeddings().weight, attention.shape
-    tied = head is model.get_input_embeddings().weight
+    is_tied = head is model.get_input_embeddings().weight
     plan = MemoryPlan(
         device=str(shape.device),
         weights=sum(weight.nbytes for weight in model.parameters()),
-        packing=head.nbytes if packs and tied else 0,
+        packing=head.nbytes if packs and is_tied else 0,
         workspace=workspace_bytes(model.config.get_text_config(), settings, attention, max_length, head.shape[0]),
         available=_available_bytes(shape.device, settings),
         kv=settings.kv_bytes,
@@ -92,8 +92,8 @@ def plan_memory(
         static=static_bytes(settings, attention, max_length, head.shape[0], features) if static else 0,
     )
     if not plan.kv:
-        chosen = plan.room if shape.device.type == "cuda" else min(DEFAULT_CPU_KV_BYTES, plan.room)
-        plan = replace(plan, kv=max(chosen, 0))
+        budget = plan.room if shape.device.type == "cuda" else min(DEFAULT_CPU_KV_BYTES, plan.room)
+        plan = replace(plan, kv=max(budget, 0))
     if plan.kv > plan.room or plan.room < shape.row_bytes:
         limit = f"at most {max(plan.room, 0)}: {plan}; fewer max_step_rows or a shorter max_model_len need less"
         raise InvalidInput.of("kv_bytes", plan.kv, limit)
@@ -103,7 +103,7 @@ def plan_memory(
 def workspace_bytes(
     config: Any, settings: EngineSettings, attention: AttentionFacts, max_length: int, width: int
 ) -> int:
-    """An upper bound of what the largest step needs beside weights and KV.
+    """An upper bound of the bytes that the largest step needs beside weights and KV.
 
     Its rows' activations in one layer, the attention masks of the longest chunk, its scores where no product of the
     library keeps them to itself, its logits, those of prompts included, with the copy that is handed out, and one
@@ -156,10 +156,10 @@ def available_ram() -> int:
     """Bytes that this process may still take: the machine's, or its control group's if that is less."""
     free = int(psutil.virtual_memory().available)
     limit = _read_int(_CGROUP / "memory.max")
-    used = _read_int(_CGROUP / "memory.current")
-    if limit is None or used is None:
+    usage = _read_int(_CGROUP / "memory.current")
+    if limit is None or usage is None:
         return free
-    return min(free, max(0, limit - used + _reclaimable()))
+    return min(free, max(0, limit - usage + _reclaimable()))
 
 
 def _available_bytes(device: torch.device, settings: EngineSettings) -> int:
@@ -177,7 +177,7 @@ def _read_int(file: Path) -> int | None:
 
 
 def _reclaimable() -> int:
-    """Bytes of cached files that a control group counts as used and gives back when asked."""
+    """Bytes of cached files, which a control group counts as used and frees on demand."""
     try:
         lines = (_CGROUP / "memory.stat").read_text().splitlines()
     except OSError:

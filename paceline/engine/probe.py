@@ -1,4 +1,4 @@
-"""What a decoder's layers ask of attention, found by running one row; what can't be served exactly is refused.
+"""What a decoder's layers ask of attention, learnt by running one row; what can't be served exactly is refused.
 
 transformers says by a mask which keys a row sees. Here its masks are functions of two positions, asked once for every
 position, so a window is what the model's own code makes of it, whatever its configuration calls it.
@@ -25,7 +25,7 @@ PROBE_NAME = "paceline_probe"
 _TERMS = (SOFTCAP, SINKS)
 _HARMLESS = re.compile(r"sliding_window|position_ids|is_causal|use_cache|output_\w+")
 """Extras that repeat what masks and positions say, or ask for more outputs."""
-_COMPARED = 32
+_COMPARED_ROWS = 32
 """Rows of a mask that are compared key by key, chosen, not tuned; others are where they begin and end."""
 _ALL_COMPARED = 1 << 15
 """Longest context all positions of which are compared, chosen: 20 ms."""
@@ -88,17 +88,17 @@ class _AttentionProbe:
 
 
 def _terms(name: str, call: AttentionCall) -> set[str]:
-    """What changes the layer's scores; refuses what isn't known."""
-    given = {key: value for key, value in call.extras.items() if key != "mask" and value is not None}
-    for key in given:
+    """The extras that change the layer's scores; unknown ones are refused."""
+    extras = {key: value for key, value in call.extras.items() if key != "mask" and value is not None}
+    for key in extras:
         if key not in _TERMS and not _HARMLESS.fullmatch(key):
             raise Unsupported(f"{name}: attention with {key}")
-    if given.get("is_causal") is False or not getattr(call.module, "is_causal", True):
+    if extras.get("is_causal") is False or not getattr(call.module, "is_causal", True):
         raise Unsupported(f"{name}: attention that is not causal")
-    sinks = given.get(SINKS)
+    sinks = extras.get(SINKS)
     if sinks is not None and sinks.numel() != call.query.shape[1]:
         raise Unsupported(f"{name}: {sinks.numel()} attention sinks for {call.query.shape[1]} heads")
-    return {key for key in _TERMS if key in given}
+    return {key for key in _TERMS if key in extras}
 
 
 def _rule(name: str, call: AttentionCall) -> Rule:
@@ -142,7 +142,7 @@ def _facts(model: PreTrainedModel, probe: _AttentionProbe, max_length: int) -> A
     shapes = tuple(probe.shapes[layer] for layer in sorted(probe.shapes))
     by_rule: dict[int, Horizon | None] = {}
     kinds: dict[tuple[Horizon | None, int], LayerKind] = {}
-    of_layer = []
+    kind_of_layer = []
     for layer, shape in enumerate(shapes):
         rule = probe.rules[layer]
         if id(rule) not in by_rule:
@@ -150,16 +150,16 @@ def _facts(model: PreTrainedModel, probe: _AttentionProbe, max_length: int) -> A
         horizon = by_rule[id(rule)]
         key = (horizon, shape.groups)
         kinds.setdefault(key, LayerKind(horizon, shape.groups))
-        of_layer.append(list(kinds).index(key))
-    whole = KVShape(shapes, model.dtype, device)
-    return AttentionFacts(whole, tuple(kinds.values()), tuple(of_layer), frozenset(probe.terms))
+        kind_of_layer.append(list(kinds).index(key))
+    kv_shape = KVShape(shapes, model.dtype, device)
+    return AttentionFacts(kv_shape, tuple(kinds.values()), tuple(kind_of_layer), frozenset(probe.terms))
 
 
 def _horizon(name: str, rule: Rule, max_length: int, device: torch.device) -> Horizon | None:
-    """How far back rows see; None: to everything before them.
+    """How far back rows see; None: they see everything before them.
 
-    The first row that doesn't see position 0 tells it, by bisection. All positions are compared with that, of a long
-    context some thousands: a start takes no longer for a longer one.
+    Bisection finds the first row that doesn't see position 0, which tells the size. Then all positions are compared
+    with that horizon; of a long context some thousands, so that the start takes no longer.
 
     Raises:
         Unsupported: rows see something else.
@@ -169,20 +169,20 @@ def _horizon(name: str, rule: Rule, max_length: int, device: torch.device) -> Ho
         row, key = torch.broadcast_tensors(row, key)
         return rule(torch.zeros_like(row), torch.zeros_like(row), row, key).bool()
 
-    def at(*positions: int) -> torch.Tensor:
+    def tensor(*positions: int) -> torch.Tensor:
         return torch.tensor(positions, device=device)
 
-    blind = bisect.bisect_left(range(max_length), True, key=lambda row: not bool(sees(at(row), at(0))))
-    horizon = Horizon(blind, chunked=not bool(sees(at(blind), at(1)))) if 0 < blind < max_length else None
+    blind = bisect.bisect_left(range(max_length), True, key=lambda row: not bool(sees(tensor(row), tensor(0))))
+    horizon = Horizon(blind, is_chunked=not bool(sees(tensor(blind), tensor(1)))) if 0 < blind < max_length else None
     rows = _compared_positions(max_length, blind)
     firsts = torch.zeros_like(rows) if horizon is None else torch.from_numpy(horizon[rows.numpy()])
     rows, firsts = rows.to(device), firsts.to(device)
     at_edges = (
         sees(rows, rows) & sees(rows, firsts) & ~sees(rows, rows + 1) & ~(sees(rows, firsts - 1) & (firsts > 0))
     )
-    some = torch.arange(0, len(rows), max(1, len(rows) // _COMPARED))
-    expected = (rows >= firsts[some][:, None]) & (rows <= rows[some][:, None])
-    if not (bool(at_edges.all()) and torch.equal(sees(rows[some][:, None], rows[None]), expected)):
+    some = torch.arange(0, len(rows), max(1, len(rows) // _COMPARED_ROWS))
+    visible = (rows >= firsts[some][:, None]) & (rows <= rows[some][:, None])
+    if not (bool(at_edges.all()) and torch.equal(sees(rows[some][:, None], rows[None]), visible)):
         raise Unsupported(f"{name}: rows that see something other than the positions from one on up to their own")
     return horizon
 
@@ -192,9 +192,9 @@ def _compared_positions(max_length: int, size: int) -> torch.Tensor:
     if max_length <= _ALL_COMPARED:
         return torch.arange(max_length)
     few = _ALL_COMPARED // 8
-    around = torch.arange(-few // 16, few // 16)
-    wholes = torch.arange(1, 8)[:, None] * max(size, 1) + around
-    spread = torch.linspace(0, max_length - 1, few, dtype=torch.float64).long()
-    found = torch.cat((torch.arange(few), wholes.flatten(), spread, torch.arange(max_length - few, max_length)))
-    distinct: torch.Tensor = torch.unique(found[(found >= 0) & (found < max_length)])
+    offsets = torch.arange(-few // 16, few // 16)
+    wholes = torch.arange(1, 8)[:, None] * max(size, 1) + offsets
+    samples = torch.linspace(0, max_length - 1, few, dtype=torch.float64).long()
+    positions = torch.cat((torch.arange(few), wholes.flatten(), samples, torch.arange(max_length - few, max_length)))
+    distinct: torch.Tensor = torch.unique(positions[(positions >= 0) & (positions < max_length)])
     return distinct

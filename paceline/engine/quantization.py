@@ -52,9 +52,9 @@ def refuse_quantization(
 @torch.inference_mode()
 def round_linears(model: torch.nn.Module) -> None:
     """Give every linear layer the weights that its integers and scales stand for; a tied embedding keeps its own."""
-    pack_linears(model, _rounded)
+    pack_linears(model, _round_linear)
 
 
-def _rounded(linear: torch.nn.Linear) -> torch.nn.Linear:
+def _round_linear(linear: torch.nn.Linear) -> torch.nn.Linear:
     integers, scales = in_int8(linear.weight.detach())
     return frozen_linear(integers.to(scales.dtype).mul_(scales), linear.bias)

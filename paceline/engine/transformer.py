@@ -21,7 +21,7 @@ from paceline.engine.cpu.row_attention import DTYPE as ROW_DTYPE
 from paceline.engine.cpu.row_attention import EVERY_KEY, FEW_KEYS, RowAttention, is_few
 from paceline.engine.features import FeatureRows
 from paceline.engine.forward import Attender, AttentionCall, packed_forward
-from paceline.engine.hidden_states import KeptStates, States, watched
+from paceline.engine.hidden_states import KeptStates, States, capture_states
 from paceline.engine.interface import NO_PREFIX, EngineInfo, Logits, Prefix, StepItem, StepPlan
 from paceline.engine.kv import KVRows, KVShape, SessionKV
 from paceline.engine.ledger import LedgerEngine, depths
@@ -53,19 +53,19 @@ class _StepAttention:
     """Attention of one step: sessions of many rows one by one, those of few rows all at once."""
 
     segments: tuple[_Segment, ...]
-    few: tuple[RowAttention, ...]
+    row_attention: tuple[RowAttention, ...]
     """By kind of layer; none if no rows are few."""
-    of_layer: tuple[int, ...]
+    kind_of_layer: tuple[int, ...]
 
     def attend(self, call: AttentionCall) -> torch.Tensor:
         heads, rows = call.query.shape[1:3]
         out = call.query.new_empty((1, rows, heads, call.value.shape[3]))
-        kind = self.of_layer[call.layer]
-        if self.few:
-            self.few[kind].attend(call, out)
+        kind = self.kind_of_layer[call.layer]
+        if self.row_attention:
+            self.row_attention[kind].attend(call, out)
         for segment in self.segments:
-            attended = _attend_segment(segment, segment.views[kind], call)
-            out[:, segment.low : segment.high] = attended.transpose(1, 2)
+            attention = _attend_segment(segment, segment.views[kind], call)
+            out[:, segment.low : segment.high] = attention.transpose(1, 2)
         return out
 
 
@@ -86,13 +86,13 @@ def _attend_segment(
             own, keys, values, is_causal=True, scale=call.scaling, enable_gqa=heads != kv_heads
         )
     # The heads that share keys become rows of one head: a quarter faster than enable_gqa, same numbers.
-    packed = own.reshape(1, kv_heads, heads // kv_heads * count, width)
-    attended = packed_attention(call, packed, keys, values, view.mask)
-    return attended.reshape(1, heads, count, values.shape[3])
+    packed_query = own.reshape(1, kv_heads, heads // kv_heads * count, width)
+    attention = packed_attention(call, packed_query, keys, values, view.mask)
+    return attention.reshape(1, heads, count, values.shape[3])
 
 
 class ComputeThreads:
-    """Torch keeps its thread count per calling thread; the executor's must have that of the one that loads."""
+    """Torch keeps a thread count per calling thread: the executor's thread takes over the loading thread's."""
 
     def __init__(self) -> None:
         self._threads = torch.get_num_threads()
@@ -107,7 +107,7 @@ class ComputeThreads:
 
 @dataclass(frozen=True, eq=False)
 class ServedDecoder:
-    """A decoder that has been examined, and how it is to be served."""
+    """A decoder that has been examined, and the settings to serve it with."""
 
     model: PreTrainedModel
     info: EngineInfo
@@ -128,17 +128,17 @@ class DecoderEngine(LedgerEngine[Rows]):
         self._model = decoder.model
         self._kv_shape = decoder.kv_shape
         self.attention = decoder.attention
-        """What its layers ask of attention; a check may have it see less while it runs."""
+        """What its layers ask of attention; a self-check may narrow their windows while it runs."""
         self._threads = ComputeThreads()
-        self._kept = KeptStates()
+        self._states = KeptStates()
 
     def keep_features(self, session: int, need: FeatureNeed) -> None:
         """As `FeatureSource`."""
-        self._kept.want(session, need)
+        self._states.want(session, need)
 
     def features(self, session: int) -> FeatureRows:
         """As `FeatureSource`."""
-        return self._kept.rows(session)
+        return self._states.rows(session)
 
 
 class TransformerEngine(DecoderEngine[KVRows]):
@@ -167,7 +167,7 @@ class TransformerEngine(DecoderEngine[KVRows]):
     def close(self, session: int) -> None:  # noqa: D102
         self._ledger.close(session)
         self._kv.pop(session, None)
-        self._kept.close(session)
+        self._states.close(session)
 
     @torch.inference_mode()
     def step(self, plan: StepPlan) -> Sequence[Logits]:  # noqa: D102
@@ -178,12 +178,12 @@ class TransformerEngine(DecoderEngine[KVRows]):
         return outputs
 
     def _run(self, plan: StepPlan) -> Sequence[Logits]:
-        """Compute a checked step, and record it as done before any row changes."""
+        """Compute a checked step; the ledger records it as done before any row changes."""
         segments: list[_Segment] = []
         few: list[tuple[StepItem, SessionKV, int]] = []
         tokens: list[int] = []
         positions: list[int] = []
-        wanted: list[int] = []
+        logit_rows: list[int] = []
         for item in plan.items:
             low = len(tokens)
             kv = self._kv[item.session]
@@ -194,37 +194,37 @@ class TransformerEngine(DecoderEngine[KVRows]):
                 segments.append(self._segment(item, kv, low))
             tokens.extend(item.token_ids)
             positions.extend(item.trunk + depth - 1 for depth in depths(item))
-            wanted.extend(low + row for row in item.logit_rows)
+            logit_rows.extend(low + row for row in item.logit_rows)
         by_kind = tuple(RowAttention.from_items(few, kind.horizon) for kind in self.attention.kinds) if few else ()
-        # Kept rows have moved and new ones are written as layers run, so the ledger moves first.
+        # Kept rows have moved, and layers write new ones as they run, so the ledger moves first.
         self._ledger.apply(plan)
-        layers = self._kept.begin(plan)
+        layers = self._states.begin(plan)
         if by_kind and not segments and self.row_decoder is not None:
-            logits = self.row_decoder.logits(tokens, positions, wanted, by_kind[0], layers)
+            logits = self.row_decoder.logits(tokens, positions, logit_rows, by_kind[0], layers)
             states = self.row_decoder.states
         else:
-            attender = _StepAttention(tuple(segments), by_kind, self.attention.of_layer)
-            logits, states = self._watched_forward(attender, tokens, positions, wanted, layers)
-        self._kept.take_packed(plan, states)
+            attender = _StepAttention(tuple(segments), by_kind, self.attention.kind_of_layer)
+            logits, states = self._forward_with_states(attender, tokens, positions, logit_rows, layers)
+        self._states.take_packed(plan, states)
         return self._split(logits, plan)
 
-    def _watched_forward(
+    def _forward_with_states(
         self,
         attender: Attender,
         tokens: list[int],
         positions: list[int],
-        wanted: list[int],
+        logit_rows: list[int],
         layers: frozenset[int],
     ) -> tuple[torch.Tensor, States]:
-        """Logits [len(wanted), tensor width], and the hidden states of all rows."""
-        with watched(self._model, layers) as states:
-            return self._forward(attender, tokens, positions, wanted), states
+        """Logits [len(logit_rows), tensor width], and the hidden states of all rows."""
+        with capture_states(self._model, layers) as states:
+            return self._forward(attender, tokens, positions, logit_rows), states
 
     def _forward(
-        self, attender: Attender, tokens: list[int], positions: list[int], wanted: list[int]
+        self, attender: Attender, tokens: list[int], positions: list[int], logit_rows: list[int]
     ) -> torch.Tensor:
-        """Logits [len(wanted), tensor width] of the packed rows of a step."""
-        return packed_forward(self._model, attender, tokens, positions, wanted)
+        """Logits [len(logit_rows), tensor width] of the packed rows of a step."""
+        return packed_forward(self._model, attender, tokens, positions, logit_rows)
 
     def _segment(self, item: StepItem, kv: SessionKV, low: int) -> _Segment:
         causal = not self.attention.terms
@@ -233,8 +233,8 @@ class TransformerEngine(DecoderEngine[KVRows]):
 
     def _on_host(self, logits: torch.Tensor) -> Logits:
         """[rows, tensor width] → [rows, V]."""
-        found: Logits = logits[:, : self.info.fingerprint.vocab_size].float().cpu().contiguous().numpy()
-        return found
+        host_logits: Logits = logits[:, : self.info.fingerprint.vocab_size].float().cpu().contiguous().numpy()
+        return host_logits
 
     def _split(self, logits: torch.Tensor, plan: StepPlan) -> list[Logits]:
         rows = self._on_host(logits)

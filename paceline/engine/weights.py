@@ -20,7 +20,7 @@ from paceline.models.ignored_settings import refuse_ignored, refuse_ignored_rota
 from paceline.models.model_files import CONFIG_FILE, config_of, read_model_json_if_any, refuse_elsewhere
 from paceline.models.packed import unpacked, unpacked_bytes
 from paceline.models.quantized import unpacking, without_quantization
-from paceline.models.resolve import ResolvedModel
+from paceline.models.resolve import ModelSource
 from paceline.models.surplus import held_weights, stored_tensors
 from paceline.models.text_part import read_config
 from paceline.models.whole import load_whole, quiet_loading, refuse_larger, refusing_files
@@ -43,9 +43,9 @@ def layers_of(model: PreTrainedModel) -> torch.nn.ModuleList:
         Unsupported: they can't be told.
     """
     config: Any = model.config.get_text_config()
-    found = getattr(*_layer_stack(model, config.num_hidden_layers))
-    assert isinstance(found, torch.nn.ModuleList)
-    return found
+    stack = getattr(*_layer_stack(model, config.num_hidden_layers))
+    assert isinstance(stack, torch.nn.ModuleList)
+    return stack
 
 
 def _layer_stack(model: PreTrainedModel, count: int) -> tuple[torch.nn.Module, str]:
@@ -75,18 +75,18 @@ def keep_layers(model: PreTrainedModel, layers: tuple[int, ...]) -> None:
         raise InvalidInput.of("layers", layers, f"in [0, {count - 1}]")
     parent, name = _layer_stack(model, count)
     stack = getattr(parent, name)
-    kept = torch.nn.ModuleList([stack[layer] for layer in layers])
-    for index, layer in enumerate(kept):
+    kept_layers = torch.nn.ModuleList([stack[layer] for layer in layers])
+    for index, layer in enumerate(kept_layers):
         for module in layer.modules():
             if hasattr(module, "layer_idx"):
                 setattr(module, "layer_idx", index)  # noqa: B010  # nn.Module's own annotation forbids the plain form
-    setattr(parent, name, kept)
+    setattr(parent, name, kept_layers)
     if getattr(config, "layer_types", None):
         config.layer_types = [config.layer_types[layer] for layer in layers]
     config.num_hidden_layers = len(layers)
 
 
-def load_decoder(resolved: ResolvedModel, settings: EngineSettings, *, on_host: bool = False) -> PreTrainedModel:
+def load_decoder(source: ModelSource, settings: EngineSettings, *, on_host: bool = False) -> PreTrainedModel:
     """Load a decoder as transformers makes it, with every layer unless its name lists some.
 
     `on_host`: leave the weights in host memory, though the dtype is the device's.
@@ -95,86 +95,86 @@ def load_decoder(resolved: ResolvedModel, settings: EngineSettings, *, on_host: 
         InvalidInput: nothing that transformers loads, or not whole.
         Unsupported: not a decoder that can be packed.
     """
-    device = chosen_device(settings.device)
-    config, arguments = _read_config(resolved, settings)  # refuses what it can before weights are read
+    device = select_device(settings.device)
+    config, arguments = _read_config(source, settings)  # refuses what it can before weights are read
     if device.type == "cpu":
-        refuse_weights_beyond(str(resolved.gguf or resolved.location), available_ram())
-    dtype: Any = chosen_dtype(settings.dtype, device)
-    with quiet_loading(), refusing_files(resolved, resolved.name, LOADABLE):
-        if resolved.kind == "folder" and type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
-            _refuse_larger(resolved, config)
+        refuse_weights_beyond(str(source.gguf or source.location), available_ram())
+    dtype: Any = select_dtype(settings.dtype, device)
+    with quiet_loading(), refusing_files(source, source.name, LOADABLE):
+        if source.kind == "folder" and type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
+            _refuse_larger(source, config)
         model: Any = load_whole(
-            resolved.name,
-            resolved,
-            **arguments | _where_weights_are(resolved, config, dtype),
+            source.name,
+            source,
+            **arguments | _where_weights_are(source, config, dtype),
             dtype=dtype,
             attn_implementation="eager",
             trust_remote_code=settings.trust_remote_code,
         )
-        refuse_ignored_rotation(config_of(resolved), model)
-    if resolved.layers is not None:
-        keep_layers(model, resolved.layers)
+        refuse_ignored_rotation(config_of(source), model)
+    if source.layers is not None:
+        keep_layers(model, source.layers)
     return model if on_host else model.to(device)  # type: ignore[no-any-return]
 
 
-def _where_weights_are(resolved: ResolvedModel, config: PreTrainedConfig, dtype: torch.dtype | str) -> dict[str, Any]:
+def _where_weights_are(source: ModelSource, config: PreTrainedConfig, dtype: torch.dtype | str) -> dict[str, Any]:
     """What `from_pretrained` takes for them: a place, or tensors that have been unpacked."""
-    if resolved.gguf is not None:
-        return gguf_sources(resolved.gguf)
-    way = unpacking(resolved.name, config.to_dict())
-    if way.packing is None:
-        return {"pretrained_model_name_or_path": resolved.location, **way.arguments}
+    if source.gguf is not None:
+        return gguf_sources(source.gguf)
+    method = unpacking(source.name, config.to_dict())
+    if method.packing is None:
+        return {"pretrained_model_name_or_path": source.location, **method.arguments}
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         limit = "one whose code is transformers' own: packed weights are unpacked for no other"
-        raise InvalidInput.of("model", resolved.name, limit)
-    known = dtype if isinstance(dtype, torch.dtype) else None
-    size = unpacked_bytes(resolved, way.packing, (known or torch.float32).itemsize)
-    refuse_unpacked_beyond(resolved.name, size, available_ram())
-    tensors = unpacked(resolved, way.packing, known)
+        raise InvalidInput.of("model", source.name, limit)
+    torch_dtype = dtype if isinstance(dtype, torch.dtype) else None
+    size = unpacked_bytes(source, method.packing, (torch_dtype or torch.float32).itemsize)
+    refuse_unpacked_beyond(source.name, size, available_ram())
+    tensors = unpacked(source, method.packing, torch_dtype)
     return {"pretrained_model_name_or_path": None, "config": without_quantization(config), "state_dict": tensors}
 
 
-def load_decoder_config(resolved: ResolvedModel, settings: EngineSettings) -> PreTrainedConfig:
+def load_decoder_config(source: ModelSource, settings: EngineSettings) -> PreTrainedConfig:
     """A decoder's configuration, without its weights.
 
     Raises:
         InvalidInput: nothing that transformers loads as a decoder, or quantized in a way that isn't unpacked.
         Unsupported: not a decoder that can be packed.
     """
-    return _read_config(resolved, settings)[0]
+    return _read_config(source, settings)[0]
 
 
-def _read_config(resolved: ResolvedModel, settings: EngineSettings) -> tuple[PreTrainedConfig, dict[str, Any]]:
-    with refusing_files(resolved, resolved.name, LOADABLE):
-        if resolved.gguf is None:
-            config, arguments = _read_folder_config(resolved, settings)
+def _read_config(source: ModelSource, settings: EngineSettings) -> tuple[PreTrainedConfig, dict[str, Any]]:
+    with refusing_files(source, source.name, LOADABLE):
+        if source.gguf is None:
+            config, arguments = _read_folder_config(source, settings)
         else:
-            config, arguments = model_config(read_header(resolved.gguf)), {}
+            config, arguments = model_config(read_header(source.gguf)), {}
     assert isinstance(config, PreTrainedConfig)
-    unpacking(resolved.name, config.to_dict())
+    unpacking(source.name, config.to_dict())
     refuse_config(config)
     brings_code = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and not brings_code:
-        raise InvalidInput.of("model", resolved.name, f"{LOADABLE} (model type {config.model_type} is none)")
+        raise InvalidInput.of("model", source.name, f"{LOADABLE} (model type {config.model_type} is none)")
     return config, arguments
 
 
-def _read_folder_config(resolved: ResolvedModel, settings: EngineSettings) -> tuple[PreTrainedConfig, dict[str, Any]]:
-    refuse_elsewhere(resolved)
-    raw, where = read_model_json_if_any(resolved, CONFIG_FILE), config_of(resolved)
+def _read_folder_config(source: ModelSource, settings: EngineSettings) -> tuple[PreTrainedConfig, dict[str, Any]]:
+    refuse_elsewhere(source)
+    raw, where = read_model_json_if_any(source, CONFIG_FILE), config_of(source)
     refuse_numbers(where, raw)
-    config, arguments = read_config(resolved, trust_remote_code=settings.trust_remote_code)
+    config, arguments = read_config(source, trust_remote_code=settings.trust_remote_code)
     refuse_ignored(where, raw, config)
     return config, arguments
 
 
-def _refuse_larger(resolved: ResolvedModel, config: PreTrainedConfig) -> None:
+def _refuse_larger(source: ModelSource, config: PreTrainedConfig) -> None:
     """Refuse a folder whose configuration speaks of far more weights than its files hold, before any is made."""
     kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-    refuse_larger(lambda: kind(copy.deepcopy(config)), held_weights(stored_tensors(resolved)), "network")
+    refuse_larger(lambda: kind(copy.deepcopy(config)), held_weights(stored_tensors(source)), "network")
 
 
-def chosen_device(name: str) -> torch.device:
+def select_device(name: str) -> torch.device:
     """`auto`: a GPU where there is one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -184,13 +184,13 @@ def chosen_device(name: str) -> torch.device:
         raise InvalidInput.of("device", name, f"auto or a torch device ({error})") from error
 
 
-def chosen_dtype(name: str, device: torch.device) -> torch.dtype | str:
+def select_dtype(name: str, device: torch.device) -> torch.dtype | str:
     """`auto`: the checkpoint's own dtype on an accelerator, float32 on a CPU; `fast` trades precision there too."""
     if name == FAST_DTYPE and device.type == "cpu":
         # Weights in panels are rounded as they are laid out.
         return torch.bfloat16 if cpu_has_bfloat16() and not has_wide_vectors() else torch.float32
     if name in ("auto", FAST_DTYPE):
         return "auto" if device.type == "cuda" else torch.float32
-    found = getattr(torch, name)
-    assert isinstance(found, torch.dtype)
-    return found
+    dtype = getattr(torch, name)
+    assert isinstance(dtype, torch.dtype)
+    return dtype

@@ -13,7 +13,7 @@ from paceline.models.model_files import (
     model_file,
     read_model_json_if_any,
 )
-from paceline.models.resolve import ResolvedModel
+from paceline.models.resolve import ModelSource
 from paceline.protocol.errors import require
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ _END = "eos_token_id"
 
 
 def read_tokenizer(
-    resolved: ResolvedModel, *, trust_remote_code: bool
+    source: ModelSource, *, trust_remote_code: bool
 ) -> tuple[PreTrainedTokenizerBase, Iterable[int], int | None]:
     """A model's own tokenizer, the ids that end a text beside its own, and how many ids have logits if it says so.
 
@@ -36,14 +36,14 @@ def read_tokenizer(
     from paceline.models.gguf_header import read_header
     from paceline.models.gguf_tokenizer import file_tokenizer
 
-    if resolved.gguf is not None:
-        header = read_header(resolved.gguf)
+    if source.gguf is not None:
+        header = read_header(source.gguf)
         return file_tokenizer(header), gguf_config.end_ids(header), None
-    inner = AutoTokenizer.from_pretrained(resolved.location, trust_remote_code=trust_remote_code)
-    return inner, end_ids(resolved), logits_width(resolved, trust_remote_code=trust_remote_code)
+    inner = AutoTokenizer.from_pretrained(source.location, trust_remote_code=trust_remote_code)
+    return inner, end_ids(source), logits_width(source, trust_remote_code=trust_remote_code)
 
 
-def end_ids(resolved: ResolvedModel) -> frozenset[int]:
+def end_ids(source: ModelSource) -> frozenset[int]:
     """End ids that a model's settings add to the tokenizer's own.
 
     Those for generation are asked first, as transformers and vLLM do, then the model's, then those of its text.
@@ -52,8 +52,8 @@ def end_ids(resolved: ResolvedModel) -> frozenset[int]:
         DamagedFile: a file is no JSON.
         InvalidInput: they are no ids.
     """
-    config = read_model_json_if_any(resolved, CONFIG_FILE)
-    generation = read_model_json_if_any(resolved, GENERATION_FILE)
+    config = read_model_json_if_any(source, CONFIG_FILE)
+    generation = read_model_json_if_any(source, GENERATION_FILE)
     for file, part in (
         (GENERATION_FILE, generation),
         (CONFIG_FILE, config),
@@ -63,20 +63,20 @@ def end_ids(resolved: ResolvedModel) -> frozenset[int]:
         if value is not None:
             ids = value if isinstance(value, list) else [value]
             whole = all(isinstance(each, int) and not isinstance(each, bool) for each in ids)
-            require(whole, f"model {resolved.name}: {file}: {_END}", value, "a token id, or a list of them")
+            require(whole, f"model {source.name}: {file}: {_END}", value, "a token id, or a list of them")
             return frozenset(ids)
     return frozenset()
 
 
-def logits_width(resolved: ResolvedModel, *, trust_remote_code: bool) -> int | None:
+def logits_width(source: ModelSource, *, trust_remote_code: bool) -> int | None:
     """How many ids a model has logits for; None: its tokenizer comes without a configuration."""
     from paceline.models.text_part import read_config
 
-    if model_file(resolved, CONFIG_FILE) is None:
+    if model_file(source, CONFIG_FILE) is None:
         return None
-    refuse_numbers(config_of(resolved), read_model_json_if_any(resolved, CONFIG_FILE))
+    refuse_numbers(config_of(source), read_model_json_if_any(source, CONFIG_FILE))
     try:
-        config, _ = read_config(resolved, trust_remote_code=trust_remote_code)
+        config, _ = read_config(source, trust_remote_code=trust_remote_code)
     except (OSError, ValueError):
         return None  # a model that transformers doesn't know may have a tokenizer that it knows
     width: int | None = getattr(config.get_text_config(), "vocab_size", None)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
-from paceline.models.resolve import ResolvedModel
+from paceline.models.resolve import ModelSource
 from paceline.protocol.errors import DamagedFile, InvalidInput, Unsupported
 
 CONFIG_FILE = "config.json"
@@ -23,26 +23,26 @@ _MOST_BYTES = 1 << 28
 """Of a JSON file; chosen: the largest tokenizers take some 40 MB."""
 
 
-def model_file(resolved: ResolvedModel, name: str) -> Path | None:
+def model_file(source: ModelSource, name: str) -> Path | None:
     """A file of a model's folder, or of a hub model's, which is fetched; None: there is none, or it is a GGUF.
 
     Raises:
         OSError: the hub can't be reached and the model has not been fetched.
     """
-    if resolved.gguf is not None:
+    if source.gguf is not None:
         return None
-    if resolved.kind == "hub":
+    if source.kind == "hub":
         from transformers.utils.hub import cached_file
 
-        cached = cached_file(resolved.location, name, _raise_exceptions_for_missing_entries=False)
+        cached = cached_file(source.location, name, _raise_exceptions_for_missing_entries=False)
         return None if cached is None else Path(cached)
-    file = Path(resolved.location) / name
+    file = Path(source.location) / name
     return file if file.exists() else None
 
 
-def config_of(resolved: ResolvedModel) -> str:
+def config_of(source: ModelSource) -> str:
     """What names a model's configuration in an error."""
-    return f"model {resolved.name}: {resolved.gguf_file or CONFIG_FILE}"
+    return f"model {source.name}: {source.gguf_file or CONFIG_FILE}"
 
 
 def read_model_json(file: Path) -> dict[str, Any]:
@@ -62,9 +62,9 @@ def read_model_json(file: Path) -> dict[str, Any]:
     return value
 
 
-def read_model_json_if_any(resolved: ResolvedModel, name: str) -> dict[str, Any]:
+def read_model_json_if_any(source: ModelSource, name: str) -> dict[str, Any]:
     """The same of a model, empty where it has no such file."""
-    file = model_file(resolved, name)
+    file = model_file(source, name)
     return {} if file is None else read_model_json(file)
 
 
@@ -87,7 +87,7 @@ def unreadable_json(folder: Path) -> DamagedFile | None:
     return None
 
 
-def refuse_elsewhere(resolved: ResolvedModel) -> None:
+def refuse_elsewhere(source: ModelSource) -> None:
     """Refuse files that have others than the model's own loaded, or changed by others.
 
     Raises:
@@ -95,12 +95,12 @@ def refuse_elsewhere(resolved: ResolvedModel) -> None:
         InvalidInput: an index names files outside the model's folder.
         Unsupported: weights that are to be changed by an adapter, or under another name.
     """
-    if model_file(resolved, _ADAPTER_FILE) is not None:
-        raise Unsupported(f"model {resolved.name}: {_ADAPTER_FILE}: an adapter; merge it into the model's weights")
-    if read_model_json_if_any(resolved, CONFIG_FILE).get(_WEIGHTS) is not None:
-        raise Unsupported(f"{config_of(resolved)}: {_WEIGHTS}: weights have their usual names")
+    if model_file(source, _ADAPTER_FILE) is not None:
+        raise Unsupported(f"model {source.name}: {_ADAPTER_FILE}: an adapter; merge it into the model's weights")
+    if read_model_json_if_any(source, CONFIG_FILE).get(_WEIGHTS) is not None:
+        raise Unsupported(f"{config_of(source)}: {_WEIGHTS}: weights have their usual names")
     for name in _INDEX_FILES:
-        file = model_file(resolved, name)
+        file = model_file(source, name)
         if file is None:
             continue
         shards = read_model_json(file).get("weight_map")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from paceline.models.resolve import ResolvedModel
+from paceline.models.resolve import ModelSource
 from paceline.models.surplus import stored_tensors, weight_files
 from paceline.protocol.errors import require
 
@@ -43,7 +43,7 @@ class Packing:
     weight: Callable[[str, Layer], torch.Tensor]
 
 
-def unpacked(resolved: ResolvedModel, packing: Packing, dtype: torch.dtype | None) -> dict[str, torch.Tensor]:
+def unpacked(source: ModelSource, packing: Packing, dtype: torch.dtype | None) -> dict[str, torch.Tensor]:
     """Read every tensor of a model's files, packed layers as floats.
 
     Args:
@@ -60,8 +60,8 @@ def unpacked(resolved: ResolvedModel, packing: Packing, dtype: torch.dtype | Non
     tensors: dict[str, torch.Tensor] = {}
     layers: dict[str, dict[str, torch.Tensor]] = {}
     own = packing.parts | packing.optional | {_PLAIN}
-    files = weight_files(resolved, _WEIGHTS)
-    require(bool(files), "model", resolved.name, f"one with {_WEIGHTS}, whole or in parts, as its weights are packed")
+    files = weight_files(source, _WEIGHTS)
+    require(bool(files), "model", source.name, f"one with {_WEIGHTS}, whole or in parts, as its weights are packed")
     for file in files:
         with safe_open(file, "pt") as opened:
             for name in opened.keys():  # noqa: SIM118  # no mapping
@@ -72,7 +72,7 @@ def unpacked(resolved: ResolvedModel, packing: Packing, dtype: torch.dtype | Non
         path for path, layer in layers.items() if set(layer) != {_PLAIN} and not packing.parts <= set(layer)
     )
     listed, parts = ", ".join(torn[:_LISTED_LAYERS]), ", ".join(sorted(packing.parts))
-    require(not torn, f"model {resolved.name}: packed layers", listed, f"whole: {parts}")
+    require(not torn, f"model {source.name}: packed layers", listed, f"whole: {parts}")
     for path in list(layers):
         layer = layers.pop(path)
         weight = layer[_PLAIN] if set(layer) == {_PLAIN} else packing.weight(path, layer)
@@ -80,12 +80,12 @@ def unpacked(resolved: ResolvedModel, packing: Packing, dtype: torch.dtype | Non
     return tensors
 
 
-def unpacked_bytes(resolved: ResolvedModel, packing: Packing, item: int) -> int:
+def unpacked_bytes(source: ModelSource, packing: Packing, item: int) -> int:
     """What the floats of a model take, at most.
 
     `item`: bytes of one.
     """
-    stored = stored_tensors(resolved).values()
+    stored = stored_tensors(source).values()
     values = sum(math.prod(each.shape) * (packing.values if each.dtype == "I32" else 1) for each in stored)
     return values * item
 

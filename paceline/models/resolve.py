@@ -27,7 +27,7 @@ _LAYERS = "#layers="
 
 
 @dataclass(frozen=True)
-class ResolvedModel:
+class ModelSource:
     """What a model's name stands for.
 
     Attributes:
@@ -70,7 +70,7 @@ def is_pulled(name: str) -> bool:
     return (pulled_path(name) / PROVENANCE_FILE).is_file()
 
 
-def resolve(model: str) -> ResolvedModel:
+def resolve(model: str) -> ModelSource:
     """Find what a model's name stands for: table, pulled model, folder, `.gguf` path or hub id.
 
     `MODEL#layers=0,1,2,29` keeps those layers alone.
@@ -84,20 +84,20 @@ def resolve(model: str) -> ResolvedModel:
     if is_table(base):
         if marker:
             raise InvalidInput.of("model", model, "without layers: a table model has none")
-        return ResolvedModel(TableSpec.parse(base).distribution, "table", base)
+        return ModelSource(TableSpec.parse(base).distribution, "table", base)
     if base in PULLABLE:
         if not is_pulled(base):
             raise InvalidInput.of("model", base, f"pulled first (run: paceline pull {base})")
-        return ResolvedModel(base + suffix, "folder", str(pulled_path(base)), layers=layers)
+        return ModelSource(base + suffix, "folder", str(pulled_path(base)), layers=layers)
     path = Path(base).expanduser()
     if base and path.is_dir():
-        return ResolvedModel(path.resolve().name + suffix, "folder", str(path), layers=layers)
+        return ModelSource(path.resolve().name + suffix, "folder", str(path), layers=layers)
     if path.is_file() and path.suffix == ".gguf":
-        return ResolvedModel(path.stem + suffix, "gguf", str(path.parent), path.name, layers)
+        return ModelSource(path.stem + suffix, "gguf", str(path.parent), path.name, layers)
     if path.suffix == ".gguf" or not _HUB_ID.fullmatch(base):
         known = ", ".join(PULLABLE)
         raise InvalidInput.of("model", model, f"a folder, a .gguf file, a hub id, table:… or one of: {known}")
-    return ResolvedModel(base + suffix, "hub", base, layers=layers)
+    return ModelSource(base + suffix, "hub", base, layers=layers)
 
 
 def is_draft(folder: str | Path) -> bool:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.models.model_files import model_file, read_model_json
-from paceline.models.resolve import ResolvedModel
+from paceline.models.resolve import ModelSource
 from paceline.protocol.errors import InvalidInput, Unsupported, require
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class StoredTensor:
     shape: tuple[int, ...]
 
 
-def stored_tensors(resolved: ResolvedModel) -> Mapping[str, StoredTensor]:
+def stored_tensors(source: ModelSource) -> Mapping[str, StoredTensor]:
     """Every tensor of the files that transformers reads, without its values.
 
     Raises:
@@ -72,12 +72,12 @@ def stored_tensors(resolved: ResolvedModel) -> Mapping[str, StoredTensor]:
     from safetensors import safe_open
 
     stored: dict[str, StoredTensor] = {}
-    for file in weight_files(resolved, "model.safetensors"):
+    for file in weight_files(source, "model.safetensors"):
         with safe_open(file, "pt") as opened:
             for name in opened.keys():  # noqa: SIM118  # no mapping
                 part = opened.get_slice(name)
                 stored[name] = StoredTensor(part.get_dtype(), tuple(part.get_shape()))
-    return stored or _pickled(weight_files(resolved, "pytorch_model.bin"))
+    return stored or _pickled(weight_files(source, "pytorch_model.bin"))
 
 
 def held_weights(stored: Mapping[str, StoredTensor]) -> int:
@@ -86,13 +86,13 @@ def held_weights(stored: Mapping[str, StoredTensor]) -> int:
     return sum(math.prod(tensor.shape) * packed.get(tensor.dtype, 1) for tensor in stored.values())
 
 
-def weight_files(resolved: ResolvedModel, name: str) -> list[Path]:
+def weight_files(source: ModelSource, name: str) -> list[Path]:
     """The files of a model's tensors that transformers reads, none where `name` and its index are missing."""
-    file, index = model_file(resolved, name), model_file(resolved, f"{name}.index.json")
+    file, index = model_file(source, name), model_file(source, f"{name}.index.json")
     if file is not None or index is None:
         return [] if file is None else [file]
     shards = {
-        shard: model_file(resolved, shard) for shard in sorted(set(read_model_json(index)["weight_map"].values()))
+        shard: model_file(source, shard) for shard in sorted(set(read_model_json(index)["weight_map"].values()))
     }
     for shard, found in shards.items():
         require(found is not None, f"file {str(index)!r}: weight_map", shard, "the name of a file that is there")
@@ -111,7 +111,7 @@ def _pickled(files: Iterable[Path]) -> Mapping[str, StoredTensor]:
 
 
 def refuse_surplus(
-    loaded: PreTrainedModel, unexpected: Collection[str], resolved: ResolvedModel, *, quantized: bool
+    loaded: PreTrainedModel, unexpected: Collection[str], source: ModelSource, *, quantized: bool
 ) -> None:
     """Refuse files that hold more than the network, or numbers that stand for others.
 
@@ -125,14 +125,14 @@ def refuse_surplus(
         InvalidInput: with the first few names, and how many there are.
         Unsupported: numbers of few bits without a word on what they stand for.
     """
-    stored = stored_tensors(resolved)
+    stored = stored_tensors(source)
     surplus = sorted(name for name in unexpected if not _is_harmless(name, loaded, unexpected, stored))
-    surplus = [name for name in surplus if not (name.endswith(_HEAD) and _is_embedding(name, loaded, resolved))]
+    surplus = [name for name in surplus if not (name.endswith(_HEAD) and _is_embedding(name, loaded, source))]
     if surplus:
         limit = f"without tensors that the network of its config.json has no place for: {counted(surplus)}"
-        raise InvalidInput.of("model", resolved.name, limit)
+        raise InvalidInput.of("model", source.name, limit)
     if not quantized:
-        _refuse_dtypes(resolved.name, loaded, unexpected, stored)
+        _refuse_dtypes(source.name, loaded, unexpected, stored)
 
 
 def _is_harmless(
@@ -168,7 +168,7 @@ def _is_extra_layer(name: str, loaded: PreTrainedModel, unexpected: Collection[s
     return any(_MTP_PARTS.match(other.removeprefix(prefix)) for other in unexpected if other.startswith(prefix))
 
 
-def _is_embedding(name: str, loaded: PreTrainedModel, resolved: ResolvedModel) -> bool:
+def _is_embedding(name: str, loaded: PreTrainedModel, source: ModelSource) -> bool:
     """Whether a head that the network takes from its embedding is the same in the files."""
     import torch
     from safetensors import safe_open
@@ -176,7 +176,7 @@ def _is_embedding(name: str, loaded: PreTrainedModel, resolved: ResolvedModel) -
     if not getattr(loaded.config.get_text_config(), "tie_word_embeddings", False):
         return False
     own: Any = loaded.get_input_embeddings().weight
-    for file in weight_files(resolved, "model.safetensors"):
+    for file in weight_files(source, "model.safetensors"):
         with safe_open(file, "pt") as opened:
             for stem in opened.keys():  # noqa: SIM118  # no mapping
                 if _same(stem, name):

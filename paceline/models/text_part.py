@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-from paceline.models.resolve import ResolvedModel
+from paceline.models.resolve import ModelSource
 
 SAME_LAYERS = {"kimi_k2": "deepseek_v3", "mimo": "qwen2"}
 """Model types that the library doesn't know, whose layers are those of one that it knows."""
@@ -45,7 +45,7 @@ KEY_MAPPING = {
 """From a holder's names of tensors, older and newer ones, to its text model's."""
 
 
-def read_config(resolved: ResolvedModel, *, trust_remote_code: bool) -> tuple[PreTrainedConfig, dict[str, Any]]:
+def read_config(source: ModelSource, *, trust_remote_code: bool) -> tuple[PreTrainedConfig, dict[str, Any]]:
     """The configuration of a folder's decoder, and what `from_pretrained` takes for it beside the path.
 
     Raises:
@@ -53,13 +53,13 @@ def read_config(resolved: ResolvedModel, *, trust_remote_code: bool) -> tuple[Pr
     """
     from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
 
-    raw: Mapping[str, Any] = PreTrainedConfig.get_config_dict(resolved.location)[0]
+    raw: Mapping[str, Any] = PreTrainedConfig.get_config_dict(source.location)[0]
     known = SAME_LAYERS.get(str(raw.get("model_type")))
     if known is not None:
         plain = {key: value for key, value in raw.items() if key != "auto_map"}  # its own code isn't needed
         config = CONFIG_MAPPING[known].from_dict(plain | {"model_type": known})
         return config, {"config": config}
-    config = AutoConfig.from_pretrained(resolved.location, trust_remote_code=trust_remote_code)
+    config = AutoConfig.from_pretrained(source.location, trust_remote_code=trust_remote_code)
     if config.model_type not in HOLDERS:
         return config, {}
     text = _text_config(config)

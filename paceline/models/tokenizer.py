@@ -386,9 +386,9 @@ def load_tokenizer(model: str, *, trust_remote_code: bool = False) -> Tokenizer:
         return TableTokenizer(spec.vocab, spec.eos_token_id, spec.added_tokens)
     from paceline.models.whole import refusing_files
 
-    resolved = resolve(model)
-    with refusing_files(resolved, model, "a model with a tokenizer"):
-        return TransformersTokenizer(*read_tokenizer(resolved, trust_remote_code=trust_remote_code))
+    source = resolve(model)
+    with refusing_files(source, model, "a model with a tokenizer"):
+        return TransformersTokenizer(*read_tokenizer(source, trust_remote_code=trust_remote_code))
 
 
 def _letter(index: int) -> str:

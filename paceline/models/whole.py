@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.models.model_files import CONFIG_FILE, unreadable_json
-from paceline.models.resolve import ResolvedModel
+from paceline.models.resolve import ModelSource
 from paceline.models.surplus import counted, refuse_surplus
 from paceline.protocol.errors import DamagedFile, InvalidInput, PacelineError, require
 
@@ -32,7 +32,7 @@ _SENTENCE_END = re.compile(r"\.\s")
 
 
 @contextmanager
-def refusing_files(resolved: ResolvedModel, value: str, wanted: str) -> Iterator[None]:
+def refusing_files(source: ModelSource, value: str, wanted: str) -> Iterator[None]:
     """Refuse a model for whatever the libraries raise while they read its files.
 
     Args:
@@ -44,7 +44,7 @@ def refusing_files(resolved: ResolvedModel, value: str, wanted: str) -> Iterator
         DamagedFile: naming the file.
         InvalidInput: transformers loads nothing from them; says why.
     """
-    with _refusing(value, wanted, lambda error: _damaged_file(resolved, error)):
+    with _refusing(value, wanted, lambda error: _damaged_file(source, error)):
         yield
 
 
@@ -79,22 +79,22 @@ def _gist(error: BaseException) -> str:
     return line if speaks else f"{type(error).__name__}: {line}"
 
 
-def _damaged_file(resolved: ResolvedModel, error: BaseException) -> DamagedFile | None:
+def _damaged_file(source: ModelSource, error: BaseException) -> DamagedFile | None:
     """Names the file whose bytes an error is about; None: it is about something else."""
     from safetensors import SafetensorError
 
-    if resolved.gguf is not None:
+    if source.gguf is not None:
         return None  # its own reader names it
     if isinstance(error, SafetensorError):
-        return DamagedFile.at(_damaged_safetensors(resolved), str(error))
-    return unreadable_json(_folder(resolved))
+        return DamagedFile.at(_damaged_safetensors(source), str(error))
+    return unreadable_json(_folder(source))
 
 
-def _damaged_safetensors(resolved: ResolvedModel) -> Path:
+def _damaged_safetensors(source: ModelSource) -> Path:
     """The first of a model's files that can't be opened; their folder, if none is left."""
     from safetensors import SafetensorError, safe_open
 
-    folder = _folder(resolved)
+    folder = _folder(source)
     for file in sorted(folder.glob("*.safetensors")):
         try:
             with safe_open(file, "pt"):
@@ -104,17 +104,17 @@ def _damaged_safetensors(resolved: ResolvedModel) -> Path:
     return folder
 
 
-def _folder(resolved: ResolvedModel) -> Path:
+def _folder(source: ModelSource) -> Path:
     """Where a model's files are; of a hub model's, where they are kept."""
-    if resolved.kind != "hub":
-        return Path(resolved.location)
+    if source.kind != "hub":
+        return Path(source.location)
     from transformers.utils.hub import cached_file
 
     try:
-        cached = cached_file(resolved.location, CONFIG_FILE)
+        cached = cached_file(source.location, CONFIG_FILE)
     except OSError:  # nothing of it is kept
         cached = None
-    return Path(resolved.location if cached is None else cached).parent
+    return Path(source.location if cached is None else cached).parent
 
 
 @contextmanager
@@ -134,7 +134,7 @@ def quiet_loading() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def load_whole(name: str, resolved: ResolvedModel | None = None, /, **arguments: Any) -> PreTrainedModel:
+def load_whole(name: str, source: ModelSource | None = None, /, **arguments: Any) -> PreTrainedModel:
     """Load a causal language model every tensor of which is its files', and which leaves none of theirs out.
 
     transformers makes up what they lack, and drops what it has no place for.
@@ -163,9 +163,9 @@ def load_whole(name: str, resolved: ResolvedModel | None = None, /, **arguments:
         )
     misshapen = {tensor: (stored, wanted) for tensor, stored, wanted in found["mismatched_keys"]}
     refuse_incomplete("model", name, found["missing_keys"], misshapen)
-    if resolved is not None and resolved.gguf is None:
+    if source is not None and source.gguf is None:
         unpacked = "quantization_config" in arguments or "state_dict" in arguments
-        refuse_surplus(loaded, unexpected, resolved, quantized=unpacked)
+        refuse_surplus(loaded, unexpected, source, quantized=unpacked)
     return loaded
 
 

@@ -101,7 +101,7 @@ def _block(_folder: Path, target: TargetWeights) -> Engine:
 
 def _exit(folder: Path, target: TargetWeights) -> Engine:
     """As it is before its first step: the target's own first layers, and its last one as the exit."""
-    name = target.resolved.location
+    name = target.source.location
     loaded = Target.load(name, SETTINGS)
     shape = TraineeShape(TrainedKind.EXIT, exit_layer=EXIT_LAYER).on(loaded)
     trainee = make_trainee(shape, loaded, DraftVocabulary(np.arange(0, tiny.VOCAB, 2, dtype=np.int32), tiny.VOCAB))

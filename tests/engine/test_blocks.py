@@ -72,8 +72,8 @@ def test_rows_are_shared_within_a_tenant_alone() -> None:
 
 def test_no_tenant_has_a_name_that_passes_for_tokens() -> None:
     name = (7).to_bytes(8, "little").decode()
-    assert not {key.digest for key in prefix_keys(prefix(of=(7, 1, 2)), shaped=False)} & {
-        key.digest for key in prefix_keys(Prefix((1, 2), 1, name), shaped=False)
+    assert not {key.digest for key in prefix_keys(prefix(of=(7, 1, 2)), reproducible=False)} & {
+        key.digest for key in prefix_keys(Prefix((1, 2), 1, name), reproducible=False)
     }
 
 
@@ -179,8 +179,11 @@ def test_the_budget_holds_whatever_happens(seed: int) -> None:
 def test_shapes_are_part_of_a_key_where_they_matter() -> None:
     tokens = tuple(range(31)) * 3
     long, short = Prefix(tokens, 92), Prefix(tokens, 40)
-    assert prefix_keys(long, shaped=False) == prefix_keys(short, shaped=False)
-    same = [a == b for a, b in zip(prefix_keys(long, shaped=True), prefix_keys(short, shaped=True), strict=True)]
+    assert prefix_keys(long, reproducible=False) == prefix_keys(short, reproducible=False)
+    same = [
+        a == b
+        for a, b in zip(prefix_keys(long, reproducible=True), prefix_keys(short, reproducible=True), strict=True)
+    ]
     assert same == [True, False, False]
 
 

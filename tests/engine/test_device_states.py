@@ -22,7 +22,7 @@ from paceline.engine.cuda.graphs import host_buffer
 from paceline.engine.cuda.static_engine import StaticEngine
 from paceline.engine.decoder import build_engine
 from paceline.engine.features import FeatureSource
-from paceline.engine.hidden_states import KeptStates, States, watched
+from paceline.engine.hidden_states import KeptStates, States, capture_states
 from paceline.engine.interface import Logits, Ranking, StepItem, StepPlan
 from paceline.engine.transformer import TransformerEngine
 from paceline.models.tokenizer import TableTokenizer
@@ -221,11 +221,11 @@ def test_what_nobody_watches_costs_no_copy_and_no_graph(monkeypatch: pytest.Monk
     assert {shape.states for shape in runner.shapes} == {0}
     copied: list[int] = []
 
-    def noting(model: Any, wanted: Sequence[int], into: States) -> AbstractContextManager[States]:
-        copied.extend(wanted)
-        return watched(model, wanted, into)
+    def noting(model: Any, layers: Sequence[int], out: States) -> AbstractContextManager[States]:
+        copied.extend(layers)
+        return capture_states(model, layers, out)
 
-    monkeypatch.setattr(static_engine, "watched", noting)
+    monkeypatch.setattr(static_engine, "capture_states", noting)
     both.run(needs={3: FeatureNeed((0,))})
     assert {*copied} == {0}
     assert {shape.feature_layers for shape in runner.shapes} == {(), (0,)}
@@ -277,15 +277,15 @@ def test_a_closed_session_wants_nothing_any_more() -> None:
         engine.features(0)
 
 
-def a_layer_further(model: Any, wanted: Sequence[int], into: States) -> AbstractContextManager[States]:
+def a_layer_further(model: Any, layers: Sequence[int], out: States) -> AbstractContextManager[States]:
     """Each layer's states go where the next one's belong."""
-    return watched(model, wanted, dict(zip(wanted, [*into.values()][1:] + [*into.values()][:1], strict=True)))
+    return capture_states(model, layers, dict(zip(layers, [*out.values()][1:] + [*out.values()][:1], strict=True)))
 
 
-def the_layer_before(model: Any, wanted: Sequence[int], into: States) -> AbstractContextManager[States]:
+def the_layer_before(model: Any, layers: Sequence[int], out: States) -> AbstractContextManager[States]:
     """Layer 0 in the place of layer 1: an input for an output."""
-    taken = {max(0, layer - 1) if layer > 0 else layer: room for layer, room in into.items()}
-    return watched(model, [*taken], taken)
+    taken = {max(0, layer - 1) if layer > 0 else layer: room for layer, room in out.items()}
+    return capture_states(model, [*taken], taken)
 
 
 class RowsFurther(KeptStates):
@@ -306,7 +306,7 @@ class OfTheSessionBefore(KeptStates):
 @pytest.mark.parametrize("mutant", [a_layer_further, the_layer_before])
 def test_the_comparison_notices_other_layers(mutant: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     both = Beside(static(), eager())
-    monkeypatch.setattr(static_engine, "watched", mutant)
+    monkeypatch.setattr(static_engine, "capture_states", mutant)
     with Differ:
         both.run()
 
@@ -314,7 +314,7 @@ def test_the_comparison_notices_other_layers(mutant: Callable[..., Any], monkeyp
 @pytest.mark.parametrize("mutant", [RowsFurther, OfTheSessionBefore])
 def test_the_comparison_notices_other_rows(mutant: type[KeptStates]) -> None:
     both = Beside(static(), eager())
-    both.static._kept = mutant()
+    both.static._states = mutant()
     with Differ:
         both.run()
 

@@ -386,6 +386,6 @@ def test_horizons_are_what_the_models_masks_say() -> None:
     for name, lengths in (("Mistral 7B v0.1", [WINDOW]), ("Gemma 2", [WINDOW, 0]), ("DeepSeek-V3, R1, Kimi K2", [0])):
         assert _mixed_lengths(loaded(by_name[name]).engine.attention) == lengths
     chunked = loaded(by_name["Llama 4"]).engine.attention.kinds[0].horizon
-    assert chunked == Horizon(8, chunked=True)
+    assert chunked == Horizon(8, is_chunked=True)
     assert chunked[[0, 7, 8, 15, 16]].tolist() == [0, 0, 8, 8, 16]
     assert Horizon(3)[[0, 2, 3, 9]].tolist() == [0, 0, 1, 7]

@@ -140,8 +140,8 @@ def _kept_tree_seen_by_all(patch: pytest.MonkeyPatch) -> None:
     def bare(item: StepItem) -> StepItem:
         return StepItem(item.session, item.base_length, item.token_ids)
 
-    keys, seen = attention.seen_keys, row_attention._visible_slots
-    patch.setattr(attention, "seen_keys", lambda item, horizon: keys(bare(item), horizon))
+    keys, seen = attention.visible_keys, row_attention._visible_slots
+    patch.setattr(attention, "visible_keys", lambda item, horizon: keys(bare(item), horizon))
     patch.setattr(row_attention, "_visible_slots", lambda item, horizon: seen(bare(item), horizon))
 
 

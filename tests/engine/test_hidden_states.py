@@ -13,7 +13,7 @@ import torch
 from paceline.drafters.layers.vocabulary import DraftVocabulary
 from paceline.engine import hidden_states
 from paceline.engine.decoder import build_engine
-from paceline.engine.feature_rows import decoded, encoded
+from paceline.engine.feature_rows import decode_features, encode_features
 from paceline.engine.features import FeatureRows
 from paceline.engine.interface import Logits, StepItem, StepPlan
 from paceline.engine.parallel.engine import ParallelEngine
@@ -246,18 +246,18 @@ def test_rows_are_written_in_messages_of_bounded_size_and_read_again(dtype: Feat
     rows = generator.standard_normal((300, 3 * 512)).astype(np.float32)
     rows[:, :512] *= 1000
     rows[7, 512:1024] = 0
-    messages = list(encoded(4, 90, rows, 3, dtype))
+    messages = list(encode_features(4, 90, rows, 3, dtype))
     assert len(messages) > 1
     assert max(message.size for message in messages) <= MAX_FEATURE_BYTES
     assert [each.first_position for each in messages] == [90, *(each.end for each in messages[:-1])]
-    back = np.concatenate([decoded(message) for message in messages])
+    back = np.concatenate([decode_features(message) for message in messages])
     largest = np.abs(rows.reshape(300, 3, 512)).max(axis=2).repeat(512, axis=1)
     assert (np.abs(back - rows) <= within * largest).all()
 
 
 @pytest.mark.parametrize("dtype", list(FeatureType))
 def test_values_that_cannot_be_written_are_cut(dtype: FeatureType) -> None:
-    (message,) = encoded(1, 0, np.array([[np.nan, np.inf, -np.inf, 1e6]], np.float32), 1, dtype)
-    back = decoded(message)[0]
+    (message,) = encode_features(1, 0, np.array([[np.nan, np.inf, -np.inf, 1e6]], np.float32), 1, dtype)
+    back = decode_features(message)[0]
     assert np.isfinite(back).all()
     assert (back[0], back[1] > 6e4, back[2] < -6e4) == (0, True, True)

@@ -73,7 +73,7 @@ def test_rotary_frequencies_that_depend_on_the_batch_are_refused() -> None:
 def test_a_sliding_window_that_never_slides_is_none() -> None:
     engine, _ = tiny.engine_and_plain(MistralConfig(**SHAPE, sliding_window=16), max_model_len=16)
     assert isinstance(engine, TransformerEngine)
-    assert not engine.attention.windowed
+    assert not engine.attention.has_windows
     assert engine.row_decoder is not None or not has_wide_vectors()
 
 
@@ -102,7 +102,7 @@ def _wrong_positions(item: StepItem) -> tuple[int, ...]:
 @pytest.mark.parametrize(
     ("target", "mutant", "compiled"),
     [
-        ("paceline.engine.attention.seen_keys", _sees_all, False),
+        ("paceline.engine.attention.visible_keys", _sees_all, False),
         ("paceline.engine.cpu.row_attention._visible_slots", _sees_kept_and_new, False),
         ("paceline.engine.cpu.row_attention._visible_slots", _sees_kept_and_new, True),
         ("paceline.engine.kv.SessionKV.keep", _moves_nothing, False),

@@ -20,7 +20,7 @@ def _rule_of(change: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> pr
 RULES: dict[str, tuple[probe.Rule, Horizon | None]] = {
     "everything": (_rule_of(lambda row, key: key >= 0), None),
     "a window": (_rule_of(lambda row, key: row - key < 4096), Horizon(4096)),
-    "chunks": (_rule_of(lambda row, key: row // 8192 == key // 8192), Horizon(8192, chunked=True)),
+    "chunks": (_rule_of(lambda row, key: row // 8192 == key // 8192), Horizon(8192, is_chunked=True)),
 }
 OTHER_RULES: dict[str, probe.Rule] = {
     "a window with a sink": _rule_of(lambda row, key: (row - key < 4096) | (key == 0)),

@@ -105,4 +105,4 @@ def load_checkpoint(folder: Path) -> None:
     if kind is not None:
         load_onto(kind, folder, target, eagle_files.SETTINGS)
         return
-    load_own(replace(target, resolved=resolve(str(folder))), eagle_files.SETTINGS)
+    load_own(replace(target, source=resolve(str(folder))), eagle_files.SETTINGS)

@@ -10,7 +10,7 @@ import pytest
 from safetensors import SafetensorError
 
 from paceline.engine.loading import load_engine
-from paceline.models.resolve import ResolvedModel
+from paceline.models.resolve import ModelSource
 from paceline.models.tokenizer import load_tokenizer
 from paceline.models.whole import refusing_files
 from paceline.protocol.errors import DamagedFile, InvalidInput
@@ -104,7 +104,7 @@ def test_the_damaged_shard_is_named(tmp_path: Path, damage: Callable[[bytes], by
 def test_the_damaged_file_of_a_hub_model_is_the_cached_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"")
     monkeypatch.setattr("transformers.utils.hub.cached_file", lambda location, name: str(tmp_path / name))
-    hub = ResolvedModel("some/model", "hub", "some/model")
+    hub = ModelSource("some/model", "hub", "some/model")
     with pytest.raises(DamagedFile, match=r"model\.safetensors': damaged"), refusing_files(hub, hub.name, "whole"):
         raise SafetensorError("header too small")
 
@@ -115,14 +115,14 @@ class PanicException(BaseException):
 
 @pytest.mark.parametrize("error", [ZeroDivisionError("by zero"), KeyError("by zero"), PanicException("by zero")])
 def test_whatever_a_library_raises_names_the_model(tmp_path: Path, error: BaseException) -> None:
-    folder = ResolvedModel("tiny", "folder", str(tmp_path))
+    folder = ModelSource("tiny", "folder", str(tmp_path))
     told = r"^model = 'tiny': must be whole \(\w+: '?by zero'?\)$"
     with pytest.raises(InvalidInput, match=told), refusing_files(folder, folder.name, "whole"):
         raise error
 
 
 def test_refusals_and_interrupts_stay_what_they_are(tmp_path: Path) -> None:
-    folder = ResolvedModel("tiny", "folder", str(tmp_path))
+    folder = ModelSource("tiny", "folder", str(tmp_path))
     with pytest.raises(KeyboardInterrupt), refusing_files(folder, folder.name, "whole"):
         raise KeyboardInterrupt
     with pytest.raises(InvalidInput, match=r"^as it was$"), refusing_files(folder, folder.name, "whole"):

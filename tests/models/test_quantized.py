@@ -14,7 +14,7 @@ from paceline.drafters.formats.kinds import DraftKind, load_onto
 from paceline.engine.loading import load_engine
 from paceline.engine.parallel.decoder import load_decoder_share
 from paceline.engine.weights import load_decoder, load_decoder_config
-from paceline.models.resolve import ResolvedModel, resolve
+from paceline.models.resolve import ModelSource, resolve
 from paceline.protocol.errors import InvalidInput
 from paceline.runtime.config import EngineSettings
 from tests.engine import tiny
@@ -53,7 +53,7 @@ def test_a_method_that_is_not_unpacked_is_refused_by_its_name(whole: Path, tmp_p
     folder = changed_config(tmp_path, ENTRIES[method])
     ways = (
         lambda: load_engine(folder, THREAD),
-        lambda: load_decoder_config(ResolvedModel("some/hub-id", "hub", folder), THREAD),
+        lambda: load_decoder_config(ModelSource("some/hub-id", "hub", folder), THREAD),
         lambda: run_ranks(1, lambda group: load_decoder_share(folder, THREAD, group, torch.device("cpu")), print),
         lambda: load_onto(DraftKind("any", lambda _: True, _never), tmp_path, _never(), THREAD),
     )

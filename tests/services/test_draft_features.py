@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.engine.feature_rows import encoded
+from paceline.engine.feature_rows import encode_features
 from paceline.engine.table.engine import table_features
 from paceline.protocol.draft import DraftBudget, DraftedProposal, DraftOpened
 from paceline.protocol.features import Features, FeatureType
@@ -24,7 +24,7 @@ TEXT = (*PREFIX, *own_tokens(PREFIX, 10))
 
 def features(first: int, end: int, session: int = 1, dtype: FeatureType = FeatureType.FLOAT16) -> Features:
     rows = np.stack([table_features(TEXT[: position + 1], NEED) for position in range(first, end)])
-    (message,) = encoded(session, first, rows, len(NEED.layers), dtype)
+    (message,) = encode_features(session, first, rows, len(NEED.layers), dtype)
     return message
 
 

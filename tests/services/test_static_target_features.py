@@ -15,7 +15,7 @@ from paceline.engine.cuda import static_engine
 from paceline.engine.cuda.static_engine import StaticEngine
 from paceline.engine.decoder import build_engine
 from paceline.engine.features import FeatureRows
-from paceline.engine.hidden_states import watched
+from paceline.engine.hidden_states import capture_states
 from paceline.models.tokenizer import TableTokenizer
 from paceline.protocol.features import EMBEDDING, FINAL, FeatureNeed, FeatureOffer, FeatureRequest
 from paceline.protocol.proposal import ROOT, Proposal
@@ -123,7 +123,7 @@ async def test_rows_of_a_cached_prefix_are_computed_for_who_reads_them(
 
 
 def a_layer_further(model: Any, wanted: Sequence[int], into: dict[int, Any]) -> Any:
-    return watched(model, wanted, dict(zip(wanted, [*into.values()][1:] + [*into.values()][:1], strict=True)))
+    return capture_states(model, wanted, dict(zip(wanted, [*into.values()][1:] + [*into.values()][:1], strict=True)))
 
 
 def a_row_further(engine: StaticEngine, session: int) -> FeatureRows:
@@ -135,7 +135,7 @@ _features = StaticEngine.features
 
 @pytest.mark.parametrize(
     ("where", "name", "mutant"),
-    [(static_engine, "watched", a_layer_further), (StaticEngine, "features", a_row_further)],
+    [(static_engine, "capture_states", a_layer_further), (StaticEngine, "features", a_row_further)],
 )
 async def test_that_comparison_notices(
     where: Any,

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import target_service.features as sent_by_target
-from paceline.engine.feature_rows import decoded
+from paceline.engine.feature_rows import decode_features
 from paceline.engine.features import FeatureRows
 from paceline.engine.table.engine import TABLE_FEATURES
 from paceline.protocol.features import FeatureNeed, FeatureRequest, Features, FeatureType
@@ -109,7 +109,7 @@ class Caller:
         """Until the last committed token that has a row: the newest one has none yet."""
         while not self.taken or self.taken[-1][0] + len(self.taken[-1][1]) < len(self.text) - 1:
             came = await self.events.of(Features, self.session)
-            self.taken.append((came.first_position, decoded(came)))
+            self.taken.append((came.first_position, decode_features(came)))
         assert positions(self.taken) == [*range(start, len(self.text) - 1)], "each once, in order, none of others"
 
 

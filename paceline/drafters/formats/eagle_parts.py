@@ -14,7 +14,7 @@ from torch import nn
 from paceline.drafters.formats.target_weights import TargetWeights
 from paceline.drafters.heads.eagle import Eagle3Form, Eagle3Network, InputNorm
 from paceline.drafters.heads.eagle_rows import EagleDraft
-from paceline.engine.weights import chosen_device, chosen_dtype
+from paceline.engine.weights import select_device, select_dtype
 from paceline.models.whole import refuse_incomplete
 from paceline.protocol.errors import InvalidInput, Unsupported, require
 from paceline.protocol.features import FeatureNeed
@@ -106,8 +106,8 @@ def fill(
         head = target.head()
         state[HEAD_TENSOR] = head if ids is None else head[torch.from_numpy(ids).long()]
     _refuse_others(kind, network.state_dict(), state)
-    device = chosen_device(settings.device)
-    wanted = chosen_dtype(settings.dtype, device)
+    device = select_device(settings.device)
+    wanted = select_dtype(settings.dtype, device)
     dtype = state[EMBEDDING_TENSOR].dtype if isinstance(wanted, str) else wanted
     network.load_state_dict({name: tensor.detach().to(device, dtype) for name, tensor in state.items()}, assign=True)
     return network.to(device)  # its rotations, which no file has

@@ -112,7 +112,7 @@ def load_onto(kind: DraftKind, path: Path, target: TargetWeights, settings: Engi
 
 def load_own(target: TargetWeights, settings: EngineSettings) -> FeatureEngine:
     """The multi-token prediction of a target's own checkpoint. Raises as `load_kind`."""
-    with _refusing(Path(target.resolved.location), "a target's"):
+    with _refusing(Path(target.source.location), "a target's"):
         return mtp.load_own_mtp(target, settings)
 
 

@@ -28,7 +28,7 @@ from paceline.drafters.formats.target_weights import TargetWeights
 from paceline.drafters.heads.lookahead import LookaheadEngine
 from paceline.drafters.heads.medusa import MedusaHeads
 from paceline.engine.interface import EngineInfo
-from paceline.engine.weights import chosen_device, chosen_dtype, set_threads
+from paceline.engine.weights import select_device, select_dtype, set_threads
 from paceline.models.whole import refuse_incomplete
 from paceline.protocol.errors import Unsupported, require
 from paceline.protocol.handshake import Fingerprint
@@ -189,8 +189,8 @@ def _frozen(weight: torch.Tensor, ids: torch.Tensor | None) -> nn.Linear:
 def _serve(heads: MedusaHeads, name: str, target: TargetWeights, settings: EngineSettings) -> LookaheadEngine:
     """The engine of loaded heads, in the dtype and on the device of the settings."""
     set_threads(settings.threads)
-    device = chosen_device(settings.device)
-    dtype = chosen_dtype(settings.dtype, device)
+    device = select_device(settings.device)
+    dtype = select_dtype(settings.dtype, device)
     heads.to(device, dtype if isinstance(dtype, torch.dtype) else None).requires_grad_(False).train(False)
     length = settings.max_model_len or getattr(target.config, "max_position_embeddings", None) or _LONGEST
     tokenizer = target.tokenizer

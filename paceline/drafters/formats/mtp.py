@@ -35,7 +35,7 @@ from paceline.drafters.formats.target_weights import TargetWeights
 from paceline.drafters.heads.mtp import build_mtp_engine
 from paceline.drafters.heads.mtp_network import MtpForm, MtpNetwork
 from paceline.engine.features import FeatureEngine
-from paceline.engine.weights import chosen_device, chosen_dtype
+from paceline.engine.weights import select_device, select_dtype
 from paceline.models.text_part import SAME_LAYERS
 from paceline.models.whole import quiet_loading, refuse_incomplete, refuse_larger
 from paceline.protocol.errors import InvalidInput, Unsupported, require
@@ -206,8 +206,8 @@ def load_mtp(checkpoint: MtpCheckpoint, settings: EngineSettings) -> MtpNetwork:
         InvalidInput: tensors are missing or of another shape than the configuration's.
         Unsupported: they are quantised.
     """
-    device = chosen_device(settings.device)
-    wanted = chosen_dtype(settings.dtype, device)
+    device = select_device(settings.device)
+    wanted = select_dtype(settings.dtype, device)
     dtype = torch.bfloat16 if wanted == "auto" else wanted
     assert isinstance(dtype, torch.dtype)
     layout = checkpoint.layout
@@ -243,11 +243,11 @@ def load_own_mtp(target: TargetWeights, settings: EngineSettings) -> FeatureEngi
     Raises:
         InvalidInput: the target is no folder of files, too.
     """
-    is_folder = target.resolved.kind == "folder"
+    is_folder = target.source.kind == "folder"
     require(
         is_folder, "target_model", target.name, "a folder or a pulled model: multi-token prediction is in its files"
     )
-    return load_mtp_engine(Path(target.resolved.location), target, settings)
+    return load_mtp_engine(Path(target.source.location), target, settings)
 
 
 def _own_tensors(checkpoint: MtpCheckpoint) -> Iterator[tuple[str, torch.Tensor]]:

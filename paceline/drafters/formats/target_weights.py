@@ -11,7 +11,7 @@ import torch
 
 from paceline.drafters.formats.draft_files import TensorFiles
 from paceline.engine.weights import load_decoder, load_decoder_config
-from paceline.models.resolve import ResolvedModel, resolve
+from paceline.models.resolve import ModelSource, resolve
 from paceline.models.tokenizer import Tokenizer, load_tokenizer
 from paceline.protocol.errors import Unsupported
 from paceline.runtime.config import EngineSettings
@@ -27,7 +27,7 @@ _HEADS = ("lm_head.weight", "model.language_model.lm_head.weight", "language_mod
 class TargetWeights:
     """A target, of which no layer is read; `config` is that of its text."""
 
-    resolved: ResolvedModel
+    source: ModelSource
     config: Any
     tokenizer: Tokenizer
     settings: EngineSettings
@@ -40,17 +40,17 @@ class TargetWeights:
             InvalidInput: nothing that transformers loads has that name.
             Unsupported: a table.
         """
-        resolved = resolve(model)
-        if resolved.kind == "table":
+        source = resolve(model)
+        if source.kind == "table":
             raise Unsupported(f"target {model}: a table model has no hidden states")
-        config: Any = load_decoder_config(resolved, settings)
+        config: Any = load_decoder_config(source, settings)
         tokenizer = load_tokenizer(model, trust_remote_code=settings.trust_remote_code)
-        return cls(resolved, config.get_text_config(), tokenizer, settings)
+        return cls(source, config.get_text_config(), tokenizer, settings)
 
     @property
     def name(self) -> str:
         """As shown to users."""
-        return self.resolved.name
+        return self.source.name
 
     def embedding(self) -> torch.Tensor:
         """[tensor width, hidden]."""
@@ -66,12 +66,12 @@ class TargetWeights:
 
     def _read(self, names: Sequence[str]) -> torch.Tensor | None:
         """The first of these tensors that the target's files have."""
-        folder = Path(self.resolved.location)
-        if self.resolved.kind != "folder" or not any(folder.glob("*.safetensors")):
+        folder = Path(self.source.location)
+        if self.source.kind != "folder" or not any(folder.glob("*.safetensors")):
             return None
         files = TensorFiles(folder)
         return next((files.read(name) for name in names if name in files), None)
 
     def _loaded(self) -> Any:
         """The whole model, where its files can't be read one by one."""
-        return load_decoder(self.resolved, self.settings, on_host=True)
+        return load_decoder(self.source, self.settings, on_host=True)

@@ -67,12 +67,12 @@ class _PackedRows(TransformerEngine):
         self._read = read
         return RowOutputs(self.step(plan), self._yielded)
 
-    def _watched_forward(
+    def _forward_with_states(
         self,
         attender: Attender,
         tokens: list[int],
         positions: list[int],
-        wanted: list[int],
+        logit_rows: list[int],
         layers: frozenset[int],
     ) -> tuple[torch.Tensor, States]:
         assert not layers, "nobody drafts for a draft"
@@ -83,7 +83,7 @@ class _PackedRows(TransformerEngine):
                 torch.tensor([tokens], device=device), self._read[None], torch.tensor([positions], device=device)
             )
         self._yielded = outputs[0]
-        logits: torch.Tensor = network.logits(outputs[0, torch.tensor(wanted, dtype=torch.long, device=device)])
+        logits: torch.Tensor = network.logits(outputs[0, torch.tensor(logit_rows, dtype=torch.long, device=device)])
         return logits, {}
 
 

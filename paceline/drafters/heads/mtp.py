@@ -19,7 +19,7 @@ import torch
 from paceline.drafters.heads.mtp_network import MtpNetwork
 from paceline.drafters.heads.own_features import OwnFeaturesEngine, RowInputs, RowOutputs
 from paceline.drafters.heads.paths import parent_row
-from paceline.engine.attention import AttentionFacts, packed_attention, seen_keys
+from paceline.engine.attention import AttentionFacts, packed_attention, visible_keys
 from paceline.engine.decoder import examine
 from paceline.engine.features import FeatureEngine
 from paceline.engine.forward import AttentionCall, attending
@@ -67,8 +67,8 @@ class _NewRows:
 
     def mask(self, depth: int, facts: AttentionFacts) -> torch.Tensor:
         """Additive mask of a depth, which has no rows of the first tokens: [groups · new, base + new]."""
-        kind = facts.kinds[facts.of_layer[depth]]
-        seen = seen_keys(self.item, kind.horizon)
+        kind = facts.kinds[facts.kind_of_layer[depth]]
+        seen = visible_keys(self.item, kind.horizon)
         seen[:, : depth + 1] = False
         new = np.arange(len(seen))
         seen[new, self.new.start + new] = True  # each row sees itself, though nothing else

@@ -15,7 +15,7 @@ from paceline.drafters.layers.student import Target
 from paceline.drafters.layers.vocabulary import DraftVocabulary
 from paceline.engine.decoder import build_engine
 from paceline.engine.interface import Engine, Logits, StepPlan
-from paceline.engine.weights import chosen_dtype
+from paceline.engine.weights import select_dtype
 from paceline.engine.wrapped import WrappedEngine
 from paceline.models.resolve import resolve
 from paceline.protocol.errors import InvalidInput
@@ -63,7 +63,7 @@ def load_draft_engine(model: str, settings: EngineSettings, target_model: str | 
     draft = load_draft(folder, target)
     student: Any = draft.student
     student.requires_grad_(False)
-    wanted = chosen_dtype(settings.dtype, student.device)
+    wanted = select_dtype(settings.dtype, student.device)
     student.to(torch.float16 if wanted == "auto" else wanted)
     inner = build_engine(student, target.tokenizer, settings, resolve(model).name, reduced_head=True)
     return ReducedVocabularyEngine(inner, draft.vocabulary)

@@ -45,16 +45,16 @@ class Target:
             InvalidInput: the name or a setting is out of its limits.
             Unsupported: a table, or a model that can't be packed.
         """
-        resolved = resolve(model)
-        if resolved.kind == "table":
+        source = resolve(model)
+        if source.kind == "table":
             raise Unsupported(f"target {model}: a table model has no layers to make a draft from")
         exact = settings.model_copy(update={"dtype": "float32"})
-        decoder = load_decoder(resolved, exact)
+        decoder = load_decoder(source, exact)
         decoder.train(False)
         decoder.requires_grad_(False)
         decoder.set_attn_implementation(ATTENTION_NAME)
         tokenizer = load_tokenizer(model, trust_remote_code=settings.trust_remote_code)
-        return cls(decoder, tokenizer, resolved.name, weights_digest(decoder))
+        return cls(decoder, tokenizer, source.name, weights_digest(decoder))
 
 
 def build_student(

@@ -63,7 +63,7 @@ def static_attention(
         )
         for shape, fields in zip(shapes, layout.groups, strict=True)
     )
-    return StaticAttention(pool, part(inputs, layout.write), part(inputs, layout.query), groups, facts.of_layer)
+    return StaticAttention(pool, part(inputs, layout.write), part(inputs, layout.query), groups, facts.kind_of_layer)
 
 
 def _pool_rows(inputs: torch.Tensor, fields: GroupFields, shape: GroupShape, zero_row: int) -> torch.Tensor:

@@ -36,7 +36,7 @@ class PagePool:
         assert rows % PAGE_ROWS == 0, "whole pages"
         self._shape = shape
         self.pages = rows // PAGE_ROWS
-        layer = shape.even
+        layer = shape.uniform_layer
         assert layer is not None, "layers that are alike"
         size = (len(shape.layers), 2, (self.pages + 1) * PAGE_ROWS, layer.kv_heads, layer.key_width)
         self.rows = torch.empty(size, dtype=shape.dtype, device=shape.device)

@@ -26,7 +26,7 @@ from paceline.engine.cuda.noise import check_words, race_candidates
 from paceline.engine.cuda.packing import PackedStep, pack
 from paceline.engine.cuda.pages import PagePool, whole_pages
 from paceline.engine.forward import forward
-from paceline.engine.hidden_states import watched
+from paceline.engine.hidden_states import capture_states
 from paceline.engine.interface import (
     NO_PREFIX,
     Draw,
@@ -73,7 +73,9 @@ class StaticEngine(DecoderEngine[_PageBlock]):
         """
         device = decoder.kv_shape.device
         check_words(device)
-        blocks: BlockStore[_PageBlock] = BlockStore(paged=True, release=lambda block: self._pool.release(block.page))
+        blocks: BlockStore[_PageBlock] = BlockStore(
+            whole_pages=True, release=lambda block: self._pool.release(block.page)
+        )
         super().__init__(decoder, blocks)
         self._runner = runner
         self._direct: StepRunner = DirectRunner()
@@ -93,7 +95,7 @@ class StaticEngine(DecoderEngine[_PageBlock]):
     def close(self, session: int) -> None:  # noqa: D102
         self._ledger.close(session)
         self._pool.close(session)
-        self._kept.close(session)
+        self._states.close(session)
 
     def step(self, plan: StepPlan) -> Sequence[Logits]:  # noqa: D102
         answers = self._step(plan, [None] * len(plan.items))
@@ -115,14 +117,14 @@ class StaticEngine(DecoderEngine[_PageBlock]):
         self._pool.keep([(item.session, item.base_length, item.kept_rows) for item in plan.items])
         self._ledger.apply(plan)
         horizons = [kind.horizon for kind in self.attention.kinds]
-        layers = self._kept.begin(plan)
+        layers = self._states.begin(plan)
         step = pack(plan, rankings, self._pool, self.info.fingerprint.vocab_size, horizons, layers)
         buffers = self._run(step)
         raced_rows = step.shape.raced_rows
         candidates, logits = download(
             (buffers.candidates[: step.raced_rows], buffers.logits[raced_rows : raced_rows + step.plain_rows])
         )
-        self._kept.take_packed(plan, dict(zip(step.shape.feature_layers, buffers.states, strict=True)))
+        self._states.take_packed(plan, dict(zip(step.shape.feature_layers, buffers.states, strict=True)))
         self._ledger.share(plan, self._copy_block)
         answers: list[Logits | RacedRows] = []
         for item, ranking, start in zip(plan.items, rankings, step.starts, strict=True):
@@ -158,7 +160,7 @@ class StaticEngine(DecoderEngine[_PageBlock]):
         )
         ids, positions = part(inputs, layout.token_ids), part(inputs, layout.positions)
         states = dict(zip(shape.feature_layers, buffers.states, strict=True))
-        with watched(self._model, shape.feature_layers, into=states):
+        with capture_states(self._model, shape.feature_layers, out=states):
             logits = forward(self._model, attention, ids[None], positions[None], part(inputs, layout.logit_rows))
         buffers.logits.copy_(logits[:, : buffers.logits.shape[1]])
         counters = part(inputs, layout.counters)

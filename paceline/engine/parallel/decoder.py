@@ -41,10 +41,10 @@ def load_decoder_share(
     Raises:
         InvalidInput, Unsupported: as for `build_engine`; or the degree doesn't fit the model.
     """
-    resolved = resolve(model)
-    decoder = load_decoder(resolved, settings, on_host=True)
+    source = resolve(model)
+    decoder = load_decoder(source, settings, on_host=True)
     tokenizer = load_tokenizer(model, trust_remote_code=settings.trust_remote_code)
-    return build_share(decoder, tokenizer, settings, resolved.name, group, device)
+    return build_share(decoder, tokenizer, settings, source.name, group, device)
 
 
 def build_share(
@@ -92,7 +92,7 @@ def _reference(model: PreTrainedModel, facts: DecoderFacts) -> PlainReference:
 
 def _refuse_attention(name: str, attention: AttentionFacts, ranks: int) -> None:
     """Windows would have to be made small on every rank for the check; sinks are one number a head, kept whole."""
-    if attention.windowed:
+    if attention.has_windows:
         raise Unsupported(f"{name}: sliding windows or chunks with {ranks} ranks: one process only")
     if SINKS in attention.terms:
         raise Unsupported(f"{name}: attention sinks with {ranks} ranks: one process only")

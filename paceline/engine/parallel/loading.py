@@ -42,13 +42,13 @@ def lead(
     Raises:
         InvalidInput, Unsupported: as for `load_engine`; or the degree doesn't fit the model.
     """
-    resolved = resolve(model)
-    if resolved.kind != "table":
+    source = resolve(model)
+    if source.kind != "table":
         from paceline.engine.parallel.sharding import check_degree
         from paceline.engine.weights import load_decoder_config
 
         # Before the ranks meet: each would refuse it, and the reason is logged once.
-        check_degree(load_decoder_config(resolved, settings), place.size)
+        check_degree(load_decoder_config(source, settings), place.size)
     device = rank_device(model, settings, place)
     group = ProcessRanks(place, device, listener)
     own, reference = _load_share(model, settings, place, group, device)
@@ -84,9 +84,9 @@ def rank_device(model: str, settings: EngineSettings, place: Place) -> torch.dev
     """
     if is_table(model):
         return torch.device("cpu")
-    from paceline.engine.weights import chosen_device
+    from paceline.engine.weights import select_device
 
-    device = chosen_device(settings.device)
+    device = select_device(settings.device)
     if device.type != "cuda":
         return device
     count = torch.cuda.device_count()

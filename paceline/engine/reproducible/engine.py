@@ -182,14 +182,14 @@ class ReproducibleEngine(TransformerEngine):
         trees = {item.session: self._prepare(item) for item in plan.items}
         self._ledger.apply(plan)
         row_logits: dict[tuple[int, int], Logits] = {}
-        layers = self._kept.begin(plan)
+        layers = self._states.begin(plan)
         for pass_ in passes(plan, self._prompt_rows, self._decode_rows):
             pass_logits, states = self._run_pass(pass_, trees, layers)
             logits = self._on_host(pass_logits)
             for placement in pass_.placements:
                 if states:
                     rows = slice(placement.pass_row, placement.pass_row + placement.end - placement.start)
-                    self._kept.take(placement.item.session, placement.start, states, rows)
+                    self._states.take(placement.item.session, placement.start, states, rows)
                 for row in _logit_rows(placement):
                     row_logits[placement.item.session, row] = logits[placement.pass_row + row - placement.start]
         for item in plan.items:
@@ -225,8 +225,8 @@ class ReproducibleEngine(TransformerEngine):
             for placement in pass_.placements
             for part in self._parts(placement, positions, trees[placement.item.session])
         )
-        attender = _PassAttention(parts, self.attention.of_layer)
-        return self._watched_forward(attender, tokens, positions, logit_rows, layers)
+        attender = _PassAttention(parts, self.attention.kind_of_layer)
+        return self._forward_with_states(attender, tokens, positions, logit_rows, layers)
 
     def _parts(
         self, placement: RowPlacement, positions: Sequence[int], tree: SessionKV | None

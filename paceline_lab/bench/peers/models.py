@@ -31,10 +31,10 @@ def hf_folder(model: str) -> str:
     Raises:
         PeerFailed: the model has no such form.
     """
-    resolved = resolve(model)
-    if resolved.kind not in ("folder", "hub") or resolved.layers is not None:
+    source = resolve(model)
+    if source.kind not in ("folder", "hub") or source.layers is not None:
         raise PeerFailed(f"{model}: no safetensors folder that other systems load")
-    return resolved.location
+    return source.location
 
 
 def float32_gguf(model: str, home: Path) -> Path:
@@ -47,13 +47,13 @@ def float32_gguf(model: str, home: Path) -> Path:
     if out.is_file():
         return out
     out.parent.mkdir(parents=True, exist_ok=True)
-    resolved = resolve(model)
-    if resolved.kind == "gguf" and resolved.gguf_file is not None:
-        write_float32(Path(resolved.location) / resolved.gguf_file, out)
+    source = resolve(model)
+    if source.gguf is not None:
+        write_float32(source.gguf, out)
     elif model in PULLABLE:
-        source = fetch_gguf(model, out.parent)
-        write_float32(source, out)
-        source.unlink()
+        gguf = fetch_gguf(model, out.parent)
+        write_float32(gguf, out)
+        gguf.unlink()
     else:
         raise PeerFailed(f"{model}: no GGUF to convert (give a .gguf path or a pulled model)")
     return out

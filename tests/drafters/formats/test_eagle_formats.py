@@ -147,7 +147,7 @@ def test_folders_are_told_apart(target: TargetWeights, tmp_path: Path) -> None:
     first = eagle_files.write_draft(tmp_path / "1", LLAMA, eagle_files.eagle1_tensors(), pickled=True)
     third = eagle_files.write_draft(tmp_path / "3", EAGLE3, eagle_files.eagle3_tensors())
     theirs = eagle_files.write_draft(tmp_path / "s", speculators_config(), eagle_files.eagle3_tensors("layers.0"))
-    kinds = [kind_of(folder) for folder in (first, third, theirs, Path(target.resolved.location))]
+    kinds = [kind_of(folder) for folder in (first, third, theirs, Path(target.source.location))]
     assert [kind and kind.name for kind in kinds] == ["EAGLE", "EAGLE", "speculators", None]
 
 

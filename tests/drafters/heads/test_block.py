@@ -41,7 +41,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> TargetWeights:
 
 @pytest.fixture(scope="module")
 def tensors(target: TargetWeights) -> dict[str, torch.Tensor]:
-    return load_file(Path(target.resolved.location) / "model.safetensors")
+    return load_file(Path(target.source.location) / "model.safetensors")
 
 
 @pytest.fixture(params=LAYOUTS)
