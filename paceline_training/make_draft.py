@@ -101,7 +101,7 @@ def train_draft(job: TrainingJob, console: Console) -> DraftManifest:
     distiller = Distiller(target.model, trainee, setup.split, recipe, setup.position_weights)
     if resumes:
         go_on(distiller, job.checkpoint, console)
-    manifest = manifest_of(setup.shape, TargetFingerprint.of(target), trainee, setup.facts)
+    manifest = manifest_of(setup.shape, TargetFingerprint.from_target(target), trainee, setup.facts)
 
     def save() -> None:
         trained_manifest = replace(manifest, training=training_facts(job, distiller), versions=measure.versions())

@@ -183,7 +183,7 @@ def _write(
         "acceptance": drafter_manifest.acceptance,
     }
     manifest = replace(
-        manifest_of(setup.shape, TargetFingerprint.of(target), trainee.drafter, setup.facts),
+        manifest_of(setup.shape, TargetFingerprint.from_target(target), trainee.drafter, setup.facts),
         training=training_facts(job, distiller) | {"began_as": began_as, "target_change": asdict(change)},
         versions=measure.versions(),
     )

@@ -143,7 +143,7 @@ def _load_own_mtp(config: DraftConfig) -> Engine:
     target = config.target_model
     if target is None:
         raise InvalidInput.of("target_model", target, f"given: model:{OWN_MTP} is in the target's own checkpoint")
-    return load_own(TargetWeights.of(target, config.engine), config.engine)
+    return load_own(TargetWeights.load(target, config.engine), config.engine)
 
 
 def _load_trained(folder: str, config: DraftConfig) -> Engine:

@@ -52,7 +52,7 @@ async def services(drafter: str, folder: Path) -> AsyncIterator[tuple[AsyncClien
     """All three, with a drafter of this kind, and its engine; what is loaded is written to the folder."""
     name = str(folder / "target")
     save_with_tokenizer(target_model(), folder / "target")
-    weights = TargetWeights.of(name, SETTINGS)
+    weights = TargetWeights.load(name, SETTINGS)
     engine = DRAFTERS[drafter](folder / "draft", weights)
     target = build_engine(target_model(), weights.tokenizer, SETTINGS, "tiny")
     async with (

@@ -127,7 +127,7 @@ def test_the_text_of_a_model_with_images_is_its_own(
     folder = save(model, tmp_path)
     engine = load_engine(folder, SETTINGS)
     assert greedy(engine) == generated(model)
-    target = TargetWeights.of(folder, SETTINGS)
+    target = TargetWeights.load(folder, SETTINGS)
     torch.testing.assert_close(target.head(), model.get_output_embeddings().weight.detach())
     torch.testing.assert_close(target.embedding(), model.get_input_embeddings().weight.detach())
 

@@ -4,9 +4,9 @@ Tensors have the same names in both. Layers are counted in two ways: z-lab's `df
 layer's *output* (`hidden_states[id + 1]` of transformers, whose first is the embedding, and whose last is behind the
 final norm), speculators' `aux_hidden_state_layer_ids` its *input*, so those ids are larger by one.
 
-A block is the text's last token and masks; position i of it tells the token at i, or, where `sample_from_anchor` is
-set, the one behind it. What changes a block in other ways is refused by name: DFlash 2's convolutions and selector,
-DSpark's and Domino's correction heads, scales of embedding and logits, attention sinks.
+A block is the text's last token and masks; position i of it predicts the token at i, or, where `sample_from_anchor`
+is set, the one after it. Settings that change a block in other ways are refused by name: DFlash 2's convolutions and
+selector, DSpark's and Domino's correction heads, scales of embedding and logits, attention sinks.
 """
 
 from __future__ import annotations
@@ -46,35 +46,35 @@ _NEUTRAL = {
     "conv_kernel_size": 0,
     "is_neox_style": True,
 }
-"""Settings of other block drafters, and the value at which each changes nothing."""
-_UNUSED = ("verifier_norm.weight", "verifier_lm_head.weight")
-"""The target's own, which training keeps."""
+"""Settings of other block drafters, with the value at which each changes nothing."""
+_TARGET_TENSORS = ("verifier_norm.weight", "verifier_lm_head.weight")
+"""Tensors of the target that training saves, too; they are ignored."""
 
 
 def is_dflash(config: Mapping[str, Any]) -> bool:
-    """Whether a `config.json` is a block drafter's, or one's of the kinds that are refused by name when loaded."""
+    """Whether a `config.json` is a block drafter's, or of a kind that is refused by name when it is loaded."""
     return config.get(_KIND_KEY) in (KIND, *_OTHERS) or _ZLAB_KEY in config
 
 
 def load_dflash_engine(folder: Path, target: TargetWeights, settings: EngineSettings) -> FeatureEngine:
-    """Load one as an engine, on the calling thread; raises as `load_dflash`."""
+    """Load a block drafter as an engine, on the calling thread; raises as `load_dflash`."""
     return build_block_engine(load_dflash(folder, target, settings), target.tokenizer, settings, folder.name)
 
 
 def load_dflash(folder: Path, target: TargetWeights, settings: EngineSettings) -> BlockDraft:
-    """Read one.
+    """Read a block drafter.
 
     Raises:
         InvalidInput: another target's, or tensors that are missing or of another shape.
         DamagedFile: naming the file.
-        Unsupported: another kind, lossy acceptance, or what changes blocks in other ways.
+        Unsupported: another kind, lossy acceptance, or a setting that changes blocks.
     """
-    name, config = folder.name, _checked(read_config(folder), folder.name)
+    name, config = folder.name, _flat_config(read_config(folder), folder.name)
     layers = _layer_config(config)
     check_target(name, config.get("target_hidden_size") or layers.hidden_size, layers.vocab_size, target)
     need = _need(config, target, name)
     form = _form(config, layers, len(need.layers), name)
-    tensors = {each: tensor for each, tensor in read_tensors(folder).items() if each not in _UNUSED}
+    tensors = {each: tensor for each, tensor in read_tensors(folder).items() if each not in _TARGET_TENSORS}
     size = draft_size(config, tensors, layers.vocab_size)
     ids = target_ids(tensors, size, layers.vocab_size, name)
     with torch.device("meta"):
@@ -82,8 +82,8 @@ def load_dflash(folder: Path, target: TargetWeights, settings: EngineSettings) -
     return BlockDraft(fill(network, tensors, ids, target, settings), need, ids)
 
 
-def _checked(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """A configuration with z-lab's own settings beside all others."""
+def _flat_config(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """A configuration whose z-lab settings are merged into the others, once it is checked."""
     kind = config.get(_KIND_KEY, KIND)
     if kind != KIND:
         raise Unsupported(f"draft {name}: {_KIND_KEY} = {kind}: of block drafters only {KIND} is served")
@@ -96,11 +96,11 @@ def _checked(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _layer_config(config: Mapping[str, Any]) -> Any:
-    """Of Qwen3's layers, which every published block drafter has, whatever its target is."""
-    given = dict(config.get("transformer_layer_config") or config)
-    given.pop("model_type", None)
-    found: Any = Qwen3Config.from_dict(given)
-    return found
+    """The configuration of the layers: every published block drafter has Qwen3's, whatever its target is."""
+    settings = dict(config.get("transformer_layer_config") or config)
+    settings.pop("model_type", None)
+    layers: Any = Qwen3Config.from_dict(settings)
+    return layers
 
 
 def _need(config: Mapping[str, Any], target: TargetWeights, name: str) -> FeatureNeed:
@@ -109,8 +109,13 @@ def _need(config: Mapping[str, Any], target: TargetWeights, name: str) -> Featur
         return need_of_inputs(inputs, target)
     outputs: Sequence[int] = config.get("target_layer_ids") or ()
     layers: int = target.config.num_hidden_layers
-    made_for = config.get("num_target_layers") or layers
-    require(made_for == layers, f"draft {name}: num_target_layers", made_for, f"{layers}, those of {target.name}")
+    target_layers = config.get("num_target_layers") or layers
+    require(
+        target_layers == layers,
+        f"draft {name}: num_target_layers",
+        target_layers,
+        f"{layers}, those of {target.name}",
+    )
     fits = bool(outputs) and len(set(outputs)) == len(outputs) and all(-1 <= each < layers for each in outputs)
     require(fits, f"draft {name}: target_layer_ids", tuple(outputs), f"different ones of [-1, {layers - 1}]")
     return FeatureNeed(tuple(FINAL if each == layers - 1 else each for each in outputs))
@@ -127,11 +132,11 @@ def _form(config: Mapping[str, Any], layers: Any, features: int, name: str) -> B
 
 
 def _sight(config: Mapping[str, Any], layers: Any, layer: int) -> Sight:
-    """Layers of windows see no token ahead in z-lab's code, and in speculators' unless they are told to."""
+    """How far a layer's rows see. With a window they see no token ahead, unless a setting of speculators says so."""
     kinds = layers.layer_types or ()
     is_windowed = bool(kinds) and kinds[layer] == "sliding_attention"
     causal = is_windowed and not flag(config, "sliding_window_non_causal")
     for setting in ("causal", "is_causal"):
         causal = flag(config, setting, default=causal)
-    own = config.get("transformer_layer_config") or config
-    return Sight(own.get("sliding_window") if is_windowed else None, causal)
+    layer_settings = config.get("transformer_layer_config") or config
+    return Sight(layer_settings.get("sliding_window") if is_windowed else None, causal)

@@ -1,6 +1,6 @@
 """A drafter's folder as other projects write it: `config.json`, and tensors in safetensors or in PyTorch's own file.
 
-Neither is trusted: of PyTorch's pickles tensors alone are read.
+Neither is trusted: only tensors are read from PyTorch's pickles.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from paceline.protocol.given_files import read_json
 
 CONFIG_FILE = "config.json"
 PICKLED_FILES = ("pytorch_model.bin", "medusa_lm_head.pt")
-"""What such a file may be called; a folder has one."""
+"""Names that such a file may have; a folder has one."""
 _SAFE_FILES = "*.safetensors"
 _PLAIN = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -59,7 +59,7 @@ def read_tensors(folder: Path) -> dict[str, torch.Tensor]:
             tensors |= load_file(file)
         except SafetensorError as error:
             raise DamagedFile.at(file, str(error)) from error
-    return tensors or _unpickled(folder)
+    return tensors or _read_pickle(folder)
 
 
 def tensor_names(folder: Path) -> Iterable[str]:
@@ -70,11 +70,11 @@ def tensor_names(folder: Path) -> Iterable[str]:
     """
     if any(folder.glob(_SAFE_FILES)):
         return TensorFiles(folder).names
-    return () if _pickled_file(folder) is None else _unpickled(folder).keys()
+    return () if _pickled_file(folder) is None else _read_pickle(folder).keys()
 
 
 class TensorFiles:
-    """What a folder's `*.safetensors` hold, by name; the files themselves are asked, never their index."""
+    """The tensors of a folder's `*.safetensors`, by name; read off the files themselves, never their index."""
 
     def __init__(self, folder: Path) -> None:
         """List the tensors.
@@ -89,14 +89,14 @@ class TensorFiles:
         require(bool(files), "model", str(folder), f"a folder with {_SAFE_FILES}")
         for file in files:
             try:
-                with safe_open(file, "pt") as opened:
-                    self._files |= dict.fromkeys(opened.keys(), file)
+                with safe_open(file, "pt") as reader:
+                    self._files |= dict.fromkeys(reader.keys(), file)
             except SafetensorError as error:
                 raise DamagedFile.at(file, str(error)) from error
 
     @property
     def names(self) -> Iterable[str]:
-        """Of all tensors."""
+        """The names of all tensors."""
         return self._files.keys()
 
     def __contains__(self, name: str) -> bool:
@@ -110,8 +110,8 @@ class TensorFiles:
             Unsupported: its numbers are quantised.
         """
         require(name in self._files, "model", str(self._folder), f"whole; tensor {name} is missing")
-        with safe_open(self._files[name], "pt") as opened:
-            tensor: torch.Tensor = opened.get_tensor(name)
+        with safe_open(self._files[name], "pt") as reader:
+            tensor: torch.Tensor = reader.get_tensor(name)
         if tensor.dtype not in _PLAIN:
             raise Unsupported(f"tensor {name} of {tensor.dtype}: quantised tensors of a drafter are not served")
         return tensor
@@ -121,14 +121,14 @@ def _pickled_file(folder: Path) -> Path | None:
     return next((folder / name for name in PICKLED_FILES if (folder / name).is_file()), None)
 
 
-def _unpickled(folder: Path) -> dict[str, torch.Tensor]:
+def _read_pickle(folder: Path) -> dict[str, torch.Tensor]:
     file = _pickled_file(folder)
     if file is None:
         raise InvalidInput.of("model", str(folder), f"a folder with {_SAFE_FILES} or {' or '.join(PICKLED_FILES)}")
     try:
-        found = torch.load(file, map_location="cpu", weights_only=True, mmap=is_zipfile(file))
+        tensors = torch.load(file, map_location="cpu", weights_only=True, mmap=is_zipfile(file))
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, OSError) as error:
         raise DamagedFile.at(file, str(error).partition("\n")[0]) from error
-    tensors = isinstance(found, dict) and all(isinstance(each, torch.Tensor) for each in found.values())
-    require(tensors, f"file {file.name}", type(found).__name__, "tensors by their names")
-    return dict(found)
+    is_valid = isinstance(tensors, dict) and all(isinstance(each, torch.Tensor) for each in tensors.values())
+    require(is_valid, f"file {file.name}", type(tensors).__name__, "tensors by their names")
+    return dict(tensors)

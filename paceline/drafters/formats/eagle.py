@@ -49,7 +49,7 @@ LAYER_KEYS = (
     "rope_scaling",
     "rope_parameters",
 )
-"""Of a Llama's configuration, what EAGLE's layers go by."""
+"""The keys of a Llama's configuration that EAGLE's layers use."""
 _IDS = "eagle_aux_hidden_state_layer_ids"
 _FREQUENCIES = "rotary_emb.inv_freq"
 """Ends the names of what old versions of transformers saved, and every version computes."""
@@ -65,7 +65,7 @@ def is_eagle(names: Collection[str]) -> bool:
 
 
 def load_eagle(folder: Path, target: TargetWeights, settings: EngineSettings) -> EagleDraft:
-    """Read either.
+    """Read an EAGLE-1 or EAGLE-3 draft.
 
     Raises:
         InvalidInput: another target's, or tensors that are missing or of another shape.
@@ -74,8 +74,8 @@ def load_eagle(folder: Path, target: TargetWeights, settings: EngineSettings) ->
     """
     config = read_config(folder)
     tensors = {name: each for name, each in read_tensors(folder).items() if not name.endswith(_FREQUENCIES)}
-    third = any(name.startswith("midlayer.") for name in tensors)
-    load = _load_eagle3 if third else _load_eagle1
+    is_third = any(name.startswith("midlayer.") for name in tensors)
+    load = _load_eagle3 if is_third else _load_eagle1
     return load(folder.name, config, tensors, target, settings)
 
 
@@ -109,21 +109,21 @@ def _load_eagle3(
     require(
         layers.num_hidden_layers == 1, f"draft {name}: num_hidden_layers", layers.num_hidden_layers, "1: midlayer"
     )
-    renamed = {each.replace("midlayer.", "layers.0."): tensor for each, tensor in tensors.items()}
-    return Eagle3Files(name, config, layers, _inputs(config, target), renamed).load(target, settings)
+    layer_tensors = {each.replace("midlayer.", "layers.0."): tensor for each, tensor in tensors.items()}
+    return Eagle3Files(name, config, layers, _inputs(config, target), layer_tensors).load(target, settings)
 
 
 def _layer_config(config: Mapping[str, Any], *, attention_bias: bool = False) -> LlamaConfig:
-    given = {key: config[key] for key in LAYER_KEYS if config.get(key) is not None}
-    return LlamaConfig(**given, attention_bias=attention_bias, tie_word_embeddings=False)
+    layer_settings = {key: config[key] for key in LAYER_KEYS if config.get(key) is not None}
+    return LlamaConfig(**layer_settings, attention_bias=attention_bias, tie_word_embeddings=False)
 
 
 def _inputs(config: Mapping[str, Any], target: TargetWeights) -> tuple[int, ...]:
     """The layers whose inputs are joined."""
-    listed = config.get(_IDS)
-    if not listed:
+    layer_ids = config.get(_IDS)
+    if not layer_ids:
         inputs = default_inputs(target.config.num_hidden_layers)
         require(len(inputs) == FEATURES, f"{target.name}: layers", target.config.num_hidden_layers, "at least 7")
         return inputs
-    ids = tuple(int(each) for each in listed)
-    return tuple(each + 1 for each in ids) if ids[0] == 1 else ids
+    numbers = tuple(int(each) for each in layer_ids)
+    return tuple(each + 1 for each in numbers) if numbers[0] == 1 else numbers

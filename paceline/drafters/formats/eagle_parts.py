@@ -1,4 +1,4 @@
-"""What both layouts of EAGLE-3 share: layer ids, vocabularies, and tensors put into a network or refused."""
+"""What both layouts of EAGLE-3 share: layer ids, vocabularies, and networks filled with tensors."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ _PLAIN = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def default_inputs(layers: int) -> tuple[int, ...]:
-    """The layers whose inputs EAGLE-3 joins where nobody says which (arXiv:2503.01840's code): 2, L/2, L - 3."""
+    """The layers whose inputs EAGLE-3 joins by default (arXiv:2503.01840's code): 2, L/2, L - 3."""
     return tuple(sorted({2, layers // 2, layers - 3}))
 
 
 def need_of_inputs(inputs: Sequence[int], target: TargetWeights) -> FeatureNeed:
-    """From layers by their inputs to layers by their outputs.
+    """The features of layers that are listed by their inputs, by the outputs of the layers before.
 
     Raises:
-        InvalidInput: others than the target has, or one twice.
+        InvalidInput: layers that the target lacks, or one twice.
     """
     layers: int = target.config.num_hidden_layers
     fits = len(set(inputs)) == len(inputs) and all(0 <= each <= layers for each in inputs)
@@ -45,20 +45,20 @@ def need_of_inputs(inputs: Sequence[int], target: TargetWeights) -> FeatureNeed:
 
 
 def check_target(draft: str, hidden: int, vocab_size: int, target: TargetWeights) -> None:
-    """Refuse a draft whose features or ids are another target's.
+    """Refuse a draft that was made for another target's features or ids.
 
     Raises:
         InvalidInput: naming what differs.
     """
-    own, ids = target.config.hidden_size, target.config.vocab_size
-    require(hidden == own, f"draft {draft}: width of a feature", hidden, f"{own}, that of {target.name}")
-    require(vocab_size == ids, f"draft {draft}: vocab_size", vocab_size, f"{ids}, that of {target.name}")
+    width, size = target.config.hidden_size, target.config.vocab_size
+    require(hidden == width, f"draft {draft}: width of a feature", hidden, f"{width}, that of {target.name}")
+    require(vocab_size == size, f"draft {draft}: vocab_size", vocab_size, f"{size}, that of {target.name}")
 
 
 def draft_size(config: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], vocab_size: int) -> int:
-    """How many ids a head has logits for: as configured, else as many as are mapped, else all."""
-    mapped = len(tensors["d2t"]) if "d2t" in tensors else vocab_size
-    return int(config.get("draft_vocab_size") or mapped)
+    """How many ids a head has logits for: as configured, else the size of the map, else all."""
+    map_size = len(tensors["d2t"]) if "d2t" in tensors else vocab_size
+    return int(config.get("draft_vocab_size") or map_size)
 
 
 def target_ids(
@@ -70,7 +70,7 @@ def target_ids(
         InvalidInput: no map, one of another size, or maps that contradict each other.
     """
     if draft_size == vocab_size:
-        return None  # maps, if there are any, say nothing
+        return None  # maps, if there are any, change nothing
     require(
         "d2t" in tensors, f"draft {draft}", sorted(tensors)[:4], "with a tensor d2t, as its vocabulary is smaller"
     )
@@ -80,8 +80,8 @@ def target_ids(
     ascending = bool((np.diff(ids) > 0).all()) and ids[0] >= 0 and ids[-1] < vocab_size
     require(ascending, f"draft {draft}: d + d2t[d]", ids[:8].tolist(), f"ascending ids in [0, {vocab_size})")
     if "t2d" in tensors:
-        drafted = np.flatnonzero(tensors["t2d"].numpy())
-        require(np.array_equal(drafted, ids), f"draft {draft}: t2d", len(drafted), "true at d + d2t[d] alone")
+        mapped_ids = np.flatnonzero(tensors["t2d"].numpy())
+        require(np.array_equal(mapped_ids, ids), f"draft {draft}: t2d", len(mapped_ids), "true at d + d2t[d] alone")
     return ids.astype(np.int32)
 
 
@@ -92,11 +92,11 @@ def fill(
     target: TargetWeights,
     settings: EngineSettings,
 ) -> Network:
-    """Give a network that was made on `meta` its tensors, and the target's embedding and head if it has none.
+    """Fill a network on the `meta` device with its tensors; the embedding and head that it lacks are the target's.
 
     Raises:
         InvalidInput: tensors are missing or of another shape.
-        Unsupported: there are others, or quantised ones.
+        Unsupported: there are tensors that the network lacks, or quantised ones.
     """
     kind = type(network).__name__.removesuffix("Network").upper()
     state = {name: tensor for name, tensor in tensors.items() if name not in MAP_TENSORS}
@@ -107,10 +107,10 @@ def fill(
         state[HEAD_TENSOR] = head if ids is None else head[torch.from_numpy(ids).long()]
     _refuse_others(kind, network.state_dict(), state)
     device = select_device(settings.device)
-    wanted = select_dtype(settings.dtype, device)
-    dtype = state[EMBEDDING_TENSOR].dtype if isinstance(wanted, str) else wanted
+    dtype_choice = select_dtype(settings.dtype, device)
+    dtype = state[EMBEDDING_TENSOR].dtype if isinstance(dtype_choice, str) else dtype_choice
     network.load_state_dict({name: tensor.detach().to(device, dtype) for name, tensor in state.items()}, assign=True)
-    return network.to(device)  # its rotations, which no file has
+    return network.to(device)  # moves the rotations, which no file has
 
 
 def _refuse_others(kind: str, own: Mapping[str, Any], state: Mapping[str, torch.Tensor]) -> None:
@@ -129,7 +129,7 @@ def _refuse_others(kind: str, own: Mapping[str, Any], state: Mapping[str, torch.
 
 @dataclass(frozen=True, eq=False)
 class Eagle3Files:
-    """What a folder says, in the words that both layouts use.
+    """The contents of a folder, in the terms that both layouts share.
 
     Attributes:
         config: settings of the network.
@@ -150,8 +150,8 @@ class Eagle3Files:
         Raises:
             Unsupported: two norms at once.
         """
-        joined, each = flag(self.config, "norm_before_fc"), flag(self.config, "fc_norm")
-        if joined and each:
+        norm_before_fc, fc_norm = flag(self.config, "norm_before_fc"), flag(self.config, "fc_norm")
+        if norm_before_fc and fc_norm:
             raise Unsupported(
                 f"draft {self.name}: norm_before_fc and fc_norm, both true: no published network has both"
             )
@@ -159,7 +159,7 @@ class Eagle3Files:
             features=len(self.inputs),
             target_hidden=self.config.get("target_hidden_size") or self.layers.hidden_size,
             norm_before_residual=flag(self.config, "norm_before_residual"),
-            input_norm=InputNorm.JOINED if joined else InputNorm.EACH if each else InputNorm.NONE,
+            input_norm=InputNorm.JOINED if norm_before_fc else InputNorm.EACH if fc_norm else InputNorm.NONE,
             norm_output=flag(self.config, "norm_output"),
         )
 
@@ -181,10 +181,10 @@ class Eagle3Files:
 
 
 def flag(config: Mapping[str, Any], name: str, *, default: bool = False) -> bool:
-    """A truth value of a configuration.
+    """A boolean of a configuration.
 
     Raises:
-        InvalidInput: something else.
+        InvalidInput: it is no boolean.
     """
     value = config.get(name)
     if value is None:

@@ -1,4 +1,4 @@
-"""What a folder holds that drafts by the target's features, told from its files, and how each kind is loaded.
+"""The kinds of drafters that read the target's features: how each is told from a folder's files, and loaded.
 
 A kind is added here and nowhere else. The first that recognises a folder loads it; a folder that none recognises is a
 model.
@@ -30,7 +30,7 @@ _MOST_SAID = 160
 
 @dataclass(frozen=True)
 class DraftFolder:
-    """A folder, as far as its kind depends on it."""
+    """The parts of a folder that tell its kind."""
 
     path: Path
 
@@ -55,7 +55,7 @@ class DraftKind:
 
 
 def _by_rows(load: Callable[[Path, TargetWeights, EngineSettings], EagleDraft]) -> Load:
-    """What loads a draft, as what loads its engine."""
+    """The loader of an engine, from the loader of its draft."""
 
     def load_engine(folder: Path, target: TargetWeights, settings: EngineSettings) -> FeatureEngine:
         rows = build_eagle_rows(load(folder, target, settings), target.tokenizer, settings, folder.resolve().name)
@@ -80,7 +80,7 @@ KINDS = (
 
 
 def kind_of(path: Path) -> DraftKind | None:
-    """What a folder holds; None: no drafter of these kinds.
+    """The kind of drafter in a folder; None: it holds none of these kinds.
 
     Raises:
         InvalidInput: its configuration can't be read.
@@ -96,11 +96,11 @@ def load_kind(kind: DraftKind, path: Path, target: str | None, settings: EngineS
 
     Raises:
         InvalidInput: no target is given, or the draft is another target's.
-        Unsupported: what can't be served exactly, or isn't known.
+        Unsupported: the draft can't be served exactly, or is unknown.
     """
     if target is None:
         raise InvalidInput.of("target_model", target, f"given: {path.name} is a {kind.name} draft, which needs it")
-    return load_onto(kind, path, TargetWeights.of(target, settings), settings)
+    return load_onto(kind, path, TargetWeights.load(target, settings), settings)
 
 
 def load_onto(kind: DraftKind, path: Path, target: TargetWeights, settings: EngineSettings) -> FeatureEngine:
@@ -117,17 +117,17 @@ def load_own(target: TargetWeights, settings: EngineSettings) -> FeatureEngine:
 
 
 @contextmanager
-def _refusing(path: Path, wanted: str) -> Iterator[None]:
-    """Refuse a folder for whatever its configuration and tensors lead the libraries to.
+def _refusing(path: Path, owner: str) -> Iterator[None]:
+    """Refuse a folder for any error that its configuration and tensors cause in the libraries.
 
-    They are somebody else's, and are followed by libraries that check little: a size that is a text fails there in
-    as many ways as there are uses of it.
+    The files are somebody else's, and libraries check little of them: a size that is a text fails in as many ways as
+    it is used. `owner`: whose folder it must be, for the message.
     """
     try:
         yield
     except PacelineError:
         raise
     except Exception as error:
-        said = str(error).strip().replace("\n", " ")[:_MOST_SAID]
-        limit = f"{wanted} folder, whole and consistent ({type(error).__name__}: {said})"
+        message = str(error).strip().replace("\n", " ")[:_MOST_SAID]
+        limit = f"{owner} folder, whole and consistent ({type(error).__name__}: {message})"
         raise InvalidInput.of("model", str(path), limit) from error

@@ -8,7 +8,7 @@ vLLM's: `blocks.{i}.layers.{j}.weight`, with or without `.bias`, and `lm_heads.{
 heads with `original_lm_head`. `token_map` [k] lists the ids that outputs have logits for, if `truncated_vocab_size`
 says that they are fewer than the target's; outputs may be stored whole all the same.
 
-Configurations are not believed where tensors say otherwise: uploaded ones state 2 heads where the files hold 5.
+The number of heads is that of the tensors: uploaded configurations state 2 heads where the files hold 5.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from paceline.drafters.formats.draft_files import read_config_if_any, read_tenso
 from paceline.drafters.formats.target_weights import TargetWeights
 from paceline.drafters.heads.lookahead import LookaheadEngine
 from paceline.drafters.heads.medusa import MedusaHeads
+from paceline.engine.cpu.linear import frozen_linear
 from paceline.engine.interface import EngineInfo
 from paceline.engine.weights import select_device, select_dtype, set_threads
 from paceline.models.whole import refuse_incomplete
@@ -45,7 +46,7 @@ _MAP = "token_map"
 _LONGEST = 1 << 20
 """Tokens of a session, where the target states no context: heads themselves have no limit."""
 _TREE_ROWS = 4 * MAX_PROPOSAL_NODES
-"""Rows beyond a session's tokens: more than its tree takes, and they hold nothing."""
+"""Rows beyond a session's tokens: more than its tree takes. Rows of such heads take no memory."""
 _LOSSY = (
     *("posterior_threshold", "posterior_alpha"),
     *("typical_acceptance_sampler_posterior_threshold", "typical_acceptance_sampler_posterior_alpha"),
@@ -78,19 +79,20 @@ def load_medusa(folder: Path, target: TargetWeights, settings: EngineSettings) -
 
 
 def _refuse_typical_acceptance(config: Mapping[str, Any], name: str) -> None:
-    """Refuse a draft whose configuration asks for it: it emits tokens that the target didn't choose."""
-    asked = [key for key in _LOSSY if config.get(key)]
-    asked += [key for key in _METHODS if _TYPICAL in str(config.get(key, ""))]
-    if asked:
+    """Refuse a draft whose configuration asks for typical acceptance, which changes the distribution."""
+    lossy_settings = [key for key in _LOSSY if config.get(key)]
+    lossy_settings += [key for key in _METHODS if _TYPICAL in str(config.get(key, ""))]
+    if lossy_settings:
+        key = lossy_settings[0]
         raise Unsupported(
-            f"draft {name}: {asked[0]} = {config[asked[0]]}: typical acceptance changes the target's distribution; "
+            f"draft {name}: {key} = {config[key]}: typical acceptance changes the target's distribution; "
             "take the setting out of its config.json, and the heads are served with exact acceptance"
         )
 
 
 @dataclass(frozen=True, eq=False)
 class _HeadFiles:
-    """Tensors of either layout, which have been read and not been checked."""
+    """Tensors of either layout, before they are checked."""
 
     name: str
     config: Mapping[str, Any]
@@ -98,29 +100,31 @@ class _HeadFiles:
     target: TargetWeights
 
     def heads(self) -> MedusaHeads:
-        """The heads, every tensor of which is as it should be."""
+        """The heads, after a check of every tensor."""
         heads, layers = self._counts(_VLLM_LAYER if self._is_vllm else _OWN_LAYER)
         hidden, ids = self.target.config.hidden_size, self._ids()
-        stored = "blocks.{}.layers.{}.{}" if self._is_vllm else "{}.{}.linear.{}"
-        bias = not self._is_vllm or stored.format(0, 0, "bias") in self.tensors
+        pattern = "blocks.{}.layers.{}.{}" if self._is_vllm else "{}.{}.linear.{}"
+        bias = not self._is_vllm or pattern.format(0, 0, "bias") in self.tensors
         parts = {"weight": (hidden, hidden)} | ({"bias": (hidden,)} if bias else {})
         names: dict[str, str] = {}
         shapes: dict[str, tuple[int, ...]] = {}
         for head, layer, part in product(range(heads), range(layers), parts):
-            name = names[f"blocks.{head}.{layer}.linear.{part}"] = stored.format(head, layer, part)
+            name = names[f"blocks.{head}.{layer}.linear.{part}"] = pattern.format(head, layer, part)
             shapes[name] = parts[part]
         outputs = self._outputs(heads, layers)
         shapes |= {name: (self._rows(name, ids), hidden) for name in outputs}
         if self._is_vllm and _MAP in self.tensors:
             shapes[_MAP] = tuple(self.tensors[_MAP].shape)
         self._require_exactly(shapes)
-        last = [_frozen(self.tensors[name], ids) for name in outputs] or [_frozen(self.target.head(), ids)]
+        last = [_output_layer(self.tensors[name], ids) for name in outputs] or [
+            _output_layer(self.target.head(), ids)
+        ]
         scale = float(self.config.get("logit_scale", 1.0)) if self._is_vllm else 1.0
         each = last if len(last) == heads else last * heads
         width = self.target.config.vocab_size
-        made = MedusaHeads(hidden, layers, each, bias=bias, ids=ids, vocab_size=width, logit_scale=scale)
-        made.load_state_dict({own: self.tensors[name] for own, name in names.items()}, strict=False, assign=True)
-        return made
+        network = MedusaHeads(hidden, layers, each, bias=bias, ids=ids, vocab_size=width, logit_scale=scale)
+        network.load_state_dict({own: self.tensors[name] for own, name in names.items()}, strict=False, assign=True)
+        return network
 
     @property
     def _is_vllm(self) -> bool:
@@ -128,10 +132,10 @@ class _HeadFiles:
 
     def _counts(self, pattern: re.Pattern[str]) -> tuple[int, int]:
         """Heads, and residual layers of each; the hidden size is checked first, since all shapes follow from it."""
-        found = {name: match for name in self.tensors if (match := pattern.fullmatch(name))}
-        width, hidden = int(self.tensors[next(iter(found))].shape[-1]), self.target.config.hidden_size
+        matches = {name: match for name in self.tensors if (match := pattern.fullmatch(name))}
+        width, hidden = int(self.tensors[next(iter(matches))].shape[-1]), self.target.config.hidden_size
         require(width == hidden, f"draft {self.name} hidden size", width, f"{hidden}, {self.target.name}'s")
-        heads, layers = ({int(match[part]) for match in found.values()} for part in (1, 2))
+        heads, layers = ({int(match[part]) for match in matches.values()} for part in (1, 2))
         return max(heads) + 1, max(layers) + 1
 
     def _outputs(self, heads: int, layers: int) -> list[str]:
@@ -145,7 +149,7 @@ class _HeadFiles:
         return [name for name in shared if name in self.tensors][:1]
 
     def _rows(self, output: str, ids: torch.Tensor | None) -> int:
-        """Rows of an output; those that it must have, if it is missing: that is told with all that is."""
+        """Rows of an output; of a missing one, those that it must have: all missing tensors are refused together."""
         width: int = self.target.config.vocab_size
         rows = int(self.tensors[output].shape[0]) if output in self.tensors else width
         fits = rows == width or (ids is not None and rows == len(ids))
@@ -169,21 +173,20 @@ class _HeadFiles:
 
     def _require_exactly(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Require every tensor of these shapes, and no other."""
-        found = {each: tuple(tensor.shape) for each, tensor in self.tensors.items()}
-        misshapen = {each: (found[each], shape) for each, shape in shapes.items() if found.get(each, shape) != shape}
-        refuse_incomplete("draft", self.name, shapes.keys() - found.keys(), misshapen)
-        unknown = sorted(found.keys() - shapes.keys())
+        file_shapes = {each: tuple(tensor.shape) for each, tensor in self.tensors.items()}
+        pairs = {each: (file_shapes.get(each, shape), shape) for each, shape in shapes.items()}
+        misshapen = {each: pair for each, pair in pairs.items() if pair[0] != pair[1]}
+        refuse_incomplete("draft", self.name, shapes.keys() - file_shapes.keys(), misshapen)
+        unknown = sorted(file_shapes.keys() - shapes.keys())
         if unknown:
             more = f"which such heads don't have ({len(unknown)} in all)"
             raise Unsupported(f"draft {self.name}: tensor {unknown[0]}, {more}")
 
 
-def _frozen(weight: torch.Tensor, ids: torch.Tensor | None) -> nn.Linear:
+def _output_layer(weight: torch.Tensor, ids: torch.Tensor | None) -> nn.Linear:
     """An output of these weights, which shares their memory unless it is cut to the rows of some ids."""
     rows = weight if ids is None or len(weight) == len(ids) else weight[ids]
-    linear = nn.Linear(rows.shape[1], rows.shape[0], bias=False, device="meta")
-    linear.weight = nn.Parameter(rows, requires_grad=False)
-    return linear
+    return frozen_linear(rows, None)
 
 
 def _serve(heads: MedusaHeads, name: str, target: TargetWeights, settings: EngineSettings) -> LookaheadEngine:

@@ -42,15 +42,15 @@ from paceline.protocol.errors import InvalidInput, Unsupported, require
 from paceline.runtime.config import EngineSettings
 
 KIND = "mtp"
-_PROMISES = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers")
-"""How configurations call the number of depths."""
+_DEPTH_KEYS = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers")
+"""Keys of the number of depths in configurations."""
 _EMBEDDINGS = ("model.embed_tokens.weight", "model.language_model.embed_tokens.weight")
 _HEAD = "lm_head.weight"
 
 
 @dataclass(frozen=True)
 class MtpLayout:
-    """Where a checkpoint keeps what. `{depth}` counts from 0, `{behind}` from the target's own last layer on."""
+    """The names of a checkpoint's tensors. `{depth}` counts from 0, `{layer}` from the target's last layer on."""
 
     name: str
     layer: str
@@ -62,32 +62,32 @@ class MtpLayout:
 
     @property
     def projection(self) -> str:
-        """What every layout has and nothing else."""
+        """The part by which a layout is told: every one has it, and no other checkpoint."""
         return self.parts[2]
 
     @property
     def norm(self) -> str:
-        """Of a depth's output."""
+        """The norm of a depth's output."""
         return self.parts[3]
 
-    def at(self, prefix: str, depth: int, own_layers: int) -> str:
-        """A prefix, for one depth."""
-        return prefix.format(depth=depth, behind=own_layers + depth)
+    def expand(self, prefix: str, depth: int, own_layers: int) -> str:
+        """A prefix with the numbers of one depth."""
+        return prefix.format(depth=depth, layer=own_layers + depth)
 
     def outside_layers(self) -> tuple[str, ...]:
-        """Beginnings of what is no part of the decoder layer, in layouts that keep both under one prefix."""
+        """Beginnings of names that are no part of the decoder layer, where a layout has both under one prefix."""
         return tuple(f"{part}." for part in (*self.parts, "shared_head", "embed_tokens"))
 
 
-_BEHIND = "model.layers.{behind}."
+_DEEPSEEK = "model.layers.{layer}."
 _MIMO = "model.mtp_layers.{depth}."
 _SPECULATORS = "mtp_layers.{depth}."
 _SIDE_BY_SIDE = ("token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm")
 LAYOUTS = (
     MtpLayout(
         "deepseek_v3",
-        _BEHIND,
-        _BEHIND,
+        _DEEPSEEK,
+        _DEEPSEEK,
         ("enorm", "hnorm", "eh_proj", "shared_head.norm"),
         MtpForm(blank_first=True),
         "shared_head.head",
@@ -100,7 +100,7 @@ LAYOUTS = (
         MtpForm(),
     ),
     MtpLayout("mimo", _MIMO, _MIMO, _SIDE_BY_SIDE, MtpForm(embedding_first=False, blank_first=True)),
-    # Its names are MiMo's, its order isn't.
+    # The names are MiMo's, the order of the joined parts isn't.
     MtpLayout("speculators", _SPECULATORS, _SPECULATORS, _SIDE_BY_SIDE, MtpForm()),
 )
 
@@ -124,91 +124,91 @@ class MtpCheckpoint:
     own_layers: int
 
     def layer_tensors(self, depth: int) -> dict[str, torch.Tensor]:
-        """One depth's decoder layer, by the names that the layer itself has for them."""
-        prefix = self.layout.at(self.layout.layer, depth, self.own_layers)
+        """The tensors of one depth's decoder layer, by the layer's own names."""
+        prefix = self.layout.expand(self.layout.layer, depth, self.own_layers)
         names = [name for name in self.files.names if name.startswith(prefix)]
         inside = {name: name.removeprefix(prefix) for name in names}
-        skipped = () if self.layout.layer != self.layout.fusion else self.layout.outside_layers()
+        other_parts = () if self.layout.layer != self.layout.fusion else self.layout.outside_layers()
         return {
             rest: self.files.read(name)
             for name, rest in inside.items()
-            if not rest.startswith(skipped) and not rest.endswith("rotary_emb.inv_freq")
+            if not rest.startswith(other_parts) and not rest.endswith("rotary_emb.inv_freq")
         }
 
     def decoder_tensors(self) -> dict[str, torch.Tensor]:
-        """Those of a decoder whose layers are the depths, by its names."""
+        """The tensors of a decoder whose layers are the depths, by its names."""
         tensors = {
             "model.embed_tokens.weight": self.embedding(),
             "lm_head.weight": self.head(),
             "model.norm.weight": self.part(self.layout.norm, 0),
         }
         for depth in range(self.depths):
-            named = self.layer_tensors(depth)
-            tensors |= {f"model.layers.{depth}.{name}": tensor for name, tensor in named.items()}
+            layer_tensors = self.layer_tensors(depth)
+            tensors |= {f"model.layers.{depth}.{name}": tensor for name, tensor in layer_tensors.items()}
         return tensors
 
     def part(self, part: str, depth: int) -> torch.Tensor:
-        """One matrix or norm of a depth's own."""
-        return self.files.read(f"{self.layout.at(self.layout.fusion, depth, self.own_layers)}{part}.weight")
+        """One matrix or norm of a depth outside its decoder layer."""
+        return self.files.read(f"{self.layout.expand(self.layout.fusion, depth, self.own_layers)}{part}.weight")
 
     def embedding(self) -> torch.Tensor:
         """[tensor width, hidden]."""
-        found = next((name for name in _EMBEDDINGS if name in self.files), None)
-        if found is None and self.target is not None:
+        tensor_name = next((name for name in _EMBEDDINGS if name in self.files), None)
+        if tensor_name is None and self.target is not None:
             return self.target.embedding()
-        return self.files.read(found or _EMBEDDINGS[0])
+        return self.files.read(tensor_name or _EMBEDDINGS[0])
 
     def head(self) -> torch.Tensor:
         """[tensor width, hidden]; its own, the target's, or the embedding that the target uses twice."""
-        own = f"{self.layout.at(self.layout.fusion, 0, self.own_layers)}{self.layout.head}.weight"
-        found = next((name for name in (own, _HEAD) if name in self.files), None)
-        if found is None and self.target is not None:
+        own = f"{self.layout.expand(self.layout.fusion, 0, self.own_layers)}{self.layout.head}.weight"
+        tensor_name = next((name for name in (own, _HEAD) if name in self.files), None)
+        if tensor_name is None and self.target is not None:
             return self.target.head()
-        return (
-            self.embedding() if found is None and self.config.tie_word_embeddings else self.files.read(found or _HEAD)
-        )
+        if tensor_name is None and self.config.tie_word_embeddings:
+            return self.embedding()
+        return self.files.read(tensor_name or _HEAD)
 
 
 def find_mtp(folder: Path, target: TargetWeights | None = None) -> MtpCheckpoint:
-    """Find out what a folder carries.
+    """Find a folder's multi-token prediction.
 
     Args:
         folder: the target's own, or a drafter's that speculators wrote.
         target: where embedding and head come from if the folder lacks them.
 
     Raises:
-        InvalidInput: no tensors of multi-token prediction, fewer than promised, or another target's.
+        InvalidInput: no tensors of multi-token prediction, fewer than its configuration states, or another target's.
         DamagedFile: naming the file.
         Unsupported: layers that transformers doesn't have.
     """
     files = TensorFiles(folder)
     raw = read_config(folder)
     refuse_lossy(raw, folder.name)
-    promised = _promised(raw)
+    stated_depths = _stated_depths(raw)
     config = _layer_config(raw, folder)
     own_layers: int = config.num_hidden_layers
-    beginnings = {f"{each.at(each.fusion, 0, own_layers)}{each.projection}.weight": each for each in LAYOUTS}
+    beginnings = {f"{each.expand(each.fusion, 0, own_layers)}{each.projection}.weight": each for each in LAYOUTS}
     layout = next((each for name, each in beginnings.items() if name in files), None)
     if layout is None:
-        raise _none_there(folder, promised)
+        raise _no_tensors(folder, stated_depths)
     depths = 0
-    while any(name.startswith(layout.at(layout.layer, depths, own_layers)) for name in files.names):
+    while any(name.startswith(layout.expand(layout.layer, depths, own_layers)) for name in files.names):
         depths += 1
-    value = f"{layout.name} tensors of {depths}"
-    require(promised in (depths, None), f"model {folder.name}: depths", value, f"the {promised} of its config.json")
+    value, limit = f"{layout.name} tensors of {depths}", f"the {stated_depths} of its config.json"
+    require(stated_depths in (depths, None), f"model {folder.name}: depths", value, limit)
     return MtpCheckpoint(files, target, config, layout, depths, own_layers)
 
 
 def load_mtp(checkpoint: MtpCheckpoint, settings: EngineSettings) -> MtpNetwork:
-    """Read the network, on the wanted device.
+    """Read the network onto the configured device.
 
     Raises:
         InvalidInput: tensors are missing or of another shape than the configuration's.
         Unsupported: they are quantised.
     """
     device = select_device(settings.device)
-    wanted = select_dtype(settings.dtype, device)
-    dtype = torch.bfloat16 if wanted == "auto" else wanted
+    dtype_choice = select_dtype(settings.dtype, device)
+    dtype = torch.bfloat16 if dtype_choice == "auto" else dtype_choice
     assert isinstance(dtype, torch.dtype)
     layout = checkpoint.layout
     network = MtpNetwork(_load_decoder(checkpoint, dtype), layout.form)
@@ -251,7 +251,7 @@ def load_own_mtp(target: TargetWeights, settings: EngineSettings) -> FeatureEngi
 
 
 def _own_tensors(checkpoint: MtpCheckpoint) -> Iterator[tuple[str, torch.Tensor]]:
-    """What isn't in decoder layers, by the network's names."""
+    """The tensors outside decoder layers, by the network's names."""
     layout = checkpoint.layout
     own = ("fusions.{}.embedding_norm", "fusions.{}.hidden_norm", "fusions.{}.projection", "norms.{}")
     parts = [*zip(own, layout.parts, strict=True)]
@@ -268,11 +268,11 @@ def _load_decoder(checkpoint: MtpCheckpoint, dtype: torch.dtype) -> PreTrainedMo
     kind: Any = type(base.__name__, (base,), own)
     tensors = checkpoint.decoder_tensors()
     config = _depths_config(checkpoint.config, checkpoint.depths)
-    held = sum(each.numel() for each in tensors.values())
-    refuse_larger(lambda: kind(config), held, f"{checkpoint.layout.name} layers")
+    parameters = sum(each.numel() for each in tensors.values())
+    refuse_larger(lambda: kind(config), parameters, f"{checkpoint.layout.name} layers")
     decoder: PreTrainedModel
     with quiet_loading():
-        decoder, found = kind.from_pretrained(
+        decoder, loading_info = kind.from_pretrained(
             None,
             config=config,
             state_dict=tensors,
@@ -281,9 +281,9 @@ def _load_decoder(checkpoint: MtpCheckpoint, dtype: torch.dtype) -> PreTrainedMo
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # so that they are named here
         )
-    misshapen = {name: (stored, wanted) for name, stored, wanted in found["mismatched_keys"]}
-    refuse_incomplete("model", f"{checkpoint.layout.name} tensors", found["missing_keys"], misshapen)
-    unknown = sorted(found["unexpected_keys"])
+    misshapen = {name: (file_shape, shape) for name, file_shape, shape in loading_info["mismatched_keys"]}
+    refuse_incomplete("model", f"{checkpoint.layout.name} tensors", loading_info["missing_keys"], misshapen)
+    unknown = sorted(loading_info["unexpected_keys"])
     if unknown:
         raise Unsupported(
             f"{checkpoint.layout.name} tensors {', '.join(unknown[:3])}: not those of {kind.__name__}'s layers"
@@ -292,10 +292,10 @@ def _load_decoder(checkpoint: MtpCheckpoint, dtype: torch.dtype) -> PreTrainedMo
     return decoder
 
 
-def _promised(raw: Mapping[str, Any]) -> int | None:
-    """How many depths a configuration speaks of; None: of none, as Qwen3-Next's."""
+def _stated_depths(raw: Mapping[str, Any]) -> int | None:
+    """How many depths a configuration states; None: it states none, as Qwen3-Next's."""
     for part in (raw, raw.get("text_config") or {}):
-        for name in _PROMISES:
+        for name in _DEPTH_KEYS:
             if part.get(name) is not None:
                 return int(part[name])
     return None
@@ -312,35 +312,35 @@ def _layer_config(raw: Mapping[str, Any], folder: Path) -> PreTrainedConfig:
     config: Any = kind.from_dict(raw | {"model_type": name}).get_text_config()
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise Unsupported(f"model {folder.name}: model type {config.model_type}, no decoder of transformers")
-    found: PreTrainedConfig = config
-    return found
+    decoder_config: PreTrainedConfig = config
+    return decoder_config
 
 
 def _depths_config(config: PreTrainedConfig, depths: int) -> PreTrainedConfig:
     """The configuration of a decoder whose layers are the depths: of full attention, with the target's experts."""
-    changed: Any = copy.deepcopy(config)
-    changed.num_hidden_layers = depths
-    changed.tie_word_embeddings = False
-    if getattr(changed, "layer_types", None):
-        changed.layer_types = getattr(config, "mtp_layer_types", None) or ["full_attention"] * depths
-    if getattr(changed, "mlp_layer_types", None):
-        changed.mlp_layer_types = (
-            getattr(config, "mtp_mlp_layer_types", None) or [changed.mlp_layer_types[-1]] * depths
+    depths_config: Any = copy.deepcopy(config)
+    depths_config.num_hidden_layers = depths
+    depths_config.tie_word_embeddings = False
+    if getattr(depths_config, "layer_types", None):
+        depths_config.layer_types = getattr(config, "mtp_layer_types", None) or ["full_attention"] * depths
+    if getattr(depths_config, "mlp_layer_types", None):
+        depths_config.mlp_layer_types = (
+            getattr(config, "mtp_mlp_layer_types", None) or [depths_config.mlp_layer_types[-1]] * depths
         )
-    if hasattr(changed, "first_k_dense_replace"):
-        changed.first_k_dense_replace = 0
-    if hasattr(changed, "quantization_config"):
-        del changed.quantization_config
-    found: PreTrainedConfig = changed
-    return found
+    if hasattr(depths_config, "first_k_dense_replace"):
+        depths_config.first_k_dense_replace = 0
+    if hasattr(depths_config, "quantization_config"):
+        del depths_config.quantization_config
+    decoder_config: PreTrainedConfig = depths_config
+    return decoder_config
 
 
-def _none_there(folder: Path, promised: int | None) -> InvalidInput:
-    if promised:
+def _no_tensors(folder: Path, stated_depths: int | None) -> InvalidInput:
+    if stated_depths:
         limit = (
-            f"a checkpoint with the {promised} layers of multi-token prediction that its config.json speaks of: "
+            f"a checkpoint with the {stated_depths} layers of multi-token prediction that its config.json states: "
             "its files have none of their tensors, as quantised and converted copies often drop them"
         )
     else:
-        limit = "a checkpoint that carries multi-token prediction: neither its config.json nor its files speak of it"
+        limit = "a checkpoint that carries multi-token prediction: neither its config.json nor its files have any"
     return InvalidInput.of("model", folder.name, limit)

@@ -1,4 +1,4 @@
-"""What a drafter takes from its target: what it is, and its embedding and head, where the drafter has none."""
+"""What a drafter takes from its target: its configuration, and the embedding and head that the drafter lacks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _HEADS = ("lm_head.weight", "model.language_model.lm_head.weight", "language_mod
 
 @dataclass(frozen=True, eq=False)
 class TargetWeights:
-    """A target, of which no layer is read; `config` is that of its text."""
+    """A target whose layers are not read; `config` is that of its text model."""
 
     source: ModelSource
     config: Any
@@ -33,7 +33,7 @@ class TargetWeights:
     settings: EngineSettings
 
     @classmethod
-    def of(cls, model: str, settings: EngineSettings) -> TargetWeights:
+    def load(cls, model: str, settings: EngineSettings) -> TargetWeights:
         """Find a target.
 
         Raises:
@@ -49,20 +49,20 @@ class TargetWeights:
 
     @property
     def name(self) -> str:
-        """As shown to users."""
+        """The name shown to users."""
         return self.source.name
 
     def embedding(self) -> torch.Tensor:
         """[tensor width, hidden]."""
-        found = self._read(_EMBEDDINGS)
-        return self._loaded().get_input_embeddings().weight if found is None else found
+        tensor = self._read(_EMBEDDINGS)
+        return self._load_model().get_input_embeddings().weight if tensor is None else tensor
 
     def head(self) -> torch.Tensor:
         """[tensor width, hidden]; the embedding, where the target uses that twice."""
-        found = self._read(_HEADS)
-        if found is None and self.config.tie_word_embeddings:
+        tensor = self._read(_HEADS)
+        if tensor is None and self.config.tie_word_embeddings:
             return self.embedding()
-        return self._loaded().get_output_embeddings().weight if found is None else found
+        return self._load_model().get_output_embeddings().weight if tensor is None else tensor
 
     def _read(self, names: Sequence[str]) -> torch.Tensor | None:
         """The first of these tensors that the target's files have."""
@@ -72,6 +72,6 @@ class TargetWeights:
         files = TensorFiles(folder)
         return next((files.read(name) for name in names if name in files), None)
 
-    def _loaded(self) -> Any:
+    def _load_model(self) -> Any:
         """The whole model, where its files can't be read one by one."""
         return load_decoder(self.source, self.settings, on_host=True)

@@ -1,4 +1,4 @@
-"""What a draft's folder says of itself: a manifest, and the target that it belongs to."""
+"""The manifest of a draft's folder: what the draft is, and the target that it belongs to."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class TargetFingerprint:
     weights: str
 
     @classmethod
-    def of(cls, target: Target) -> TargetFingerprint:
-        """A loaded target's."""
+    def from_target(cls, target: Target) -> TargetFingerprint:
+        """The fingerprint of a loaded target."""
         return cls(target.name, target.tokenizer.fingerprint, target.weights)
 
 
@@ -49,7 +49,7 @@ class TrainedKind(StrEnum):
 
     @property
     def reduces(self) -> bool:
-        """Whether it may have fewer ids than the target: stacks of ours, others whose layout has a map."""
+        """Whether it may have fewer ids than the target: stacks of ours, and layouts that have a map."""
         return self not in (TrainedKind.EAGLE, TrainedKind.MTP)
 
 
@@ -116,13 +116,13 @@ def check_target(manifest: DraftManifest, target: Target, draft: str) -> None:
         VocabularyMismatch: the tokenizers differ.
         InvalidInput: the tokenizers agree but the weights differ.
     """
-    made_for, given = manifest.target, target.tokenizer.fingerprint
-    if made_for.tokenizer != given:
+    fingerprint, tokenizer = manifest.target, target.tokenizer.fingerprint
+    if fingerprint.tokenizer != tokenizer:
         raise VocabularyMismatch(
-            f"draft {draft!r} was made for {made_for.model!r}: its tokenizer {made_for.tokenizer[:12]} "
-            f"differs from {target.name!r}'s {given[:12]}",
-            metadata={"field": "tokenizer", "value": made_for.tokenizer, "limit": given},
+            f"draft {draft!r} was made for {fingerprint.model!r}: its tokenizer {fingerprint.tokenizer[:12]} "
+            f"differs from {target.name!r}'s {tokenizer[:12]}",
+            metadata={"field": "tokenizer", "value": fingerprint.tokenizer, "limit": tokenizer},
         )
-    if made_for.weights != target.weights:
+    if fingerprint.weights != target.weights:
         limit = f"a draft of {target.name!r} with weights {target.weights[:12]}"
-        raise InvalidInput.of("draft", f"{draft}, made for {made_for.model} {made_for.weights[:12]}", limit)
+        raise InvalidInput.of("draft", f"{draft}, made for {fingerprint.model} {fingerprint.weights[:12]}", limit)

@@ -25,14 +25,14 @@ class WeightFormat(StrEnum):
 
 def pack(weights: Mapping[str, torch.Tensor], form: WeightFormat) -> Tensors:
     """Weights as they are written; int8 is at most half of a row's largest / 127 away from the original."""
-    packed: Tensors = {}
+    tensors: Tensors = {}
     for name, weight in weights.items():
         whole = weight.detach().cpu()
         if form is WeightFormat.FLOAT16 or whole.ndim < 2:
-            packed[name] = whole.half().contiguous()
+            tensors[name] = whole.half().contiguous()
             continue
-        packed[name], packed[name + _SCALE] = in_int8(whole.float())
-    return packed
+        tensors[name], tensors[name + _SCALE] = in_int8(whole.float())
+    return tensors
 
 
 def unpack(tensors: Mapping[str, torch.Tensor]) -> Tensors:
@@ -41,14 +41,14 @@ def unpack(tensors: Mapping[str, torch.Tensor]) -> Tensors:
     Raises:
         InvalidInput: a row's scale is missing or of another shape.
     """
-    return {name: _unpacked(name, tensors) for name in tensors if not name.endswith(_SCALE)}
+    return {name: _unpack_tensor(name, tensors) for name in tensors if not name.endswith(_SCALE)}
 
 
-def _unpacked(name: str, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    stored = tensors[name]
-    if stored.dtype != torch.int8:
-        return stored
+def _unpack_tensor(name: str, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    tensor = tensors[name]
+    if tensor.dtype != torch.int8:
+        return tensor
     scale = tensors.get(name + _SCALE, torch.empty(0))
-    wanted = (len(stored), 1)
-    require(tuple(scale.shape) == wanted, f"weights {name}{_SCALE}", tuple(scale.shape), f"of shape {wanted}")
-    return stored.float() * scale
+    shape = (len(tensor), 1)
+    require(tuple(scale.shape) == shape, f"weights {name}{_SCALE}", tuple(scale.shape), f"of shape {shape}")
+    return tensor.float() * scale

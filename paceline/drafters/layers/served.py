@@ -63,7 +63,7 @@ def load_draft_engine(model: str, settings: EngineSettings, target_model: str | 
     draft = load_draft(folder, target)
     student: Any = draft.student
     student.requires_grad_(False)
-    wanted = select_dtype(settings.dtype, student.device)
-    student.to(torch.float16 if wanted == "auto" else wanted)
+    dtype_choice = select_dtype(settings.dtype, student.device)
+    student.to(torch.float16 if dtype_choice == "auto" else dtype_choice)
     inner = build_engine(student, target.tokenizer, settings, resolve(model).name, reduced_head=True)
     return ReducedVocabularyEngine(inner, draft.vocabulary)

@@ -88,12 +88,12 @@ def copy_weights(folder: Path, stack: Stack) -> None:
         InvalidInput: they can't be read, are not all there, or belong to other layers.
     """
     weights, own = unpack(load_tensors(folder / WEIGHTS_FILE)), stack.weights()
-    found = {name: tuple(weight.shape) for name, weight in weights.items()}
+    file_shapes = {name: tuple(weight.shape) for name, weight in weights.items()}
     shapes = {name: tuple(weight.shape) for name, weight in own.items()}
-    misshapen = {
-        name: (found[name], shapes[name]) for name in shapes if found.get(name, shapes[name]) != shapes[name]
-    }
-    refuse_incomplete("draft", str(folder), shapes.keys() - found.keys(), misshapen)
-    require(found == shapes, f"{WEIGHTS_FILE} weights", len(found), f"the {len(shapes)} of the draft's layers")
+    pairs = {name: (file_shapes.get(name, shape), shape) for name, shape in shapes.items()}
+    misshapen = {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+    refuse_incomplete("draft", str(folder), shapes.keys() - file_shapes.keys(), misshapen)
+    limit = f"the {len(shapes)} of the draft's layers"
+    require(file_shapes == shapes, f"{WEIGHTS_FILE} weights", len(file_shapes), limit)
     for name, weight in own.items():
         weight.copy_(weights[name])

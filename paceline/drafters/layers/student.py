@@ -74,10 +74,10 @@ def build_student(
     student = copy.deepcopy(target, {id(weight): weight for weight in target.parameters()})
     keep_layers(student, tuple(layers))
     _reduce_head(student, vocabulary)
-    frozen = {id(weight) for weight in _borrowed(student, borrowed_layers)}
+    frozen_ids = {id(weight) for weight in _borrowed_weights(student, borrowed_layers)}
     for module in student.modules():
         for name, weight in list(module.named_parameters(recurse=False)):
-            if id(weight) not in frozen:
+            if id(weight) not in frozen_ids:
                 setattr(module, name, torch.nn.Parameter(weight.detach().clone()))
     student.train(False)  # no dropout: the teacher's distribution is the label
     return student
@@ -85,8 +85,8 @@ def build_student(
 
 def trained_weights(student: PreTrainedModel, borrowed_layers: int = 0) -> dict[str, torch.nn.Parameter]:
     """Name → weight of all that is the student's own."""
-    borrowed = {id(weight) for weight in _borrowed(student, borrowed_layers)}
-    return {name: weight for name, weight in student.named_parameters() if id(weight) not in borrowed}
+    borrowed_ids = {id(weight) for weight in _borrowed_weights(student, borrowed_layers)}
+    return {name: weight for name, weight in student.named_parameters() if id(weight) not in borrowed_ids}
 
 
 def _reduce_head(student: PreTrainedModel, vocabulary: DraftVocabulary) -> None:
@@ -100,7 +100,7 @@ def _reduce_head(student: PreTrainedModel, vocabulary: DraftVocabulary) -> None:
     student.set_output_embeddings(frozen_linear(head.weight.detach()[rows].clone(), bias))
 
 
-def _borrowed(student: PreTrainedModel, layers: int) -> list[torch.nn.Parameter]:
+def _borrowed_weights(student: PreTrainedModel, layers: int) -> list[torch.nn.Parameter]:
     modules: list[Any] = [student.get_input_embeddings(), student.get_output_embeddings()]
     if layers:
         modules += layers_of(student)[:layers]

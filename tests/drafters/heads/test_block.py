@@ -36,7 +36,7 @@ LAYOUTS = ("z-lab", "windows", "speculators", "from the anchor", "own vocabulary
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> TargetWeights:
-    return TargetWeights.of(str(save_target(tmp_path_factory.mktemp("target"))), SETTINGS)
+    return TargetWeights.load(str(save_target(tmp_path_factory.mktemp("target"))), SETTINGS)
 
 
 @pytest.fixture(scope="module")
