@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from transformers import Qwen3Config
 
-from paceline.drafters.heads.block_network import Attend, BlockForm, BlockNetwork, Sight, attended
+from paceline.drafters.heads.block_network import Attend, BlockForm, BlockNetwork, Sight, block_attention
 from paceline.drafters.layers.student import Target
 from paceline.drafters.layers.vocabulary import DraftVocabulary
 from paceline.protocol.features import FeatureNeed
@@ -126,6 +126,6 @@ def blocks_of_text(network: BlockNetwork, features: torch.Tensor, first: torch.T
         )
         sight = network.form.sights[layer].mask(block_positions, positions)
         mask = visible.expand(-1, network.form.size, -1) if sight is None else visible & sight
-        return attended(queries, joint_keys, joint_values, mask[:, None])
+        return block_attention(queries, joint_keys, joint_values, mask[:, None])
 
     return attend

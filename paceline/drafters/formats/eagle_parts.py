@@ -159,7 +159,11 @@ class Eagle3Files:
             features=len(self.inputs),
             target_hidden=self.config.get("target_hidden_size") or self.layers.hidden_size,
             norm_before_residual=flag(self.config, "norm_before_residual"),
-            input_norm=InputNorm.JOINED if norm_before_fc else InputNorm.EACH if fc_norm else InputNorm.NONE,
+            input_norm=InputNorm.ALL_LAYERS
+            if norm_before_fc
+            else InputNorm.EACH_LAYER
+            if fc_norm
+            else InputNorm.NONE,
             norm_output=flag(self.config, "norm_output"),
         )
 

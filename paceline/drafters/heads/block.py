@@ -1,9 +1,9 @@
 """Block drafting behind the engine interface.
 
-No row holds keys or values of its own: what a block's rows attend to is the context, the target's features of the
-tokens before it. A row asks what follows it. The block that can tell begins behind the last given feature before the
-row, with the token of the row's path that stands there; it is computed in one pass when a row first asks, for all
-sessions of a step at once, and told to the session's later rows. Tokens behind the block's first change nothing.
+Rows have no keys or values of their own: a block's rows attend to the context, the target's features of the tokens
+before it. The block that predicts what follows a row begins after the last given feature before the row, with the
+token of the row's path at that position. It is computed in one pass when a row first needs it, for all sessions of a
+step at once, and kept for the session's later rows. Tokens of a path after the block's first change nothing.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from paceline.drafters.heads.block_network import BlockNetwork, attended
-from paceline.drafters.heads.given import NOTHING, GivenFeatures, checked_rows
+from paceline.drafters.heads.block_network import BlockNetwork, block_attention
+from paceline.drafters.heads.given import NOTHING, SessionFeatures, check_rows
 from paceline.drafters.heads.paths import RowList
 from paceline.engine.attention import whole_context
 from paceline.engine.features import FeatureRows
@@ -61,16 +61,16 @@ class _Filling:
 
 @dataclass(eq=False)
 class _BlockSession:
-    """`rows`: the last tokens of each row's path. `context`: keys and values of given positions. `told`: blocks."""
+    """`rows`: the last tokens of each row's path. `context`: keys and values of given positions, of all layers."""
 
-    context: GivenFeatures
+    context: SessionFeatures
     rows: RowList[Tokens] = field(default_factory=RowList)
-    told: dict[_Filling, torch.Tensor] = field(default_factory=dict)  # each [size, hidden]
+    outputs: dict[_Filling, torch.Tensor] = field(default_factory=dict)  # of each block [size, hidden]
 
 
 @dataclass(frozen=True, eq=False)
 class _Context:
-    """What one block attends to before itself: keys and values of the positions given."""
+    """The context of one block: keys and values of the given positions before it."""
 
     rows: torch.Tensor  # [given, layers, 2, kv_heads, head_dim]
     positions: torch.Tensor  # [given]
@@ -88,7 +88,7 @@ class BlockEngine(LedgerEngine[None]):
         super().__init__(info, settings)
         network = self._network = draft.network
         self.need = draft.need
-        # Of a padded vocabulary a head may have logits of ids that no token has: its last ones, since they ascend.
+        # The head of a padded vocabulary may have logits for ids of no token: the last ones, since ids ascend.
         ids = np.arange(info.fingerprint.vocab_size) if draft.target_ids is None else draft.target_ids
         self._ids = ids[ids < info.fingerprint.vocab_size]
         self.feature_width = network.fc.in_features
@@ -98,9 +98,9 @@ class BlockEngine(LedgerEngine[None]):
         self._sessions: dict[int, _BlockSession] = {}
 
     def open(self, session: int, max_rows: int, prefix: Prefix = NO_PREFIX) -> int:
-        """As `Engine.open`; begins with no rows: they cost nothing, and features are the session's own."""
+        """As `Engine.open`; begins with no rows, since they cost nothing and features are the session's own."""
         self._ledger.open(session, max_rows)
-        self._sessions[session] = _BlockSession(GivenFeatures(self._network.context_width, self._empty))
+        self._sessions[session] = _BlockSession(SessionFeatures(self._network.context_width, self._empty))
         return 0
 
     def close(self, session: int) -> None:  # noqa: D102
@@ -109,60 +109,60 @@ class BlockEngine(LedgerEngine[None]):
 
     @torch.inference_mode()
     def give(self, session: int, first_position: int, rows: FeatureRows) -> None:  # noqa: D102
-        taken = checked_rows(first_position, rows, self.feature_width, self._empty)
-        positions = torch.arange(first_position, first_position + len(rows), device=taken.device)
-        held = self._sessions[session]
-        held.context.put(first_position, self._network.context(taken, positions).flatten(1))
-        held.told.clear()
+        features = check_rows(first_position, rows, self.feature_width, self._empty)
+        positions = torch.arange(first_position, first_position + len(rows), device=features.device)
+        state = self._sessions[session]
+        state.context.put(first_position, self._network.context(features, positions).flatten(1))
+        state.outputs.clear()
 
     @torch.inference_mode()
     def step(self, plan: StepPlan) -> Sequence[Logits]:  # noqa: D102
         self._ledger.check(plan)
         self._threads.bind()
-        asked = [self._take(item) for item in plan.items]
+        requests = [self._take(item) for item in plan.items]
         self._ledger.apply(plan)
-        told = self._tell([block for wants in asked for block, _ in wants if block is not None])
-        logits = self._logits([each for wants in asked for each in wants], told)
-        return np.split(logits, np.cumsum([len(wants) for wants in asked])[:-1])
+        outputs = self._outputs_of([block for rows in requests for block, _ in rows if block is not None])
+        logits = self._logits([each for rows in requests for each in rows], outputs)
+        return np.split(logits, np.cumsum([len(rows) for rows in requests])[:-1])
 
     def _take(self, item: StepItem) -> list[tuple[_Filling | None, int]]:
-        """Take a session's rows in; for those whose logits are wanted, the block that tells and at which place.
+        """Add a session's new rows. Returns what block, and which place there, predicts each logit row's next token.
 
-        None: nothing can be known.
+        None: no feature is near enough.
         """
-        held = self._sessions[item.session]
-        held.rows.keep(item)
-        found: list[tuple[_Filling | None, int]] = []
+        state = self._sessions[item.session]
+        state.rows.keep(item)
+        requests: list[tuple[_Filling | None, int]] = []
         for row, (token, depth) in enumerate(zip(item.token_ids, depths(item), strict=True)):
-            path = (*(held.rows.parent(item, row) or ()), token)[-self.reach :]
-            held.rows.add(path)
-            found.append(self._asked(item.session, item.trunk + depth - 1, path))
-        return [found[row] for row in item.logit_rows]
+            path = (*(state.rows.parent(item, row) or ()), token)[-self.reach :]
+            state.rows.add(path)
+            requests.append(self._request_at(item.session, item.trunk + depth - 1, path))
+        return [requests[row] for row in item.logit_rows]
 
-    def _asked(self, session: int, position: int, path: Tokens) -> tuple[_Filling | None, int]:
+    def _request_at(self, session: int, position: int, path: Tokens) -> tuple[_Filling | None, int]:
         last = self._sessions[session].context.nearest(position - 1)
-        behind = position - 1 - last
-        if last == NOTHING or behind >= self.reach:
+        distance = position - 1 - last
+        if last == NOTHING or distance >= self.reach:
             return None, 0
-        place = behind + self._network.form.size - self.reach
-        return _Filling(session, last + 1, path[-behind - 1]), place
+        place = distance + self._network.form.size - self.reach
+        return _Filling(session, last + 1, path[-distance - 1]), place
 
-    def _tell(self, wanted: Sequence[_Filling]) -> dict[_Filling, torch.Tensor]:
-        """Each block's outputs [size, hidden]; a session remembers those of its last position alone."""
-        found = {block: self._sessions[block.session].told.get(block) for block in wanted}
-        missing = [block for block, outputs in found.items() if outputs is None]
-        told = {block: outputs for block, outputs in found.items() if outputs is not None}
+    def _outputs_of(self, blocks: Sequence[_Filling]) -> dict[_Filling, torch.Tensor]:
+        """Each block's outputs [size, hidden]; a session keeps those of blocks at its last position."""
+        stored_outputs = {block: self._sessions[block.session].outputs.get(block) for block in blocks}
+        missing = [block for block, outputs in stored_outputs.items() if outputs is None]
+        by_block = {block: outputs for block, outputs in stored_outputs.items() if outputs is not None}
         if missing:
-            told |= self._filled(missing)
-        for block, outputs in told.items():
-            remembered = self._sessions[block.session].told
-            if remembered and next(iter(remembered)).position < block.position:
-                remembered.clear()
-            remembered[block] = outputs
-        return told
+            by_block |= self._fill(missing)
+        for block, outputs in by_block.items():
+            session_outputs = self._sessions[block.session].outputs
+            if session_outputs and next(iter(session_outputs)).position < block.position:
+                session_outputs.clear()
+            session_outputs[block] = outputs
+        return by_block
 
-    def _filled(self, blocks: Sequence[_Filling]) -> dict[_Filling, torch.Tensor]:
-        """Run one pass that fills blocks."""
+    def _fill(self, blocks: Sequence[_Filling]) -> dict[_Filling, torch.Tensor]:
+        """Fill blocks in one pass."""
         contexts = [self._context(block) for block in blocks]
         device, size = self._empty.device, self._network.form.size
         tokens = torch.tensor([block.token for block in blocks], device=device)
@@ -176,32 +176,34 @@ class BlockEngine(LedgerEngine[None]):
                 mask = self._network.form.sights[layer].mask(own, torch.cat((context.positions, own)))
                 joined_keys = torch.cat((earlier_keys, keys[place]), dim=1)[None]
                 joined_values = torch.cat((earlier_values, values[place]), dim=1)[None]
-                parts.append(attended(queries[place : place + 1], joined_keys, joined_values, mask))
+                parts.append(block_attention(queries[place : place + 1], joined_keys, joined_values, mask))
             return torch.cat(parts)
 
         return dict(zip(blocks, self._network.outputs(tokens, positions, attend), strict=True))
 
     def _context(self, block: _Filling) -> _Context:
-        given = self._sessions[block.session].context
-        rows, positions = given.before(block.position)
+        context = self._sessions[block.session].context
+        rows, positions = context.rows_before(block.position)
         shape = (len(self._network.layers), 2, self._network.config.num_key_value_heads, -1)
         return _Context(rows.unflatten(1, shape), positions)
 
-    def _logits(self, asked: Sequence[tuple[_Filling | None, int]], told: Mapping[_Filling, torch.Tensor]) -> Logits:
-        """[rows, V]; zeros where nothing is known, -inf for ids that the head has no logits for."""
-        wide = np.zeros((len(asked), self.info.fingerprint.vocab_size), np.float32)
-        known = [(row, block, place) for row, (block, place) in enumerate(asked) if block is not None]
-        if not known:
+    def _logits(
+        self, requests: Sequence[tuple[_Filling | None, int]], outputs: Mapping[_Filling, torch.Tensor]
+    ) -> Logits:
+        """[rows, V]; zeros for rows without a block, -inf for ids that the head has no logits for."""
+        wide = np.zeros((len(requests), self.info.fingerprint.vocab_size), np.float32)
+        answers = [(row, block, place) for row, (block, place) in enumerate(requests) if block is not None]
+        if not answers:
             return wide
-        logits = self._network.logits(torch.stack([told[block][place] for _, block, place in known]))
-        rows = np.array([row for row, _, _ in known])
+        logits = self._network.logits(torch.stack([outputs[block][place] for _, block, place in answers]))
+        rows = np.array([row for row, _, _ in answers])
         wide[rows] = -np.inf
         wide[np.ix_(rows, self._ids)] = logits[:, : len(self._ids)].float().cpu().numpy()
         return wide
 
 
 def build_block_engine(draft: BlockDraft, tokenizer: Tokenizer, settings: EngineSettings, name: str) -> BlockEngine:
-    """Make ready to serve what was loaded or trained.
+    """Make the engine of a loaded or trained network.
 
     Raises:
         InvalidInput: its context or its memory doesn't allow the settings.

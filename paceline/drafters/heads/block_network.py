@@ -26,33 +26,33 @@ Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True)
 class Sight:
-    """What a layer's rows see: `window` positions back, and, unless `causal`, so many ahead; None: all."""
+    """How far a layer's rows see: `window` positions back and, unless `causal`, as many ahead; None: all."""
 
     window: int | None = None
     causal: bool = False
 
     def mask(self, rows: torch.Tensor, keys: torch.Tensor) -> torch.Tensor | None:
-        """Whether the row at a position sees the key at another: [..., rows, keys]; None: it sees all."""
+        """Whether each row sees each key, by their positions: [..., rows, keys]; None: rows see all keys."""
         if self.window is None and not self.causal:
             return None
         back = rows[..., :, None] - keys[..., None, :]
-        seen = torch.ones_like(back, dtype=torch.bool)
+        visible = torch.ones_like(back, dtype=torch.bool)
         if self.causal:
-            seen &= back >= 0
+            visible &= back >= 0
         if self.window is not None:
-            seen &= back.abs() < self.window
-        return seen
+            visible &= back.abs() < self.window
+        return visible
 
 
 @dataclass(frozen=True)
 class BlockForm:
-    """What a network was made for.
+    """The form of a network's blocks.
 
     Attributes:
         size: positions of a block, its first token among them.
-        mask_token: what the others hold.
-        from_first: whether the first position tells the token behind it, each other likewise; otherwise the first
-            tells nothing, and each other its own token.
+        mask_token: the token at the other positions.
+        from_first: whether each position predicts the token after it; otherwise each predicts its own token, and the
+            first predicts nothing.
         features: how many of the target's layers are joined.
         sights: of each layer.
     """
@@ -65,7 +65,7 @@ class BlockForm:
 
     @property
     def tokens(self) -> int:
-        """How many tokens a block tells."""
+        """How many tokens a block predicts."""
         return self.size if self.from_first else self.size - 1
 
 
@@ -77,32 +77,32 @@ class BlockAttention(nn.Module):
         shape: Any = config
         self.head_dim: int = shape.head_dim
         hidden, bias, eps = shape.hidden_size, shape.attention_bias, shape.rms_norm_eps
-        queries, kept = shape.num_attention_heads * self.head_dim, shape.num_key_value_heads * self.head_dim
-        self.q_proj = nn.Linear(hidden, queries, bias=bias)
-        self.k_proj = nn.Linear(hidden, kept, bias=bias)
-        self.v_proj = nn.Linear(hidden, kept, bias=bias)
-        self.o_proj = nn.Linear(queries, hidden, bias=bias)
+        query_width, kv_width = shape.num_attention_heads * self.head_dim, shape.num_key_value_heads * self.head_dim
+        self.q_proj = nn.Linear(hidden, query_width, bias=bias)
+        self.k_proj = nn.Linear(hidden, kv_width, bias=bias)
+        self.v_proj = nn.Linear(hidden, kv_width, bias=bias)
+        self.o_proj = nn.Linear(query_width, hidden, bias=bias)
         self.q_norm = Qwen3RMSNorm(self.head_dim, eps=eps)
         self.k_norm = Qwen3RMSNorm(self.head_dim, eps=eps)
 
     def keys_and_values(self, hidden: torch.Tensor, rotation: Rotation) -> tuple[torch.Tensor, torch.Tensor]:
         """[..., rows, hidden] → two of [..., kv_heads, rows, head_dim], the keys rotated."""
-        keys: torch.Tensor = self.k_norm(self._by_head(self.k_proj(hidden))).transpose(-3, -2)
-        return _rotated(keys, rotation), self._by_head(self.v_proj(hidden)).transpose(-3, -2)
+        keys: torch.Tensor = self.k_norm(self._split_heads(self.k_proj(hidden))).transpose(-3, -2)
+        return _rotate(keys, rotation), self._split_heads(self.v_proj(hidden)).transpose(-3, -2)
 
     def queries(self, hidden: torch.Tensor, rotation: Rotation) -> torch.Tensor:
         """[..., rows, hidden] → [..., heads, rows, head_dim]."""
-        queries: torch.Tensor = self.q_norm(self._by_head(self.q_proj(hidden))).transpose(-3, -2)
-        return _rotated(queries, rotation)
+        queries: torch.Tensor = self.q_norm(self._split_heads(self.q_proj(hidden))).transpose(-3, -2)
+        return _rotate(queries, rotation)
 
-    def joined(self, attended: torch.Tensor) -> torch.Tensor:
+    def merge_heads(self, attention: torch.Tensor) -> torch.Tensor:
         """[..., heads, rows, head_dim] → [..., rows, hidden]."""
-        found: torch.Tensor = self.o_proj(attended.transpose(-3, -2).flatten(-2))
-        return found
+        hidden: torch.Tensor = self.o_proj(attention.transpose(-3, -2).flatten(-2))
+        return hidden
 
-    def _by_head(self, rows: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = rows.unflatten(-1, (-1, self.head_dim))
-        return found
+    def _split_heads(self, rows: torch.Tensor) -> torch.Tensor:
+        heads: torch.Tensor = rows.unflatten(-1, (-1, self.head_dim))
+        return heads
 
 
 class BlockLayer(nn.Module):
@@ -118,12 +118,12 @@ class BlockLayer(nn.Module):
 
     def forward(self, hidden: torch.Tensor, rotation: Rotation, attend: Callable[..., torch.Tensor]) -> torch.Tensor:
         """[blocks, size, hidden] → the same."""
-        normed = self.input_layernorm(hidden)
-        keys, values = self.self_attn.keys_and_values(normed, rotation)
-        attended = attend(self.self_attn.queries(normed, rotation), keys, values)
-        hidden = hidden + self.self_attn.joined(attended)
-        found: torch.Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
-        return found
+        inputs = self.input_layernorm(hidden)
+        keys, values = self.self_attn.keys_and_values(inputs, rotation)
+        attention = attend(self.self_attn.queries(inputs, rotation), keys, values)
+        hidden = hidden + self.self_attn.merge_heads(attention)
+        output: torch.Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
+        return output
 
 
 class BlockNetwork(nn.Module):
@@ -135,7 +135,7 @@ class BlockNetwork(nn.Module):
         Args:
             config: of the layers; its vocabulary is the target's.
             head_size: ids that the head has logits for.
-            form: what it is made for.
+            form: of its blocks.
         """
         super().__init__()
         self.config: Any = config
@@ -170,16 +170,16 @@ class BlockNetwork(nn.Module):
 
     @property
     def context_width(self) -> int:
-        """Values that a row of the context has: keys and values of all layers."""
+        """Values of a row of the context: keys and values of all layers."""
         width: int = len(self.layers) * 2 * self.config.num_key_value_heads * self.config.head_dim
         return width
 
     def context(self, features: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Keys and values of what the target computed.
+        """Keys and values of the target's features.
 
         Args:
             features: [rows, layers of the target · hidden].
-            positions: [rows], of the tokens that they are of.
+            positions: [rows], those of the features' tokens.
 
         Returns:
             [rows, layers, 2, kv_heads, head_dim].
@@ -209,13 +209,13 @@ class BlockNetwork(nn.Module):
         rotation = (cos[:, None], sin[:, None])
         for number, layer in enumerate(self._stack):
             hidden = layer(hidden, rotation, lambda *qkv, number=number: attend(number, *qkv))
-        found: torch.Tensor = self.norm(hidden)
-        return found
+        output: torch.Tensor = self.norm(hidden)
+        return output
 
     def logits(self, outputs: torch.Tensor) -> torch.Tensor:
         """[rows, hidden] → [rows, head width]."""
-        found: torch.Tensor = self.lm_head(outputs)
-        return found
+        logits: torch.Tensor = self.lm_head(outputs)
+        return logits
 
     @property
     def _stack(self) -> list[Any]:
@@ -227,15 +227,15 @@ class BlockNetwork(nn.Module):
         return (cos, sin) if positions.dim() == 2 else (cos[0], sin[0])
 
 
-def attended(
+def block_attention(
     queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None
 ) -> torch.Tensor:
-    """Attention of [blocks, heads, size, head_dim] over [blocks, kv_heads, keys, head_dim]; `mask`: what is seen."""
-    grouped = queries.shape[1] != keys.shape[1]
-    return functional.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, enable_gqa=grouped)
+    """Attention of [blocks, heads, size, head_dim] over [blocks, kv_heads, keys, head_dim]; `mask`: what rows see."""
+    is_grouped = queries.shape[1] != keys.shape[1]
+    return functional.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, enable_gqa=is_grouped)
 
 
-def _rotated(rows: torch.Tensor, rotation: Rotation) -> torch.Tensor:
+def _rotate(rows: torch.Tensor, rotation: Rotation) -> torch.Tensor:
     cos, sin = rotation
-    turned: torch.Tensor = rows * cos + rotate_half(rows) * sin
-    return turned
+    output: torch.Tensor = rows * cos + rotate_half(rows) * sin
+    return output

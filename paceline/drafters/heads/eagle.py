@@ -1,7 +1,7 @@
 """EAGLE as networks: one decoder layer that goes on from the target's hidden states.
 
-Every row reads the embedding of a token and what is known of the token before it: the target's features, or the row's
-parent's own output. EAGLE-1 (arXiv:2401.15077, section 3) joins the two in one projection and predicts the target's
+Every row reads the embedding of a token and the features of the token before it: the target's, or the output of its
+parent's row. EAGLE-1 (arXiv:2401.15077, section 3) joins the two in one projection and predicts the target's
 last hidden state, which the target's head reads. EAGLE-3 (arXiv:2503.01840, section 3) fuses hidden states of several
 layers, joins them with the embedding in its first layer's attention, and has a head of its own.
 
@@ -29,7 +29,7 @@ from paceline.protocol.errors import Unsupported
 
 @dataclass(frozen=True)
 class _Family:
-    """What layers are made of."""
+    """The classes of a family of decoders."""
 
     layer: Any
     norm: Any
@@ -43,7 +43,7 @@ _FAMILIES = {
 
 
 def family_of(config: PreTrainedConfig) -> _Family:
-    """Parts of a configuration's layers.
+    """The family of a configuration's layers.
 
     Raises:
         Unsupported: layers that no published EAGLE has.
@@ -54,7 +54,7 @@ def family_of(config: PreTrainedConfig) -> _Family:
 
 
 class EagleNetwork(nn.Module, ABC):
-    """What EAGLE-1 and EAGLE-3 share: embedding, layers, rotations and head, named as published checkpoints do."""
+    """The parts that EAGLE-1 and EAGLE-3 share: embedding, layers, rotations and head, named as in checkpoints."""
 
     def __init__(self, config: PreTrainedConfig, head_size: int) -> None:
         """Begin with random weights.
@@ -77,7 +77,7 @@ class EagleNetwork(nn.Module, ABC):
 
     @property
     def hidden_size(self) -> int:
-        """Width of what rows read and yield."""
+        """Width of a row's input and output."""
         size: int = self.config.hidden_size
         return size
 
@@ -106,27 +106,27 @@ class EagleNetwork(nn.Module, ABC):
 
     @abstractmethod
     def project(self, features: torch.Tensor) -> torch.Tensor:
-        """The target's features, the layers of a row joined [..., feature_width] → what rows read [..., hidden]."""
+        """The target's features, a row's layers joined [..., feature_width] → the input of rows [..., hidden]."""
 
     @abstractmethod
-    def forward(self, token_ids: torch.Tensor, read: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    def forward(self, token_ids: torch.Tensor, features: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """One pass.
 
         Args:
             token_ids: [batch, rows].
-            read: [batch, rows, hidden]; what is known of the token before each: projected, or its row's output.
+            features: [batch, rows, hidden], of the token before each: the target's, projected, or its row's output.
             positions: [batch, rows], those of the tokens before, so that the second token of a text is at 0.
 
         Returns:
-            [batch, rows, hidden]; what `logits` and deeper rows read.
+            [batch, rows, hidden], which `logits` and deeper rows read.
         """
 
     @abstractmethod
     def logits(self, outputs: torch.Tensor) -> torch.Tensor:
         """[..., hidden] → [..., head_size]."""
 
-    def _attended(self, hidden: torch.Tensor, positions: torch.Tensor) -> dict[str, Any]:
-        """What every layer is called with beside hidden states."""
+    def _layer_arguments(self, hidden: torch.Tensor, positions: torch.Tensor) -> dict[str, Any]:
+        """The arguments of every layer beside hidden states."""
         rotation = self.rotary_emb(hidden, position_ids=positions)
         return {"position_embeddings": rotation, "attention_mask": None, "position_ids": positions}
 
@@ -155,26 +155,26 @@ class Eagle1Network(EagleNetwork):
         return features
 
     def forward(  # noqa: D102
-        self, token_ids: torch.Tensor, read: torch.Tensor, positions: torch.Tensor
+        self, token_ids: torch.Tensor, features: torch.Tensor, positions: torch.Tensor
     ) -> torch.Tensor:
-        hidden: torch.Tensor = self.fc(torch.cat((self.embed_tokens(token_ids), read), dim=-1))
-        attended = self._attended(hidden, positions)
+        hidden: torch.Tensor = self.fc(torch.cat((self.embed_tokens(token_ids), features), dim=-1))
+        layer_arguments = self._layer_arguments(hidden, positions)
         for layer in self.layers:
-            hidden = layer(hidden, **attended)
+            hidden = layer(hidden, **layer_arguments)
         return hidden
 
     def logits(self, outputs: torch.Tensor) -> torch.Tensor:  # noqa: D102
-        found: torch.Tensor = self.lm_head(outputs)
-        return found
+        logits: torch.Tensor = self.lm_head(outputs)
+        return logits
 
 
 class InputNorm(StrEnum):
-    """What is normed of the target's features before they are fused."""
+    """How the target's features are normed before they are fused."""
 
     NONE = "none"
-    JOINED = "joined"
+    ALL_LAYERS = "all layers"
     """All layers of a row together: speculators' `norm_before_fc`."""
-    EACH = "each"
+    EACH_LAYER = "each layer"
     """Each layer by itself: speculators' `fc_norm`."""
 
 
@@ -205,9 +205,9 @@ class Eagle3Network(EagleNetwork):
         self.form = form
         hidden, eps = self.hidden_size, self.config.rms_norm_eps
         self.fc = nn.Linear(self.feature_width, hidden, bias=False)
-        if form.input_norm is InputNorm.JOINED:
+        if form.input_norm is InputNorm.ALL_LAYERS:
             self.input_norm = self.family.norm(self.feature_width, eps=eps)
-        elif form.input_norm is InputNorm.EACH:
+        elif form.input_norm is InputNorm.EACH_LAYER:
             each = [self.family.norm(form.target_hidden, eps=eps) for _ in range(form.features)]
             self.fc_norm = nn.ModuleList(each)
         layers = [self.family.layer(self.config, index) for index in range(self.config.num_hidden_layers)]
@@ -220,27 +220,27 @@ class Eagle3Network(EagleNetwork):
         return self.form.features * self.form.target_hidden
 
     def project(self, features: torch.Tensor) -> torch.Tensor:  # noqa: D102
-        if self.form.input_norm is InputNorm.JOINED:
+        if self.form.input_norm is InputNorm.ALL_LAYERS:
             features = self.input_norm(features)
-        elif self.form.input_norm is InputNorm.EACH:
+        elif self.form.input_norm is InputNorm.EACH_LAYER:
             parts = features.split(self.form.target_hidden, dim=-1)
-            normed = [norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)]
-            features = torch.cat(normed, dim=-1)
-        fused: torch.Tensor = self.fc(features)
-        return fused
+            parts = [norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)]
+            features = torch.cat(parts, dim=-1)
+        hidden: torch.Tensor = self.fc(features)
+        return hidden
 
     def forward(  # noqa: D102
-        self, token_ids: torch.Tensor, read: torch.Tensor, positions: torch.Tensor
+        self, token_ids: torch.Tensor, features: torch.Tensor, positions: torch.Tensor
     ) -> torch.Tensor:
-        attended = self._attended(read, positions)
-        hidden: torch.Tensor = self.layers[0](self.embed_tokens(token_ids), read, **attended)
+        layer_arguments = self._layer_arguments(features, positions)
+        hidden: torch.Tensor = self.layers[0](self.embed_tokens(token_ids), features, **layer_arguments)
         for layer in self.layers[1:]:
-            hidden = layer(hidden, **attended)
+            hidden = layer(hidden, **layer_arguments)
         return self.norm(hidden) if self.form.norm_output else hidden
 
     def logits(self, outputs: torch.Tensor) -> torch.Tensor:  # noqa: D102
-        found: torch.Tensor = self.lm_head(outputs if self.form.norm_output else self.norm(outputs))
-        return found
+        logits: torch.Tensor = self.lm_head(outputs if self.form.norm_output else self.norm(outputs))
+        return logits
 
 
 class Eagle3FirstLayer(nn.Module):
@@ -258,14 +258,14 @@ class Eagle3FirstLayer(nn.Module):
         config = layer.self_attn.config
         _reshape_inputs(layer.self_attn, 2 * config.hidden_size, bias=config.attention_bias)
 
-    def forward(self, embeddings: torch.Tensor, read: torch.Tensor, **attended: Any) -> torch.Tensor:
+    def forward(self, embeddings: torch.Tensor, features: torch.Tensor, **layer_arguments: Any) -> torch.Tensor:
         """Each [batch, rows, hidden] → the same."""
-        normed = self.hidden_norm(read)
-        residual = normed if self._norm_before_residual else read
-        joined = torch.cat((self.input_layernorm(embeddings), normed), dim=-1)
-        hidden = residual + self.self_attn(hidden_states=joined, **attended)[0]
-        yielded: torch.Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
-        return yielded
+        norm_features = self.hidden_norm(features)
+        residual = norm_features if self._norm_before_residual else features
+        inputs = torch.cat((self.input_layernorm(embeddings), norm_features), dim=-1)
+        hidden = residual + self.self_attn(hidden_states=inputs, **layer_arguments)[0]
+        output: torch.Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
+        return output
 
 
 def _reshape_inputs(attention: Any, width: int, *, bias: bool) -> None:

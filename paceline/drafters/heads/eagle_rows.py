@@ -2,7 +2,7 @@
 
 No feature comes before the first token, so published code begins with the second one: its row is the first that
 attention sees, at position 0. To the caller row r is token r, as anywhere; here it is row r - 1 of a plain packed
-engine, and the first token is known by its logits alone, which say nothing.
+engine, and the first token has equal logits for all ids.
 """
 
 from __future__ import annotations
@@ -55,17 +55,17 @@ class EagleDraft:
 
 
 class _PackedRows(TransformerEngine):
-    """A packed engine whose rows read what they are told to."""
+    """A packed engine whose rows read features beside their tokens."""
 
-    def __init__(self, served: ServedDecoder) -> None:
-        super().__init__(served)
-        self._read = torch.empty(0)
-        self._yielded = torch.empty(0)
+    def __init__(self, decoder: ServedDecoder) -> None:
+        super().__init__(decoder)
+        self._features = torch.empty(0)
+        self._outputs = torch.empty(0)
 
-    def run(self, plan: StepPlan, read: torch.Tensor) -> RowOutputs:
-        """Run one step whose rows read [rows, hidden], in the order of the plan."""
-        self._read = read
-        return RowOutputs(self.step(plan), self._yielded)
+    def run(self, plan: StepPlan, features: torch.Tensor) -> RowOutputs:
+        """Run one step whose rows read `features` [rows, hidden], in the order of the plan."""
+        self._features = features
+        return RowOutputs(self.step(plan), self._outputs)
 
     def _forward_with_states(
         self,
@@ -75,14 +75,14 @@ class _PackedRows(TransformerEngine):
         logit_rows: list[int],
         layers: frozenset[int],
     ) -> tuple[torch.Tensor, States]:
-        assert not layers, "nobody drafts for a draft"
+        assert not layers, "a draft offers no hidden states"
         network: Any = self._model
-        device = self._read.device
+        device = self._features.device
         with attending(attender):
             outputs = network(
-                torch.tensor([tokens], device=device), self._read[None], torch.tensor([positions], device=device)
+                torch.tensor([tokens], device=device), self._features[None], torch.tensor([positions], device=device)
             )
-        self._yielded = outputs[0]
+        self._outputs = outputs[0]
         logits: torch.Tensor = network.logits(outputs[0, torch.tensor(logit_rows, dtype=torch.long, device=device)])
         return logits, {}
 
@@ -90,15 +90,15 @@ class _PackedRows(TransformerEngine):
 class EagleRows(LedgerEngine[torch.Tensor]):
     """A `RowNetwork` (`paceline.drafters.heads.own_features`), whose contracts its methods keep."""
 
-    def __init__(self, draft: EagleDraft, served: ServedDecoder) -> None:
-        """Begin with no sessions; `served.model` is the draft's network, ready to run."""
-        super().__init__(served.info, served.settings)
+    def __init__(self, draft: EagleDraft, decoder: ServedDecoder) -> None:
+        """Begin with no sessions; `decoder.model` is the draft's network, ready to run."""
+        super().__init__(decoder.info, decoder.settings)
         self._network = draft.network
-        vocab_size = served.info.fingerprint.vocab_size
-        # Of a padded vocabulary a draft may know ids that no token has: its last ones, since they ascend.
+        vocab_size = decoder.info.fingerprint.vocab_size
+        # The draft of a padded vocabulary may have logits for ids of no token: the last ones, since ids ascend.
         ids = np.arange(vocab_size) if draft.target_ids is None else draft.target_ids
         self._ids = ids[ids < vocab_size]
-        self._rows = _PackedRows(served)
+        self._rows = _PackedRows(decoder)
         self.need, self.feature_width = draft.need, draft.network.feature_width
         self.empty_feature = draft.network.embed_tokens.weight.new_zeros(draft.network.hidden_size)
 
@@ -124,37 +124,37 @@ class EagleRows(LedgerEngine[torch.Tensor]):
     @torch.inference_mode()
     def compute(self, plan: StepPlan, inputs: RowInputs) -> RowOutputs:  # noqa: D102
         self._ledger.apply(plan)
-        items, read = [], []
+        items, features = [], []
         start = 0
         for item in plan.items:
             end = start + len(item.token_ids)
-            later = behind_first(item)
+            later = without_first(item)
             if later is not None:
                 items.append(later)
-                read.append(inputs.features[end - len(later.token_ids) : end])
+                features.append(inputs.features[end - len(later.token_ids) : end])
             start = end
-        found = self._rows.run(StepPlan(tuple(items)), torch.cat(read)) if items else None
-        return self._widened(plan, found)
+        outputs = self._rows.run(StepPlan(tuple(items)), torch.cat(features)) if items else None
+        return self._with_first_rows(plan, outputs)
 
-    def _widened(self, plan: StepPlan, found: RowOutputs | None) -> RowOutputs:
-        """The outputs of a step with those of first tokens: zeros, and logits that tell nothing."""
-        logits = iter(found.logits if found is not None else ())
-        outputs: list[Logits] = []
-        own: list[torch.Tensor] = []
+    def _with_first_rows(self, plan: StepPlan, outputs: RowOutputs | None) -> RowOutputs:
+        """The outputs of a step, with zeros and equal logits for first tokens."""
+        logits = iter(outputs.logits if outputs is not None else ())
+        item_logits: list[Logits] = []
+        features: list[torch.Tensor] = []
         start = 0
         for item in plan.items:
             first = item.base_length == 0
             rows = len(item.token_ids) - first
-            wanted = [place for place, row in enumerate(item.logit_rows) if not (first and row == 0)]
-            outputs.append(self._scattered(len(item.logit_rows), wanted, next(logits) if rows else None))
-            own += [self.empty_feature[None]] * first
-            if found is not None:
-                own.append(found.own[start : start + rows])
+            places = [place for place, row in enumerate(item.logit_rows) if not (first and row == 0)]
+            item_logits.append(self._scatter(len(item.logit_rows), places, next(logits) if rows else None))
+            features += [self.empty_feature[None]] * first
+            if outputs is not None:
+                features.append(outputs.features[start : start + rows])
             start += rows
-        return RowOutputs(outputs, torch.cat(own))
+        return RowOutputs(item_logits, torch.cat(features))
 
-    def _scattered(self, count: int, places: Sequence[int], logits: Logits | None) -> Logits:
-        """Logits [places, head size] as [count, V]: -inf for ids that the draft lacks, equal where there are none."""
+    def _scatter(self, count: int, places: Sequence[int], logits: Logits | None) -> Logits:
+        """Logits [places, head size] → [count, V]: -inf for ids that the draft lacks, equal without logits."""
         wide = np.full((count, self.info.fingerprint.vocab_size), -np.inf, np.float32)
         wide[:, self._ids] = 0.0
         if logits is not None:
@@ -162,10 +162,10 @@ class EagleRows(LedgerEngine[torch.Tensor]):
         return wide
 
 
-def behind_first(item: StepItem) -> StepItem | None:
-    """The same step of a session whose rows begin with the second token; None: nothing of it is left.
+def without_first(item: StepItem) -> StepItem | None:
+    """The same step for a session whose rows begin with the second token; None: it has no such rows.
 
-    A text has one first token, so where that is a row of the tree, the others hang from it.
+    A text has one first token, so if that is a row of the tree, all others descend from it.
     """
     first = item.base_length == 0
     if len(item.token_ids) == first:
@@ -185,14 +185,14 @@ def behind_first(item: StepItem) -> StepItem | None:
 
 
 def build_eagle_rows(draft: EagleDraft, tokenizer: Tokenizer, settings: EngineSettings, name: str) -> EagleRows:
-    """Make ready to serve what was loaded: on its device, its products laid out, its memory planned.
+    """Make the rows of a loaded draft: plan its memory and pack its products.
 
     Raises:
         InvalidInput: its context or its memory doesn't allow the settings.
         Unsupported: rotations that depend on the batch.
     """
     set_threads(settings.threads)
-    network: Any = draft.network  # what is called below asks of a transformers model what networks have, too
+    network: Any = draft.network  # has all that is used of a transformers model below
     network.train(False)
     network.requires_grad_(False)
     config = network.config
@@ -201,7 +201,7 @@ def build_eagle_rows(draft: EagleDraft, tokenizer: Tokenizer, settings: EngineSe
     shape = _kv_shape(draft.network)
     facts = whole_context(shape)
     memory = plan_memory(network, settings, facts, max_length, packs=can_pack(network))
-    # Beside keys and values a row keeps what it read and what it yielded.
+    # Beside keys and values a row keeps its input and its output feature.
     row_bytes = shape.row_bytes + 2 * draft.network.hidden_size * shape.dtype.itemsize
     panels = panel_dtype(network, settings)
     numeric = numeric_fingerprint(network, max_length, panels=panels)
@@ -216,7 +216,7 @@ def build_eagle_rows(draft: EagleDraft, tokenizer: Tokenizer, settings: EngineSe
 
 
 def _kv_shape(network: EagleNetwork) -> KVShape:
-    """What a row of its layers holds."""
+    """The shape of a KV row of its layers."""
     config, layers = network.config, network.layers
     attention: Any = layers[0].self_attn
     groups = config.num_attention_heads // config.num_key_value_heads

@@ -1,4 +1,4 @@
-"""The target's features that sessions were given, by position."""
+"""The target's features, by session and position."""
 
 from __future__ import annotations
 
@@ -13,73 +13,72 @@ from paceline.protocol.errors import InvalidInput, require
 from paceline.protocol.proposal import MAX_PROPOSAL_NODES
 
 NOTHING = -1
-"""No position: nothing is given."""
+"""In place of a position: no feature is given."""
 KEPT_POSITIONS = 4 * MAX_PROPOSAL_NODES
-"""Positions before a step's trunk whose features stay: of rows that have read theirs, those of the last rounds alone
-are computed again."""
+"""Positions before a step's trunk whose features are kept: only rows of the last rounds are computed again."""
 
 
-class GivenFeatures:
-    """One session's; `width` values a position, kept as `like` is: its dtype, its device."""
+class SessionFeatures:
+    """A session's features: `width` values a position, of the dtype and on the device of `like`."""
 
     def __init__(self, width: int, like: torch.Tensor) -> None:
         self._rows = like.new_zeros((0, width))
-        self._known = np.zeros(0, np.bool_)
+        self._mask = np.zeros(0, np.bool_)
         self._start = 0
         """Position of the first row."""
 
     def put(self, first_position: int, rows: torch.Tensor) -> None:
-        """Take the features [n, width] of the positions from `first_position` on, in place of what was there."""
+        """Store the features [n, width] of the positions from `first_position` on, in place of earlier ones."""
         new = rows[max(self._start - first_position, 0) :]
         end = first_position - self._start + len(rows)
         if len(new):
             self._make_room(end)
             self._rows[end - len(new) : end] = new
-            self._known[end - len(new) : end] = True
+            self._mask[end - len(new) : end] = True
 
     def drop_before(self, position: int) -> None:
-        """Drop those before `position` for good, once they are more than those behind it: so each is moved once."""
-        dropped = position - self._start
-        if dropped > len(self._known) - dropped:
-            self._rows = self._rows[dropped:].clone()
-            self._known = self._known[dropped:].copy()
+        """Drop the features before `position`, once they are more than those behind it: so each row is moved once."""
+        count = position - self._start
+        if count > len(self._mask) - count:
+            self._rows = self._rows[count:].clone()
+            self._mask = self._mask[count:].copy()
             self._start = position
 
-    def knows(self, position: int) -> bool:
-        """Whether a position's features are given."""
+    def has(self, position: int) -> bool:
+        """Whether a position has features."""
         place = position - self._start
-        return 0 <= place < len(self._known) and bool(self._known[place])
+        return 0 <= place < len(self._mask) and bool(self._mask[place])
 
     def nearest(self, position: int) -> int:
-        """The last given position up to `position`; `NOTHING` if there is none."""
-        if self.knows(position):
+        """The last position with features up to `position`; `NOTHING` if there is none."""
+        if self.has(position):
             return position
-        known = self._known[: max(position - self._start, 0)][::-1]
-        return self._start + len(known) - 1 - int(known.argmax()) if known.any() else NOTHING
+        mask = self._mask[: max(position - self._start, 0)][::-1]
+        return self._start + len(mask) - 1 - int(mask.argmax()) if mask.any() else NOTHING
 
-    def at(self, positions: Sequence[int]) -> torch.Tensor:
-        """Features [n, width] of given positions."""
+    def gather(self, positions: Sequence[int]) -> torch.Tensor:
+        """Features [n, width] of positions that have some."""
         places = [position - self._start for position in positions]
         return self._rows[torch.tensor(places, dtype=torch.long, device=self._rows.device)]
 
-    def before(self, position: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """All given features [n, width] before a position, and the positions [n] that they are of."""
-        known = self._known[: max(position - self._start, 0)]
-        places = torch.from_numpy(np.flatnonzero(known)).to(self._rows.device)
-        rows = self._rows[: len(known)] if known.all() else self._rows[places]
+    def rows_before(self, position: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """All features [n, width] before a position, and their positions [n]."""
+        mask = self._mask[: max(position - self._start, 0)]
+        places = torch.from_numpy(np.flatnonzero(mask)).to(self._rows.device)
+        rows = self._rows[: len(mask)] if mask.all() else self._rows[places]
         return rows, places + self._start
 
     def _make_room(self, rows: int) -> None:
-        if rows > len(self._known):
-            room = max(rows, 2 * len(self._known))
-            grown = self._rows.new_zeros((room, self._rows.shape[1]))
-            grown[: len(self._rows)] = self._rows
-            self._rows = grown
-            self._known = np.pad(self._known, (0, room - len(self._known)))
+        if rows > len(self._mask):
+            room = max(rows, 2 * len(self._mask))
+            larger = self._rows.new_zeros((room, self._rows.shape[1]))
+            larger[: len(self._rows)] = self._rows
+            self._rows = larger
+            self._mask = np.pad(self._mask, (0, room - len(self._mask)))
 
 
-def checked_rows(first_position: int, rows: FeatureRows, width: int, like: torch.Tensor) -> torch.Tensor:
-    """What was given, [n, width], of the dtype and on the device of `like`.
+def check_rows(first_position: int, rows: FeatureRows, width: int, like: torch.Tensor) -> torch.Tensor:
+    """Features as a tensor [n, width], of the dtype and on the device of `like`.
 
     Raises:
         InvalidInput: rows of another width, before the first position, or not finite.
@@ -92,13 +91,13 @@ def checked_rows(first_position: int, rows: FeatureRows, width: int, like: torch
     return torch.tensor(rows, dtype=like.dtype, device=like.device)
 
 
-class GivenBySession:
-    """The given features of all open sessions, checked and projected as they come.
+class TargetFeatures:
+    """The features of all open sessions, checked and projected as they arrive.
 
     Args:
         feature_width: values of a row as the target sends it: layers · hidden.
-        width: values of a row as it is kept.
-        like: a tensor of the dtype and on the device in which rows are kept.
+        width: values of a row as it is stored.
+        like: a tensor of the dtype and on the device of stored rows.
         project: from [n, feature_width] to [n, width], for networks that fuse layers; run once a row.
     """
 
@@ -110,17 +109,17 @@ class GivenBySession:
         project: Callable[[torch.Tensor], torch.Tensor] | None = None,
     ) -> None:
         self._feature_width, self._width, self._like, self._project = feature_width, width, like, project
-        self._sessions: dict[int, GivenFeatures] = {}
+        self._sessions: dict[int, SessionFeatures] = {}
 
-    def __getitem__(self, session: int) -> GivenFeatures:
+    def __getitem__(self, session: int) -> SessionFeatures:
         return self._sessions[session]
 
     def open(self, session: int) -> None:
-        """Begin a session that was given nothing."""
-        self._sessions[session] = GivenFeatures(self._width, self._like)
+        """Begin a session without features."""
+        self._sessions[session] = SessionFeatures(self._width, self._like)
 
-    def stepped(self, item: StepItem) -> None:
-        """A step's rows are computed: features far before them will not be read again."""
+    def trim(self, item: StepItem) -> None:
+        """Drop the features far before a computed step's rows: they will not be read again."""
         self._sessions[item.session].drop_before(item.trunk - KEPT_POSITIONS)
 
     def close(self, session: int) -> None:
@@ -128,12 +127,13 @@ class GivenBySession:
         self._sessions.pop(session, None)
 
     def give(self, session: int, first_position: int, rows: FeatureRows) -> None:
-        """Take what the target computed, [n, feature_width], from `first_position` on.
+        """Store the target's features [n, feature_width] from `first_position` on.
 
         Raises:
             InvalidInput: rows of another width, before the first position, or not finite.
         """
-        taken = checked_rows(first_position, rows, self._feature_width, self._like)
+        features = check_rows(first_position, rows, self._feature_width, self._like)
         with torch.inference_mode():
-            kept = taken if self._project is None else self._project(taken)
-            self._sessions[session].put(first_position, kept)
+            if self._project is not None:
+                features = self._project(features)
+            self._sessions[session].put(first_position, features)

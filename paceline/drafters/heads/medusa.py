@@ -26,7 +26,7 @@ class ResidualLayer(nn.Module):
 
 
 class MedusaHeads(nn.Module):
-    """Head d tells the token d + 2 positions behind the feature, whatever lies between.
+    """Head d predicts the token d + 2 positions after the feature, whatever lies between.
 
     Args:
         hidden: width of the target's hidden state.
@@ -35,7 +35,7 @@ class MedusaHeads(nn.Module):
         bias: of the residual layers.
         ids: [k] the target's ids of the logits, where outputs have logits for some of them alone.
         vocab_size: the target's, where `ids` says which.
-        logit_scale: what logits are multiplied by.
+        logit_scale: factor of the logits.
     """
 
     need = FeatureNeed((FINAL,))
@@ -72,11 +72,11 @@ class MedusaHeads(nn.Module):
 
     def forward(self, features: torch.Tensor, head: int) -> torch.Tensor:
         """One head's own logits [n, width of its output] of features [n, hidden]."""
-        found: torch.Tensor = self.outputs[head](self.blocks[head](features))
-        return found * self._logit_scale
+        logits: torch.Tensor = self.outputs[head](self.blocks[head](features))
+        return logits * self._logit_scale
 
     def logits(self, head: int, features: torch.Tensor) -> torch.Tensor:
-        """One head's logits [n, V or wider]; the lowest for ids that it has none for."""
+        """One head's logits [n, V or wider]; -inf for ids that it has none for."""
         own: torch.Tensor = self(features, head)
         if self.ids is None:
             return own

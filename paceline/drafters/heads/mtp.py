@@ -1,12 +1,12 @@
 """Multi-token prediction behind the engine interface.
 
 Every depth computes every row. Depth 0 reads the target's feature of the token before, where it was given, and its
-output says what comes next. A row d behind the last given feature reads what its parent's row predicted from, and
-depth d's output says what comes next; after the last depth comes the first again, so a single depth is applied to its
-own output, as published engines do.
+output predicts the next token. A row that lies d rows behind the last given feature reads the output that its
+parent's row predicted from, and depth d's output predicts the next token. After the last depth comes the first again,
+so a single depth is applied to its own output, as published engines do.
 
-The first token has none before it: depth k has no rows of the first k + 1 tokens. They are computed as every row is,
-and hidden from all others.
+The first token has none before it: depth k has no rows of the first k + 1 tokens. They are computed as all rows are,
+and masked from all others.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from paceline.runtime.config import EngineSettings
 
 
 @dataclass(frozen=True, eq=False)
-class _HeldRows:
-    """One session's rows: keys and values, and what every depth but the last made of them."""
+class _MtpSession:
+    """One session's rows: keys and values, and the outputs of every depth but the last."""
 
     kv: SessionKV
     outputs: torch.Tensor  # [max rows, depths - 1, hidden]
 
     def keep(self, item: StepItem) -> None:
-        """Keep what a step keeps."""
+        """Keep the rows that a step keeps."""
         self.kv.keep(item.base_length, item.kept_rows)
         keep_rows(self.outputs, 0, item.base_length, item.kept_rows)
-        # What no row has written yet is hidden by masks, but must be finite.
+        # Masks hide slots that no row has written yet, but their contents must be finite.
         self.kv.fill(item.base_length + len(item.token_ids))
 
 
@@ -52,35 +52,37 @@ class _HeldRows:
 class _NewRows:
     """One session's part of a step."""
 
-    held: _HeldRows
+    session: _MtpSession
     item: StepItem
 
     @property
     def new(self) -> slice:
-        """Its rows among those that the session holds."""
+        """The new rows among the session's."""
         return slice(self.item.base_length, self.item.base_length + len(self.item.token_ids))
 
     @property
     def positions(self) -> list[int]:
-        """Of its tokens."""
+        """The positions of the tokens."""
         return [self.item.trunk + depth - 1 for depth in depths(self.item)]
 
     def mask(self, depth: int, facts: AttentionFacts) -> torch.Tensor:
         """Additive mask of a depth, which has no rows of the first tokens: [groups · new, base + new]."""
         kind = facts.kinds[facts.kind_of_layer[depth]]
-        seen = visible_keys(self.item, kind.horizon)
-        seen[:, : depth + 1] = False
-        new = np.arange(len(seen))
-        seen[new, self.new.start + new] = True  # each row sees itself, though nothing else
-        mask = torch.zeros(seen.shape, dtype=facts.shape.dtype).masked_fill_(torch.from_numpy(~seen), float("-inf"))
+        visible = visible_keys(self.item, kind.horizon)
+        visible[:, : depth + 1] = False
+        new = np.arange(len(visible))
+        visible[new, self.new.start + new] = True  # each row sees itself, though nothing else
+        mask = torch.zeros(visible.shape, dtype=facts.shape.dtype).masked_fill_(
+            torch.from_numpy(~visible), float("-inf")
+        )
         return mask.to(facts.shape.device).repeat(kind.groups, 1)
 
     def outputs_before(self, depth: int) -> torch.Tensor:
         """A depth's outputs of the rows' parents: [new, hidden]."""
         parents = [parent_row(self.item, row) for row in range(len(self.item.token_ids))]
-        found = self.held.outputs[parents, depth]
-        found[[parent < 0 for parent in parents]] = 0.0
-        return found
+        outputs = self.session.outputs[parents, depth]
+        outputs[[parent < 0 for parent in parents]] = 0.0
+        return outputs
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,17 +102,17 @@ class _DepthAttention:
             low = high
         return torch.cat(parts, dim=2).transpose(1, 2)
 
-    def _attend(self, rows: _NewRows, call: AttentionCall, packed: slice) -> torch.Tensor:
+    def _attend(self, rows: _NewRows, call: AttentionCall, part: slice) -> torch.Tensor:
         """[1, heads, new, value_width]."""
-        held, end = rows.held.kv, rows.new.stop
-        keys, values = held.keys(self.depth), held.values(self.depth)
-        keys[:, rows.new], values[:, rows.new] = call.key[0, :, packed], call.value[0, :, packed]
-        own = call.query[:, :, packed]
-        _, heads, count, width = own.shape
-        by_key = own.reshape(1, len(keys), heads // len(keys) * count, width)
+        kv, end = rows.session.kv, rows.new.stop
+        keys, values = kv.keys(self.depth), kv.values(self.depth)
+        keys[:, rows.new], values[:, rows.new] = call.key[0, :, part], call.value[0, :, part]
+        queries = call.query[:, :, part]
+        _, heads, count, width = queries.shape
+        by_key = queries.reshape(1, len(keys), heads // len(keys) * count, width)
         mask = rows.mask(self.depth, self.facts)
-        found = packed_attention(call, by_key, keys[None, :, :end], values[None, :, :end], mask)
-        return found.reshape(1, heads, count, values.shape[2])
+        attention = packed_attention(call, by_key, keys[None, :, :end], values[None, :, :end], mask)
+        return attention.reshape(1, heads, count, values.shape[2])
 
 
 class MtpRows(LedgerEngine[torch.Tensor]):
@@ -126,23 +128,23 @@ class MtpRows(LedgerEngine[torch.Tensor]):
         self._network = network
         self._facts, kv_shape = facts, facts.shape
         self._threads = ComputeThreads()
-        self._held: dict[int, _HeldRows] = {}
+        self._sessions: dict[int, _MtpSession] = {}
         self.feature_width = network.hidden_size
         self.empty_feature = torch.zeros(network.hidden_size, dtype=kv_shape.dtype, device=kv_shape.device)
 
     def project(self, rows: torch.Tensor) -> torch.Tensor:
-        """Features as they are: each depth has its own norm for them."""
+        """Features, unchanged: each depth norms them itself."""
         return rows
 
     def open(self, session: int, max_rows: int, prefix: Prefix = NO_PREFIX) -> int:  # noqa: D102
         self._ledger.open(session, max_rows)
         outputs = self.empty_feature.new_empty((max_rows, self._network.depths - 1, self.feature_width))
-        self._held[session] = _HeldRows(SessionKV(self._facts.shape, max_rows), outputs)
+        self._sessions[session] = _MtpSession(SessionKV(self._facts.shape, max_rows), outputs)
         return 0
 
     def close(self, session: int) -> None:  # noqa: D102
         self._ledger.close(session)
-        self._held.pop(session, None)
+        self._sessions.pop(session, None)
 
     def check(self, plan: StepPlan) -> None:  # noqa: D102
         self._ledger.check(plan)
@@ -151,12 +153,12 @@ class MtpRows(LedgerEngine[torch.Tensor]):
     def compute(self, plan: StepPlan, inputs: RowInputs) -> RowOutputs:  # noqa: D102
         self._threads.bind()
         for item in plan.items:
-            self._held[item.session].keep(item)
+            self._sessions[item.session].keep(item)
         self._ledger.apply(plan)
-        everyone = tuple(_NewRows(self._held[item.session], item) for item in plan.items)
+        everyone = tuple(_NewRows(self._sessions[item.session], item) for item in plan.items)
         outputs = self._run(everyone, inputs.features)
-        predicts = [max(behind, 0) % self._network.depths for behind in inputs.behind]
-        own = torch.stack(outputs, dim=1)[range(len(predicts)), predicts]
+        depths = [max(distance, 0) % self._network.depths for distance in inputs.distances]
+        own = torch.stack(outputs, dim=1)[range(len(depths)), depths]
         return RowOutputs(self._logits(plan, own), own)
 
     def _run(self, everyone: tuple[_NewRows, ...], features: torch.Tensor) -> list[torch.Tensor]:
@@ -168,20 +170,20 @@ class MtpRows(LedgerEngine[torch.Tensor]):
         outputs: list[torch.Tensor] = []
         for depth in range(self._network.depths):
             if depth:
-                for rows, found in zip(everyone, outputs[-1].split(sizes), strict=True):
-                    rows.held.outputs[rows.new, depth - 1] = found
+                for rows, depth_outputs in zip(everyone, outputs[-1].split(sizes), strict=True):
+                    rows.session.outputs[rows.new, depth - 1] = depth_outputs
                 features = torch.cat([rows.outputs_before(depth - 1) for rows in everyone])
             with attending(_DepthAttention(everyone, depth, self._facts)):
                 outputs.append(self._network.run(depth, embeddings, features, positions))
         return outputs
 
     def _logits(self, plan: StepPlan, own: torch.Tensor) -> list[Logits]:
-        wanted, start = [], 0
+        logit_rows, start = [], 0
         for item in plan.items:
-            wanted += [start + row for row in item.logit_rows]
+            logit_rows += [start + row for row in item.logit_rows]
             start += len(item.token_ids)
         width = self.info.fingerprint.vocab_size
-        logits: Logits = self._network.logits(own[wanted])[:, :width].float().cpu().numpy()
+        logits: Logits = self._network.logits(own[logit_rows])[:, :width].float().cpu().numpy()
         return np.split(logits, np.cumsum([len(item.logit_rows) for item in plan.items])[:-1])
 
 
@@ -190,10 +192,10 @@ def build_mtp_engine(network: MtpNetwork, tokenizer: Tokenizer, settings: Engine
 
     Raises:
         InvalidInput: the vocabulary, a length or the memory doesn't fit.
-        Unsupported: the layers ask for what packed attention can't do; says what.
+        Unsupported: packed attention can't do what the layers ask for; says what.
     """
     facts = examine(network.decoder, tokenizer, settings, name)
     memory = plan_memory(network.decoder, settings, facts.attention, facts.max_length, packs=False)
-    # Beside keys and values a row keeps what it was given and what each depth made of it.
+    # Beside keys and values a row keeps its feature and the output of each depth.
     row_bytes = memory.row_bytes + (network.depths + 1) * network.hidden_size * network.decoder.dtype.itemsize
     return OwnFeaturesEngine(MtpRows(network, facts.info(memory.kv // row_bytes), facts.attention, settings))

@@ -1,8 +1,8 @@
 """Multi-token prediction as a network: the layers that DeepSeek-V3 and others train behind their own last one.
 
-Each depth joins the embedding of a token with what is known of the token before it, runs one decoder layer of the
-target's own kind, and a norm; its output predicts the next token and is what the next depth knows (DeepSeek-V3
-Technical Report, arXiv:2412.19437, section 2.2).
+Each depth joins the embedding of a token with the hidden state of the token before it, then runs one decoder layer of
+the target's own kind, and a norm. Its output predicts the next token and is the next depth's hidden state
+(DeepSeek-V3 Technical Report, arXiv:2412.19437, section 2.2).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 FIRST_READ_POSITION = 1
-"""Of the first token that has one before it."""
+"""Position of the first token that has one before it."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class MtpForm:
 
 
 class MtpFusion(nn.Module):
-    """Joins a token's embedding with what is known of the token before it."""
+    """Joins a token's embedding with the hidden state of the token before it."""
 
     def __init__(self, norm: nn.Module, hidden_size: int, eps: float, *, embedding_first: bool) -> None:
         """Begin with random weights; the two norms are of the same kind as `norm`."""
@@ -46,8 +46,8 @@ class MtpFusion(nn.Module):
     def forward(self, embeddings: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
         """Each [rows, hidden] → [rows, hidden]."""
         pair = [self.embedding_norm(embeddings), self.hidden_norm(hidden)]
-        joined: torch.Tensor = self.projection(torch.cat(pair if self._embedding_first else pair[::-1], dim=-1))
-        return joined
+        output: torch.Tensor = self.projection(torch.cat(pair if self._embedding_first else pair[::-1], dim=-1))
+        return output
 
 
 class MtpNetwork(nn.Module):
@@ -84,10 +84,10 @@ class MtpNetwork(nn.Module):
     def embed(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Embeddings of tokens as every depth reads them. Each [rows] → [rows, hidden]."""
         embedding: Any = self.decoder.get_input_embeddings()
-        found: torch.Tensor = embedding(token_ids)
+        embeddings: torch.Tensor = embedding(token_ids)
         if self.form.blank_first:
-            found = found.masked_fill((positions == FIRST_READ_POSITION)[:, None], 0.0)
-        return found
+            embeddings = embeddings.masked_fill((positions == FIRST_READ_POSITION)[:, None], 0.0)
+        return embeddings
 
     def run(
         self, depth: int, embeddings: torch.Tensor, hidden: torch.Tensor, positions: torch.Tensor
@@ -97,27 +97,27 @@ class MtpNetwork(nn.Module):
         Args:
             depth: counted from 0.
             embeddings: [rows, hidden], as `embed` gives them.
-            hidden: [rows, hidden]; what is known of the token before each: the target's features at depth 0, else the
-                output of the depth before for that token.
+            hidden: [rows, hidden], of the token before each: the target's features at depth 0, else the output of the
+                depth before.
             positions: [rows], of the tokens that are embedded.
 
         Returns:
             [rows, hidden]; the head and the next depth read it.
         """
         inner: Any = self.decoder.get_decoder()
-        joined = self.fusions[depth](embeddings, hidden)[None]
-        rotation = inner.rotary_emb(joined, position_ids=positions[None])
+        inputs = self.fusions[depth](embeddings, hidden)[None]
+        rotation = inner.rotary_emb(inputs, position_ids=positions[None])
         out = inner.layers[depth](
-            joined,
+            inputs,
             attention_mask=None,
             position_ids=positions[None],
             position_embeddings=rotation,
         )
-        normed: torch.Tensor = self.norms[depth](out[0] if isinstance(out, tuple) else out)
-        return normed[0]
+        output: torch.Tensor = self.norms[depth](out[0] if isinstance(out, tuple) else out)
+        return output[0]
 
     def logits(self, outputs: torch.Tensor) -> torch.Tensor:
         """[rows, hidden] → [rows, tensor width]."""
         head: Any = self.decoder.get_output_embeddings()
-        found: torch.Tensor = head(outputs)
-        return found
+        logits: torch.Tensor = head(outputs)
+        return logits

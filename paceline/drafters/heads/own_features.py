@@ -1,6 +1,6 @@
-"""Engines whose rows, where the target's features end, go on from what the engine itself made of the row before.
+"""Engines whose rows read the engine's own output for the row before, where the target's features end.
 
-EAGLE and multi-token prediction work so: each row yields, beside logits, what it would have the target's features be
+EAGLE and multi-token prediction work so: beside logits, each row yields a prediction of the target's features
 (EAGLE, arXiv:2401.15077, section 3.1).
 """
 
@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from paceline.drafters.heads.given import NOTHING, GivenBySession
+from paceline.drafters.heads.given import NOTHING, TargetFeatures
 from paceline.drafters.heads.paths import RowList, runs
 from paceline.engine.features import FeatureRows
 from paceline.engine.interface import NO_PREFIX, EngineInfo, Logits, Prefix, StepItem, StepPlan
@@ -24,8 +24,8 @@ from paceline.protocol.proposal import MAX_PROPOSAL_NODES
 OWN_REACH = MAX_PROPOSAL_NODES
 """Rows behind the target's features that read the engine's own: as many as a proposal can be deep.
 
-Rows further behind, and those with nothing given before them, read zeros. So the features of a long prompt may be
-missing without its rows being computed one by one.
+Rows further behind, and rows without a given feature before them, read zeros. So the features of a long prompt may
+be missing without its rows being computed one by one.
 """
 
 
@@ -33,12 +33,14 @@ missing without its rows being computed one by one.
 class RowInputs:
     """What the new rows of a step read beside their tokens.
 
-    `features` [rows, width], zeros where there are none. `behind`: how many rows each lies behind the last whose
-    feature was given: 0 reads the target's own, `NOTHING` reads none.
+    Attributes:
+        features: [rows, width], zeros where there are none.
+        distances: how many rows each lies behind the last one whose feature was given. 0: it reads the target's own
+            feature; `NOTHING`: it reads none.
     """
 
     features: torch.Tensor
-    behind: tuple[int, ...]
+    distances: tuple[int, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,11 +48,11 @@ class RowOutputs:
     """What a step computed: logits as `Engine.step` gives them, and every row's own features [rows, width]."""
 
     logits: Sequence[Logits]
-    own: torch.Tensor
+    features: torch.Tensor
 
 
 class RowNetwork(Protocol):
-    """Sessions of KV rows like an engine's, whose steps are told what rows read beside their tokens."""
+    """Sessions of KV rows like an engine's, whose steps get features for rows beside their tokens."""
 
     @property
     def info(self) -> EngineInfo:
@@ -82,14 +84,14 @@ class RowNetwork(Protocol):
         """As `Engine.close`."""
 
     def check(self, plan: StepPlan) -> None:
-        """Refuse a plan that can't be followed; changes nothing."""
+        """Refuse a plan that sessions can't follow; changes nothing."""
 
     def compute(self, plan: StepPlan, inputs: RowInputs) -> RowOutputs:
-        """Run a checked step, whose rows read nothing of each other's outputs."""
+        """Run a checked step whose rows don't read each other's outputs."""
 
 
 class OwnFeaturesEngine:
-    """A network as a `FeatureEngine`: it keeps what sessions were given, and what each row was computed to be."""
+    """A network as a `FeatureEngine`: it keeps the features that sessions were given, and each row's own output."""
 
     reach: int | None = None
 
@@ -97,8 +99,8 @@ class OwnFeaturesEngine:
         self._network = network
         self.info, self.need, self.feature_width = network.info, network.need, network.feature_width
         self._empty = network.empty_feature
-        self._given = GivenBySession(network.feature_width, len(self._empty), self._empty, network.project)
-        self._own: dict[int, RowList[torch.Tensor]] = {}
+        self._features = TargetFeatures(network.feature_width, len(self._empty), self._empty, network.project)
+        self._outputs: dict[int, RowList[torch.Tensor]] = {}
 
     @property
     def kv_rows(self) -> int:  # noqa: D102
@@ -107,74 +109,76 @@ class OwnFeaturesEngine:
     def open(self, session: int, max_rows: int, prefix: Prefix = NO_PREFIX) -> int:
         """As `Engine.open`; begins with no rows, since another session's were computed on features of its own."""
         self._network.open(session, max_rows)
-        self._given.open(session)
-        self._own[session] = RowList()
+        self._features.open(session)
+        self._outputs[session] = RowList()
         return 0
 
     def close(self, session: int) -> None:  # noqa: D102
         self._network.close(session)
-        self._given.close(session)
-        self._own.pop(session, None)
+        self._features.close(session)
+        self._outputs.pop(session, None)
 
     def give(self, session: int, first_position: int, rows: FeatureRows) -> None:  # noqa: D102
-        self._given.give(session, first_position, rows)
+        self._features.give(session, first_position, rows)
 
     @torch.inference_mode()
     def step(self, plan: StepPlan) -> Sequence[Logits]:
-        """As `Engine.step`; rows that read what others of the plan yield are computed after those."""
+        """As `Engine.step`; rows that read the output of other rows of the plan are computed after them."""
         self._network.check(plan)
-        # Runs yield rows in their own order, so each is asked in that order too.
-        cut = [[*self._runs(replace(item, logit_rows=tuple(sorted(item.logit_rows))))] for item in plan.items]
-        found: list[list[Logits]] = [[] for _ in plan.items]
-        for turn in range(max(map(len, cut))):
-            places = [place for place, items in enumerate(cut) if turn < len(items)]
-            outputs = self._compute([cut[place][turn] for place in places])
+        # Runs return logits in the order of rows, so logit rows are sorted first.
+        item_runs = [[*self._runs(replace(item, logit_rows=tuple(sorted(item.logit_rows))))] for item in plan.items]
+        logits_of_items: list[list[Logits]] = [[] for _ in plan.items]
+        for turn in range(max(map(len, item_runs))):
+            places = [place for place, items in enumerate(item_runs) if turn < len(items)]
+            outputs = self._compute([item_runs[place][turn] for place in places])
             for place, logits in zip(places, outputs, strict=True):
-                found[place].append(logits.copy())
+                logits_of_items[place].append(logits.copy())
         for item in plan.items:
-            self._given.stepped(item)
+            self._features.trim(item)
         return [
             np.concatenate(parts)[np.searchsorted(sorted(item.logit_rows), item.logit_rows)]
-            for item, parts in zip(plan.items, found, strict=True)
+            for item, parts in zip(plan.items, logits_of_items, strict=True)
         ]
 
     def _compute(self, items: Sequence[StepItem]) -> Sequence[Logits]:
         for item in items:
-            self._own[item.session].keep(item)
-        behind = [self._behind(item) for item in items]
-        features = torch.cat([self._read(item, each) for item, each in zip(items, behind, strict=True)])
-        inputs = RowInputs(features, tuple(each for rows in behind for each in rows))
+            self._outputs[item.session].keep(item)
+        distances = [self._distances(item) for item in items]
+        features = torch.cat([self._input_features(item, each) for item, each in zip(items, distances, strict=True)])
+        inputs = RowInputs(features, tuple(each for rows in distances for each in rows))
         outputs = self._network.compute(StepPlan(tuple(items)), inputs)
-        own = iter(outputs.own)
+        row_features = iter(outputs.features)
         for item in items:
             for _ in item.token_ids:
-                self._own[item.session].add(next(own))
+                self._outputs[item.session].add(next(row_features))
         return outputs.logits
 
     def _runs(self, item: StepItem) -> Sequence[StepItem]:
-        behind = self._behind(item)
-        return [*runs(item, lambda row: behind[row] > 0)]
+        distances = self._distances(item)
+        return [*runs(item, lambda row: distances[row] > 0)]
 
-    def _behind(self, item: StepItem) -> list[int]:
-        """For each new row, as `RowInputs` has it."""
-        given = self._given[item.session]
-        found: list[int] = []
+    def _distances(self, item: StepItem) -> list[int]:
+        """The distances of new rows, as in `RowInputs`."""
+        features = self._features[item.session]
+        distances: list[int] = []
         for depth in depths(item):
-            before = item.trunk + depth - 2
-            nearest = given.nearest(before)
-            within = nearest != NOTHING and before - nearest <= OWN_REACH
-            found.append(before - nearest if within else NOTHING)
-        return found
+            previous = item.trunk + depth - 2
+            nearest = features.nearest(previous)
+            in_reach = nearest != NOTHING and previous - nearest <= OWN_REACH
+            distances.append(previous - nearest if in_reach else NOTHING)
+        return distances
 
-    def _read(self, item: StepItem, behind: Sequence[int]) -> torch.Tensor:  # [new rows, width]
-        features = self._empty.repeat(len(behind), 1)
-        given = [row for row, each in enumerate(behind) if each == 0]
-        if given:
+    def _input_features(self, item: StepItem, distances: Sequence[int]) -> torch.Tensor:  # [new rows, width]
+        features = self._empty.repeat(len(distances), 1)
+        target_rows = [row for row, each in enumerate(distances) if each == 0]
+        if target_rows:
             depth = depths(item)
-            features[given] = self._given[item.session].at([item.trunk + depth[row] - 2 for row in given])
-        for row, each in enumerate(behind):
+            features[target_rows] = self._features[item.session].gather(
+                [item.trunk + depth[row] - 2 for row in target_rows]
+            )
+        for row, each in enumerate(distances):
             if each > 0:
-                own = self._own[item.session].parent(item, row)
-                assert own is not None, "something before it is given"
-                features[row] = own
+                parent_features = self._outputs[item.session].parent(item, row)
+                assert parent_features is not None, "a feature before it was given"
+                features[row] = parent_features
         return features

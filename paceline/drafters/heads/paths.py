@@ -1,4 +1,4 @@
-"""What an engine keeps of each row of a session, moved as steps keep and drop rows; and how a step may be cut."""
+"""States of a session's rows, which move as steps keep and drop rows; and how a step is cut into runs."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ from typing import Generic, TypeVar
 
 from paceline.engine.interface import StepItem
 
-Kept = TypeVar("Kept")
+RowState = TypeVar("RowState")
 
 
-class RowList(Generic[Kept]):
-    """What is kept of one session's rows, by their index."""
+class RowList(Generic[RowState]):
+    """The states of one session's rows, by their index."""
 
     def __init__(self) -> None:
-        self._rows: list[Kept] = []
+        self._rows: list[RowState] = []
 
     def keep(self, item: StepItem) -> None:
         """Keep the rows that a step keeps, in their new places."""
         start = item.base_length - len(item.kept_rows)
         self._rows[start:] = [self._rows[row] for row in item.kept_rows]
 
-    def add(self, kept: Kept) -> None:
-        """The next new row's."""
-        self._rows.append(kept)
+    def add(self, state: RowState) -> None:
+        """Add the next new row's state."""
+        self._rows.append(state)
 
-    def parent(self, item: StepItem, new: int) -> Kept | None:
-        """That of the row before new row `new` of a step whose kept rows are in place; None: there is none before."""
+    def parent(self, item: StepItem, new: int) -> RowState | None:
+        """The state of the parent of new row `new`, once the kept rows are in place; None: it has no parent."""
         row = parent_row(item, new)
         return None if row < 0 else self._rows[row]
 
 
 def parent_row(item: StepItem, new: int) -> int:
-    """Index, within the session, of the row before new row `new`; -1: it is the first."""
+    """Index, within the session, of the parent of new row `new`; -1: it has none."""
     return item.trunk + item.parent_of(item.kept_tree + new)
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.drafters.heads.given import KEPT_POSITIONS, GivenFeatures
+from paceline.drafters.heads.given import KEPT_POSITIONS, SessionFeatures
 from paceline.drafters.heads.lookahead import LookaheadEngine
 from paceline.drafters.heads.medusa import MedusaHeads
 from paceline.engine.features import FeatureEngine
@@ -179,12 +179,12 @@ def test_close_frees_and_width_is_checked() -> None:
 
 
 def test_features_far_behind_are_dropped() -> None:
-    given = GivenFeatures(1, torch.zeros(1))
+    given = SessionFeatures(1, torch.zeros(1))
     rows = torch.arange(2000.0)[:, None]
     given.put(0, rows)
     given.drop_before(1900 - KEPT_POSITIONS)
     assert len(given._rows) < 2000 - 1500
     assert given.nearest(1999) == 1999
-    assert not given.knows(1500)
+    assert not given.has(1500)
     given.put(1995, rows[1995:1998] + 1)
-    assert given.at([1994, 1996, 1999]).flatten().tolist() == [1994.0, 1997.0, 1999.0]
+    assert given.gather([1994, 1996, 1999]).flatten().tolist() == [1994.0, 1997.0, 1999.0]
