@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 
+from paceline.drafters.layers.loading import load_draft_engine
 from paceline.drafters.layers.manifest import DraftManifest, TargetFingerprint, check_target, load_manifest
-from paceline.drafters.layers.served import load_draft_engine
 from paceline.drafters.layers.stack import WEIGHTS_FILE, copy_weights
 from paceline.drafters.layers.student import Target
 from paceline.drafters.layers.vocabulary import DraftVocabulary

@@ -17,8 +17,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from paceline.drafters.layers.loading import load_draft_engine
 from paceline.drafters.layers.manifest import DraftManifest, load_manifest
-from paceline.drafters.layers.served import load_draft_engine
 from paceline.drafters.layers.stack import WEIGHTS_FILE
 from paceline.engine.interface import Engine
 from paceline.engine.loading import load_engine

@@ -149,7 +149,7 @@ def _load_own_mtp(config: DraftConfig) -> Engine:
 def _load_trained(folder: str, config: DraftConfig) -> Engine:
     """A draft that `paceline train draft` made, on the embedding and head of its target."""
     # Table models start in a fraction of the time that torch takes to be imported.
-    from paceline.drafters.layers.served import load_draft_engine
+    from paceline.drafters.layers.loading import load_draft_engine
 
     return load_draft_engine(folder, config.engine, config.target_model)
 

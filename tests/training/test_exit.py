@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from paceline.drafters.layers.loading import load_draft_engine
 from paceline.drafters.layers.manifest import TrainedKind, load_manifest
-from paceline.drafters.layers.served import load_draft_engine
 from paceline.drafters.layers.stack import WEIGHTS_FILE, load_draft
 from paceline.engine.interface import StepItem, StepPlan
 from paceline.protocol.errors import InvalidInput

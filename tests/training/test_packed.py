@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 
 from draft_service.drafters.catalogue import build_catalogue
 from paceline.cli.main import app
+from paceline.drafters.layers.loading import ReducedVocabularyEngine
 from paceline.drafters.layers.manifest import load_manifest
 from paceline.drafters.layers.packing import WeightFormat, pack, unpack
-from paceline.drafters.layers.served import ReducedVocabularyEngine
 from paceline.drafters.layers.stack import WEIGHTS_FILE, load_draft
 from paceline.drafters.layers.student import trained_weights
 from paceline.models import resolve as models

@@ -17,8 +17,8 @@ import torch
 from numpy.typing import NDArray
 
 from paceline.drafters.heads.block_network import BlockNetwork, block_attention
-from paceline.drafters.heads.given import NOTHING, SessionFeatures, check_rows
 from paceline.drafters.heads.paths import RowList
+from paceline.drafters.heads.target_features import NOTHING, SessionFeatures, check_rows
 from paceline.engine.attention import whole_context
 from paceline.engine.features import FeatureRows
 from paceline.engine.fingerprint import numeric_fingerprint

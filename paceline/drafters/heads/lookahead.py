@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from paceline.drafters.heads.given import NOTHING, TargetFeatures
 from paceline.drafters.heads.medusa import MedusaHeads
+from paceline.drafters.heads.target_features import NOTHING, TargetFeatures
 from paceline.engine.features import FeatureRows
 from paceline.engine.interface import NO_PREFIX, EngineInfo, Logits, Prefix, StepItem, StepPlan
 from paceline.engine.ledger import LedgerEngine, depths

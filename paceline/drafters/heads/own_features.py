@@ -13,8 +13,8 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from paceline.drafters.heads.given import NOTHING, TargetFeatures
 from paceline.drafters.heads.paths import RowList, runs
+from paceline.drafters.heads.target_features import NOTHING, TargetFeatures
 from paceline.engine.features import FeatureRows
 from paceline.engine.interface import NO_PREFIX, EngineInfo, Logits, Prefix, StepItem, StepPlan
 from paceline.engine.ledger import depths
