@@ -23,9 +23,9 @@ EXIT_INTERRUPTED = 130
 
 
 class _Commands(TyperGroup):
-    """The commands of the ground, then those that others register.
+    """The package's own commands, then those that others register.
 
-    Every error leaves as one line; typer's own frames hide the value among box characters.
+    Every error is printed as one line; typer's frames would hide the value among box characters.
     """
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -59,9 +59,9 @@ class _Commands(TyperGroup):
 
 def _fail(message: str, code: int) -> NoReturn:
     if message:  # none where a group without a command has shown its help
-        # A service's words, perhaps: a terminal must not take them for commands.
-        shown = "\n".join(one_line(line) for line in message.split("\n"))
-        typer.echo(f"paceline: error: {shown}", err=True)
+        # The message may be a service's, and a terminal must not take it for control characters.
+        text = "\n".join(one_line(line) for line in message.split("\n"))
+        typer.echo(f"paceline: error: {text}", err=True)
     sys.exit(code)
 
 
@@ -76,8 +76,8 @@ app.add_typer(config, name="config")
 app.add_typer(keys, name="keys")
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
+def _show_version(show: bool) -> None:
+    if show:
         typer.echo(f"paceline {metadata.version('paceline')}")
         raise typer.Exit
 

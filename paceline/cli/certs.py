@@ -22,7 +22,7 @@ from paceline.protocol.errors import PacelineError
     )
 )
 def certs(
-    out: Annotated[Path, typer.Option(help="Folder to write to; an authority that is there signs again.")],
+    out: Annotated[Path, typer.Option(help="Folder to write to; an authority in it signs again.")],
     hours: Annotated[float, typer.Option(min=0.01, max=720, help="How long the certificates are valid.")] = 24.0,
     host: Annotated[
         list[str] | None,

@@ -22,7 +22,7 @@ from paceline.runtime.toml_text import annotated
 config = typer.Typer(help="The services' settings: shown, checked, described.", no_args_is_help=True)
 
 ProgramName = Literal["target-service", "draft-service", "coordinator", "gateway", "serve"]
-Program = Annotated[ProgramName, typer.Argument(help="Whose settings.")]
+Program = Annotated[ProgramName, typer.Argument(help="The service whose settings are meant.")]
 PROGRAMS: Mapping[ProgramName, type[Any]] = dict(
     zip(
         get_args(ProgramName),
@@ -43,7 +43,7 @@ SCHEMA = "https://json-schema.org/draft/2020-12/schema"
     epilog=example("paceline config show target-service --config target.toml --threads 4"),
 )
 def show(context: typer.Context, service: Program) -> None:
-    """Print the settings in force as TOML, each with what gave it; takes the service's own flags."""
+    """Print the settings in force as TOML, each with its source; takes the service's own flags."""
     typer.echo(annotated(_load(context, service), every_setting(PROGRAMS[service])), nl=False)
 
 
@@ -52,9 +52,9 @@ def show(context: typer.Context, service: Program) -> None:
     epilog=example("paceline config check coordinator --config coordinator.toml"),
 )
 def check(context: typer.Context, service: Program) -> None:
-    """Say that the settings are valid, or name the first that is not; takes the service's own flags."""
-    given = _load(context, service).sources
-    typer.echo(f"valid: {service}, {len(given)} settings given")
+    """Check the settings, and name the first invalid one; takes the service's own flags."""
+    sources = _load(context, service).sources
+    typer.echo(f"valid: {service}, {len(sources)} settings given")
 
 
 @config.command(epilog=example("paceline config schema target-service > target.schema.json"))
@@ -64,11 +64,11 @@ def schema(service: Program) -> None:
 
 
 def _load(context: typer.Context, service: ProgramName) -> Loaded[Any]:
-    """What the service would run with, from the same flags, variables and file.
+    """The settings that the service would run with, from the same flags, variables and file.
 
     Raises:
-        InvalidInput: naming the key or variable, its value, the limit and what gave it.
+        InvalidInput: naming the key or variable, its value, the limit and the source.
     """
-    loaded = parse(PROGRAMS[service], f"The settings of {service}.", context.args, os.environ)
-    _CHECKS.get(service, lambda settings: None)(loaded.config)
-    return loaded
+    settings = parse(PROGRAMS[service], f"The settings of {service}.", context.args, os.environ)
+    _CHECKS.get(service, lambda settings: None)(settings.config)
+    return settings

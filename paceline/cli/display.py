@@ -1,4 +1,4 @@
-"""What a generation looks like: coloured text while it streams, statistics, and the JSON object."""
+"""How a generation is printed: coloured text while it streams, statistics, and the JSON object."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MEANINGS: Mapping[Provenance, str] = {
 }
 
 MOST_COUNTS = 8
-"""Of a histogram that is shown number by number."""
+"""Most entries of a histogram that is printed number by number."""
 
 
 def legend() -> Text:
@@ -36,16 +36,16 @@ def legend() -> Text:
     return Text("\n").join(lines)
 
 
-def coloured(tokens: Tokens) -> Text:
+def coloured_text(tokens: Tokens) -> Text:
     """The text of one message, each token's part in the colour of its provenance."""
     if not tokens.text_ends:
         return Text(tokens.text, style=STYLES[tokens.provenance[-1]] if tokens.provenance else "default")
-    styled = Text()
+    text = Text()
     begin = 0
     for provenance, end in zip(tokens.provenance, tokens.text_ends, strict=True):
-        styled.append(tokens.text[begin:end], style=STYLES[provenance])
+        text.append(tokens.text[begin:end], style=STYLES[provenance])
         begin = end
-    return styled
+    return text
 
 
 class StreamDisplay:
@@ -58,7 +58,7 @@ class StreamDisplay:
     def show(self, event: GenerateEvent) -> None:
         """Write the text that an event carries."""
         if isinstance(event, Tokens):
-            self._write(coloured(event))
+            self._write(coloured_text(event))
             self._last = event.provenance[-1] if event.provenance else self._last
         elif isinstance(event, Finished):
             self._write(Text(event.text + "\n", style=STYLES[self._last]))
@@ -67,8 +67,8 @@ class StreamDisplay:
         self._console.print(text, end="", soft_wrap=True, highlight=False)
 
 
-def shown_histogram(counts: Sequence[int]) -> str:
-    """Rounds by tokens accepted, those that there were: `0: 2, 5: 1`; of many numbers, ranges: `0: 2, 4-7: 9`."""
+def histogram_text(counts: Sequence[int]) -> str:
+    """Rounds by accepted tokens, without zeros: `0: 2, 5: 1`; with many numbers in ranges: `0: 2, 4-7: 9`."""
     rounds = {str(accepted): count for accepted, count in enumerate(counts) if count}
     if len(rounds) > MOST_COUNTS:
         ranges: dict[str, int] = {}
@@ -92,7 +92,7 @@ def stats_table(stats: GenerationStats, seed: int) -> Table:
         ("tokens committed", str(stats.committed)),
         ("drafted tokens accepted", accepted),
         ("mean acceptance length", f"{stats.mean_acceptance_length:.2f}"),
-        ("rounds by tokens accepted", shown_histogram(stats.acceptance_histogram)),
+        ("rounds by tokens accepted", histogram_text(stats.acceptance_histogram)),
         ("speculation cache hits / misses", f"{stats.cache_hits} / {stats.cache_misses}"),
         ("time to first token", f"{stats.time_to_first_token_ms:.0f} ms"),
         ("verify, median", f"{stats.verify_ms_p50:.1f} ms"),

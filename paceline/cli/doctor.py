@@ -1,4 +1,4 @@
-"""`paceline doctor`: what is installed, what is cached, who answers, and whether they fit together."""
+"""`paceline doctor`: what is installed and cached, which services answer, and whether they fit together."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rich.console import Console
 from paceline.cli.app import EXIT_ERROR, app
 from paceline.cli.support import (
     ApiKeyFile,
-    ShownTls,
+    ClientTls,
     TlsCa,
     TlsCertificate,
     TlsKey,
@@ -54,7 +54,7 @@ DEFAULT_TARGET = f"{LOCALHOST}:{TARGET_PORT}"
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the doctor's report; `ok` None is a fact without a judgement."""
+    """One line of the report; `ok` is None for a fact that is neither good nor bad."""
 
     subject: str
     detail: str
@@ -63,13 +63,13 @@ class Finding:
 
 @dataclass(frozen=True)
 class Addresses:
-    """Whom to ask; `draft` None: no draft service is expected."""
+    """The services to ask; `draft` None: no draft service is expected."""
 
     coordinator: str = DEFAULT_ADDRESS
     draft: str | None = DEFAULT_DRAFT
     target: str = DEFAULT_TARGET
     timeout_s: float = 3.0
-    tls: ShownTls = field(default_factory=ShownTls)
+    tls: ClientTls = field(default_factory=ClientTls)
     api_key: str | None = field(default=None, repr=False)
 
 
@@ -88,20 +88,20 @@ def doctor(
     """Check versions, devices, models and services; the exit code says whether all is well."""
     console = Console(soft_wrap=True)
     marks = {True: "[green]ok[/green]  ", False: "[red]BAD[/red] ", None: "    "}
-    well = True
-    asked, key = None if draft == NONE else draft, read_api_key(api_key_file)
-    tls = ShownTls(tls_ca, tls_certificate, tls_key, tls_roles)
-    addresses = Addresses(coordinator, asked, target, timeout, tls, key)
+    is_well = True
+    draft_address, key = None if draft == NONE else draft, read_api_key(api_key_file)
+    tls = ClientTls(tls_ca, tls_certificate, tls_key, tls_roles)
+    addresses = Addresses(coordinator, draft_address, target, timeout, tls, key)
     for finding in examine(addresses):
-        well &= finding.ok is not False
+        is_well &= finding.ok is not False
         console.print(f"{marks[finding.ok]} [bold]{finding.subject:<22}[/bold]", end="")
         console.print(one_line(finding.detail), markup=False, highlight=False)
-    console.print("all is well" if well else "not well: see the lines marked BAD")
-    raise typer.Exit(0 if well else EXIT_ERROR)
+    console.print("all is well" if is_well else "not well: see the lines marked BAD")
+    raise typer.Exit(0 if is_well else EXIT_ERROR)
 
 
 def examine(addresses: Addresses) -> Iterator[Finding]:
-    """Report everything, in order, as it is found out."""
+    """Yield the findings in order."""
     yield from _versions()
     yield from _models()
     statuses: list[ServiceStatus] = []
@@ -134,15 +134,15 @@ def _version(package: str) -> str:
 def _devices() -> str:
     import torch
 
-    found = [f"cpu ({os.cpu_count()} cores, {torch.get_num_threads()} torch threads)"]
+    devices = [f"cpu ({os.cpu_count()} cores, {torch.get_num_threads()} torch threads)"]
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
-        found.append(f"cuda:{index} {properties.name} ({properties.total_memory >> 30} GiB)")
-    return ", ".join(found)
+        devices.append(f"cuda:{index} {properties.name} ({properties.total_memory >> 30} GiB)")
+    return ", ".join(devices)
 
 
 def _backends() -> str:
-    """What the ranks of a tensor-parallel target can talk over."""
+    """The backends over which the ranks of a tensor-parallel target can communicate."""
     from torch import distributed
 
     if not distributed.is_available():
@@ -180,15 +180,15 @@ def _worker(
 
 
 def _steps(name: Literal["target", "draft"], peer: PeerSettings, timeout_s: float) -> Iterator[Finding]:
-    """What the service's steps take, a finding for each of its lines; beside a draft only where that differs."""
+    """A finding for each cost line of the service; the line beside a draft only if it differs."""
     try:
         costs = service_costs(name, peer, timeout_s)
     except PacelineError as error:
         yield Finding(f"{name} steps", error.message, ok=False)
         return
     lines = {name or "line": line for name, line in costs.lines.items()}
-    told = {line: points for line, points in lines.items() if line != "beside" or points != lines["alone"]}
-    for line, points in told.items():
+    shown_lines = {line: points for line, points in lines.items() if line != "beside" or points != lines["alone"]}
+    for line, points in shown_lines.items():
         subject = f"{name} steps" if line != "beside" else "target beside a draft"
         times = ", ".join(f"{ms:.1f} ms of {rows:g}" for rows, ms in points.points)
         yield Finding(subject, f"{times} rows" if times else "not measured")
@@ -211,9 +211,9 @@ def _health(name: str, addresses: Addresses, address: str) -> list[Finding]:
 
 
 def _timed_ms(call: Any) -> float:
-    begun = time.perf_counter()
+    start = time.perf_counter()
     call()
-    return (time.perf_counter() - begun) * 1e3
+    return (time.perf_counter() - start) * 1e3
 
 
 def _coordinator(addresses: Addresses) -> Iterator[Finding]:
@@ -245,6 +245,6 @@ def _links(model: ModelDescription, *, draft_expected: bool) -> Iterator[Finding
 def _tokenizers(statuses: list[ServiceStatus]) -> Iterator[Finding]:
     """An empty fingerprint fits any vocabulary (an n-gram drafter)."""
     fingerprints = {status.fingerprint.tokenizer for status in statuses if status.fingerprint.tokenizer}
-    shown = ", ".join(sorted(fingerprint[:SHOWN_DIGITS] for fingerprint in fingerprints))
+    prefixes = ", ".join(sorted(fingerprint[:SHOWN_DIGITS] for fingerprint in fingerprints))
     if fingerprints:
-        yield Finding("tokenizers", f"sha256 {shown}", ok=len(fingerprints) == 1)
+        yield Finding("tokenizers", f"sha256 {prefixes}", ok=len(fingerprints) == 1)

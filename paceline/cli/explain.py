@@ -1,4 +1,4 @@
-"""`paceline explain`: one request, and why it was drafted for as it was."""
+"""`paceline explain`: one request, and why its rounds were drafted as they were."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def explain(
     max_new_tokens: MaxNewTokens = DEFAULT_MAX_NEW_TOKENS,
     temperature: Temperature = 0.0,
     seed: Seed = None,
-    acceptance: Annotated[Acceptance, typer.Option(help="The rule.")] = Acceptance.COUPLED,
+    acceptance: Annotated[Acceptance, typer.Option(help="The acceptance rule.")] = Acceptance.COUPLED,
     drafter: Drafter = "",
     num_draft_tokens: NumDraftTokens = AUTO,
     tls_ca: TlsCa = None,
@@ -47,7 +47,7 @@ def explain(
     api_key_file: ApiKeyFile = None,
     timeout: Timeout = None,
 ) -> None:
-    """Run a request and show why it was drafted for so: costs, acceptance, what was compared and what was chosen."""
+    """Run a request and show why its rounds were drafted so: costs, acceptance, and the compared choices."""
     request = one_request(
         None,
         prompt,

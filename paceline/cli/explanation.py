@@ -1,4 +1,4 @@
-"""How it is shown why a request was drafted for as it was: tables for people, an object for programs."""
+"""The explanation of a request's drafting: tables for people, an object for programs."""
 
 from __future__ import annotations
 
@@ -19,44 +19,44 @@ WAYS: Mapping[str, str] = {
     "wait": "drafted just in time",
     "ahead": "drafted ahead",
 }
-UNEXPLAINED = "This coordinator does not say why it drafted as it did; the rounds below are as it ran them."
+NO_EXPLANATION = "This coordinator doesn't explain its drafting; the tables below have the rounds that it ran."
 
 
 def explanation_tables(stats: GenerationStats) -> list[RenderableType]:
-    """What the planner knew, what it compared, and what the rounds then did."""
-    done = [_rounds(stats.records), *_parts(stats)]
+    """What the planner knew and compared, and what the rounds did."""
+    outcomes = [_rounds(stats.records), *_parts(stats)]
     if stats.explanation is None:
-        return [Text(UNEXPLAINED, style="yellow"), *done]
-    why = stats.explanation
+        return [Text(NO_EXPLANATION, style="yellow"), *outcomes]
+    plan = stats.explanation
     trips = Text(
-        f"there and back: target {why.target_trip_ms:.2f} ms, draft {why.draft_trip_ms:.2f} ms; "
-        f"sessions that share the target: {why.target_sessions}"
+        f"round trip: target {plan.target_trip_ms:.2f} ms, draft {plan.draft_trip_ms:.2f} ms; "
+        f"sessions that share the target: {plan.target_sessions}"
     )
-    return [_costs(why), trips, _acceptance(why), _candidates(why.candidates), *done, account_text(why)]
+    return [_costs(plan), trips, _acceptance(plan), _candidates(plan.candidates), *outcomes, account_text(plan)]
 
 
 def explanation_json(stats: GenerationStats) -> dict[str, object]:
-    """The explanation under its name; empty where there is none."""
+    """The explanation under its name; empty if there is none."""
     return {} if stats.explanation is None else {"explanation": asdict(stats.explanation)}
 
 
-def account_text(why: PlanExplanation) -> Text:
-    """How the request's time stands beside target-only's, and what it may lose."""
-    taken = why.account_ms
-    stands = f"{taken:.1f} ms more than" if taken > 0 else f"{-taken:.1f} ms less than"
-    beyond = taken > why.account_bound_ms > 0
-    ends = ", and it is: the request runs target-only" if beyond else ""
+def account_text(plan: PlanExplanation) -> Text:
+    """The request's time compared with target-only's, and the most that it may lose."""
+    overtime_ms = plan.account_ms
+    stands = f"{overtime_ms:.1f} ms more than" if overtime_ms > 0 else f"{-overtime_ms:.1f} ms less than"
+    is_over = overtime_ms > plan.account_bound_ms > 0
+    ends = ", and it is: the request runs target-only" if is_over else ""
     return Text(
-        f"account: {stands} target-only for the same tokens; bound {why.account_bound_ms:.1f} ms{ends}",
-        style="yellow" if beyond else "default",
+        f"account: {stands} target-only for the same tokens; bound {plan.account_bound_ms:.1f} ms{ends}",
+        style="yellow" if is_over else "default",
     )
 
 
-def _costs(why: PlanExplanation) -> Table:
+def _costs(plan: PlanExplanation) -> Table:
     table = _table("what steps take, ms", "", *(f"{rows} row{'s' * (rows > 1)}" for rows in EXPLAINED_ROWS))
-    table.add_row("target, no draft at work", *_cells(why.target_alone_ms))
-    table.add_row("target, a draft at work", *_cells(why.target_beside_ms))
-    table.add_row("draft", *_cells((why.draft_ms,) if why.draft_ms else ()))
+    table.add_row("target, no draft at work", *_cells(plan.target_alone_ms))
+    table.add_row("target, a draft at work", *_cells(plan.target_beside_ms))
+    table.add_row("draft", *_cells((plan.draft_ms,) if plan.draft_ms else ()))
     return table
 
 
@@ -64,16 +64,16 @@ def _cells(times: Sequence[float]) -> list[str]:
     return [f"{times[place]:.2f}" if place < len(times) else "?" for place in range(len(EXPLAINED_ROWS))]
 
 
-def _acceptance(why: PlanExplanation) -> Table:
-    depths = max(len(why.acceptance), len(why.ngram_acceptance), 1)
+def _acceptance(plan: PlanExplanation) -> Table:
+    depths = max(len(plan.acceptance), len(plan.ngram_acceptance), 1)
     table = _table("chance of depth", "all accepted up to", *map(str, range(1, depths + 1)))
-    for name, chances in ((f"draft, {why.positions} positions", why.acceptance), ("n-gram", why.ngram_acceptance)):
+    for name, chances in ((f"draft, {plan.positions} positions", plan.acceptance), ("n-gram", plan.ngram_acceptance)):
         table.add_row(name, *(f"{chance:.2f}" for chance in chances), *["-"] * (depths - len(chances)))
     return table
 
 
 def _candidates(candidates: Sequence[CandidateExplanation]) -> Table:
-    """In their own order; the most promising is bold."""
+    """The candidates in the planner's order; the fastest is bold."""
     table = _table("what was compared", "way", "proposed", "tokens a round", "ms a round", "tokens/s", "rounds")
     best = max((one.tokens_per_second for one in candidates), default=0.0)
     for one in candidates:
@@ -90,22 +90,22 @@ def _candidates(candidates: Sequence[CandidateExplanation]) -> Table:
 
 
 def _rounds(records: Sequence[RoundRecord]) -> Table:
-    """Rounds as they ran, by drafter and tokens proposed; the first waited for the prompt and is left out."""
+    """The rounds by drafter and proposed tokens, without the first one, which waited for the prompt."""
     groups: dict[tuple[str, int], list[RoundRecord]] = {}
     for record in records[1:]:
         groups.setdefault((record.drafter if record.proposed else "", record.proposed), []).append(record)
     titles = ("drafter", "proposed", "tokens a round", "ms a round", "tokens/s", "rounds")
     table = _table("what the rounds did", *titles)
-    for (drafter, proposed), of in sorted(groups.items()):
-        tokens = statistics.fmean(record.accepted + 1 for record in of)
-        ms = statistics.fmean(record.round_ms for record in of)
+    for (drafter, proposed), group in sorted(groups.items()):
+        tokens = statistics.fmean(record.accepted + 1 for record in group)
+        ms = statistics.fmean(record.round_ms for record in group)
         speed = f"{1e3 * tokens / ms:.1f}" if ms > 0 else "?"
-        table.add_row(drafter or "target-only", str(proposed), f"{tokens:.2f}", f"{ms:.2f}", speed, str(len(of)))
+        table.add_row(drafter or "target-only", str(proposed), f"{tokens:.2f}", f"{ms:.2f}", speed, str(len(group)))
     return table
 
 
 def _parts(stats: GenerationStats) -> list[Table]:
-    """Reasoning and answer apart; nothing where there was no reasoning."""
+    """A table of reasoning and answer; none if there was no reasoning."""
     parts = {"reasoning": stats.reasoning, "answer": stats.answer}
     table = _table("reasoning and answer", "", "tokens", "rounds", "accepted", "tokens a proposing round", "tokens/s")
     for name, part in parts.items():

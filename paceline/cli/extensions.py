@@ -1,8 +1,8 @@
-"""Commands that stand on the services, found by entry points and loaded when they are called.
+"""Commands of other packages, found by entry points and loaded when they are called.
 
 A distribution registers a `typer.Typer` under the group `paceline.commands`, by
-the name of its command. So the ground imports nothing that stands on it, and
-`paceline serve` loads no benchmark.
+the name of its command. So this package imports none of those that build on it,
+and `paceline serve` loads no benchmark.
 """
 
 from __future__ import annotations

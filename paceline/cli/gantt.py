@@ -12,7 +12,7 @@ from paceline.protocol.records import RoundRecord
 from paceline.timeline.layout import PlacedRound, place_rounds
 
 MOST_ROUNDS = 64
-"""More don't fit a quick look: the first ones, and how many there are."""
+"""Most rounds that are shown; the rest is counted."""
 LEAST_WIDTH = 20
 _BLANK, _FULL = " ", "█"
 PARTS: Mapping[str, tuple[str, str]] = {
@@ -22,52 +22,52 @@ PARTS: Mapping[str, tuple[str, str]] = {
     "target": ("green", "the target's step"),
     "accept": ("cyan", "accepting"),
 }
-"""Each part's colour and meaning, in the order in which they come."""
+"""Each part's colour and meaning, in order of time."""
 
 
 def gantt(records: Sequence[RoundRecord], width: int) -> Group:
-    """The rounds as they follow each other; `width` is the terminal's, in characters."""
-    placed = list(place_rounds(records[:MOST_ROUNDS]))
+    """The rounds in order; `width` is the terminal's, in characters."""
+    rounds = list(place_rounds(records[:MOST_ROUNDS]))
     bar_width = max(LEAST_WIDTH, width - 44)
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("round", "begun ms", "ms", "tokens", "drafter"):
+    for column in ("round", "start ms", "ms", "tokens", "drafter"):
         table.add_column(column, justify="left" if column == "drafter" else "right", no_wrap=True)
     table.add_column("", no_wrap=True)
-    origin = placed[0].whole.start_ms if placed else 0.0
-    span = max((each.whole.end_ms - origin for each in placed), default=1.0) or 1.0
-    for number, each in enumerate(placed):
+    origin = rounds[0].whole.start_ms if rounds else 0.0
+    span = max((each.whole.end_ms - origin for each in rounds), default=1.0) or 1.0
+    for number, each in enumerate(rounds):
         table.add_row(*_words(number, each), _bar(each, origin, span / bar_width, bar_width))
-    left_out = len(records) - len(placed)
-    more = [Text(f"… and {left_out} more rounds; --out has all of them")] if left_out else []
+    rest = len(records) - len(rounds)
+    more = [Text(f"… and {rest} more rounds; --out has all of them")] if rest else []
     return Group(table, *more, _legend())
 
 
-def _words(number: int, placed: PlacedRound) -> tuple[str, ...]:
-    record = placed.record
+def _words(number: int, round_: PlacedRound) -> tuple[str, ...]:
+    record = round_.record
     drafter = record.drafter or "-"
     mark = " hit" if record.cache_hit else " miss" if record.cache_miss else ""
     tokens = f"{record.accepted}/{record.proposed}+1" if record.proposed else "1"
-    shown = f"{drafter[:8]}{mark}"
-    return str(number), f"{placed.whole.start_ms:.1f}", f"{record.round_ms:.1f}", tokens, shown
+    drafter_text = f"{drafter[:8]}{mark}"
+    return str(number), f"{round_.whole.start_ms:.1f}", f"{record.round_ms:.1f}", tokens, drafter_text
 
 
-def _bar(placed: PlacedRound, origin: float, ms_each: float, width: int) -> Text:
+def _bar(round_: PlacedRound, origin: float, ms_each: float, width: int) -> Text:
     """Each character shows the part that takes most of its time."""
-    begun = placed.whole.start_ms - origin
-    ends = _part_ends(placed, begun)
+    start_ms = round_.whole.start_ms - origin
+    ends = _part_ends(round_, start_ms)
     bar = Text()
     for column in range(width):
         middle = (column + 0.5) * ms_each
-        part = next((name for name, end in ends if middle < end), None) if middle >= begun else None
+        part = next((name for name, end in ends if middle < end), None) if middle >= start_ms else None
         bar.append(_FULL if part else _BLANK, style=PARTS[part][0] if part else "")
     if not bar.plain.strip():  # shorter than a character
-        place = min(width - 1, int(begun / ms_each))
+        place = min(width - 1, int(start_ms / ms_each))
         return Text(_BLANK * place) + Text("▏", style=PARTS["target"][0])
     return bar
 
 
-def _part_ends(placed: PlacedRound, begun: float) -> list[tuple[str, float]]:
-    record = placed.record
+def _part_ends(round_: PlacedRound, start_ms: float) -> list[tuple[str, float]]:
+    record = round_.record
     whole = record.round_ms
     way = record.wire_ms / 2
     step = max(0.0, record.target.service_ms - record.target.queue_ms)
@@ -79,11 +79,11 @@ def _part_ends(placed: PlacedRound, begun: float) -> list[tuple[str, float]]:
         ("wire", way),
         ("accept", record.accept_ms),
     )
-    found, at = [], begun
+    ends, at = [], start_ms
     for name, length in lengths:
-        at = min(at + length, begun + whole)
-        found.append((name, at))
-    return found
+        at = min(at + length, start_ms + whole)
+        ends.append((name, at))
+    return ends
 
 
 def _legend() -> Text:

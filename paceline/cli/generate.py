@@ -21,8 +21,8 @@ from paceline.cli.one_request import (
     MaxNewTokens,
     NumDraftTokens,
     Url,
-    answering,
     draft_tokens,
+    open_client,
 )
 from paceline.cli.prompt_report import prompt_json, prompt_table
 from paceline.cli.serve import check_models
@@ -51,8 +51,8 @@ from paceline.timeline.saved import EXTENSION, ROUNDS, rounds_json
 
 
 @dataclass(frozen=True)
-class _Wanted:
-    """What `generate` was asked to do besides the request itself."""
+class _RunOptions:
+    """A request, and the options of `generate` beside it."""
 
     request: GenerateRequest
     as_json: bool
@@ -82,7 +82,7 @@ def generate(
     max_new_tokens: MaxNewTokens = DEFAULT_MAX_NEW_TOKENS,
     temperature: Annotated[float | None, typer.Option(help="0 is greedy.", show_default=_models("1"))] = None,
     top_k: Annotated[
-        int | None, typer.Option(help="Keep the k most probable tokens; 0 keeps all.", show_default=_models("0"))
+        int | None, typer.Option(help="Keep the k most probable tokens; 0: all.", show_default=_models("0"))
     ] = None,
     top_p: Annotated[
         float | None,
@@ -94,13 +94,17 @@ def generate(
     ] = None,
     repetition_penalty: Annotated[
         float | None,
-        typer.Option(help="Above 1: less of what prompt and text have, in [0.01, 100].", show_default=_models("1")),
+        typer.Option(
+            help="Above 1: tokens of prompt and text get less probable, in [0.01, 100].", show_default=_models("1")
+        ),
     ] = None,
-    presence_penalty: Annotated[float, typer.Option(help="Less of what the text has, in [-2, 2].")] = 0.0,
-    frequency_penalty: Annotated[float, typer.Option(help="The same, for each occurrence, in [-2, 2].")] = 0.0,
+    presence_penalty: Annotated[
+        float, typer.Option(help="Above 0: tokens of the text get less probable, in [-2, 2].")
+    ] = 0.0,
+    frequency_penalty: Annotated[float, typer.Option(help="The same, once for each occurrence, in [-2, 2].")] = 0.0,
     logit_bias: Annotated[list[str] | None, typer.Option(help="ID=BIAS, in [-100, 100]; repeatable.")] = None,
     bad_words: Annotated[
-        list[str] | None, typer.Option(help="Token ids ID,ID,… that never come; repeatable.")
+        list[str] | None, typer.Option(help="Sequence of token ids ID,ID,… that the text never has; repeatable.")
     ] = None,
     min_tokens: Annotated[int, typer.Option(help="Tokens before the text may end.")] = 0,
     json_schema: Annotated[
@@ -112,7 +116,7 @@ def generate(
     seed: Annotated[int | None, typer.Option(help="Fixes every draw.", show_default="drawn and reported")] = None,
     n: Annotated[int, typer.Option("--n", "-n", help="Samples of the same prompt and seed.")] = 1,
     acceptance: Annotated[
-        Acceptance, typer.Option(help="The rule: coupled trusts no draft, rejection and block trust its q.")
+        Acceptance, typer.Option(help="Acceptance rule: coupled trusts no draft, rejection and block trust its q.")
     ] = Acceptance.COUPLED,
     drafter: Annotated[
         str | None,
@@ -120,7 +124,7 @@ def generate(
     ] = None,
     num_draft_tokens: NumDraftTokens = AUTO,
     prediction: Annotated[
-        Path | None, typer.Option(help="A file with text that the output will repeat, edited in places.")
+        Path | None, typer.Option(help="A file with text that most of the output will repeat.")
     ] = None,
     coordinator: Url = DEFAULT_ADDRESS,
     local: Annotated[bool, typer.Option("--local", help="Start services for this one command.")] = False,
@@ -139,16 +143,18 @@ def generate(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per sample.")] = False,
     prompt_logprobs: Annotated[
         int | None,
-        typer.Option(help="Show each prompt token's log-probability and so many of the best there, in [0, 20]."),
+        typer.Option(
+            help="Show each prompt token's log-probability, and those of the N most probable ones, in [0, 20]."
+        ),
     ] = None,
     compare: Annotated[bool, typer.Option("--compare", help="Run again target-only and show both speeds.")] = False,
-    explain: Annotated[bool, typer.Option("--explain", help="Show why it was drafted for so.")] = False,
+    explain: Annotated[bool, typer.Option("--explain", help="Show why its rounds were drafted so.")] = False,
     trace_file: Annotated[
-        Path | None, typer.Option(help="Write where its time went, for Perfetto.", show_default="none")
+        Path | None, typer.Option(help="Write a timeline of the rounds for Perfetto.", show_default="none")
     ] = None,
     rounds: Annotated[bool, typer.Option("--rounds", help="With --json: the record of every round.")] = False,
 ) -> None:
-    """Generate text and stream it, coloured by where each token came from."""
+    """Generate text and stream it, coloured by the origin of each token."""
     messages = _messages(prompt, prompt_file, chat, system)
     require(not (compare and (as_json or n > 1)), "compare", compare, "left out with --json and --n")
     require(trace_file is None or n == 1, "trace_file", str(trace_file), "left out with --n")
@@ -178,18 +184,18 @@ def generate(
         prompt_logprobs=prompt_logprobs,
         acceptance=acceptance,
         prediction_text=read_text("prediction", prediction) if prediction else "",
-        # The services that --local starts have one drafter, whatever they call it.
+        # The services that --local starts have one drafter, whatever its name.
         speculation=SpeculationSettings(
             drafter=drafter if drafter and not (local and drafter != NONE) else "",
             num_draft_tokens=draft_tokens(num_draft_tokens),
             explain=explain,
         ),
     )
-    wanted = _Wanted(request, as_json, compare, n, trace_file, rounds)
+    options = _RunOptions(request, as_json, compare, n, trace_file, rounds)
     if local:
         settings = local_settings(model, drafter or AUTO, quantization)
         with signals_interrupt(), _local_services(settings, quiet=as_json) as services:
-            _generate_at(services.reach("coordinator"), None, timeout, wanted)
+            _generate_at(services.reach("coordinator"), None, timeout, options)
     else:
         peer = PeerSettings(
             address=coordinator,
@@ -198,20 +204,20 @@ def generate(
             tls_key=tls_key,
             server_name=tls_server_name,
         )
-        _generate_at(peer, read_api_key(api_key_file), timeout, wanted)
+        _generate_at(peer, read_api_key(api_key_file), timeout, options)
 
 
 def _messages(
     prompt: str | None, prompt_file: Path | None, chat: str | None, system: str | None
 ) -> tuple[ChatMessage, ...]:
-    given = sum(value is not None for value in (prompt, prompt_file, chat))
-    require(given == 1, "inputs given", given, "exactly 1 of --prompt, --prompt-file and --chat")
+    count = sum(value is not None for value in (prompt, prompt_file, chat))
+    require(count == 1, "inputs given", count, "exactly 1 of --prompt, --prompt-file and --chat")
     require(system is None or chat is not None, "system", system, "given with --chat only")
     require(chat != "", "chat", chat, "at least 1 character")
     if chat is None:
         return ()
-    before = () if system is None else (ChatMessage("system", system),)
-    return (*before, ChatMessage("user", chat))
+    system_message = () if system is None else (ChatMessage("system", system),)
+    return (*system_message, ChatMessage("user", chat))
 
 
 def _bias(entry: str) -> tuple[int, float]:
@@ -231,9 +237,9 @@ def _word(entry: str) -> tuple[int, ...]:
 
 def _grammar(json_schema: str | None, regex: str | None, lark: str | None) -> Grammar | None:
     texts = {GrammarKind.JSON_SCHEMA: json_schema, GrammarKind.REGEX: regex, GrammarKind.LARK: lark}
-    given = {kind: text for kind, text in texts.items() if text is not None}
-    require(len(given) <= 1, "grammars given", len(given), "at most 1 of --json-schema, --regex and --lark")
-    for kind, text in given.items():
+    grammars = {kind: text for kind, text in texts.items() if text is not None}
+    require(len(grammars) <= 1, "grammars given", len(grammars), "at most 1 of --json-schema, --regex and --lark")
+    for kind, text in grammars.items():
         return Grammar(kind, read_text(kind.value, Path(text[1:])) if text.startswith("@") else text)
     return None
 
@@ -254,46 +260,46 @@ def _local_services(settings: ServeSettings, *, quiet: bool) -> Iterator[Supervi
         yield running
 
 
-def _generate_at(peer: PeerSettings, api_key: str | None, timeout_s: float | None, wanted: _Wanted) -> None:
-    with answering(peer, api_key, timeout_s) as client:
-        if wanted.samples == 1 and not wanted.as_json:
-            _stream(client, wanted)
+def _generate_at(peer: PeerSettings, api_key: str | None, timeout_s: float | None, options: _RunOptions) -> None:
+    with open_client(peer, api_key, timeout_s) as client:
+        if options.samples == 1 and not options.as_json:
+            _stream(client, options)
             return
-        for generation in client.generate_samples(wanted.samples, wanted.request):
-            _write_trace(wanted, generation)
-            if wanted.as_json:
-                shown = (
+        for generation in client.generate_samples(options.samples, options.request):
+            _write_trace(options, generation)
+            if options.as_json:
+                document = (
                     display.generation_json(generation) | prompt_json(generation) | explanation_json(generation.stats)
                 )
-                if wanted.rounds:
-                    shown[EXTENSION] = {ROUNDS: rounds_json(generation.stats.records)}
-                typer.echo(json.dumps(shown, ensure_ascii=False))
+                if options.rounds:
+                    document[EXTENSION] = {ROUNDS: rounds_json(generation.stats.records)}
+                typer.echo(json.dumps(document, ensure_ascii=False))
             else:
                 typer.echo(f"--- sample {generation.sample_index}, seed {generation.seed}\n{generation.text}")
                 if generation.prompt_logprobs:
                     Console().print(prompt_table(generation))
-                if wanted.request.speculation.explain:
+                if options.request.speculation.explain:
                     Console().print(*explanation_tables(generation.stats), sep="\n")
 
 
-def _write_trace(wanted: _Wanted, generation: Generation) -> None:
-    if wanted.trace_file is not None:
-        write_trace(wanted.trace_file, generation.stats.records)
+def _write_trace(options: _RunOptions, generation: Generation) -> None:
+    if options.trace_file is not None:
+        write_trace(options.trace_file, generation.stats.records)
 
 
-def _stream(client: Client, wanted: _Wanted) -> None:
+def _stream(client: Client, options: _RunOptions) -> None:
     console = Console()
     console.print(display.legend())
-    ours = _show_stream(client, wanted.request, console)
+    ours = _show_stream(client, options.request, console)
     if ours.prompt_logprobs:
         console.print(prompt_table(ours))
     console.print(display.stats_table(ours.stats, ours.seed))
-    _write_trace(wanted, ours)
-    if wanted.request.speculation.explain:
+    _write_trace(options, ours)
+    if options.request.speculation.explain:
         console.print(*explanation_tables(ours.stats), sep="\n")
-    if wanted.compare:
+    if options.compare:
         off = SpeculationSettings(off=True)
-        plain = client.generate(replace(wanted.request, seed=ours.seed, speculation=off, prompt_logprobs=None))
+        plain = client.generate(replace(options.request, seed=ours.seed, speculation=off, prompt_logprobs=None))
         console.print(display.comparison(ours, plain))
 
 

@@ -1,4 +1,4 @@
-"""`paceline keys`: the API keys that a coordinator takes."""
+"""`paceline keys`: the API keys that a coordinator accepts."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ KeyFile = Annotated[Path, typer.Option("--file", help="The key file, as the coor
 
 keys = typer.Typer(
     no_args_is_help=True,
-    help="The API keys that a coordinator takes; it reads the file again by itself, within a second.",
+    help="The API keys that a coordinator accepts; it rereads the file within a second.",
     epilog=example("paceline keys new alice --file keys.json --requests-per-minute 60"),
 )
 
 
 @keys.command()
 def new(
-    name: Annotated[str, typer.Argument(help="What the key is called in lists and logs.")],
+    name: Annotated[str, typer.Argument(help="The key's name in lists and logs.")],
     file: KeyFile,
-    tenant: Annotated[str | None, typer.Option(help="Whose it is.", show_default="the name")] = None,
+    tenant: Annotated[str | None, typer.Option(help="The key's owner.", show_default="the name")] = None,
     requests_per_minute: Annotated[int | None, typer.Option(show_default="no limit")] = None,
     tokens_per_minute: Annotated[
-        int | None, typer.Option(help="Of prompts and texts.", show_default="no limit")
+        int | None, typer.Option(help="Prompt and generated tokens together.", show_default="no limit")
     ] = None,
     max_concurrent_requests: Annotated[int | None, typer.Option(show_default="no limit")] = None,
 ) -> None:
-    """Add a key and print it, this once: the file has only its hash."""
+    """Add a key and print it; this is the only time, since the file has only its hash."""
     key = new_key()
     try:
         limits = KeyLimits(
@@ -43,11 +43,11 @@ def new(
             tokens_per_minute=tokens_per_minute,
             max_concurrent_requests=max_concurrent_requests,
         )
-        added = ApiKey(name=name, sha256=hash_of(key), tenant=tenant, limits=limits)
+        entry = ApiKey(name=name, sha256=hash_of(key), tenant=tenant, limits=limits)
     except ValidationError as error:
         raise refusal(error) from error
-    known = load_keys(file) if file.exists() else ApiKeys()
-    save_keys(known.with_key(added), file)
+    current = load_keys(file) if file.exists() else ApiKeys()
+    save_keys(current.with_key(entry), file)
     typer.echo(key)
 
 
@@ -62,7 +62,7 @@ def list_(file: KeyFile) -> None:
 
 
 @keys.command()
-def revoke(name: Annotated[str, typer.Argument(help="Of the key.")], file: KeyFile) -> None:
-    """Remove a key: its running requests end within a second, and no new one is taken."""
+def revoke(name: Annotated[str, typer.Argument(help="The key's name.")], file: KeyFile) -> None:
+    """Remove a key: its running requests end within a second, and new ones are refused."""
     save_keys(load_keys(file).without_key(name), file)
     typer.echo(f"revoked {name}")

@@ -1,7 +1,7 @@
 """The `paceline` command.
 
-Bad input is one line on stderr that names field, value and limit, and exit
-code 2. Nothing here imports the engine before a command needs it, so the base
+Bad input gives one line on stderr that names field, value and limit, and exit
+code 2. No module here imports the engine before a command needs it, so the base
 installation (the client) has every command and says what it lacks.
 """
 

@@ -18,7 +18,7 @@ from paceline.runtime.config import DEFAULT_MODEL
 models = typer.Typer(help="Models on this machine: list, pull and remove them.", no_args_is_help=True)
 app.add_typer(models, name="models")
 
-Name = Annotated[str, typer.Argument(help="Which model.")]
+Name = Annotated[str, typer.Argument(help="The model's name.")]
 
 
 @app.command(epilog=example("paceline pull smollm2-135m"))

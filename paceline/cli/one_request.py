@@ -1,4 +1,4 @@
-"""What the commands share that run a request: its options, and a client of a coordinator that answers."""
+"""What commands that run a request share: its options, and a client of a coordinator that answers."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def one_request(
     acceptance: Acceptance = Acceptance.COUPLED,
     explain: bool = False,
 ) -> GenerateRequest:
-    """The request that these options ask for; exactly one of `prompt` and `chat`, a user's message, is given.
+    """The request of these options: exactly one of `prompt` and `chat` is given, and `chat` is a user's message.
 
     Raises:
         InvalidInput: naming option, value and limit.
@@ -60,26 +60,26 @@ def one_request(
     )
 
 
-def draft_tokens(given: str) -> int | None:
-    """What `--num-draft-tokens` says; None: auto. Raises InvalidInput."""
-    if given == AUTO:
+def draft_tokens(text: str) -> int | None:
+    """The value of `--num-draft-tokens`; None: auto. Raises InvalidInput."""
+    if text == AUTO:
         return None
     limit = f"auto or an integer in [0, {MAX_PROPOSAL_NODES}]"
-    require(given.lstrip("-").isdecimal(), "num_draft_tokens", given, limit)
-    return int(given)
+    require(text.lstrip("-").isdecimal(), "num_draft_tokens", text, limit)
+    return int(text)
 
 
 def run_request(
     request: GenerateRequest, peer: PeerSettings, api_key_file: Path | None, timeout_s: float | None
 ) -> Generation:
-    """Run it at a coordinator, and wait for its end."""
-    with answering(peer, read_api_key(api_key_file), timeout_s) as client:
+    """Run a request at a coordinator, and wait for its end."""
+    with open_client(peer, read_api_key(api_key_file), timeout_s) as client:
         return client.generate(request)
 
 
 @contextmanager
-def answering(peer: PeerSettings, api_key: str | None, timeout_s: float | None) -> Iterator[Client]:
-    """A client of a coordinator, which has just answered."""
+def open_client(peer: PeerSettings, api_key: str | None, timeout_s: float | None) -> Iterator[Client]:
+    """A client of a coordinator that has just answered."""
     with Client(peer, timeout_s=timeout_s, api_key=api_key) as client:
-        client.describe_models()  # fails at once where nobody listens; a broken stream would be resumed
+        client.describe_models()  # fails at once if nobody listens; a generation would wait for a retry
         yield client

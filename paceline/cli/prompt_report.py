@@ -1,4 +1,4 @@
-"""How a prompt's log-probabilities are shown: a table for people, a list for programs."""
+"""A prompt's log-probabilities: a table for people, a list for programs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def prompt_table(generation: Generation) -> Table:
 
 
 def prompt_json(generation: Generation) -> dict[str, object]:
-    """One entry for each token of the prompt, null for the first; empty where no report was asked for."""
+    """One entry for each token of the prompt, null for the first; empty if the request didn't ask for them."""
     if not generation.prompt_logprobs:
         return {}
     entries = [

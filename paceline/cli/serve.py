@@ -24,7 +24,7 @@ from paceline.runtime.roles import PeerRole
 from paceline.runtime.stopping import signals_interrupt
 
 VARIABLES = ("PACELINE_SERVE_SPECULATIVE_CONFIG", "PACELINE_SERVE_LOG_DIR")
-"""Of the options that are no settings."""
+"""Variables of the options that are no settings."""
 
 
 @app.command(
@@ -58,7 +58,7 @@ def serve(
 ) -> None:
     """Start the services on this machine, each a process; Ctrl-C stops them all, a second one kills them."""
     need_engine("serve")
-    _take_in(flags, chosen_model, speculative_config)
+    _merge_arguments(flags, chosen_model, speculative_config)
     settings = gather(ServeSettings, config, flags, os.environ, VARIABLES).config
     check_models(settings)
     folder = log_dir or Path(tempfile.mkdtemp(prefix="paceline-"))
@@ -71,8 +71,8 @@ def serve(
         typer.echo("stopped")
 
 
-def _take_in(flags: dict[str, Any], model: str | None, speculative_config: str | None) -> None:
-    """Add what the options that are no settings say to the settings' flags; what is said twice is refused."""
+def _merge_arguments(flags: dict[str, Any], model: str | None, speculative_config: str | None) -> None:
+    """Add the options that are no settings to the settings' flags, and refuse values that are given twice."""
     if speculative_config is not None:
         drafter, num_draft_tokens = speculative_drafter(speculative_config)
         for name, value in (("drafter", drafter), ("num_draft_tokens", num_draft_tokens)):
@@ -93,7 +93,7 @@ def _serve_until_stopped(services: SupervisedServices) -> None:
 
 
 def _client_flags(tls: Path | None) -> str:
-    """What a client adds to its command under mutual TLS."""
+    """The flags that a client needs under mutual TLS."""
     if tls is None:
         return ""
     name = PeerRole.COORDINATOR.server_name
@@ -102,7 +102,7 @@ def _client_flags(tls: Path | None) -> str:
 
 
 def check_models(settings: ServeSettings) -> None:
-    """Refuse bad settings and a model that isn't there before any process starts."""
+    """Refuse bad settings and a missing model before any process starts."""
     check_settings(settings)
     resolve(settings.model)
     DrafterChoice.parse(settings.drafter).check(settings.model)

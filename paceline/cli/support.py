@@ -28,10 +28,10 @@ ApiKeyFile = Annotated[
 ]
 TlsCa = Annotated[Path | None, typer.Option(help="Trust this CA and use TLS.", show_default="plaintext")]
 TlsCertificate = Annotated[
-    Path | None, typer.Option(help="PEM certificate to show, where the services demand one.", show_default="none")
+    Path | None, typer.Option(help="PEM certificate to show if the services demand one.", show_default="none")
 ]
 TlsRoles = Annotated[
-    bool, typer.Option(help="Where a certificate is shown: whether the services' name roles, or hosts.")
+    bool, typer.Option(help="With a certificate: whether the services' certificates name roles, or hosts.")
 ]
 TlsKey = Annotated[Path | None, typer.Option(help="PEM key of the certificate.", show_default="none")]
 
@@ -42,8 +42,8 @@ def example(*commands: str) -> str:
 
 
 @dataclass(frozen=True)
-class ShownTls:
-    """How services are reached over TLS, and what is shown to them; `roles`: their certificates name roles."""
+class ClientTls:
+    """A client's TLS files; `roles`: the services' certificates name roles."""
 
     ca: Path | None = None
     certificate: Path | None = None
@@ -51,7 +51,7 @@ class ShownTls:
     roles: bool = True
 
     def peer(self, role: PeerRole, address: str) -> PeerSettings:
-        """How to reach one of them: where a certificate is shown, by the name of its role, if roles are in use."""
+        """The connection to a service; with a certificate and `roles`, its server name is that of its role."""
         return PeerSettings(
             address=address,
             tls_ca=self.ca,
@@ -62,9 +62,9 @@ class ShownTls:
 
 
 def read_api_key(file: Path | None) -> str | None:
-    """The API key of a file, or of the environment; None: neither is there.
+    """The API key of a file, or of the environment; None: neither has one.
 
-    A key is never an argument: every user of a machine sees those.
+    A key is never an argument, since every user of a machine sees those.
 
     Raises:
         InvalidInput: the file can't be read or is empty.
@@ -76,8 +76,8 @@ def read_api_key(file: Path | None) -> str | None:
     return key
 
 
-def listed(text: str) -> tuple[str, ...]:
-    """The parts of an option that has commas between."""
+def split_commas(text: str) -> tuple[str, ...]:
+    """The parts of an option between its commas."""
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 

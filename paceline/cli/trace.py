@@ -1,4 +1,4 @@
-"""`paceline trace`: where a request's time went, round by round, in the terminal or as a file for Perfetto."""
+"""`paceline trace`: a request's time, round by round, in the terminal or as a file for Perfetto."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from paceline.timeline.saved import read_rounds
 )
 def trace(
     request: Annotated[
-        Path | None, typer.Option(help="A saved response with its rounds, of HTTP or of generate --json --rounds.")
+        Path | None, typer.Option(help="A saved response with rounds, of HTTP or of generate --json --rounds.")
     ] = None,
     prompt: Annotated[str | None, typer.Option(help="Run this: plain text to go on from.")] = None,
     chat: Annotated[str | None, typer.Option(help="Run this: a user message.")] = None,
@@ -68,13 +68,13 @@ def trace(
     api_key_file: ApiKeyFile = None,
     timeout: Timeout = None,
 ) -> None:
-    """Show a request's rounds on a time axis: one that was saved, or one that is run now."""
-    given = sum(value is not None for value in (request, prompt, chat))
-    require(given == 1, "inputs given", given, "exactly 1 of --request, --prompt and --chat")
+    """Show the rounds of a saved request, or of one that is run now, on a time axis."""
+    count = sum(value is not None for value in (request, prompt, chat))
+    require(count == 1, "inputs given", count, "exactly 1 of --request, --prompt and --chat")
     if request is not None:
         records: Sequence[RoundRecord] = read_rounds(request)
     else:
-        asked = one_request(
+        new_request = one_request(
             prompt,
             chat,
             max_new_tokens=max_new_tokens,
@@ -84,7 +84,7 @@ def trace(
             num_draft_tokens=num_draft_tokens,
         )
         peer = PeerSettings(address=url, tls_ca=tls_ca, tls_certificate=tls_certificate, tls_key=tls_key)
-        records = run_request(asked, peer, api_key_file, timeout).stats.records
+        records = run_request(new_request, peer, api_key_file, timeout).stats.records
     if out is not None:
         write_trace(out, records)
     if show or (show is None and out is None):

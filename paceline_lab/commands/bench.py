@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.cli.support import example, listed
+from paceline.cli.support import example, split_commas
 from paceline.protocol.errors import InvalidInput, require
 from paceline.protocol.proposal import AUTO, Acceptance
 from paceline.runtime.config import DEFAULT_MODEL
@@ -108,17 +108,17 @@ def speed(
     from paceline_lab.bench.speed.run import SpeedPlan
     from paceline_lab.bench.speed.settings import drafter_settings, drafters_of, fixed_settings
 
-    counts = [_draft_tokens(text) for text in listed(num_draft_tokens)]
-    variants = split_drafters(drafter), [_acceptance(rule) for rule in listed(acceptance)], counts
+    counts = [_draft_tokens(text) for text in split_commas(num_draft_tokens)]
+    variants = split_drafters(drafter), [_acceptance(rule) for rule in split_commas(acceptance)], counts
     if k is None and not alone:
         settings = drafter_settings(*variants)
     else:
-        lengths = [_count("k", text) for text in listed(k or "")]
+        lengths = [_count("k", text) for text in split_commas(k or "")]
         settings = fixed_settings(*variants, lengths, drafters_of(variants[0][0], model) if alone else ())
     plan = SpeedPlan(
         prompts=_prompts(kind, prompts, category, per_category),
         settings=settings,
-        temperatures=tuple(_number("temperature", text) for text in listed(temperature)),
+        temperatures=tuple(_number("temperature", text) for text in split_commas(temperature)),
         pairs=pairs,
         tokens=tokens,
         seed=seed,
@@ -169,7 +169,7 @@ def peers(
     """The same prompts on other systems, each in its own environment, interleaved with ours."""
     from paceline_lab.bench.peers import install as peer_install
 
-    names = listed(peers_listed)
+    names = split_commas(peers_listed)
     peer_install.check_peers(names)
     home = peer_install.peers_home(peers_home)
     if install:
@@ -209,9 +209,9 @@ def overlap(
     _need_benchmarks("overlap")
     from paceline_lab.bench.simulated.overlap import OverlapPlan, measure_overlap
 
-    acceptances = tuple(_number("acceptance", text) for text in listed(acceptance))
-    times = tuple(_number("verify_ms", text) for text in listed(verify_ms))
-    plan = OverlapPlan(listed(only), times, acceptances, generations, tokens)
+    acceptances = tuple(_number("acceptance", text) for text in split_commas(acceptance))
+    times = tuple(_number("verify_ms", text) for text in split_commas(verify_ms))
+    plan = OverlapPlan(split_commas(only), times, acceptances, generations, tokens)
     typer.echo(f"report: {measure_overlap(plan, out, name, add=add)}")
 
 
@@ -231,8 +231,8 @@ def ab(
     from paceline_lab.bench.ab.command import measure_ab
     from paceline_lab.bench.ab.experiments import AbOptions
 
-    options = AbOptions(model, tuple(_count("users", text) for text in listed(users)), tokens)
-    typer.echo(f"report: {measure_ab(experiment, options, turns, listed(arms), against, out)}")
+    options = AbOptions(model, tuple(_count("users", text) for text in split_commas(users)), tokens)
+    typer.echo(f"report: {measure_ab(experiment, options, turns, split_commas(arms), against, out)}")
 
 
 @bench.command(
@@ -287,9 +287,9 @@ def _prompts(
 
     if file is None:
         require(categories is None, "category", categories, "given with --prompts only")
-        return load_prompts(KINDS if kinds is None else listed(kinds))
+        return load_prompts(KINDS if kinds is None else split_commas(kinds))
     require(kinds is None, "kind", kinds, "left out with --prompts, whose categories --category chooses")
-    return load_questions(file, listed(categories or ""), per_category)
+    return load_questions(file, split_commas(categories or ""), per_category)
 
 
 def split_drafters(text: str) -> Sequence[str]:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from paceline.cli.support import example, listed
+from paceline.cli.support import example, split_commas
 from paceline.protocol.errors import InvalidInput
 from paceline.runtime.config import DEFAULT_MODEL, EngineSettings, load_config
 from paceline.runtime.options import takes_settings
@@ -80,6 +80,6 @@ def branches(
 
 def _temperatures(text: str) -> tuple[float, ...]:
     try:
-        return tuple(float(part) for part in listed(text))
+        return tuple(float(part) for part in split_commas(text))
     except ValueError as error:
         raise InvalidInput.of("temperature", text, "numbers with commas between") from error

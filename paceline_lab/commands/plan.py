@@ -9,13 +9,13 @@ import typer
 from rich.console import Console
 
 from paceline.cli.support import (
-    ShownTls,
+    ClientTls,
     TlsCa,
     TlsCertificate,
     TlsKey,
     TlsRoles,
     example,
-    listed,
+    split_commas,
 )
 from paceline.protocol.errors import InvalidInput, require
 from paceline.runtime.config import DEFAULT_MODEL, EngineSettings, load_config
@@ -112,14 +112,14 @@ def plan(
     from paceline_lab.predict.sample import SampleWanted
 
     target = target_of(sample, target) or target or DEFAULT_MODEL
-    tls = ShownTls(tls_ca, tls_certificate, tls_key, tls_roles)
+    tls = ClientTls(tls_ca, tls_certificate, tls_key, tls_roles)
     services = _services(target_url, draft_url or [], drafter or [], tls)
     wanted = PlanWanted(
         target=target,
         sample=SampleWanted(sample, _numbers("temperature", temperature), texts, answer_tokens, seed),
         out=out,
         drafters=() if services else drafters_named(drafter or [], target),
-        shapes=tuple(ProposalShape.parse(each) for each in listed(k)),
+        shapes=tuple(ProposalShape.parse(each) for each in split_commas(k)),
         loads=_whole_numbers("sessions", sessions),
         times=TimesWanted(
             target_line=CostLine.parse("target_line", target_line),
@@ -147,14 +147,14 @@ def plan(
     typer.echo(f"written: {page} and {page.with_suffix('.md').name} beside it")
 
 
-def _services(target: str, drafts: list[str], drafters: list[str], tls: ShownTls) -> ServicesWanted | None:
+def _services(target: str, drafts: list[str], drafters: list[str], tls: ClientTls) -> ServicesWanted | None:
     """The running services that read the texts; None: this machine does."""
     from paceline_lab.predict.services import ServicesWanted
 
     if not target:
         limit = "left out without --target-url"
         require(not drafts, "draft_url", drafts, limit)
-        require(tls == ShownTls(), "tls", "given", limit)
+        require(tls == ClientTls(), "tls", "given", limit)
         return None
     return ServicesWanted(
         tls.peer(PeerRole.TARGET, target), tuple(tls.peer(PeerRole.DRAFT, each) for each in drafts), tuple(drafters)
@@ -163,14 +163,14 @@ def _services(target: str, drafts: list[str], drafters: list[str], tls: ShownTls
 
 def _numbers(field: str, text: str) -> tuple[float, ...]:
     try:
-        return tuple(float(each) for each in listed(text))
+        return tuple(float(each) for each in split_commas(text))
     except ValueError as error:
         raise InvalidInput.of(field, text, "numbers with commas between") from error
 
 
 def _whole_numbers(field: str, text: str) -> tuple[int, ...]:
-    require(all(each.isdecimal() for each in listed(text)), field, text, "whole numbers with commas between")
-    return tuple(int(each) for each in listed(text))
+    require(all(each.isdecimal() for each in split_commas(text)), field, text, "whole numbers with commas between")
+    return tuple(int(each) for each in split_commas(text))
 
 
 def _draft_lines(stated: list[str]) -> dict[str, CostLine]:

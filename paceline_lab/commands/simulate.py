@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.cli.support import example, listed
+from paceline.cli.support import example, split_commas
 from paceline.protocol.errors import require
 from paceline.protocol.proposal import AUTO
 
@@ -71,7 +71,7 @@ def simulate(
     if "+ahead" not in k:
         _left_out("without N+ahead in k", fan_out=None if fan_out == FAN_OUT else fan_out)
     stated = {name: _line(name, text) for name, text in lines.items()}
-    _replay(trace, {**ways, **stated}, k, fan_out, [_whole("sessions", text) for text in listed(sessions)])
+    _replay(trace, {**ways, **stated}, k, fan_out, [_whole("sessions", text) for text in split_commas(sessions)])
 
 
 def _left_out(limit: str, **options: object) -> None:
@@ -117,7 +117,9 @@ def _policies(text: str, fan_out: int, setting: TracedSetting) -> list[Policy]:
     from paceline_lab.simulate.planned import PlannedPolicy
     from paceline_lab.simulate.report import parse_policy
 
-    found: list[Policy] = [PlannedPolicy() if each == AUTO else parse_policy(each, fan_out) for each in listed(text)]
+    found: list[Policy] = [
+        PlannedPolicy() if each == AUTO else parse_policy(each, fan_out) for each in split_commas(text)
+    ]
     require(bool(found), "k", text, "auto or a number, or more of them")
     drafts = setting.draft.is_known or all(each.name in ("0", AUTO) for each in found)
     require(drafts, "k", text, "0 or auto, since the trace has no draft; or give --draft-line")

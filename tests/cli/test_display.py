@@ -11,10 +11,10 @@ from rich.console import Console
 from paceline.cli.display import (
     STYLES,
     StreamDisplay,
-    coloured,
+    coloured_text,
     comparison,
     generation_json,
-    shown_histogram,
+    histogram_text,
     stats_table,
 )
 from paceline.client import Collector, Generation
@@ -48,7 +48,7 @@ def generation(token_ids: tuple[int, ...] = (5, 6, 7), speed: float = 50.0) -> G
 
 
 def test_each_tokens_text_has_its_provenances_colour() -> None:
-    text = coloured(MIXED)
+    text = coloured_text(MIXED)
     assert text.plain == MIXED.text
     spans = [(text.plain[span.start : span.end], span.style) for span in text.spans]
     accepted, bonus = STYLES[Provenance.ACCEPTED], STYLES[Provenance.BONUS]
@@ -57,7 +57,7 @@ def test_each_tokens_text_has_its_provenances_colour() -> None:
 
 def test_text_held_back_belongs_to_the_token_that_made_it_certain() -> None:
     provenance = (Provenance.ACCEPTED, Provenance.RECOVERED)
-    text = coloured(Tokens((1, 2), "é", provenance, (), (0, 1)))
+    text = coloured_text(Tokens((1, 2), "é", provenance, (), (0, 1)))
     assert [(span.start, span.end) for span in text.spans if span.start < span.end] == [(0, 1)]
     assert text.spans[-1].style == STYLES[Provenance.RECOVERED]
 
@@ -87,7 +87,7 @@ def test_stream_and_collector_give_the_whole_text() -> None:
     ],
 )
 def test_a_histogram_says_what_happened_in_a_line(counts: tuple[int, ...], shown: str) -> None:
-    assert shown_histogram(counts) == shown
+    assert histogram_text(counts) == shown
 
 
 def test_text_that_looks_like_markup_is_shown_as_it_is() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 from typer.testing import CliRunner
 
-from paceline.cli.explanation import UNEXPLAINED, account_text, explanation_json, explanation_tables
+from paceline.cli.explanation import NO_EXPLANATION, account_text, explanation_json, explanation_tables
 from paceline.cli.main import app
 from paceline.local.settings import ServeSettings
 from paceline.local.supervisor import SupervisedServices
@@ -72,7 +72,7 @@ def test_the_account_says_who_is_ahead_and_when_it_is_overdrawn() -> None:
 
 def test_a_coordinator_that_does_not_explain_is_said_to_and_its_rounds_are_shown() -> None:
     lines = shown(GenerationStats(records=ROUNDS))
-    assert lines[0] == [UNEXPLAINED]
+    assert lines[0] == [NO_EXPLANATION]
     assert ["model", "4", "3.00", "150.00", "20.0", "2"] in lines
 
 
