@@ -1,6 +1,6 @@
-"""A certificate authority and a certificate for each role, to try mutual TLS out with.
+"""A certificate authority and a certificate for each role, to try mutual TLS.
 
-Production has cert-manager or the like. Needs the library `cryptography` (the extra `tls`).
+Production uses cert-manager or the like. Needs the library `cryptography` (the extra `tls`).
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ TRUST_DOMAIN = "local"
 HOSTS = ("localhost", LOCALHOST, "::1")
 AUTHORITY_DAYS = 30
 SKEW = timedelta(minutes=5)
-"""How far other machines' clocks may be behind."""
+"""How far clocks of other machines may be behind."""
 
 
 @dataclass(frozen=True)
-class Issued:
+class Credential:
     """A certificate and its key, PEM."""
 
     certificate: bytes
     key: bytes
 
     def write(self, folder: Path, name: str) -> None:
-        """As NAME.crt and NAME.key, which its owner alone may read; a reader of either sees all of it."""
+        """Write NAME.crt and NAME.key, whole or not at all; only the owner may read the key."""
         _replace(folder / f"{name}.key", self.key, 0o600)
         _replace(folder / f"{name}.crt", self.certificate, 0o644)
 
@@ -53,12 +53,12 @@ class Authority:
 
     @classmethod
     def create(cls, name: str = "Paceline development CA") -> Self:
-        """A new one, self-signed."""
+        """A new authority, self-signed."""
         key = ec.generate_private_key(ec.SECP256R1())
         subject = _name(name)
         lifetime = timedelta(days=AUTHORITY_DAYS)
         certificate = (
-            _begun(subject, subject, key, datetime.now(UTC) - SKEW, datetime.now(UTC) + lifetime)
+            _builder(subject, subject, key, datetime.now(UTC) - SKEW, datetime.now(UTC) + lifetime)
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
             .add_extension(_usage(signs_certificates=True), critical=True)
             .sign(key, hashes.SHA256())
@@ -67,29 +67,30 @@ class Authority:
 
     @classmethod
     def in_folder(cls, folder: Path) -> Self:
-        """The one whose files are in a folder, or a new one, written there.
+        """The authority of a folder, or a new one, which is written there.
 
         Raises:
-            InvalidInput: the files are there and are no authority's.
+            InvalidInput: the folder has ca.crt or ca.key, but not an authority's pair.
         """
         certificate, key = folder / f"{AUTHORITY}.crt", folder / f"{AUTHORITY}.key"
         if not certificate.exists() and not key.exists():
-            created = cls.create()
-            created.own.write(folder, AUTHORITY)
-            return created
+            authority = cls.create()
+            authority.own.write(folder, AUTHORITY)
+            return authority
         try:
-            loaded = serialization.load_pem_private_key(key.read_bytes(), None)
-            found = x509.load_pem_x509_certificate(certificate.read_bytes())
+            private_key = serialization.load_pem_private_key(key.read_bytes(), None)
+            own_certificate = x509.load_pem_x509_certificate(certificate.read_bytes())
         except (OSError, ValueError, TypeError) as error:
             raise InvalidInput.of("out", str(folder), f"a folder with its own ca.crt and ca.key ({error})") from error
-        if not isinstance(loaded, ec.EllipticCurvePrivateKey) or loaded.public_key() != found.public_key():
+        is_pair = private_key.public_key() == own_certificate.public_key()
+        if not is_pair or not isinstance(private_key, ec.EllipticCurvePrivateKey):
             raise InvalidInput.of("out", str(folder), "a folder whose ca.key is the key of its ca.crt")
-        return cls(found, loaded)
+        return cls(own_certificate, private_key)
 
     @property
-    def own(self) -> Issued:
+    def own(self) -> Credential:
         """Its own certificate and key."""
-        return Issued(_pem(self.certificate), _key_pem(self.key))
+        return Credential(_pem(self.certificate), _key_pem(self.key))
 
     def issue(
         self,
@@ -99,15 +100,15 @@ class Authority:
         hosts: Iterable[str] = (),
         lifetime: timedelta = timedelta(days=1),
         begins: datetime | None = None,
-    ) -> Issued:
-        """A certificate, for either end of a connection; `hosts` are DNS names and IP addresses."""
+    ) -> Credential:
+        """A certificate for either end of a connection; `hosts` are DNS names and IP addresses."""
         key = ec.generate_private_key(ec.SECP256R1())
         begins = begins or datetime.now(UTC) - SKEW
         ends = min(datetime.now(UTC) + lifetime, self.certificate.not_valid_after_utc)
         names = [x509.UniformResourceIdentifier(uri) for uri in uris] + [_host(host) for host in hosts]
         purposes = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
         certificate = (
-            _begun(_name(name), self.certificate.subject, key, begins, ends)
+            _builder(_name(name), self.certificate.subject, key, begins, ends)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(_usage(signs_certificates=False), critical=True)
             .add_extension(x509.ExtendedKeyUsage(purposes), critical=False)
@@ -115,12 +116,12 @@ class Authority:
             .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key()), critical=False)
             .sign(self.key, hashes.SHA256())
         )
-        return Issued(_pem(certificate), _key_pem(key))
+        return Credential(_pem(certificate), _key_pem(key))
 
     def issue_role(
         self, role: PeerRole, *, hosts: Iterable[str] = HOSTS, trust_domain: str = TRUST_DOMAIN, lifetime: timedelta
-    ) -> Issued:
-        """The certificate of a role: its URI, and where it serves its DNS name and the hosts."""
+    ) -> Credential:
+        """The certificate of a role, with its URI; that of a service has its DNS name and the hosts, too."""
         serves = role in (PeerRole.TARGET, PeerRole.DRAFT, PeerRole.COORDINATOR)
         names = (role.server_name, *hosts) if serves else ()
         return self.issue(role, uris=(role.uri(trust_domain),), hosts=names, lifetime=lifetime)
@@ -129,22 +130,22 @@ class Authority:
 def write_certificates(
     folder: Path, *, hosts: Iterable[str] = HOSTS, trust_domain: str = TRUST_DOMAIN, lifetime: timedelta
 ) -> None:
-    """Write a certificate and a key for each role, new ones each time, of the folder's authority.
+    """Write a new certificate and key for each role, signed by the folder's authority.
 
     Raises:
-        InvalidInput: the folder can't be written, or its authority not read.
+        InvalidInput: the folder can't be written, or its authority can't be read.
     """
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         authority = Authority.in_folder(folder)
         for role in PeerRole:
-            issued = authority.issue_role(role, hosts=hosts, trust_domain=trust_domain, lifetime=lifetime)
-            issued.write(folder, role)
+            credential = authority.issue_role(role, hosts=hosts, trust_domain=trust_domain, lifetime=lifetime)
+            credential.write(folder, role)
     except OSError as error:
         raise InvalidInput.of("out", str(folder), f"a folder that can be written ({error.strerror})") from error
 
 
-def _begun(
+def _builder(
     subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, begins: datetime, ends: datetime
 ) -> x509.CertificateBuilder:
     public = key.public_key()
@@ -196,7 +197,7 @@ def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def _replace(file: Path, content: bytes, mode: int) -> None:
-    beside = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
-    with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as out:
+    temporary = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
+    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as out:
         out.write(content)
-    beside.replace(file)
+    temporary.replace(file)

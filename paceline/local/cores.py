@@ -1,4 +1,4 @@
-"""How a machine's cores are divided between a target and its draft."""
+"""The division of a machine's cores between a target and its draft."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _CORES = re.compile(r"target=(?P<target>\d{1,4})(,draft=(?P<draft>\d{1,4}))?")
 
 @dataclass(frozen=True)
 class Cores:
-    """Compute threads of the two services that compute; draft 0: there is none."""
+    """Compute threads of target and draft; draft 0: there is no draft service."""
 
     target: int
     draft: int
@@ -31,7 +31,7 @@ class Cores:
         return cls(int(match["target"]), int(match["draft"] or 0))
 
     def check(self, total: int, *, drafts: bool) -> None:
-        """Refuse what the machine or the services don't have.
+        """Refuse more cores than the machine has, and a draft's cores without a draft.
 
         Raises:
             InvalidInput: naming the service.
@@ -44,7 +44,7 @@ class Cores:
         else:
             require(self.draft == 0, "cores draft", self.draft, "left out: there is no draft service")
 
-    def says(self, total: int) -> str:
+    def description(self, total: int) -> str:
         """The division in words."""
         if not self.draft:
             return f"target {self.target}"
@@ -54,5 +54,5 @@ class Cores:
 
 
 def by_rule(total: int, *, drafts: bool) -> Cores:
-    """Give the target every core and its draft one of them: a target alone loses nothing by the draft."""
+    """Give the target all cores and the draft one of them: without a draft at work the target loses none."""
     return Cores(total, 1 if drafts else 0)

@@ -1,6 +1,6 @@
-"""What `--drafter` may say: auto, ngram, model, mtp, none; auto and model with `:PATH` for a draft of one's own.
+"""The values of `--drafter`: auto, ngram, model, mtp, none; `auto:PATH` and `model:PATH` name a draft of one's own.
 
-`:PATH+PATH` names several, which one draft service offers; `auto` finds out which of them suits a request.
+`:PATH+PATH` names several drafts, which one draft service offers; `auto` finds the one that suits a request.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LIMIT = "auto, ngram, model, mtp or none; auto:PATH or model:PATH names a draft
 
 @dataclass(frozen=True)
 class DrafterChoice:
-    """How requests are drafted for unless they choose: the kind, and the draft models if any was named."""
+    """The default drafter of requests: its kind, and the named draft models."""
 
     kind: str
     models: tuple[str, ...] = ()
@@ -41,15 +41,15 @@ class DrafterChoice:
             return cls(MODEL, (OWN_MTP,))
         kind, separator, model = text.partition(":")
         takes_model = kind in (AUTO, MODEL)
-        known = takes_model or kind in (NGRAM, NONE)
+        is_known = takes_model or kind in (NGRAM, NONE)
         models = tuple(model.split(_SEVERAL)) if separator else ()
-        require(known and (not models or (takes_model and all(models))), "drafter", text, _LIMIT)
+        require(is_known and (not models or (takes_model and all(models))), "drafter", text, _LIMIT)
         return cls(kind, models)
 
     def draft_models(self, target: str) -> tuple[str, ...]:
-        """What the draft service loads beside a target, its default first; empty: none is needed.
+        """The models that the draft service loads for a target, its default first; empty: no draft service.
 
-        `auto` for a target whose own draft isn't there, or that has none, is content with n-grams.
+        With `auto`, a target that has no draft of its own on this machine is drafted for with n-grams alone.
         """
         if self.kind not in (AUTO, MODEL):
             return ()
@@ -58,11 +58,11 @@ class DrafterChoice:
         return self.models or (DEFAULT_DRAFT,)
 
     def missing_draft(self, target: str) -> str | None:
-        """What is not here of the draft that `auto` would choose, and the command that gets it."""
+        """The missing part of the draft that `auto` would choose, with the command that gets it; None: nothing."""
         return missing_draft(target) if self.kind == AUTO and not self.models else None
 
     def check(self, target: str) -> None:
-        """Refuse a draft model that isn't there.
+        """Refuse a missing draft model.
 
         Raises:
             InvalidInput: naming it.
@@ -72,5 +72,5 @@ class DrafterChoice:
 
 
 def _has_own_draft(target: str) -> bool:
-    pulled = pullable_draft(target)
-    return shipped_draft(target) is not None or (pulled is not None and is_pulled(pulled))
+    draft = pullable_draft(target)
+    return shipped_draft(target) is not None or (draft is not None and is_pulled(draft))

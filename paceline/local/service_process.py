@@ -37,7 +37,7 @@ LOG_LINES = 15
 HEALTH_SECONDS = 1.0
 STOP_SECONDS = 10.0
 SPIN_COUNT = 20_000
-"""Turns that an OpenMP thread waits before it sleeps, about 0.1 ms."""
+"""Turns that an OpenMP thread spins before it sleeps, about 0.1 ms."""
 ServiceName = Literal["target", "draft", "coordinator"]
 ProcessName = Literal[ServiceName, "gateway"]
 """The services, which speak gRPC, and what stands before them."""
@@ -51,11 +51,11 @@ PROGRAMS: Mapping[ProcessName, tuple[str, type[Settings]]] = {
 
 
 class ServiceFailed(PacelineError):
-    """A service ended, or never came up; the message has its refusal, or the last lines of its log."""
+    """A service ended or did not start; the message has its refusal, or the last lines of its log."""
 
 
 class ServiceRefused(ServiceFailed, InvalidInput):
-    """A service has refused what it was configured with; the message has the reason alone."""
+    """A service refused its configuration; the message has the reason alone."""
 
 
 Flags = dict[str, object]
@@ -73,7 +73,7 @@ def of_services(environment: Mapping[str, str]) -> list[str]:
 
 
 def inherited_environment() -> dict[str, str]:
-    """This process's environment, for a service that has its whole configuration from its starter."""
+    """This process's environment without variables of services, for a service that gets its whole configuration."""
     unread = of_services(os.environ)
     return {name: value for name, value in os.environ.items() if name not in unread}
 
@@ -85,8 +85,8 @@ class ServiceProcess:
     `start` may be called again after `stop` or `kill`; the log is appended to.
 
     Attributes:
-        keeps_log: whether the folder is there for the user to read, after a failure.
-        label: what its files are named after; the kind of service by default.
+        keeps_log: whether the user can read the folder after a failure.
+        label: name of its files; the kind of service by default.
     """
 
     name: ProcessName
@@ -97,11 +97,11 @@ class ServiceProcess:
     label: str = ""
     _log_start: int = field(default=0, init=False)
     _child: subprocess.Popen[bytes] | None = field(default=None, init=False)
-    _started: float = field(default=0.0, init=False)
+    _started_at: float = field(default=0.0, init=False)
 
     @property
     def log_file(self) -> Path:
-        """Where the child's stdout and stderr go."""
+        """The file of the child's stdout and stderr."""
         return self.folder / f"{self.label or self.name}.log"
 
     @property
@@ -127,8 +127,8 @@ class ServiceProcess:
 
     @property
     def since_start_s(self) -> float:
-        """Seconds since the child was started last."""
-        return time.monotonic() - self._started
+        """Seconds since the last start of the child."""
+        return time.monotonic() - self._started_at
 
     @property
     def address(self) -> str | None:
@@ -140,7 +140,7 @@ class ServiceProcess:
 
     def start(self) -> None:
         """Start the child; returns before it serves."""
-        self._started = time.monotonic()
+        self._started_at = time.monotonic()
         self.port_file.unlink(missing_ok=True)
         command = [sys.executable, "-m", PROGRAMS[self.name][0], "--config", str(self.config_file)]
         command += ["--port-file", str(self.port_file), "--stop-with-stdin"]
@@ -150,7 +150,7 @@ class ServiceProcess:
             # A group of its own: the terminal's Ctrl-C reaches the supervisor alone, which stops them in order.
             self._child = subprocess.Popen(  # noqa: S603 - our own interpreter and modules
                 command,
-                # Ends with this process, however that ends, and the child with it.
+                # The pipe closes when this process ends, however it ends, and the child ends with it.
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -159,7 +159,7 @@ class ServiceProcess:
             )
 
     def wait(self, timeout_s: float) -> int | None:
-        """Wait for the child to end, if there is one, for at most `timeout_s`; returns its exit code if it has."""
+        """Wait for the child's end for at most `timeout_s`; returns its exit code, None if it runs or never ran."""
         if self._child is None:
             return None
         try:
@@ -197,7 +197,7 @@ class ServiceProcess:
             return "".join(deque(log, maxlen=lines)).rstrip()
 
     def failure(self, what: str) -> ServiceFailed:
-        """The error that names this service, with what it refused, or with the last lines of its log."""
+        """The error that names this service, with its refusal or with the last lines of its log."""
         refusal = self._refusal()
         if refusal is None:
             return ServiceFailed(f"{self.name} service {what}; last lines of {self.log_file}:\n{self.log_tail()}")
@@ -205,12 +205,12 @@ class ServiceProcess:
         return kind(f"{refusal}\nlog: {self.log_file}" if self.keeps_log else refusal)
 
     def _close_stdin(self) -> None:
-        """Let go of a child that has ended."""
+        """Close the pipe to a child that has ended."""
         if self._child is not None and self._child.stdin is not None:
             self._child.stdin.close()
 
     def _refusal(self) -> str | None:
-        """What the child refused since it was started last."""
+        """The child's refusal since its last start."""
         if not self.log_file.exists():
             return None
         with self.log_file.open("rb") as log:
@@ -219,9 +219,9 @@ class ServiceProcess:
 
 
 def thread_environment(threads: int) -> dict[str, str]:
-    """What a service's process needs in its environment before torch is loaded."""
-    # A waiting thread spins across the microseconds between two layers, then sleeps: one that sleeps at once
-    # makes each layer wait for its wake-up, one that spins for good takes the cores of the other services.
+    """Environment variables that a service needs before it loads torch."""
+    # A waiting thread spins across the microseconds between two layers, then sleeps. If it slept at once, each layer
+    # would wait for its wake-up; if it spun for ever, it would take the cores of the other services.
     return {
         "OMP_NUM_THREADS": str(threads),
         "GOMP_SPINCOUNT": str(SPIN_COUNT),
@@ -232,7 +232,7 @@ def thread_environment(threads: int) -> dict[str, str]:
 
 
 def is_serving(peer: str | PeerSettings, timeout_s: float = HEALTH_SECONDS) -> bool:
-    """Whether grpc.health.v1 at host:port, or as settings say, answers SERVING within `timeout_s`."""
+    """Whether grpc.health.v1 of a peer, HOST:PORT or its settings, answers SERVING within `timeout_s`."""
     settings = PeerSettings(address=peer) if isinstance(peer, str) else peer
     with open_sync_channel(settings) as channel:
         try:

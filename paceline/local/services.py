@@ -1,4 +1,4 @@
-"""Services as child processes on this machine: the one starter of `serve`, `generate --local`, benchmarks and tests.
+"""Services as child processes on this machine, for `serve`, `generate --local`, benchmarks and tests.
 
 A child is `python -m MODULE --config FILE`, in a process group of its own, with its log and its configuration in one
 folder, each named after the child's label.
@@ -39,19 +39,19 @@ START_SECONDS = 600.0
 
 
 class LocalServices:
-    """Labelled services, running while the context is open; subclasses say in `start_all` which.
+    """Labelled services that run while the context is open. Subclasses start theirs in `start_all`.
 
-    The labels `target`, `draft` and `coordinator` are those of the services that the others find by default.
+    Other services find those with the labels `target`, `draft` and `coordinator` by default.
 
-    Raises (on entering, from `await_serving`, `await_links` and whatever starts a service):
+    Raises (on entering, from `await_serving`, `await_links` and all that start a service):
         InvalidInput: a setting out of its limits; this service was not started.
         ServiceRefused: a service has refused its model or a setting.
-        ServiceFailed: a service ended or did not come up in time.
+        ServiceFailed: a service ended or did not start in time.
 
-    On entering, the services that had been started were stopped.
+    After an error on entering, all started services are stopped.
 
     Args:
-        tls: the folder of role certificates that all services have mutual TLS with; None: plaintext.
+        tls: the folder of role certificates for mutual TLS between all services; None: plaintext.
     """
 
     def __init__(
@@ -74,12 +74,12 @@ class LocalServices:
         self._stop_timeout_s = stop_timeout_s
         self._keeps_logs = keeps_logs
         self._flags: dict[str, Flags] = {}
-        self._killed: set[str] = set()
+        self._killed_labels: set[str] = set()
         self.api_key: str | None = None
-        """For coordinators that ask for one, to see their links."""
+        """For coordinators that need a key, to see their links."""
 
     def start_all(self) -> None:
-        """Start what runs from the beginning."""
+        """Start the services that run from the beginning."""
 
     def __enter__(self) -> Self:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -96,7 +96,7 @@ class LocalServices:
         self.stop()
 
     def start(self, label: str, name: ProcessName, flags: Flags, threads: int = 1) -> None:
-        """Start a service with settings of its own; returns before it serves. A label may be started again."""
+        """Start a service with its own settings; returns before it serves. A label may be started again."""
         process = self.processes.get(label)
         if process is None:
             environment = inherited_environment() | self._environment
@@ -104,16 +104,16 @@ class LocalServices:
         write_config(PROGRAMS[name][1], process.config_file, flags)
         self.processes[label] = process
         self._flags[label] = flags
-        self._killed.discard(label)
+        self._killed_labels.discard(label)
         process.start()
 
     def start_again(self, label: str) -> None:
-        """Start a service that has ended as it was, on the port that it had: the others know it by that."""
+        """Start a service that has ended with its old settings, on its old port, by which the others know it."""
         process = self.processes[label]
         self.start(label, process.name, self._flags[label], process.threads)
 
     def await_serving(self, *labels: str) -> None:
-        """Wait until services say that they are SERVING."""
+        """Wait until services are SERVING."""
         deadline = time.monotonic() + self._start_timeout_s
         for label in labels:
             process = self.processes[label]
@@ -125,12 +125,12 @@ class LocalServices:
             self._announce(f"{label:<12} {address}  pid {process.pid}  {process.threads} threads")
 
     def serves(self, label: str) -> bool:
-        """Whether a service has said that it is SERVING, and says so now where it speaks gRPC."""
+        """Whether a service is SERVING; of a gateway, which has no gRPC, whether it has begun to serve."""
         process = self.processes[label]
         return process.address is not None and (process.name == "gateway" or is_serving(self.reach(label)))
 
     def await_links(self, label: str = "coordinator") -> None:
-        """Wait until a coordinator has its links: it serves before they stand, and the first request needs them."""
+        """Wait until a coordinator has its links: it serves before that, but the first request needs them."""
         deadline = time.monotonic() + self._start_timeout_s
         drafts = "draft" in self.processes
         with Client(self.reach(label), timeout_s=HEALTH_SECONDS, api_key=self.api_key) as client:
@@ -142,7 +142,7 @@ class LocalServices:
 
     @contextlib.contextmanager
     def coordinator(self, label: str, flags: Flags) -> Iterator[str]:
-        """A coordinator more beside the target and the draft while the context is open; yields its address."""
+        """Run another coordinator of the target and the draft while the context is open; yields its address."""
         self.start(label, "coordinator", self.coordinator_flags() | flags)
         try:
             self.await_serving(label)
@@ -152,7 +152,7 @@ class LocalServices:
             self.processes.pop(label).stop()
 
     def coordinator_flags(self) -> Flags:
-        """What any coordinator beside the target and the draft is configured with."""
+        """The settings that every coordinator of the target and the draft has."""
         draft = self.address_of("draft") if "draft" in self.processes else None
         return {
             "model": self._flags["target"]["model"],
@@ -164,7 +164,7 @@ class LocalServices:
         }
 
     def reach(self, label: str) -> PeerSettings:
-        """How this machine's operator reaches a service that serves, or one that did."""
+        """The operator's connection to a service that serves or has served."""
         return operator_of(self.tls, self.address_of(label), PeerRole(self.processes[label].name))
 
     @property
@@ -173,29 +173,29 @@ class LocalServices:
         return self.address_of("coordinator")
 
     def address_of(self, label: str) -> str:
-        """host:port of a service that serves, or of one that did."""
+        """host:port of a service that serves or has served."""
         address = self.processes[label].address
         assert address is not None, f"{label} is serving"
         return address
 
     def status(self, label: str) -> ServiceStatus:
-        """What a target or a draft service is doing."""
+        """The status of a target or draft service."""
         return service_status(self.processes[label].name, self.reach(label))
 
     def kill(self, label: str) -> None:
-        """SIGKILL a service, which no wait for the others then takes for a failure."""
-        self._killed.add(label)
+        """SIGKILL a service; waits for other services don't count it as a failure."""
+        self._killed_labels.add(label)
         self.processes[label].kill()
 
     def stop(self) -> None:
-        """Stop all, gateways and coordinators first: their requests still need the others. An interrupt kills."""
+        """Stop all, gateways and coordinators first, since their requests need the others. An interrupt kills."""
         names: tuple[tuple[ProcessName, ...], ...] = (("gateway",), ("coordinator",), ("target", "draft"))
         try:
-            for those in names:
-                together = [process for process in self.processes.values() if process.name in those]
-                for process in together:
+            for roles in names:
+                group = [process for process in self.processes.values() if process.name in roles]
+                for process in group:
                     process.signal(signal.SIGTERM)
-                for process in together:
+                for process in group:
                     process.wait(self._stop_timeout_s)
         finally:
             for process in self.processes.values():
@@ -203,7 +203,7 @@ class LocalServices:
 
     def _wait_for_progress(self, process: ServiceProcess, what: str, deadline: float) -> None:
         for label, each in self.processes.items():
-            if each.exit_code is not None and label not in self._killed:
+            if each.exit_code is not None and label not in self._killed_labels:
                 raise each.failure(f"ended with {describe_exit(each.exit_code)}")
         if time.monotonic() > deadline:
             raise process.failure(f"is not {what} after {self._start_timeout_s:g} s")

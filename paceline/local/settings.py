@@ -1,4 +1,4 @@
-"""What `paceline serve` runs: its settings, and what each service is told."""
+"""The settings of `paceline serve`, and those of each service that follow from them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from paceline.runtime.sources import refusal
 
 
 class ServeSettings(ModelSettings, RankSettings, RequestSettings, StopSettings):
-    """What `paceline serve` runs. What is not set is left to the services; port 0 takes a free one."""
+    """Settings of `paceline serve`. The services decide those that are not set; port 0 takes a free one."""
 
     variables: ClassVar[str] = "PACELINE_SERVE_"
 
@@ -53,7 +53,7 @@ class ServeSettings(ModelSettings, RankSettings, RequestSettings, StopSettings):
     )
     dtype: Dtype = Field("auto", description="Number format of the target's weights.")
     quantization: Quantization = Field(
-        NOT_QUANTIZED, description="int8: the target's weights in 8 bits, and the text of the model so rounded."
+        NOT_QUANTIZED, description="int8: the target's weights in 8 bits; the text is that of the rounded model."
     )
     host: str = Field(LOCALHOST, description="Address that the coordinator listens on.")
     port: Port = Field(COORDINATOR_PORT, description="The coordinator's gRPC port; 0 takes a free one.")
@@ -65,18 +65,16 @@ class ServeSettings(ModelSettings, RankSettings, RequestSettings, StopSettings):
         None,
         ge=0,
         le=65533,
-        description="The coordinator's for Prometheus; the draft's and target's are the next two.",
+        description="The coordinator's port for Prometheus; draft and target take the next two.",
     )
     vllm_metrics: bool = Field(False, description="Expose vLLM's names for metrics, too.")
     tls: Path | None = Field(
         None, description="Folder of role certificates (paceline certs): mutual TLS on every edge."
     )
     cores: str | None = Field(
-        None, description="Threads: target=N,draft=M, the draft's where there is one; unset: all and 1."
+        None, description="Compute threads: target=N, or target=N,draft=M with a draft; unset: all and 1."
     )
-    max_restarts: int = Field(
-        5, ge=0, le=1000, description="Times in a row that a service which ends is started again."
-    )
+    max_restarts: int = Field(5, ge=0, le=1000, description="Restarts in a row of a service that ends by itself.")
 
     @model_validator(mode="wrap")
     @classmethod
@@ -97,27 +95,27 @@ class ServeSettings(ModelSettings, RankSettings, RequestSettings, StopSettings):
 
     @property
     def draft_models(self) -> tuple[str, ...]:
-        """What the draft service loads, its default first; empty: there is no draft service."""
+        """The models that the draft service loads, its default first; empty: no draft service."""
         return DrafterChoice.parse(self.drafter).draft_models(self.model)
 
     @property
     def insists_on_http(self) -> bool:
-        """Whether HTTP was asked for by name: then there is no going on without it."""
+        """Whether a flag asks for HTTP: then the services don't run without it."""
         return self.http and not self.model_fields_set.isdisjoint(("http", "http_port"))
 
     @property
     def missing_draft(self) -> str | None:
-        """What is not here of the draft that `auto` would choose, and the command that gets it."""
+        """The missing part of the draft that `auto` would choose, with the command that gets it; None: nothing."""
         return DrafterChoice.parse(self.drafter).missing_draft(self.model)
 
 
 def local_settings(
     model: str, drafter: str, quantization: str = NOT_QUANTIZED, cores: str | None = None
 ) -> ServeSettings:
-    """Services for one command or measurement: on ports that are free.
+    """Settings of services for one command or measurement, on free ports.
 
     Raises:
-        InvalidInput: naming what `paceline serve` would refuse.
+        InvalidInput: a setting that `paceline serve` would refuse.
     """
     values = {"model": model, "drafter": drafter, "quantization": quantization}
     return ServeSettings(**values, port=0, draft_port=0, target_port=0, http_port=0, cores=cores)
@@ -142,32 +140,33 @@ def speculative_drafter(text: str) -> tuple[str, int | None]:
         The drafter as `--drafter` names it, and the tokens to propose if given.
 
     Raises:
-        InvalidInput: not a JSON object, an unknown key or method, a model missing or out of place.
+        InvalidInput: not a JSON object, an unknown key or method, a missing model, or one that the method has no use
+            for.
     """
-    given = json_value("speculative_config", text)
-    require(isinstance(given, dict), "speculative_config", text, "a JSON object")
-    known = ("method", "model", "num_speculative_tokens")
-    for key, value in given.items():
-        require(key in known, f"speculative_config.{key}", value, f"left out; known keys: {', '.join(known)}")
-    tokens = given.get("num_speculative_tokens")
+    document = json_value("speculative_config", text)
+    require(isinstance(document, dict), "speculative_config", text, "a JSON object")
+    keys = ("method", "model", "num_speculative_tokens")
+    for key, value in document.items():
+        require(key in keys, f"speculative_config.{key}", value, f"left out; known keys: {', '.join(keys)}")
+    tokens = document.get("num_speculative_tokens")
     tokens_ok = tokens is None or type(tokens) is int
     require(tokens_ok, "speculative_config.num_speculative_tokens", tokens, "an integer")
-    return _method_drafter(given.get("method"), given.get("model")), tokens
+    return _method_drafter(document.get("method"), document.get("model")), tokens
 
 
 _WITHOUT_MODEL = {AUTO: AUTO, NGRAM: NGRAM, "suffix": NGRAM, "mtp": OWN_MTP, NONE: NONE}
-"""Methods by what drafts; matches are searched for by suffix automata, whatever they are called."""
+"""Drafters by method name; the suffix automaton searches for matches under both of its names."""
 _WITH_MODEL = ("draft_model", "medusa", "eagle", "eagle3", "dflash")
-"""Which of them a folder holds is told from its files."""
+"""Methods whose drafter is a model; its kind is read from its files."""
 
 
 def _method_drafter(method: object, model: object) -> str:
-    named = isinstance(method, str) and method in (*_WITHOUT_MODEL, *_WITH_MODEL)
-    known = ", ".join((*_WITHOUT_MODEL, *_WITH_MODEL))
-    require(named, "speculative_config.method", method, f"one of {known}")
+    is_known = isinstance(method, str) and method in (*_WITHOUT_MODEL, *_WITH_MODEL)
+    methods = ", ".join((*_WITHOUT_MODEL, *_WITH_MODEL))
+    require(is_known, "speculative_config.method", method, f"one of {methods}")
     if method in _WITH_MODEL:
-        given = isinstance(model, str) and model != ""
-        require(given, "speculative_config.model", model, "the drafting model's name or path")
+        has_model = isinstance(model, str) and model != ""
+        require(has_model, "speculative_config.model", model, "the drafting model's name or path")
         return f"model:{model}"
     require(model is None, "speculative_config.model", model, f"left out with method {method}")
     return _WITHOUT_MODEL[str(method)]
@@ -176,9 +175,9 @@ def _method_drafter(method: object, model: object) -> str:
 def target_flags(settings: ServeSettings, threads: int) -> Flags:
     """The target service's settings, dotted keys as in `TargetConfig`."""
     return {
-        **_given(settings, ModelSettings, "engine."),
-        **_given(settings, RankSettings),
-        **_given(settings, StopSettings, "server."),
+        **_fields_set(settings, ModelSettings, "engine."),
+        **_fields_set(settings, RankSettings),
+        **_fields_set(settings, StopSettings, "server."),
         "engine.dtype": settings.dtype,
         "engine.quantization": settings.quantization,
         "engine.threads": threads,
@@ -190,10 +189,10 @@ def target_flags(settings: ServeSettings, threads: int) -> Flags:
 
 
 def draft_flags(settings: ServeSettings, threads: int) -> Flags:
-    """The draft service's settings, dotted keys as in `DraftConfig`; its precision is its own affair."""
+    """The draft service's settings, dotted keys as in `DraftConfig`; it keeps its own precision."""
     return {
-        **_given(settings, ModelSettings, "engine."),
-        **_given(settings, StopSettings, "server."),
+        **_fields_set(settings, ModelSettings, "engine."),
+        **_fields_set(settings, StopSettings, "server."),
         "engine.reproducible": None,
         "engine.threads": threads,
         "drafters": [f"{MODEL}:{model}" for model in settings.draft_models],
@@ -207,8 +206,8 @@ def draft_flags(settings: ServeSettings, threads: int) -> Flags:
 def coordinator_flags(settings: ServeSettings, target: str, draft: str | None) -> Flags:
     """The coordinator's settings, dotted keys as in `CoordinatorConfig`."""
     return {
-        **_given(settings, RequestSettings),
-        **_given(settings, StopSettings, "server."),
+        **_fields_set(settings, RequestSettings),
+        **_fields_set(settings, StopSettings, "server."),
         "model": settings.model,
         "drafter": DrafterChoice.parse(settings.drafter).kind,
         "server.host": settings.host,
@@ -224,10 +223,10 @@ def coordinator_flags(settings: ServeSettings, target: str, draft: str | None) -
 def gateway_flags(settings: ServeSettings, coordinator: str) -> Flags:
     """The gateway's settings, dotted keys as in `GatewayConfig`.
 
-    HTTP has no certificates here. Where the services demand them, nobody but this machine may come in without one.
+    HTTP has no certificates here. If the services demand certificates, HTTP is open to this machine alone.
     """
     return {
-        **_given(settings, StopSettings, "server."),
+        **_fields_set(settings, StopSettings, "server."),
         "model": settings.model,
         "server.host": LOCALHOST if settings.tls else settings.host,
         "server.port": settings.http_port,
@@ -238,7 +237,7 @@ def gateway_flags(settings: ServeSettings, coordinator: str) -> Flags:
 
 
 def _metrics(settings: ServeSettings, place: int) -> Flags:
-    """A service's own port, that many behind the coordinator's; 0 takes any."""
+    """The metrics settings of a service, whose port is `place` after the coordinator's; 0 takes any port."""
     port = settings.metrics_port
     return {
         "server.metrics_port": port + place if port else port,
@@ -246,8 +245,8 @@ def _metrics(settings: ServeSettings, place: int) -> Flags:
     }
 
 
-def _given(settings: ServeSettings, kind: type[BaseModel], section: str = "") -> Flags:
-    """Those fields of a base type that were set."""
+def _fields_set(settings: ServeSettings, kind: type[BaseModel], section: str = "") -> Flags:
+    """The set fields of a base type."""
     return {section + name: getattr(settings, name) for name in kind.model_fields.keys() & settings.model_fields_set}
 
 

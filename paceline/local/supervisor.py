@@ -1,8 +1,8 @@
-"""What `paceline serve` runs: a target, a coordinator, a draft service where the drafter needs one, an HTTP gateway.
+"""The services of `paceline serve`: a target, a coordinator, a draft service if the drafter needs one, a gateway.
 
-Nothing is announced before grpc.health.v1 says SERVING. A service that ends once all serve is started again on its
-port, a bounded number of times; after that, or before all serve, it is named with what it refuses, or with the last
-lines of its log, and the others are stopped.
+A service is announced once grpc.health.v1 says SERVING. A service that ends after all serve is started again on its
+port, a bounded number of times. After that, or if it ends before all serve, the error names it with its refusal or
+the last lines of its log, and the others are stopped.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from paceline.runtime.process import describe_exit
 FIRST_DELAY_S = 0.5
 LONGEST_DELAY_S = 30.0
 STEADY_S = 60.0
-"""A service that ran for so long has recovered: what came before is forgotten."""
+"""A service that ran for so long has recovered: its earlier restarts no longer count."""
 
 
 class Restarts:
-    """The restarts of one service: at most `limit` in a row, each after twice the wait of the one before."""
+    """The restarts of one service: at most `limit` in a row, each after twice the previous delay."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self.in_a_row = 0
 
     def next_delay_s(self, ran_s: float) -> float | None:
-        """Count a restart of a service that had run for `ran_s`; returns the wait before it, None: not again."""
+        """Count a restart of a service that ran for `ran_s`; returns the delay before it, or None at the limit."""
         if ran_s >= STEADY_S:
             self.in_a_row = 0
         if self.in_a_row >= self._limit:
@@ -51,11 +51,11 @@ class Restarts:
 
 
 class SupervisedServices(LocalServices):
-    """The services of `ServeSettings`, the machine's cores divided among them; otherwise as `LocalServices`.
+    """The services of `ServeSettings`, with the machine's cores divided among them; otherwise as `LocalServices`.
 
     Args:
-        environment: of all services, beside this process's.
-        coordinator: what the coordinator alone is told, dotted keys as in `CoordinatorConfig`.
+        environment: variables of all services, beside this process's.
+        coordinator: further settings of the coordinator, dotted keys as in `CoordinatorConfig`.
         opens_http: whether a gateway stands in front of the coordinator.
 
     Raises (when made):
@@ -91,7 +91,7 @@ class SupervisedServices(LocalServices):
         self._returning: set[str] = set()
 
     def start_all(self) -> None:
-        """Start the two that compute, then the coordinator, and wait for its links."""
+        """Start target and draft, then the coordinator, and wait for its links."""
         cores = self._divide()
         drafts = bool(self.settings.draft_models)
         if (missing := self.settings.missing_draft) is not None:
@@ -115,7 +115,7 @@ class SupervisedServices(LocalServices):
         return self.address_of("gateway") if "gateway" in self.processes else None
 
     def _open_http(self) -> None:
-        """Start the gateway; without one the services go on, unless it was asked for by name."""
+        """Start the gateway. If it fails, the services run without it, unless a flag asks for HTTP."""
         try:
             if missing := missing_packages():
                 raise ServiceRefused(f"HTTP needs {', '.join(missing)}: pip install 'paceline[http]'")
@@ -124,23 +124,24 @@ class SupervisedServices(LocalServices):
         except ServiceFailed as error:
             if self.settings.insists_on_http:
                 raise
-            if (failed := self.processes.pop("gateway", None)) is not None:
-                failed.kill()
+            if (process := self.processes.pop("gateway", None)) is not None:
+                process.kill()
             self._announce(f"{'gateway':<12} no HTTP: {error.message.splitlines()[0]}")
 
     def _divide(self) -> Cores:
-        """The division of the cores, as the setting says or by rule; announced where there is a draft."""
+        """The division of the cores, by the setting or by the rule; announced if there is a draft."""
         total, setting = available_cores(os.environ), self.settings.cores
         cores = Cores.parse(setting) if setting else by_rule(total, drafts=bool(self.settings.draft_models))
         if setting or cores.draft:
-            self._announce(f"{'cores':<12} {cores.says(total)}{': as the setting cores says' if setting else ''}")
+            source = ": as the setting cores says" if setting else ""
+            self._announce(f"{'cores':<12} {cores.description(total)}{source}")
         return cores
 
     def wait(self) -> None:
-        """Start again what ends, until a service has ended once too often.
+        """Restart services that end, until one has used up its restarts.
 
         Raises:
-            ServiceFailed: always, naming it.
+            ServiceFailed: always, naming that service.
         """
         while True:
             for label, process in self.processes.items():
@@ -150,12 +151,12 @@ class SupervisedServices(LocalServices):
             time.sleep(POLL_SECONDS)
 
     def _restart(self, label: str, process: ServiceProcess) -> None:
-        restarts, ended = self._restarts[label], describe_exit(process.exit_code)
+        restarts, exit_text = self._restarts[label], describe_exit(process.exit_code)
         delay_s = restarts.next_delay_s(process.since_start_s)
         if delay_s is None:
-            raise process.failure(f"ended with {ended}")
+            raise process.failure(f"ended with {exit_text}")
         which = f"restart {restarts.in_a_row} of {self.settings.max_restarts}"
-        self._announce(f"{label:<12} ended with {ended}; {which} in {delay_s:g} s")
+        self._announce(f"{label:<12} ended with {exit_text}; {which} in {delay_s:g} s")
         time.sleep(delay_s)
         self.start_again(label)
         self._returning.add(label)

@@ -1,4 +1,4 @@
-"""Services under mutual TLS on this machine: what each is configured with, from one folder of role certificates.
+"""The TLS settings of services on this machine, from one folder of role certificates.
 
 The folder is laid out as `paceline certs` writes it: `ca.crt`, and for each role `ROLE.crt` and `ROLE.key`.
 """
@@ -36,7 +36,7 @@ def peer_tls(folder: Path | None, role: PeerRole = PeerRole.COORDINATOR) -> dict
 
 
 def operator_of(folder: Path | None, address: str, role: PeerRole) -> PeerSettings:
-    """How the operator reaches a service that serves as `role`."""
+    """The operator's connection to a service that serves as `role`."""
     if folder is None:
         return PeerSettings(address=address)
     certificate, key = _files(folder, PeerRole.OPERATOR)
@@ -53,7 +53,7 @@ def check_folder(folder: Path | None) -> None:
     """Refuse a folder without the certificates.
 
     Raises:
-        InvalidInput: naming the first file that is missing.
+        InvalidInput: naming the first missing file.
     """
     if folder is None:
         return

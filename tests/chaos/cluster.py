@@ -172,14 +172,14 @@ class ChaosCluster(Cluster):
 
     def terminate(self, label: str) -> None:
         """SIGTERM, which drains; no wait for others takes its end for a failure."""
-        self._killed.add(label)
+        self._killed_labels.add(label)
         self.processes[label].signal(signal.SIGTERM)
 
     def revive(self) -> None:
         """Start again what was killed or told to stop, once it has ended, and what ended by itself."""
         ended = {label for label, process in self.processes.items() if process.exit_code is not None}
-        for label in ended | self._killed:
-            self._killed.add(label)
+        for label in ended | self._killed_labels:
+            self._killed_labels.add(label)
             self.processes[label].wait(DRAIN_SECONDS + 10)
             self.start_again(label)
             self.await_serving(label)

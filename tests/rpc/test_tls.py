@@ -15,7 +15,7 @@ import grpc
 import pytest
 from cryptography import x509
 
-from paceline.local.certificates import Authority, Issued
+from paceline.local.certificates import Authority, Credential
 from paceline.protocol.errors import PacelineError, PeerUnavailable, PermissionDenied, UntrustedPeer
 from paceline.protocol.target import TargetOpened
 from paceline.rpc import authorization
@@ -255,7 +255,7 @@ def served_serial(pki: Pki, port: int) -> int:
     return shown_certificate(pki.peer(port)).serial_number
 
 
-def serial(issued: Issued) -> int:
+def serial(issued: Credential) -> int:
     return x509.load_pem_x509_certificate(issued.certificate).serial_number
 
 
