@@ -53,7 +53,9 @@ class Rerouting:
                 upstream = await self._upstream_with_room(progress, failures)
                 if upstream is not None:
                     continue
-                pauses = progress.retry_pauses(failures.smallest_refusal or error, Patience(self._coordinators.wait_s))
+                pauses = progress.retry_pauses(
+                    failures.smallest_refusal or error, Patience(self._coordinators.wait_s)
+                )
                 if pauses is None:
                     return
             failures = _Failures()
