@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from paceline.protocol.errors import PacelineError
-from paceline.rpc.statuses import unexpected
+from paceline.rpc.statuses import unexpected_error
 from paceline_gateway.dialects.routes import dialect_routes, in_dialect
 from paceline_gateway.http.errors import ERROR_RESPONSES, HttpError, as_http, http_error, invalid_body
 from paceline_gateway.http.guard import Guard, RunningRequests
@@ -78,7 +78,7 @@ async def _refused(request: Request, error: Any) -> Response:
 
 async def _defect(request: Request, error: Exception) -> Response:
     logger.error("request failed: path=%s", request.url.path, exc_info=error)
-    return _shown(request, http_error(unexpected(error)))
+    return _shown(request, http_error(unexpected_error(error)))
 
 
 def _shown(request: Request, error: HttpError) -> Response:

@@ -242,7 +242,7 @@ class TargetSession:
 
     def _on_opened(self, event: TargetOpened) -> None:
         self._awaits_grammar = False
-        self._retries.succeeded()
+        self._retries.note_success()
         if self.cached_prompt_tokens is None:
             self.cached_prompt_tokens = min(event.reused_tokens, len(self._task.prompt))
 

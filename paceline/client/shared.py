@@ -194,13 +194,13 @@ class Progress(Collector):
         """Count the try as a success at its first token; a service that only starts a stream may always die then."""
         self._broke_at = None
         if self.fruitless:
-            self._retries.succeeded()
+            self._retries.note_success()
             self.fruitless = False
 
     def retry_elsewhere(self) -> bool:
         """Begin a retry at another service at once; returns whether the budget allows it."""
         self.fruitless = True
-        return self._retries.take_elsewhere()
+        return self._retries.take_spare()
 
     def retry_pauses(self, error: PacelineError, patience: Patience) -> Iterator[float] | None:
         """Pauses in seconds, one after the other, before the next try; None: the stream had ended already.

@@ -1,6 +1,6 @@
-"""Who may call what: the role in a caller's certificate against the roles that a method takes.
+"""Authorization of calls: the role in a caller's certificate against the roles that a method accepts.
 
-Asked on a server that demands client certificates (`server.tls_client_ca`), unless `server.tls_roles` is off.
+Checked on servers that demand client certificates (`server.tls_client_ca`), unless `server.tls_roles` is off.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ CALLERS: Mapping[str, frozenset[PeerRole]] = {
     "/paceline.v1.DraftService/GetDraftStatus": _STATUS,
     "/paceline.v1.GenerationService/Generate": _REQUESTS,
     "/paceline.v1.GenerationService/DescribeModels": _REQUESTS,
-    # Whoever has a role may ask whether a peer lives; probes without a certificate have `health_port`.
+    # Every role may check a peer's health; probes without a certificate have `health_port`.
     "/grpc.health.v1.Health/Check": _ANYBODY,
     "/grpc.health.v1.Health/List": _ANYBODY,
     "/grpc.health.v1.Health/Watch": _ANYBODY,
 }
 _OTHERS = frozenset({PeerRole.OPERATOR})
-"""Every other method, reflection for example, is an operator's alone."""
+"""Roles of every other method, reflection for example."""
 FIRST_MESSAGE_S = 5.0
 
 
 def check_caller(method: str, peer: str, identity: Mapping[str, Any]) -> None:
-    """Refuse a call that the caller's role does not allow.
+    """Refuse a call that the caller's role doesn't allow.
 
     Args:
         method: full name, as `/package.Service/Method`.
@@ -51,39 +51,39 @@ def check_caller(method: str, peer: str, identity: Mapping[str, Any]) -> None:
         identity: `auth_context()` of the call.
 
     Raises:
-        PermissionDenied: naming the role, those that the method takes, and the URI that is wanted.
+        PermissionDenied: naming the role, the accepted roles, and the URI that the certificate needs.
     """
     uris = [uri.decode("utf-8", "replace") for uri in identity.get("peer_uri", ())]
-    role, allowed = role_in(uris), CALLERS.get(method, _OTHERS)
-    if role in allowed:
+    role, roles = role_in(uris), CALLERS.get(method, _OTHERS)
+    if role in roles:
         return
-    wanted = " or ".join(each.uri() for each in sorted(allowed))
-    found = role or f"none (its URIs: {', '.join(uris) or 'none'})"
+    role_uris = " or ".join(each.uri() for each in sorted(roles))
+    role_text = role or f"none (its URIs: {', '.join(uris) or 'none'})"
     raise PermissionDenied(
-        f"role of {peer} = {found}: must be {' or '.join(sorted(allowed))} for {method}; "
-        f"the certificate needs {wanted} among its subject alternative names, and no other role",
-        metadata={"field": "role", "value": role or "", "limit": ",".join(sorted(allowed)), "method": method},
+        f"role of {peer} = {role_text}: must be {' or '.join(sorted(roles))} for {method}; "
+        f"the certificate needs {role_uris} among its subject alternative names, and no other role",
+        metadata={"field": "role", "value": role or "", "limit": ",".join(sorted(roles)), "method": method},
     )
 
 
-class ChecksRoles(grpc.aio.ServerInterceptor):
-    """Refuses calls that the caller's role does not allow, before anything of them is read."""
+class RoleInterceptor(grpc.aio.ServerInterceptor):
+    """Refuses calls that the caller's role doesn't allow, before anything of them is read."""
 
     async def intercept_service(
         self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]], details: grpc.HandlerCallDetails
     ) -> Any:
-        """The call's handler, behind the check."""
+        """The call's handler with the check in front."""
         handler = await continuation(details)
         if handler is None:
             return None
         reads = "stream" if handler.request_streaming else "unary"
         writes = "stream" if handler.response_streaming else "unary"
         kind = f"{reads}_{writes}"
-        checked = _checked(getattr(handler, kind), details.method, streams=handler.request_streaming)
-        return handler._replace(**{kind: checked})
+        guard = _guard(getattr(handler, kind), details.method, streams=handler.request_streaming)
+        return handler._replace(**{kind: guard})
 
 
-def _checked(method: Callable[[Any, Any], Any], name: str, *, streams: bool) -> Callable[[Any, Any], Any]:
+def _guard(method: Callable[[Any, Any], Any], name: str, *, streams: bool) -> Callable[[Any, Any], Any]:
     async def check(context: Any) -> None:
         try:
             check_caller(name, context.peer(), context.auth_context())
@@ -93,21 +93,21 @@ def _checked(method: Callable[[Any, Any], Any], name: str, *, streams: bool) -> 
                 await _take_first(context)
             await abort_with(context, error)
 
-    async def called(request: Any, context: Any) -> Any:
+    async def call(request: Any, context: Any) -> Any:
         await check(context)
         return await method(request, context)
 
-    async def streamed(request: Any, context: Any) -> Any:
+    async def stream(request: Any, context: Any) -> Any:
         await check(context)
         async for response in method(request, context):
             yield response
 
-    # gRPC asks a handler's function whether it is a generator.
-    return streamed if inspect.isasyncgenfunction(method) else called
+    # gRPC checks whether a handler's function is a generator.
+    return stream if inspect.isasyncgenfunction(method) else call
 
 
 async def _take_first(context: Any) -> None:
-    """Let the caller's first message arrive: a write that a refusal overtakes fails as INTERNAL, and hides it."""
+    """Let the caller's first message arrive. A write that a refusal overtakes fails as INTERNAL and hides it."""
     with contextlib.suppress(TimeoutError, PacelineError):
         async with asyncio.timeout(FIRST_MESSAGE_S):
             await context.read()

@@ -1,4 +1,4 @@
-"""Client channels to our services: message limits, keepalive, TLS. Nothing here connects before it is asked to.
+"""Client channels to our services: message limits, keepalive, TLS. A channel connects at its first call.
 
 gRPC isn't fork-safe once a channel exists: start worker processes first.
 """
@@ -22,7 +22,7 @@ Options = list[tuple[str, int | str]]
 
 @dataclass(frozen=True)
 class Keepalive:
-    """Pings on an idle or silent connection: after `time_ms`, given up `timeout_ms` later."""
+    """Pings on a silent connection after `time_ms`; it ends if no answer comes within `timeout_ms`."""
 
     time_ms: int = 5_000
     timeout_ms: int = 2_000
@@ -34,17 +34,17 @@ KEEPALIVE = Keepalive()
 def message_options() -> Options:
     """Message limits, the same on both sides.
 
-    Only the receiver's: its refusal has a status, the sender's own would be an unnamed internal error.
+    Only the receiver has a limit: its refusal has a status, the sender's would be an internal error without a name.
     """
     return [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES)]
 
 
 def keepalive_options(keepalive: Keepalive = KEEPALIVE) -> Options:
-    """Keepalive, the same on both sides; also while no call is open."""
+    """Keepalive, the same on both sides, and also while no call is open."""
     return [
         ("grpc.keepalive_time_ms", keepalive.time_ms),
         ("grpc.keepalive_timeout_ms", keepalive.timeout_ms),
-        # gRPC gives every ping a minute unless told, keepalive pings that share one included.
+        # gRPC's default for every ping, keepalive's too, is a minute.
         ("grpc.http2.ping_timeout_ms", keepalive.timeout_ms),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
@@ -55,12 +55,12 @@ def open_channel(settings: PeerSettings, keepalive: Keepalive = KEEPALIVE, *, se
     """An asyncio channel; use and close it in one event loop.
 
     Args:
-        settings: where to, and the TLS files.
+        settings: the address, and the TLS files.
         keepalive: of the connection.
-        section: what stands before the settings' names in the configuration, `target.` for example.
+        section: prefix of the settings' names in the configuration, `target.` for example.
 
     Raises:
-        InvalidInput: a TLS file is missing, or not what it should be.
+        InvalidInput: a TLS file is missing or wrong.
     """
     channel: grpc.aio.Channel = _open(grpc.aio, settings, keepalive, section)
     return channel
@@ -81,12 +81,12 @@ def _open(api: Any, settings: PeerSettings, keepalive: Keepalive, section: str) 
 
 
 def _client_options(keepalive: Keepalive, server_name: str | None) -> Options:
-    named: Options = [("grpc.ssl_target_name_override", server_name)] if server_name else []
+    name_options: Options = [("grpc.ssl_target_name_override", server_name)] if server_name else []
     return [
-        *named,
+        *name_options,
         *message_options(),
         *keepalive_options(keepalive),
-        # A connection of its own for each channel: one link's fate is not another's,
+        # Each channel has a connection of its own, so that links fail independently,
         # and a new channel starts without the back-off of a dead one.
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.initial_reconnect_backoff_ms", 100),

@@ -1,4 +1,4 @@
-"""Costs on a link: how they are written and read, and what has been said of them."""
+"""Costs on a link: their encoding, and their state on either side."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from paceline.v1 import types_pb2 as pb
 logger = logging.getLogger(__name__)
 
 LINE_BYTES = 2 * 4 * MAX_POINTS + 8
-"""A full line takes no more: two floats for each point, lengths and tags."""
+"""Most bytes of a line: two floats for each point, lengths and tags."""
 COUNTS_BYTES = 32
-"""Of the three integers, their tags and the whole message's."""
+"""Bytes of the three integers, their tags and the message's."""
 MAX_STEP_MS = 3_600_000.0
-"""A step of an hour: no service runs one, and a sum of times stays finite."""
+"""Longest step, an hour: no service runs one, and sums of times stay finite."""
 
 
 def _encode_line(line: CostLine) -> pb.CostLine | None:
@@ -53,35 +53,35 @@ DRAFT_COSTS = copier(DraftCosts, draft_service_pb2.DraftCosts)
 
 
 def most_bytes(costs: TargetCosts | DraftCosts) -> int:
-    """Costs with these lines take no more of a frame."""
+    """Most bytes in a frame of costs with these lines."""
     return COUNTS_BYTES + sum(LINE_BYTES + len(name.encode()) + 8 for name in costs.lines)
 
 
-class CostsTeller(Generic[Costs]):
-    """Says a service's costs on one link: with each frame the counts, and the lines that have moved.
+class CostsSender(Generic[Costs]):
+    """Sends a service's costs on one link: with each frame the counts, and the lines that have changed.
 
     Args:
         copier: of the service's costs.
-        current: what they are now.
+        current: returns the current costs.
     """
 
     def __init__(self, copier: Copier[Costs, Message], current: Callable[[], Costs]) -> None:
         self._copier = copier
         self._current = current
-        self._told = copier.domain()
+        self._sent_costs = copier.domain()
 
     def add_to(self, frame: Message) -> Message:
-        """The frame with the costs, if it has room for them: they are no reason to delay what it carries."""
+        """Add the costs to a frame if it has room for them; its messages never wait for costs."""
         costs = self._current()
-        said = changed_lines(costs, self._told)
-        if frame.ByteSize() <= MAX_FRAME_BYTES - most_bytes(said):
-            frame.costs.CopyFrom(self._copier.encode(said))
-            self._told = merge_costs(said, self._told)
+        changes = changed_lines(costs, self._sent_costs)
+        if frame.ByteSize() <= MAX_FRAME_BYTES - most_bytes(changes):
+            frame.costs.CopyFrom(self._copier.encode(changes))
+            self._sent_costs = merge_costs(changes, self._sent_costs)
         return frame
 
 
-class CostsHeard(Generic[Costs]):
-    """What a peer has said of its costs; malformed ones are named in the log, once, and change nothing.
+class PeerCosts(Generic[Costs]):
+    """A peer's costs, from its frames. Malformed ones are logged once and change nothing.
 
     Args:
         copier: of the peer's costs.
@@ -92,20 +92,20 @@ class CostsHeard(Generic[Costs]):
         self.costs: Costs = copier.domain()
         self._copier = copier
         self._peer = peer
-        self._refused = ""
+        self._last_error = ""
 
     def begin(self, frame: Message) -> None:
-        """A link begins with this frame: what was said on the one before it is forgotten."""
-        self.costs, self._refused = self._copier.domain(), ""
-        self.hear(frame)
+        """Forget the last link's costs, and take those of a new link's first frame."""
+        self.costs, self._last_error = self._copier.domain(), ""
+        self.update(frame)
 
-    def hear(self, frame: Message) -> None:
-        """Take in what a frame says of them."""
+    def update(self, frame: Message) -> None:
+        """Take a frame's changes."""
         if not frame.HasField("costs"):
             return
         try:
             self.costs = merge_costs(self._copier.decode(frame.costs), self.costs)
         except PacelineError as error:
-            if error.message != self._refused:
-                self._refused = error.message
+            if error.message != self._last_error:
+                self._last_error = error.message
                 logger.warning("malformed costs, left out: peer=%s error=%s", self._peer, error.for_log)

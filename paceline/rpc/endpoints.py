@@ -1,4 +1,4 @@
-"""Where the services of a pool are: fixed addresses, names that DNS knows, or a file that an orchestrator writes."""
+"""The endpoints of a pool: fixed addresses, DNS names, or a file that an orchestrator writes."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ logger = logging.getLogger(__name__)
 
 DNS, FILE = "dns:///", "file:"
 DNS_PERIOD_S = 5.0
-"""Between two look-ups: what cluster DNS servers let an answer live by default."""
+"""Time between two look-ups: the default lifetime of an answer in cluster DNS servers."""
 FILE_PERIOD_S = 1.0
 MAX_ENDPOINTS = 1024
-"""Of one source; links cost a socket and a task each."""
+"""Most endpoints of one source; each link costs a socket and a task."""
 _HOST_PORT = re.compile(r"(?P<host>\[[^\]]+\]|[^:\s]+):(?P<port>\d{1,5})")
 
 
@@ -31,7 +31,7 @@ class Endpoint:
 
     Attributes:
         address: HOST:PORT to dial.
-        server_name: the name that its certificate bears, where that is not the address's host.
+        server_name: the name in its certificate, if that is not the address's host.
     """
 
     address: str
@@ -39,12 +39,12 @@ class Endpoint:
 
 
 Resolve = Callable[[], Awaitable[Sequence[Endpoint]]]
-"""Finds the endpoints of now. Raises `OSError` or `InvalidInput` where that can't be told."""
+"""Returns the current endpoints. Raises `OSError` or `InvalidInput` if they can't be found."""
 
 
 @dataclass(frozen=True)
 class EndpointSource:
-    """Where endpoints come from: its text in the configuration, and how often it is asked; None: once."""
+    """A source of endpoints: its text in the configuration, and how often it is read; None: once."""
 
     text: str
     resolve: Resolve
@@ -55,7 +55,7 @@ class EndpointSource:
         """Read HOST:PORT, dns:///NAME:PORT or file:PATH.
 
         Raises:
-            InvalidInput: it is none of these.
+            InvalidInput: the text has another form.
         """
         if text.startswith(FILE):
             path = Path(text.removeprefix(FILE)).expanduser()
@@ -63,27 +63,27 @@ class EndpointSource:
         host, port = _host_port(field, text.removeprefix(DNS), text)
         if text.startswith(DNS):
             return cls(text, lambda: _look_up(host, port), DNS_PERIOD_S)
-        return cls(text, lambda: _fixed(text))
+        return cls(text, lambda: _fixed_address(text))
 
 
 class EndpointWatch:
-    """Asks sources again and again, and tells of every change.
+    """Reads sources periodically, and reports every change.
 
-    A source that can't be asked keeps its last answer: a DNS server that is down takes nobody's links away.
+    A source that can't be read keeps its last answer, so that links survive a DNS server that is down.
 
     Args:
-        sources: in the order in which their endpoints are told.
+        sources: their endpoints are reported in this order.
         on_change: called with all endpoints, each address once.
     """
 
     def __init__(self, sources: Sequence[EndpointSource], on_change: Callable[[tuple[Endpoint, ...]], None]) -> None:
         self._sources = sources
         self._on_change = on_change
-        self._found: dict[EndpointSource, tuple[Endpoint, ...]] = {}
+        self._endpoints: dict[EndpointSource, tuple[Endpoint, ...]] = {}
         self._errors: dict[EndpointSource, str] = {}
 
     async def run(self) -> None:
-        """Ask until cancelled."""
+        """Read the sources until cancelled."""
         await asyncio.gather(*(self._follow(source) for source in self._sources))
 
     async def _follow(self, source: EndpointSource) -> None:
@@ -95,30 +95,32 @@ class EndpointWatch:
 
     async def _ask(self, source: EndpointSource) -> None:
         try:
-            found = tuple(await source.resolve())
-            require(len(found) <= MAX_ENDPOINTS, source.text, len(found), f"at most {MAX_ENDPOINTS} endpoints")
+            endpoints = tuple(await source.resolve())
+            total = len(endpoints)
+            require(total <= MAX_ENDPOINTS, source.text, total, f"at most {MAX_ENDPOINTS} endpoints")
         except (OSError, InvalidInput) as error:
             metrics.reload_failed("endpoints")
             if self._errors.get(source) != str(error):
                 self._errors[source] = str(error)
-                kept = len(self._found.get(source, ()))
-                logger.warning("endpoints not found: source=%s kept=%d error=%s", source.text, kept, error)
+                count = len(self._endpoints.get(source, ()))
+                logger.warning("endpoints not found: source=%s kept=%d error=%s", source.text, count, error)
             return
         self._errors.pop(source, None)
-        if found != self._found.get(source):
-            self._found[source] = found
-            logger.info("endpoints: source=%s addresses=%s", source.text, ",".join(each.address for each in found))
-            self._on_change(self._together())
+        if endpoints != self._endpoints.get(source):
+            self._endpoints[source] = endpoints
+            addresses = ",".join(each.address for each in endpoints)
+            logger.info("endpoints: source=%s addresses=%s", source.text, addresses)
+            self._on_change(self._all_endpoints())
 
-    def _together(self) -> tuple[Endpoint, ...]:
+    def _all_endpoints(self) -> tuple[Endpoint, ...]:
         by_address: dict[str, Endpoint] = {}
         for source in self._sources:
-            for endpoint in self._found.get(source, ()):
+            for endpoint in self._endpoints.get(source, ()):
                 by_address.setdefault(endpoint.address, endpoint)
         return tuple(by_address.values())
 
 
-async def _fixed(address: str) -> Sequence[Endpoint]:
+async def _fixed_address(address: str) -> Sequence[Endpoint]:
     return (Endpoint(address),)
 
 
@@ -130,7 +132,7 @@ async def _look_up(host: str, port: int) -> Sequence[Endpoint]:
 
 
 def _read(text: str, path: Path) -> Sequence[Endpoint]:
-    """One HOST:PORT a line; empty lines and those that begin with # say nothing."""
+    """Read one HOST:PORT a line; empty lines and lines that begin with # are ignored."""
     content = read_live(text, path, "UTF-8")
     try:
         lines = [line.strip() for line in content.decode().splitlines()]

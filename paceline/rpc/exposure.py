@@ -1,4 +1,4 @@
-"""What is unsafe to expose says so at start, each time in the same words."""
+"""Warnings at start about servers that are unsafe to expose, all in the same words."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ logger = logging.getLogger(__name__)
 
 
 def warn_if_exposed(settings: ServerSettings, what: str, remedy: str) -> None:
-    """Log what others than this machine can reach, and the setting that ends it.
+    """Warn if other machines can reach the server.
 
     Args:
         settings: where the server listens.
-        what: is unsafe there, as "plaintext" or "requests without a key".
-        remedy: names the settings, as "set server.tls_certificate and server.tls_key".
+        what: what is unsafe, such as "plaintext" or "requests without a key".
+        remedy: the settings that make it safe, such as "set server.tls_certificate and server.tls_key".
     """
     if not is_loopback(settings.host):
         logger.warning(
@@ -26,7 +26,7 @@ def warn_if_exposed(settings: ServerSettings, what: str, remedy: str) -> None:
 
 
 def warn_of_callers(settings: ServerSettings) -> None:
-    """Log that anybody who reaches this server may use it, where nothing but TLS could tell who calls."""
+    """Warn if anybody who reaches this server may use it; for servers that know callers by TLS alone."""
     if settings.tls_client_ca is None:
         warn_if_exposed(settings, "any caller may open sessions", "set server.tls_client_ca")
     elif settings.tls_roles == "off":
@@ -35,7 +35,7 @@ def warn_of_callers(settings: ServerSettings) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address to listen on is this machine's alone; a name other than localhost is not taken to be."""
+    """Whether only this machine reaches an address; of names, only `localhost` counts."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:

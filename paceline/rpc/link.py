@@ -1,4 +1,4 @@
-"""The service's side of a link: greets, hands commands to the link's sessions, and tells them when it ends."""
+"""The service's side of a link: greets the peer, and hands commands and the link's end to its sessions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from paceline.protocol import codec
 from paceline.protocol.errors import DeadlineExceeded, PacelineError, ProtocolMismatch
 from paceline.protocol.handshake import Hello, Welcome
 from paceline.protocol.session import Close
-from paceline.rpc.cost_messages import CostsTeller
+from paceline.rpc.cost_messages import CostsSender
 from paceline.rpc.frames import FrameWriter, InSession, Message, check_frame, first_to_end
 from paceline.rpc.link_kinds import (
     HANDSHAKE_TIMEOUT_S,
@@ -23,7 +23,7 @@ from paceline.rpc.link_kinds import (
     check_fingerprint,
     check_version,
 )
-from paceline.rpc.statuses import abort_with, unexpected
+from paceline.rpc.statuses import abort_with, unexpected_error
 
 logger = logging.getLogger(__name__)
 CommandIn = TypeVar("CommandIn", bound=InSession, contravariant=True)
@@ -40,8 +40,8 @@ class LinkHandler(Protocol[CommandIn]):
         logged, the session gets a `Close`, then an `InternalError` failure.
         """
 
-    def closed(self) -> None:
-        """The link is gone: end its sessions and free what they hold. Called exactly once."""
+    def on_closed(self) -> None:
+        """End the sessions of a link that is gone, and free what they hold. Called exactly once."""
 
 
 OpenHandler = Callable[[FrameWriter[Event]], LinkHandler[Command]]
@@ -58,16 +58,16 @@ async def serve_link(
 
     Args:
         context: the `grpc.aio.ServicerContext` of the stream; only its `read` and `write` are used for messages.
-        welcome: what to answer the hello with.
-        open_handler: makes the link's handler once the handshake is done, given the writer of its events.
-        costs: what the service's steps take now, as the link's kind has it; None: nothing is said of it.
+        welcome: the answer to the hello.
+        open_handler: makes the link's handler from the writer of its events, once the handshake is done.
+        costs: returns the service's current costs, of the type of the link's kind; None: it sends none.
     """
     peer = context.peer()
-    teller = CostsTeller(kind.costs, costs or kind.costs.domain)
+    sender = CostsSender(kind.costs, costs or kind.costs.domain)
     try:
-        hello = await _accept(kind, context, welcome, teller)
+        hello = await _accept(kind, context, welcome, sender)
         logger.info("link up: method=%s peer=%s incarnation=%s", kind.method, peer, hello.incarnation)
-        await _serve_sessions(kind, context, open_handler, teller)
+        await _serve_sessions(kind, context, open_handler, sender)
         logger.info("link closed: method=%s peer=%s", kind.method, peer)
     except PacelineError as error:
         logger.warning("link refused: method=%s peer=%s reason=%s error=%s", kind.method, peer, error.reason, error)
@@ -80,10 +80,10 @@ async def serve_link(
             logger.info("link broken: method=%s peer=%s error=%s", kind.method, peer, error)
             return
         logger.exception("link failed: method=%s peer=%s", kind.method, peer)
-        await abort_with(context, unexpected(error))
+        await abort_with(context, unexpected_error(error))
 
 
-async def _accept(kind: LinkKind[Command, Event], context: Any, welcome: Welcome, teller: CostsTeller[Any]) -> Hello:
+async def _accept(kind: LinkKind[Command, Event], context: Any, welcome: Welcome, sender: CostsSender[Any]) -> Hello:
     try:
         async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
             frame = await context.read()
@@ -95,7 +95,7 @@ async def _accept(kind: LinkKind[Command, Event], context: Any, welcome: Welcome
     hello = codec.decode_hello(frame.hello)
     check_version(hello.protocol_version)
     check_fingerprint(hello.fingerprint, welcome.fingerprint)
-    await context.write(teller.add_to(kind.response(welcome=codec.encode_welcome(welcome))))
+    await context.write(sender.add_to(kind.response(welcome=codec.encode_welcome(welcome))))
     return hello
 
 
@@ -103,27 +103,27 @@ async def _serve_sessions(
     kind: LinkKind[Command, Event],
     context: Any,
     open_handler: OpenHandler[Event, Command],
-    teller: CostsTeller[Any],
+    sender: CostsSender[Any],
 ) -> None:
-    def framed(events: list[Message]) -> Message:
+    def frame_of(events: list[Message]) -> Message:
         frame = kind.response(events=events)
-        return teller.add_to(frame) if events else frame
+        return sender.add_to(frame) if events else frame
 
-    writer = FrameWriter[Event](kind.events.encode, framed)
+    writer = FrameWriter[Event](kind.events.encode, frame_of)
     handler = open_handler(writer)
 
-    def closed() -> None:
+    def on_end() -> None:
         writer.close()
-        handler.closed()
+        handler.on_closed()
 
     reading = _read_commands(kind, context, writer, handler)
-    await first_to_end(reading, writer.run(context.write), writer.overflow(), at_end=closed)
+    await first_to_end(reading, writer.run(context.write), writer.overflow(), at_end=on_end)
 
 
 async def _read_commands(
     kind: LinkKind[Command, Event], context: Any, writer: FrameWriter[Event], handler: LinkHandler[Command]
 ) -> None:
-    """Hand over every frame's commands in one go; returns when the client ends the link."""
+    """Hand the commands of each frame to the handler in one go; returns when the client ends the link."""
     while (frame := await context.read()) is not grpc.aio.EOF:
         check_frame(frame, len(frame.commands))
         if frame.HasField("hello"):
@@ -143,7 +143,7 @@ def _handle(
     except Exception as error:
         logger.exception("command failed: method=%s session=%d", kind.method, session_id)
         _close_failed(handler, session_id)
-        writer.send(codec.failure_of(session_id, unexpected(error), session_closed=True))
+        writer.send(codec.failure_of(session_id, unexpected_error(error), session_closed=True))
 
 
 def _close_failed(handler: LinkHandler[Any], session_id: int) -> None:

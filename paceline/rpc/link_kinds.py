@@ -1,12 +1,12 @@
-"""Links, their two kinds, and what their ends check of each other in the handshake.
+"""The two kinds of link, and the checks of their handshake.
 
 A link is one bidirectional stream between the coordinator and a service; it carries many sessions in frames. The
 coordinator's side is a `PeerLink`, the service's side `serve_link`; both write through a `FrameWriter`. A link has
-keepalive and no deadline. When it breaks, in whatever way, the service's handler is told once (`closed`) and so is
-the coordinator (`on_down`): all its sessions are over.
+keepalive and no deadline. When it ends, for whatever reason, both sides are called once (`on_closed` of the service's
+handler, `on_down` of the coordinator's link), and all its sessions are over.
 
-A malformed message costs its session a `Failure`; a malformed frame (too large, a second hello, none at all) ends
-the link with a typed status; malformed costs and features are named in the log, left out, and change nothing.
+A malformed message costs its session a `Failure`. A malformed frame (too large, a second hello, no hello) ends the
+link with a typed status. Malformed costs and features are logged, ignored, and change nothing.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ Event = TypeVar("Event", bound=InSession)
 
 @dataclass(frozen=True)
 class LinkKind(Generic[Command, Event]):
-    """What distinguishes the two kinds of link: their messages, the service's costs, and how they are encoded.
+    """The messages and costs of one kind of link, and their encoding.
 
-    `ask_status`: begins the call for the service's status, on a stub for asyncio or for threads. `signs`: events that
-    a frame has beside those that are written as such. `dispensable`: kinds of event that nothing waits for and no
-    text depends on.
+    `ask_status` begins the call for the service's status, on a stub for asyncio or for threads. `signs` returns the
+    events that a frame has beside its list of events. `dispensable` names kinds of event that nothing waits for and
+    no text depends on.
     """
 
     method: str
@@ -91,20 +91,20 @@ DRAFT: LinkKind[DraftCommand, DraftEvent] = LinkKind(
 )
 
 
-def check_fingerprint(expected: Fingerprint, found: Fingerprint) -> None:
-    """Compare what a coordinator expects with what a service runs; fields empty on either side fit.
+def check_fingerprint(coordinator: Fingerprint, service: Fingerprint) -> None:
+    """Compare the coordinator's fingerprint with the service's; a field that is empty on either side fits.
 
     Raises:
         VocabularyMismatch: tokenizer or vocab_size differ.
-        ProtocolMismatch: model or numeric differ, when the coordinator pins them.
+        ProtocolMismatch: model or numeric differ, if the coordinator pins them.
     """
     for field in ("tokenizer", "vocab_size", "model", "numeric"):
-        wanted, value = getattr(expected, field), getattr(found, field)
-        if wanted and value and wanted != value:
+        limit, value = getattr(coordinator, field), getattr(service, field)
+        if limit and value and limit != value:
             kind = VocabularyMismatch if field in ("tokenizer", "vocab_size") else ProtocolMismatch
             raise kind(
-                f"fingerprint.{field} = {value!r} (model {found.model!r}): must be {wanted!r}, the coordinator's",
-                metadata={"field": f"fingerprint.{field}", "value": str(value), "limit": str(wanted)},
+                f"fingerprint.{field} = {value!r} (model {service.model!r}): must be {limit!r}, the coordinator's",
+                metadata={"field": f"fingerprint.{field}", "value": str(value), "limit": str(limit)},
             )
 
 

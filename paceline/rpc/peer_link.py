@@ -25,7 +25,7 @@ from paceline.protocol.handshake import Hello, ServiceStatus, Welcome
 from paceline.protocol.session import Failure
 from paceline.protocol.target import TargetCommand, TargetEvent
 from paceline.rpc.channel import KEEPALIVE, Keepalive, open_channel
-from paceline.rpc.cost_messages import CostsHeard
+from paceline.rpc.cost_messages import PeerCosts
 from paceline.rpc.frames import FrameWriter, Message, check_frame, first_to_end
 from paceline.rpc.link_kinds import (
     DRAFT,
@@ -38,7 +38,7 @@ from paceline.rpc.link_kinds import (
     check_version,
 )
 from paceline.rpc.retries import Backoff
-from paceline.rpc.statuses import from_rpc_error, is_of_the_call, unexpected
+from paceline.rpc.statuses import from_rpc_error, is_of_the_call, unexpected_error
 from paceline.runtime.config import PeerSettings
 
 logger = logging.getLogger(__name__)
@@ -51,19 +51,19 @@ MAX_SESSION_ID = (1 << 32) - 1
 class PeerLink(Generic[Command, Event]):
     """Keeps one link to one peer: connects, greets, reconnects with back-off.
 
-    Set the callbacks before `start`; they are called on the event loop, must
-    not block, and an exception of theirs is logged and goes no further:
-    `on_change()` once a link stands, when it is down and whenever a handshake was
-    refused, `on_event(event)` for each event (all those of a frame in one go,
-    before anything is written), `on_down(error)` exactly once for each link that
-    stood, before `on_change()`, always with a `PeerUnavailable`. An event that
-    can't be decoded reaches its session as a `Failure`.
+    Set the callbacks before `start`. They are called on the event loop and must
+    not block; their exceptions are logged and go no further.
 
-    A refused handshake is kept as `last_error` and tried again with the longest back-off.
+    - `on_change()`: the link is up, or down, or a handshake was refused.
+    - `on_event(event)`: for each event, all of a frame in one go, before any write.
+      An event that can't be decoded reaches its session as a `Failure`.
+    - `on_down(error)`: once for each link that was up, before `on_change()`; a `PeerUnavailable`.
+
+    A refused handshake is kept as `last_error`, and retried with the longest back-off.
 
     Args:
-        settings: where the peer is.
-        hello: what we expect to find.
+        settings: the peer's address and TLS files.
+        hello: our hello, with the fingerprint that the peer has to fit.
     """
 
     kind: LinkKind[Command, Event]
@@ -91,32 +91,32 @@ class PeerLink(Generic[Command, Event]):
         self.on_change: Callable[[], None] = _ignore
         self.last_error: PacelineError | None = None
         self.welcome: Welcome | None = None
-        """The last one; it stays after the link is down. None: there was no link yet."""
-        self._heard = CostsHeard(self.kind.costs, self._where)
+        """The last welcome, kept after the link is down; None: there was no link yet."""
+        self._costs = PeerCosts(self.kind.costs, self._where)
         self._channel: grpc.aio.Channel | None = None
         self._writer: FrameWriter[Command] | None = None
-        self._left_out = set[str]()
+        self._ignored_kinds = set[str]()
         self._up = asyncio.Event()
-        self._refused = asyncio.Event()
-        self._dropped: asyncio.Future[None] | None = None
+        self._refusal_event = asyncio.Event()
+        self._drop_future: asyncio.Future[None] | None = None
         self._runner: asyncio.Task[None] | None = None
         self._last_session_id = 0
         self._last_frame = time.monotonic()
 
     @property
     def is_up(self) -> bool:
-        """Whether a link stands now."""
+        """Whether the link is up now."""
         return self._writer is not None
 
     @property
     def is_refused(self) -> bool:
-        """Whether the peer is there and doesn't fit, as the last handshake showed."""
-        return self._refused.is_set()
+        """Whether the peer answered the last handshake and doesn't fit."""
+        return self._refusal_event.is_set()
 
     @property
     def costs(self) -> Any:
-        """`TargetCosts` or `DraftCosts`, as the peer said them last; they stay after the link is down."""
-        return self._heard.costs
+        """The peer's last `TargetCosts` or `DraftCosts`, kept after the link is down."""
+        return self._costs.costs
 
     @property
     def silent_s(self) -> float:
@@ -124,12 +124,12 @@ class PeerLink(Generic[Command, Event]):
         return time.monotonic() - self._last_frame
 
     async def start(self) -> None:
-        """Begin to connect; returns at once."""
+        """Start to connect; returns at once."""
         if self._runner is None:
             self._runner = asyncio.create_task(self._run(), name=f"link to {self.name} at {self.address}")
 
     async def close(self) -> None:
-        """End the link for good; `on_down` is called if it stood."""
+        """End the link for good; calls `on_down` if it was up."""
         runner, self._runner = self._runner, None
         if runner is not None:
             runner.cancel()
@@ -137,7 +137,7 @@ class PeerLink(Generic[Command, Event]):
         self._set_down(PeerUnavailable(f"the link to {self._where} was closed", metadata=self._facts))
 
     def send(self, command: Command, urgent: bool = False) -> None:
-        """Queue a command for the next frame; rounds, commits and the like are urgent.
+        """Queue a command for the next frame; rounds and commits, for example, are urgent.
 
         Raises:
             PeerUnavailable: the link is down.
@@ -152,43 +152,43 @@ class PeerLink(Generic[Command, Event]):
         self._last_session_id += 1
         if self._last_session_id > MAX_SESSION_ID:
             self._last_session_id = 1
-            # Only a new link may use an id again.
+            # Only a new link may use its ids again.
             self.drop(PeerUnavailable(f"the link to {self._where} is out of session ids", metadata=self._facts))
         return self._last_session_id
 
     def drop(self, error: PacelineError) -> None:
-        """Give up the standing link, for example because the peer is silent: `on_down(error)` now, then reconnect."""
+        """End the current link, for example because the peer is silent: `on_down(error)` now, then reconnect."""
         self._set_down(error)
-        if self._dropped is not None and not self._dropped.done():
-            self._dropped.set_exception(error)
+        if self._drop_future is not None and not self._drop_future.done():
+            self._drop_future.set_exception(error)
 
     async def wait_up(self, timeout_s: float) -> Welcome:
-        """Wait until a link stands.
+        """Wait until the link is up.
 
         Raises:
-            VocabularyMismatch, ProtocolMismatch: the peer is there and doesn't fit; raised at once.
-            PeerUnavailable: it did not come up in time; names peer, address and the last error.
+            VocabularyMismatch, ProtocolMismatch: the peer answers and doesn't fit; raised at once.
+            PeerUnavailable: the link is not up in time; names peer, address and the last error.
         """
         if not self.is_up:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(timeout_s):
-                    await first_to_end(self._up.wait(), self._refused.wait())
+                    await first_to_end(self._up.wait(), self._refusal_event.wait())
         if self.is_up and self.welcome is not None:
             return self.welcome
         raise self.why_down()
 
     def why_down(self) -> PacelineError:
-        """An error to raise for want of a link: why the peer doesn't fit, or that it can't be reached."""
+        """The error of a missing link: the peer doesn't fit, or it can't be reached."""
         if self.is_refused and self.last_error is not None:
             return fresh(self.last_error)
         return self._unavailable()
 
     async def status(self, timeout_s: float) -> ServiceStatus:
-        """What the service says it is doing, asked beside the link's stream.
+        """The service's status, by a call beside the link's stream.
 
         Raises:
             PeerUnavailable: there is no link, or it ended meanwhile.
-            PacelineError: it did not answer in time.
+            PacelineError: the service did not answer in time.
         """
         if self._channel is None:
             raise self._unavailable()
@@ -206,15 +206,15 @@ class PeerLink(Generic[Command, Event]):
         while True:
             try:
                 error = await self._link()
-            except Exception as defect:  # whatever it is, its sessions hear of it, and the peer is asked again
+            except Exception as defect:  # the sessions get it as an error, and the link is opened again
                 logger.exception("link failed: peer=%s address=%s", self.name, self.address)
-                error = unexpected(defect)
+                error = unexpected_error(defect)
             self._note(error)
             self._set_down(error)
-            await asyncio.sleep(self._backoff.next_s(error.retry_after_ms, longest=self._refused.is_set()))
+            await asyncio.sleep(self._backoff.next_s(error.retry_after_ms, longest=self._refusal_event.is_set()))
 
     async def _link(self) -> PacelineError:
-        """Live through one link; returns why it ended. What it raises is a defect."""
+        """Run one link to its end, and return the reason. An exception is a defect."""
         channel: grpc.aio.Channel | None = None
         try:
             channel = self._channel = open_channel(self._settings, self._keepalive, section=f"{self.name}.")
@@ -249,11 +249,11 @@ class PeerLink(Generic[Command, Event]):
         check_version(frame.welcome.protocol_version)
         welcome = self._read(frame)
         check_fingerprint(self._hello.fingerprint, welcome.fingerprint)
-        self._heard.begin(frame)
+        self._costs.begin(frame)
         return welcome
 
     def _read(self, frame: Message) -> Welcome:
-        """The welcome of a first frame. One that may not be is a misfit: asking again soon brings the same."""
+        """The welcome of a first frame. A malformed one is a misfit, since the next try would bring the same."""
         try:
             check_frame(frame, 0)
             return codec.decode_welcome(frame.welcome)
@@ -262,24 +262,24 @@ class PeerLink(Generic[Command, Event]):
             raise ProtocolMismatch(message, metadata=facts) from error
 
     async def _use_or_lose(self, call: Any, welcome: Welcome) -> None:
-        """Raise `PeerUnavailable` for what ends it: a peer that fitted and then broke the rules may fit again."""
+        """Use the link, and raise `PeerUnavailable` whatever ends it: a peer that fitted once may fit again."""
         try:
             await self._use(call, welcome)
         except PacelineError as error:
-            raise self._lost(error) from error
+            raise self._broken_link(error) from error
 
     async def _use(self, call: Any, welcome: Welcome) -> None:
         writer = FrameWriter[Command](self.kind.commands.encode, lambda batch: self.kind.request(commands=batch))
-        self._dropped = asyncio.get_running_loop().create_future()
+        self._drop_future = asyncio.get_running_loop().create_future()
         self._set_up(writer, welcome)
         try:
-            bodies = self._read_events(call), writer.run(call.write), writer.overflow(), self._dropped
+            bodies = self._read_events(call), writer.run(call.write), writer.overflow(), self._drop_future
             await first_to_end(*bodies, at_end=writer.close)
         except asyncio.InvalidStateError:
-            # A write to a call that has just ended; reading tells why it ended.
+            # A write to a call that has just ended; a read raises the reason.
             await call.read()
         finally:
-            self._dropped.cancel()
+            self._drop_future.cancel()
             call.cancel()
 
     async def _read_events(self, call: Any) -> None:
@@ -288,7 +288,7 @@ class PeerLink(Generic[Command, Event]):
             check_frame(frame, len(frame.events))
             if frame.HasField("welcome"):
                 raise ProtocolMismatch(f"a second welcome from {self._where}")
-            self._heard.hear(frame)
+            self._costs.update(frame)
             for message in frame.events:
                 self._deliver(message)
             for sign in self.kind.signs(frame):
@@ -300,39 +300,39 @@ class PeerLink(Generic[Command, Event]):
             event: Any = self.kind.events.decode(message)
         except PacelineError as error:
             if (kind := message.WhichOneof("event")) in self.kind.dispensable:
-                self._leave_out(kind, session_id, error)
+                self._ignore_event(kind, session_id, error)
                 return
-            event = self._malformed(session_id, error)
+            event = self._failure_of(session_id, error)
         if event.session_id:
             _call_back(self.on_event, event)
         else:
             kind = type(event).__name__
             logger.warning("event without a session: peer=%s address=%s kind=%s", self.name, self.address, kind)
 
-    def _leave_out(self, kind: str, session_id: int, error: PacelineError) -> None:
-        if kind not in self._left_out:  # once for each link: its peer goes on sending them
+    def _ignore_event(self, kind: str, session_id: int, error: PacelineError) -> None:
+        if kind not in self._ignored_kinds:  # once for each link, since its peer goes on sending them
             facts = f"peer={self.name} address={self.address} session={session_id} error={error.for_log}"
             logger.warning("malformed %s, left out here and on: %s", kind, facts)
-        self._left_out.add(kind)
+        self._ignored_kinds.add(kind)
 
-    def _malformed(self, session_id: int, error: PacelineError) -> Failure:
+    def _failure_of(self, session_id: int, error: PacelineError) -> Failure:
         logger.warning("malformed event: peer=%s session=%d error=%s", self.name, session_id, error.for_log)
         message = f"{self._where} sent a malformed event: {error.message}"
         return codec.failure_of(session_id, PeerUnavailable(message, metadata={**self._facts, **error.metadata}))
 
     def _set_up(self, writer: FrameWriter[Command], welcome: Welcome) -> None:
         self._writer, self.welcome = writer, welcome
-        self._left_out.clear()
+        self._ignored_kinds.clear()
         self._last_frame = time.monotonic()
         self.last_error = None
-        self._refused.clear()
+        self._refusal_event.clear()
         self._backoff.reset()
         self._up.set()
         logger.info("link up: peer=%s address=%s incarnation=%s", self.name, self.address, welcome.incarnation)
         _call_back(self.on_change)
 
     def _set_down(self, error: PacelineError) -> None:
-        """End the standing link, if there is one; safe to call again."""
+        """End the current link, if there is one; safe to call again."""
         writer, self._writer = self._writer, None
         if writer is None:
             return
@@ -343,26 +343,26 @@ class PeerLink(Generic[Command, Event]):
         logger.log(
             level, "link down: peer=%s address=%s reason=%s error=%s", self.name, self.address, error.reason, error
         )
-        _call_back(self.on_down, self._lost(error))
+        _call_back(self.on_down, self._broken_link(error))
         _call_back(self.on_change)
 
     def _note(self, error: PacelineError) -> None:
-        """Keep why there is no link; log what is new."""
-        refused = isinstance(error, VocabularyMismatch | ProtocolMismatch)
+        """Keep the reason for a missing link, and log a new one."""
+        is_refusal = isinstance(error, VocabularyMismatch | ProtocolMismatch)
         news = self.last_error is None or self.last_error.reason != error.reason
         self.last_error = error
-        if refused:
-            self._refused.set()
+        if is_refusal:
+            self._refusal_event.set()
             _call_back(self.on_change)
         else:
-            self._refused.clear()
+            self._refusal_event.clear()
         if news and not self.is_up:
             logger.warning(
                 "no link: peer=%s address=%s reason=%s error=%s", self.name, self.address, error.reason, error
             )
 
-    def _lost(self, error: PacelineError) -> PeerUnavailable:
-        """What a broken link means to its sessions, whatever broke it."""
+    def _broken_link(self, error: PacelineError) -> PeerUnavailable:
+        """The error of a broken link for its sessions, whatever broke it."""
         if isinstance(error, PeerUnavailable):
             return error
         return PeerUnavailable(
@@ -390,7 +390,7 @@ class DraftLink(PeerLink[DraftCommand, DraftEvent]):
 
 
 def _ignore(*_: Any) -> None:
-    """The callback that isn't set."""
+    """The default callback."""
 
 
 def _call_back(callback: Callable[..., None], *values: Any) -> None:

@@ -1,7 +1,6 @@
-"""Trying again without a storm: pauses drawn at random, behind the hint that came, on a budget that successes fill.
+"""Retries without a storm: random pauses after the peer's hint, and a budget that successes fill.
 
-Every caller of ours that tries again does it with this: the Python client, the gateway, the coordinator's sessions,
-and links that reconnect.
+All our callers retry with it: the Python client, the gateway, the coordinator's sessions, and links that reconnect.
 """
 
 from __future__ import annotations
@@ -14,29 +13,29 @@ from paceline.access.limits import Clock, TokenBucket
 from paceline.protocol.errors import PacelineError
 
 RETRIES_PER_MINUTE = 300
-"""Tries a minute that a caller may repeat whatever comes of them, and most that it may save up: who has one stream
-needs a few a second to find a coordinator that is back; a thousand callers are then 5,000 a second, which a
-coordinator refuses in one second or two of its time."""
+"""Retries a minute that a caller has whether they succeed or not, and most that it may save up. A caller with one
+stream needs a few a second to find a coordinator that is back. A thousand callers then make 5,000 a second, which a
+coordinator refuses in one or two seconds of its time."""
 FOR_EACH_SUCCESS = 1
-"""Tries that a success pays for. So a caller's failed tries are at most as many as its successes, beyond the few a
-minute. Below 1, who has a thousand streams to resume would take minutes behind an outage: each one that is
-back has to pay for the next."""
+"""Retries that a success pays for. So a caller has at most as many failed tries as successes, beyond the few a
+minute. Below 1, a caller with a thousand streams to resume would take minutes after an outage: each resumed stream
+has to pay for the next."""
 FIRST_S = 0.1
 MOST_S = 2.0
-"""Bounds of a stream's pauses: tokens come every few ms, and a service takes seconds to start."""
-KEPT_FOR_LOST = RETRIES_PER_MINUTE // 2
-"""Tries that are left to texts that wait for one: requests that were refused ask elsewhere at once, and where all are
-full they would take each try as it comes."""
+"""Bounds of a stream's pauses: tokens arrive every few ms, and a service takes seconds to start."""
+RESERVED_RETRIES = RETRIES_PER_MINUTE // 2
+"""Retries reserved for broken streams. Refused requests try other services at once, and if all are full they would
+otherwise take every retry."""
 WITHOUT_BUDGET_S = 0.5
-"""Longest pause until a try that the budget doesn't allow asks it again."""
+"""Longest pause until a request without a retry checks the budget again."""
 Draw = Callable[[float, float], float]
 
 
 class Backoff:
-    """Pauses with full jitter: each is drawn evenly between nothing and a bound, which doubles up to `most_s`.
+    """Pauses with full jitter: each is uniform between 0 and a bound, which doubles up to `most_s`.
 
-    Who was told when to come again comes no earlier, and later by a draw of its own: those who were
-    told the same would come together otherwise.
+    A pause is no shorter than the peer's hint, and longer by a random draw, so that callers with the same hint don't
+    return at the same time.
     """
 
     def __init__(self, first_s: float = FIRST_S, most_s: float = MOST_S, draw: Draw = random.uniform) -> None:
@@ -46,15 +45,15 @@ class Backoff:
         self._draw = draw
 
     def reset(self) -> None:
-        """Begin with the shortest pauses again: it went well."""
+        """Return to the shortest pauses after a success."""
         self._bound_s = self._first_s
 
     def next_s(self, hint_ms: int | None = None, *, longest: bool = False) -> float:
         """The pause before the next try, in seconds.
 
         Args:
-            hint_ms: when to come again, as the peer said; None: it didn't.
-            longest: draw below `most_s`, whatever came before.
+            hint_ms: the peer's hint when to retry; None: it gave none.
+            longest: draw below `most_s`, whatever the last bound was.
         """
         bound_s = self._most_s if longest else self._bound_s
         self._bound_s = min(self._most_s, 2 * self._bound_s)
@@ -63,46 +62,46 @@ class Backoff:
 
 
 class RetryBudget:
-    """How many tries all requests of one caller may repeat: one for each success, and a few a minute."""
+    """The retries that all requests of one caller share: one for each success, and a few a minute."""
 
     def __init__(self, clock: Clock = time.monotonic) -> None:
         self.clock = clock
-        self._left = TokenBucket(RETRIES_PER_MINUTE, clock)
+        self._bucket = TokenBucket(RETRIES_PER_MINUTE, clock)
 
-    def succeeded(self) -> None:
-        """A try came through."""
-        self._left.put(FOR_EACH_SUCCESS)
+    def note_success(self) -> None:
+        """Count a successful try."""
+        self._bucket.put(FOR_EACH_SUCCESS)
 
     def take(self, leaving: int = 0) -> bool:
-        """Take one try, if there is one and it leaves so many."""
-        allowed = self._left.wait_s(1 + leaving) == 0
-        if allowed:
-            self._left.take(1)
-        return allowed
+        """Take one retry, if there is one and `leaving` are left after it."""
+        is_allowed = self._bucket.wait_s(1 + leaving) == 0
+        if is_allowed:
+            self._bucket.take(1)
+        return is_allowed
 
 
 class Retries:
-    """One request's tries again, on the budget of its caller."""
+    """One request's retries, on the budget of its caller."""
 
     def __init__(self, budget: RetryBudget | None = None, draw: Draw = random.uniform) -> None:
         self._budget = budget or RetryBudget()
         self._backoff = Backoff(draw=draw)
         self._draw = draw
 
-    def succeeded(self) -> None:
-        """A try came through: the next pause is short, and the budget has one more."""
+    def note_success(self) -> None:
+        """Count a successful try: the next pause is short, and the budget has one more retry."""
         self._backoff.reset()
-        self._budget.succeeded()
+        self._budget.note_success()
 
-    def take_elsewhere(self) -> bool:
-        """Take a try without a pause, if the budget has one to spare: at a service that has not refused it."""
-        return self._budget.take(leaving=KEPT_FOR_LOST)
+    def take_spare(self) -> bool:
+        """Take a retry at another service, without a pause, if the budget has a spare one."""
+        return self._budget.take(leaving=RESERVED_RETRIES)
 
     def pauses(self, error: PacelineError, left_s: float) -> Iterator[float]:
-        """Pauses to make one after the other, in seconds; behind the last one the request may be tried again.
+        """Pauses in seconds, one after the other; after the last one the request may be tried again.
 
         Args:
-            error: what the last try failed with; its hint is honoured.
+            error: the last try's error; its hint is honoured.
             left_s: time for further tries.
 
         Raises:

@@ -1,4 +1,4 @@
-"""One way to run a gRPC server of ours: health, reflection, TLS, keepalive, limits, a clean stop."""
+"""The gRPC server of all services: health, reflection, TLS, keepalive, limits, a clean stop."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from paceline.protocol.errors import InvalidInput, PeerUnavailable
-from paceline.rpc.authorization import ChecksRoles
+from paceline.rpc.authorization import RoleInterceptor
 from paceline.rpc.channel import Options, keepalive_options, message_options
 from paceline.rpc.exposure import warn_if_exposed
 from paceline.rpc.frames import first_to_end
@@ -28,23 +28,23 @@ from paceline.runtime.stopping import signals_stop, stop_with_stdin
 logger = logging.getLogger(__name__)
 
 MIN_PING_INTERVAL_MS = 500
-"""Peers ping every 5 s; gRPC's default would cut them off for it."""
+"""Peers ping every 5 s; gRPC's default would cut them off for that."""
 MAX_PENDING_CALLS = 1 << 20
-"""Calls that wait until the service takes them, and refuses with a status of ours those that it has no room for.
-gRPC by itself would cancel some beyond 1,000 and all beyond 3,000."""
+"""Calls that may wait for the service, which refuses those without room with a status of ours. By default gRPC
+cancels some calls beyond 1,000 and all beyond 3,000."""
 MAX_CALLS = 8192
-"""Calls that are open at once, at most, beside those that a service lets in by a limit of its own: each takes 28 KiB
-(measured), so all of them 230 MiB. Beyond that gRPC itself refuses, with RESOURCE_EXHAUSTED and no hint."""
+"""Most open calls, beside those that a service admits by its own limit: each takes 28 KiB (measured), so all take
+230 MiB. gRPC refuses further ones with RESOURCE_EXHAUSTED and no hint."""
 
 LOADING_RETRY_MS = 200
-"""When who came too early is told to come again; who waits longer, since loading takes seconds, comes less often."""
+"""Hint to retry while the service loads; callers wait longer with each try, since loading takes seconds."""
 
 Hook = Callable[[], Awaitable[None]]
 
 
 @dataclass(frozen=True)
 class RunningServer:
-    """What a service knows of its server once it is bound."""
+    """The ports of a server once it is bound."""
 
     port: int
     health_port: int | None
@@ -60,28 +60,28 @@ async def run_server(
     loading: str = "the service is still loading",
     most_calls: int = MAX_CALLS,
 ) -> None:
-    """Serve until a signal, the end of standard input where that counts, or `stop`; then drain and return.
+    """Serve until a signal, `stop`, or, with `stop_with_stdin`, the end of standard input; then drain and return.
 
     The health service answers NOT_SERVING from the start, SERVING once
     `register` has returned, and NOT_SERVING again while the server drains.
-    Until `register` has returned every other call is refused as UNAVAILABLE
-    with `loading`, for how long, and when to try again; a stop that comes meanwhile cancels it.
-    A draining server sends GOAWAY: calls that run go on, new ones go to another address or are UNAVAILABLE.
+    Until `register` has returned, every other call is refused as UNAVAILABLE
+    with `loading`, the time since the start, and a hint when to retry; a stop cancels `register`.
+    A draining server sends GOAWAY: running calls go on, new ones go to another address or are UNAVAILABLE.
 
     Args:
-        settings: where and how; `port_file` gets `host:port` once SERVING.
+        settings: address, ports and TLS; `port_file` gets `host:port` once SERVING.
         register: loads what the service needs and adds its servicers to the server; sync or async.
         service_names: full names (`paceline.v1.TargetService`) for health and reflection.
         stop: ends the server when set, beside the signals.
-        on_drain: called when draining begins; returns when no work is left; the calls that
-            remain are cancelled then, and in any case after `drain_seconds`. None: calls
+        on_drain: called when draining begins; returns when no work is left. The remaining
+            calls are cancelled then, and in any case after `drain_seconds`. None: calls
             get `drain_seconds` to end by themselves.
-        on_serving: told the bound ports once SERVING.
+        on_serving: called with the bound ports once SERVING.
         loading: says which service is loading what.
-        most_calls: that are open at once; further ones are refused by gRPC.
+        most_calls: most open calls; gRPC refuses further ones.
 
     Raises:
-        InvalidInput: a port is taken (names host:port), or a TLS file is missing or not what it should be.
+        InvalidInput: a port is taken (names host:port), or a TLS file is missing or wrong.
     """
     stop = stop or asyncio.Event()
     gate = _LoadingGate(loading)
@@ -124,7 +124,7 @@ def address_of(host: str, port: int) -> str:
 
 
 class _LoadingGate(grpc.GenericRpcHandler):
-    """Answers for the services that are still being loaded; health and reflection pass."""
+    """Refuses calls of services that are still loading; health and reflection pass."""
 
     def __init__(self, loading: str) -> None:
         self.open = False
@@ -144,17 +144,17 @@ class _LoadingGate(grpc.GenericRpcHandler):
         await abort_with(context, PeerUnavailable(message, metadata=facts, retry_after_ms=LOADING_RETRY_MS))
 
 
-class _ParsesRequests(grpc.aio.ServerInterceptor):
-    """Refuses bytes that are no message as `InvalidInput`; gRPC by itself answers UNKNOWN and logs a stack for each.
+class _ParseInterceptor(grpc.aio.ServerInterceptor):
+    """Refuses bytes that are no message as `InvalidInput`; gRPC's default is UNKNOWN and a logged stack for each.
 
-    Unary methods, coroutines all of them, are not called then; a method that
+    Unary methods, all of them coroutines, are not called then; a method that
     reads a stream gets the error from its read.
     """
 
     async def intercept_service(
         self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]], details: grpc.HandlerCallDetails
     ) -> Any:
-        """The call's handler, with our way to parse its requests."""
+        """The call's handler with our parser of its requests."""
         handler = await continuation(details)
         if handler is None or handler.request_deserializer is None:
             return handler
@@ -164,14 +164,14 @@ class _ParsesRequests(grpc.aio.ServerInterceptor):
         kind = "unary_stream" if handler.response_streaming else "unary_unary"
         method = getattr(handler, kind)
 
-        async def parsed(request: bytes, context: Any) -> Any:
+        async def call_method(request: bytes, context: Any) -> Any:
             try:
                 message = parse(request)
             except InvalidInput as error:
                 await abort_with(context, error)
             return await method(message, context)
 
-        return handler._replace(request_deserializer=None, **{kind: parsed})
+        return handler._replace(request_deserializer=None, **{kind: call_method})
 
 
 def _parse(deserialize: Callable[[bytes], Any], request: bytes) -> Any:
@@ -188,11 +188,11 @@ class _LateServer:
         self._server = server
 
     def add_generic_rpc_handlers(self, handlers: Sequence[grpc.GenericRpcHandler]) -> None:
-        """What the generated code calls first; it serves every method."""
+        """Called first by the generated code; serves every method."""
         self._server.add_generic_rpc_handlers(tuple(handlers))
 
     def add_registered_method_handlers(self, service: str, handlers: Any) -> None:
-        """What it calls then: a fast path that exists before the start only."""
+        """Called second: a fast path that exists only before the start."""
 
 
 async def _load(
@@ -230,19 +230,19 @@ def _bind(server: grpc.aio.Server, host: str, port: int, credentials: grpc.Serve
 
 
 def _interceptors(settings: ServerSettings) -> tuple[grpc.aio.ServerInterceptor, ...]:
-    """A call passes them in order."""
+    """The interceptors in the order in which a call passes them."""
     if settings.tls_client_ca is None or settings.tls_roles == "off":
-        return (_ParsesRequests(),)
-    return ChecksRoles(), _ParsesRequests()
+        return (_ParseInterceptor(),)
+    return RoleInterceptor(), _ParseInterceptor()
 
 
 async def _start_probe(
     settings: ServerSettings, servicer: health.aio.HealthServicer
 ) -> tuple[grpc.aio.Server | None, int | None]:
-    """The plaintext port for probes that can't present certificates: health alone, up while models load."""
+    """Open the plaintext port for probes without certificates: health alone, up while models load."""
     if settings.health_port is None:
         return None, None
-    probe = grpc.aio.server(interceptors=(_ParsesRequests(),), options=_options())
+    probe = grpc.aio.server(interceptors=(_ParseInterceptor(),), options=_options())
     port = _bind(probe, settings.host, settings.health_port, None)
     health_pb2_grpc.add_HealthServicer_to_server(servicer, probe)
     await probe.start()
@@ -250,7 +250,7 @@ async def _start_probe(
 
 
 def _reflect(server: grpc.aio.Server, service_names: Sequence[str]) -> None:
-    # Services have the `engine` extra; a client's install has no reflection and needs none.
+    # Services have the `engine` extra; a client's installation has no reflection and needs none.
     from grpc_reflection.v1alpha import reflection
 
     names = (*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME)
@@ -279,17 +279,17 @@ def _announce(
 
 
 async def _drain(server: grpc.aio.Server, seconds: float, on_drain: Hook | None) -> None:
-    """Take no new calls, let the running ones end, cancel what is left."""
+    """Refuse new calls, let the running ones end, and cancel the rest."""
     logger.info("draining: drain_seconds=%g", seconds)
     began = time.monotonic()
     stopping = asyncio.ensure_future(server.stop(seconds))
     if on_drain is not None:
-        drained = asyncio.ensure_future(on_drain())
-        await asyncio.wait([drained, stopping], return_when=asyncio.FIRST_COMPLETED)
-        if not drained.done() and time.monotonic() - began >= seconds:
+        drain_task = asyncio.ensure_future(on_drain())
+        await asyncio.wait([drain_task, stopping], return_when=asyncio.FIRST_COMPLETED)
+        if not drain_task.done() and time.monotonic() - began >= seconds:
             logger.warning("drain_seconds = %g are over: sessions that still run are cut off", seconds)
-        drained.cancel()
-        results = await asyncio.gather(drained, return_exceptions=True)
+        drain_task.cancel()
+        results = await asyncio.gather(drain_task, return_exceptions=True)
         if isinstance(results[0], Exception):
             logger.error("draining failed: error=%r", results[0])
         await server.stop(None)

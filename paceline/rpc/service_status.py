@@ -1,4 +1,4 @@
-"""What a target or a draft service says it is doing, and what its steps take."""
+"""Status and costs of a target or draft service, by one call."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ ANSWER_SECONDS = 10.0
 
 
 def service_status(kind: str, peer: str | PeerSettings, timeout_s: float = ANSWER_SECONDS) -> ServiceStatus:
-    """Ask the service at host:port, or as its settings say; every kind but `target` is asked as a draft service.
+    """The status of a service, given by host:port or its settings; every kind but `target` counts as a draft service.
 
     Raises:
-        grpc.RpcError: it can't be reached, or has no such call.
+        grpc.RpcError: the service can't be reached, or has no such call.
     """
     return codec.decode_service_status(_ask(kind, peer, timeout_s).status)
 
@@ -26,11 +26,11 @@ def service_status(kind: str, peer: str | PeerSettings, timeout_s: float = ANSWE
 def service_costs(
     kind: Literal["target", "draft"], peer: str | PeerSettings, timeout_s: float = ANSWER_SECONDS
 ) -> TargetCosts | DraftCosts:
-    """Ask the service at host:port, or as its settings say, what its steps take; unknown lines where it doesn't say.
+    """The costs of a service, given by host:port or its settings; lines that it doesn't send are unknown.
 
     Raises:
-        grpc.RpcError: it can't be reached, or has no such call.
-        InvalidInput: what it says is no line.
+        grpc.RpcError: the service can't be reached, or has no such call.
+        InvalidInput: its costs are malformed.
     """
     costs: TargetCosts | DraftCosts = _link(kind).costs.decode(_ask(kind, peer, timeout_s).costs)
     return costs

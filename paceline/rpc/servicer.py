@@ -1,4 +1,4 @@
-"""What the target and the draft service have in common: links of one kind, whose sessions are on one scheduler."""
+"""What target and draft service share: links of one kind, whose sessions are on one scheduler."""
 
 from __future__ import annotations
 
@@ -24,54 +24,54 @@ Scheduler = TypeVar("Scheduler", bound=SessionScheduler[Any])
 
 
 class SessionServicer(Generic[Scheduler]):
-    """Serves links on a scheduler, which `runner` runs; `close` ends the scheduler, not the executor."""
+    """Serves links on a scheduler, which the task `runner` runs; `close` ends the scheduler, not the executor."""
 
     def __init__(self, kind: LinkKind[Any, Any], scheduler: Scheduler, welcome: Welcome) -> None:
         self.scheduler = scheduler
         self.runner = asyncio.create_task(scheduler.run(), name=f"scheduler of {kind.method}")
         self._kind = kind
         self._welcome = welcome
-        self._standing: set[LinkSessions[Any]] = set()
+        self._links: set[LinkSessions[Any]] = set()
         self._frames_of_past_links = 0
 
     async def close(self) -> None:
         """Stop running steps.
 
         Raises:
-            PeerUnavailable: the scheduler had ended because the engine is lost.
-            InternalError: the scheduler had ended by itself, which is a defect.
+            PeerUnavailable: the scheduler has ended because the engine is lost.
+            InternalError: the scheduler has ended by itself, which is a defect.
         """
-        ended = self.runner.done()
+        has_ended = self.runner.done()
         self.runner.cancel()
         (outcome,) = await asyncio.gather(self.runner, return_exceptions=True)
         if isinstance(outcome, PeerUnavailable):
             raise outcome
-        if ended:
+        if has_ended:
             raise InternalError(f"the scheduler ended: {outcome!r}") from outcome
 
     def show_life(self, sign: Callable[[Collection[Any]], Message]) -> None:
-        """Have every coordinator with open sessions see that the service is alive, by the sign of its sessions."""
-        for link in self._standing:
+        """Send every coordinator with open sessions a sign of life, made from its sessions."""
+        for link in self._links:
             link.show_life(sign)
 
     async def serve_link(self, context: Any) -> None:
         """Serve one link until it ends."""
-        opened: list[LinkSessions[Any]] = []
+        links: list[LinkSessions[Any]] = []
 
         def connect(writer: FrameWriter[Any]) -> LinkSessions[Any]:
-            opened.append(LinkSessions(self.scheduler, writer))
-            self._standing.add(opened[0])
-            return opened[0]
+            links.append(LinkSessions(self.scheduler, writer))
+            self._links.add(links[0])
+            return links[0]
 
         try:
             await serve_link(self._kind, context, self._welcome, connect, lambda: self.scheduler.costs)
         finally:
-            for link in opened:
-                self._standing.discard(link)
+            for link in links:
+                self._links.discard(link)
                 self._frames_of_past_links += link.frames_sent
 
     def status_with(self, kv_rows: int, max_kv_rows: int) -> ServiceStatus:
-        """What the service is doing now, and the KV rows that its engines hold and may hold at most."""
+        """The service's status, with the KV rows that its engines hold and may hold."""
         return ServiceStatus(
             incarnation=self._welcome.incarnation,
             fingerprint=self._welcome.fingerprint,
@@ -81,7 +81,7 @@ class SessionServicer(Generic[Scheduler]):
             queue_length=self.scheduler.queue_length,
             steps=self.scheduler.steps,
             resident_bytes=psutil.Process().memory_info().rss,
-            frames_sent=self._frames_of_past_links + sum(link.frames_sent for link in self._standing),
+            frames_sent=self._frames_of_past_links + sum(link.frames_sent for link in self._links),
         )
 
 
@@ -98,19 +98,20 @@ async def serve_sessions(
     stop: asyncio.Event,
     loading: str,
 ) -> None:
-    """Have `load` make a servicer with the server already up, then serve it until stopped.
+    """Start the server, load the servicer, and serve it until stopped.
 
     Args:
         settings: of the server.
         service_name: the service's full name.
-        load: loads the model. Torch takes seconds to import: import it there, health answers meanwhile.
+        load: loads the model. It imports torch, too, which takes seconds: health answers meanwhile.
         add: the generated function that adds the servicer to the server.
         drain: returns when no session is left that may go on.
-        stop: ends the server when set; set when the scheduler ends, since what can't step must not look healthy.
+        stop: ends the server when set. It is set when the scheduler ends, since a service without steps must not
+            look healthy.
         loading: says which service is loading what.
 
     Raises:
-        PacelineError: the model can't be served, the port is taken, or the scheduler had ended.
+        PacelineError: the model can't be served, the port is taken, or the scheduler has ended.
     """
     serving: Servicer | None = None
 
@@ -121,14 +122,14 @@ async def serve_sessions(
         add(serving, server)
         keep_loaded()
 
-    async def drained() -> None:
+    async def drain_sessions() -> None:
         if serving is not None:
             serving.scheduler.draining = True
             await drain(serving)
 
     warn_of_callers(settings)
     try:
-        await run_server(settings, register, [service_name], stop, on_drain=drained, loading=loading)
+        await run_server(settings, register, [service_name], stop, on_drain=drain_sessions, loading=loading)
     finally:
         if serving is not None:
             await serving.close()

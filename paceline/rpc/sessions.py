@@ -1,4 +1,4 @@
-"""A service's sessions: all that are open, until when, and which ids they have on which link."""
+"""A service's open sessions: their deadlines, and their ids on each link."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from paceline.runtime import logs, metrics
 logger = logging.getLogger(__name__)
 
 RETRY_AFTER_MS = 200
-"""Hint sent with `Overloaded` when a session can't be opened for now."""
+"""Hint sent with `Overloaded` when there is no room for a session now."""
 DRAINING = "draining"
-"""The fact in the error of a session that a draining service refuses: another one can take it at once."""
+"""Fact in the error of a session that a draining service refuses: another service can take it at once."""
 DRAINING_RETRY_MS = 500
-"""Hint sent with it for who knows no other service: this one ends, and one that takes its place has to load."""
+"""Hint sent with it for callers that know no other service: the replacement of this one has to load first."""
 
 
 class SessionOwner(Protocol):
@@ -41,12 +41,12 @@ class SessionOwner(Protocol):
         """Queue an event for the other side; never blocks."""
 
     def forget(self, session_id: int) -> None:
-        """The service has ended the session: its messages find nothing from now on."""
+        """Forget a session that the service has ended; later messages find no session."""
 
 
 @dataclass(eq=False)
 class ServedSession:
-    """What every session of a service has. `key` is its number within the service, `id` that on its link.
+    """The base of every session of a service. `key` is its number within the service, `id` its number on the link.
 
     `closed` is set when it ends.
     """
@@ -58,14 +58,14 @@ class ServedSession:
     closed: bool = field(default=False, init=False)
 
     def defect(self, error: Exception) -> InternalError:
-        """What the other side is told of an unexpected error; the log has the stack."""
+        """The error that the other side gets for an unexpected one; the log has the stack."""
         return InternalError(f"session {self.id}: unexpected {type(error).__name__}; the service's log has the stack")
 
-    def _expect(self, name: str, expected: object, got: object) -> None:
-        if expected != got:
+    def _expect(self, name: str, own: object, theirs: object) -> None:
+        if own != theirs:
             raise PrefixMismatch(
-                f"session {self.id} {name}: expected {expected}, got {got}",
-                metadata={"field": name, "expected": str(expected), "got": str(got)},
+                f"session {self.id} {name}: expected {own}, got {theirs}",
+                metadata={"field": name, "expected": str(own), "got": str(theirs)},
             )
 
 
@@ -73,7 +73,7 @@ Session = TypeVar("Session", bound=ServedSession)
 
 
 class SessionScheduler(ABC, Generic[Session]):
-    """What every scheduler does with its open sessions, on whatever links: when and how each ends."""
+    """The base of every scheduler: its open sessions on all links, and how each of them ends."""
 
     opens: ClassVar[type[Any]]
     """The command that opens a session."""
@@ -95,33 +95,33 @@ class SessionScheduler(ABC, Generic[Session]):
 
     @property
     def waiting(self) -> int:
-        """Those among them that no step serves yet."""
+        """Open sessions that no step serves yet."""
         return 0
 
     @abstractmethod
     def open(self, owner: SessionOwner, command: Any) -> Session:
-        """Begin a session; a `PacelineError` refuses it."""
+        """Open a session; a `PacelineError` refuses it."""
 
     @abstractmethod
     def handle(self, session: Session, command: Any) -> None:
-        """Take in a command that neither opens nor closes; a `PacelineError` refuses it."""
+        """Handle a command that neither opens nor closes; a `PacelineError` refuses it."""
 
     @property
     @abstractmethod
     def queue_length(self) -> int:
-        """What waits for a step."""
+        """Number of sessions, rounds or proposals that wait for a step."""
 
     @property
     @abstractmethod
     def costs(self) -> Any:
-        """What steps take now, and who is in them: `TargetCosts` or `DraftCosts`."""
+        """Current costs and counts of steps: `TargetCosts` or `DraftCosts`."""
 
     @abstractmethod
     async def run(self) -> None:
         """Run steps until cancelled."""
 
     def close(self, session: Session) -> None:
-        """End a session; closing it again is harmless. What it holds is free when the running step ends."""
+        """End a session; closing it again is harmless. Its memory is free when the running step ends."""
         if session.closed:
             return
         session.closed = True
@@ -144,17 +144,17 @@ class SessionScheduler(ABC, Generic[Session]):
 
     @abstractmethod
     def _release(self, session: Session) -> None:
-        """Free what is held of a session that has ended; called once."""
+        """Free what an ended session held; called once."""
 
     def _add(self, session: Session) -> None:
-        """Take a session in; it fails when its time runs out."""
+        """Add a session, which fails when its time runs out."""
         self._idle.clear()
         left_ms = session.facts.time_left_ms
         loop = asyncio.get_running_loop()
         self._open[session] = None if left_ms is None else loop.call_later(left_ms / 1e3, self._expire, session)
 
     def _fail(self, session: Session, error: PacelineError) -> None:
-        """Tell the other side and end the session."""
+        """Send the error to the other side and end the session."""
         if session.closed:
             return
         logger.warning(
@@ -175,8 +175,8 @@ class LinkSessions(Generic[Session]):
     """The sessions of one link; its `LinkHandler`, and the `SessionOwner` of each of them.
 
     Args:
-        scheduler: what they are opened on.
-        writer: of the link.
+        scheduler: opens and runs the sessions.
+        writer: the link's writer.
     """
 
     def __init__(self, scheduler: SessionScheduler[Session], writer: FrameWriter[Any]) -> None:
@@ -190,7 +190,7 @@ class LinkSessions(Generic[Session]):
         return self._writer.frames_sent
 
     def on_command(self, command: Any) -> None:
-        """Handle one command; an error that is raised leaves the session as it was."""
+        """Handle one command; an error leaves the session as it was."""
         if isinstance(command, Close):
             self._close(command)
         elif isinstance(command, self._scheduler.opens):
@@ -198,8 +198,8 @@ class LinkSessions(Generic[Session]):
         else:
             self._scheduler.handle(self._session(command.session_id), command)
 
-    def closed(self) -> None:
-        """The link is gone, and its sessions with it."""
+    def on_closed(self) -> None:
+        """End all sessions of a link that is gone."""
         sessions, self._sessions = self._sessions, {}
         for session in sessions.values():
             self._scheduler.close(session)
@@ -209,12 +209,12 @@ class LinkSessions(Generic[Session]):
         self._writer.send(event, urgent)
 
     def show_life(self, sign: Callable[[Collection[Session]], Message]) -> None:
-        """Have the sign of its sessions written, if the coordinator may be waiting for one: if one is open."""
+        """Send the sign of life of the open sessions, if there are any; otherwise the coordinator waits for none."""
         if self._sessions:
             self._writer.show_life(sign(self._sessions.values()))
 
     def forget(self, session_id: int) -> None:
-        """The service has ended a session."""
+        """Forget a session that the service has ended."""
         self._sessions.pop(session_id, None)
 
     def _open(self, command: Any) -> None:
@@ -229,7 +229,7 @@ class LinkSessions(Generic[Session]):
             self.send(failure_of(command.session_id, error, session_closed=True), urgent=False)
 
     def _check_room(self) -> None:
-        """One link leaves room for the others."""
+        """Refuse a session beyond the limit of one link, which leaves room for other links."""
         limit = self._scheduler.max_sessions_per_link
         if len(self._sessions) >= limit:
             message = f"engine.max_sessions_per_link = {limit} sessions of this link are open"

@@ -37,9 +37,9 @@ logger = logging.getLogger(__name__)
 DOMAIN = "paceline"
 DETAILS_KEY = "grpc-status-details-bin"
 MAX_MESSAGE_CHARACTERS = 1024
+"""Statuses travel in HTTP/2 headers, which gRPC limits to 8 KiB."""
 NO_MEMORY_MS = 200
-"""When to ask a process again that had no memory: what others of its requests hold goes as they end."""
-"""Statuses travel in HTTP/2 headers, which gRPC bounds at 8 KiB."""
+"""Hint to retry when a process has no memory: other requests free theirs as they end."""
 
 Context = Any  # grpc.aio.ServicerContext of any request and response
 Answer = TypeVar("Answer")
@@ -51,16 +51,16 @@ _DISTRUST = {
     "CERTIFICATE_VERIFY_FAILED": "its certificate is of no authority in this side's tls_ca",
     "WRONG_VERSION_NUMBER": "it does not speak TLS, and this side's tls_ca is set",
 }
-"""What gRPC says where a handshake has failed, and what it means."""
-_HUNG_UP = (
+"""gRPC's messages of failed handshakes, and their meaning."""
+_HANG_UP = (
     "it hung up while connecting; its log may say that it demands TLS, or a certificate of its tls_client_ca "
     "that has not expired"
 )
-_BROKEN = ("RST_STREAM", "Stream removed", "Internal error from Core")
-"""What gRPC says, under codes that mean a defect, where a stream has ended: reset by the peer, damaged, or over
-before what was written had left."""
-_CANCELLED_HERE = ("Locally cancelled", "Channel closed", "Stream removed (Channel closed")
-"""How gRPC begins what it says of a call that this side has cancelled, or whose channel it has closed."""
+_STREAM_ENDS = ("RST_STREAM", "Stream removed", "Internal error from Core")
+"""gRPC's messages of ended streams that have the code of a defect: reset by the peer, damaged, or ended before a
+write was sent."""
+_LOCAL_CANCELS = ("Locally cancelled", "Channel closed", "Stream removed (Channel closed")
+"""Beginnings of gRPC's messages of calls that this side has cancelled, or whose channel it has closed."""
 _GRPC_CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
@@ -94,20 +94,20 @@ def from_status(status: status_pb2.Status) -> PacelineError | None:
 
 def from_rpc_error(error: grpc.RpcError, peer: str = "") -> PacelineError:
     """The typed error of a failed call, sync or async; `peer` names the other side in the message."""
-    if (typed := _sent_with(error)) is not None:
-        return typed
+    if (own_error := _own_error(error)) is not None:
+        return own_error
     kind = _kind_of(error.code(), error.details() or "")
     details = error.details() or error.code().name
     meaning = _meaning_of(details)
-    told = f"{meaning} ({details})" if meaning else details
-    message = f"{peer}: {told}" if peer else told
+    text = f"{meaning} ({details})" if meaning else details
+    message = f"{peer}: {text}" if peer else text
     return kind(message, metadata={"peer": peer} if peer else None)
 
 
 def is_of_the_call() -> bool:
-    """Whether a `CancelledError` that was just caught is that of a call, and nobody has cancelled the task.
+    """Whether a `CancelledError` that was just caught comes from a call, and not from a cancelled task.
 
-    gRPC tells so whoever waits for a call that it has cancelled itself, as it does when its channel is closed.
+    gRPC raises it in tasks that wait for a call which gRPC has cancelled, for example because the channel was closed.
     """
     task = asyncio.current_task()
     return task is not None and not task.cancelling()
@@ -129,8 +129,8 @@ def typed_errors(
 ) -> Callable[[Any, Any, Context], Awaitable[Answer]]:
     """Decorate an async servicer method: its `PacelineError` becomes the call's status.
 
-    Anything else that it raises is a defect: logged with its stack and sent as
-    `InternalError`; want of memory is `Overloaded`. Cancellation passes through.
+    Any other exception is a defect, logged with its stack and sent as
+    `InternalError`; a `MemoryError` is `Overloaded`. Cancellation passes through.
     """
 
     @functools.wraps(method)
@@ -143,52 +143,52 @@ def typed_errors(
             raise
         except Exception as error:
             logger.exception("call failed: method=%s peer=%s", method.__qualname__, context.peer())
-            await abort_with(context, unexpected(error))
+            await abort_with(context, unexpected_error(error))
 
     return wrapper
 
 
-def unexpected(error: Exception) -> PacelineError:
-    """What a peer may know of a defect: its kind; the log has the rest. A process without memory has no room now."""
+def unexpected_error(error: Exception) -> PacelineError:
+    """The error that a peer gets for a defect: its type; the log has the rest. Without memory it is `Overloaded`."""
     if isinstance(error, MemoryError):
         return Overloaded("no memory is left; the service's log has the stack", retry_after_ms=NO_MEMORY_MS)
     return InternalError(f"unexpected {type(error).__name__}; the service's log has the stack")
 
 
-def _sent_with(error: grpc.RpcError) -> PacelineError | None:
-    """The error that came with a failed call; None: none of ours, or details that nobody can read."""
+def _own_error(error: grpc.RpcError) -> PacelineError | None:
+    """Our error in a failed call's metadata; None: there is none, or its details are malformed."""
     metadata: Any = error.trailing_metadata() or ()
     for key, value in metadata:
         if key != DETAILS_KEY:
             continue
         try:
-            typed = from_status(status_pb2.Status.FromString(value))
-        except DecodeError as malformed:
-            logger.warning("malformed details of a status: code=%s error=%s", error.code(), malformed)
+            own_error = from_status(status_pb2.Status.FromString(value))
+        except DecodeError as decode_error:
+            logger.warning("malformed details of a status: code=%s error=%s", error.code(), decode_error)
             continue
-        if typed is not None:
-            return typed
+        if own_error is not None:
+            return own_error
     return None
 
 
 def _meaning_of(details: str) -> str:
-    """What a failed connection means to whoever set it up; empty: gRPC's details say it."""
-    distrust = next((meaning for said, meaning in _DISTRUST.items() if said in details), "")
-    hung_up = details.startswith("failed to connect") and details.endswith("Socket closed")
-    return distrust or (_HUNG_UP if hung_up else "")
+    """The meaning of a failed connection; empty: gRPC's details are clear enough."""
+    distrust = next((meaning for phrase, meaning in _DISTRUST.items() if phrase in details), "")
+    is_hang_up = details.startswith("failed to connect") and details.endswith("Socket closed")
+    return distrust or (_HANG_UP if is_hang_up else "")
 
 
 def _kind_of(code: grpc.StatusCode, details: str) -> type[PacelineError]:
-    """The error for a status that gRPC made itself."""
+    """The error type of a status that gRPC made itself."""
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
         return InvalidInput if "larger than max" in details else Overloaded
     if code is grpc.StatusCode.CANCELLED:
-        # A peer that is stopped at once cancels its calls: for the caller it is gone.
-        return Cancelled if details.startswith(_CANCELLED_HERE) else PeerUnavailable
-    if code is grpc.StatusCode.UNAVAILABLE and any(said in details for said in _DISTRUST):
+        # A peer that stops at once cancels its calls: for the caller it is gone.
+        return Cancelled if details.startswith(_LOCAL_CANCELS) else PeerUnavailable
+    if code is grpc.StatusCode.UNAVAILABLE and any(phrase in details for phrase in _DISTRUST):
         return UntrustedPeer
     if code in (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN):
-        return PeerUnavailable if any(said in details for said in _BROKEN) else InternalError
+        return PeerUnavailable if any(phrase in details for phrase in _STREAM_ENDS) else InternalError
     return {
         grpc.StatusCode.UNAVAILABLE: PeerUnavailable,
         grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,

@@ -1,4 +1,4 @@
-"""TLS files: checked before gRPC sees them, whose own refusals name no file, and read again when they change.
+"""TLS files: checked before gRPC reads them, since its own refusals name no file, and read again when they change.
 
 Fields are named as a configuration does: `server.tls_key`, `target.tls_ca`.
 """
@@ -24,27 +24,27 @@ from paceline.runtime.live_files import read_live
 logger = logging.getLogger(__name__)
 
 WRONG_KEY = ("KEY_VALUES_MISMATCH", "NO_CERTIFICATE_ASSIGNED")
-"""What OpenSSL calls the key of another certificate: of the same kind of key, and of another kind."""
+"""OpenSSL's reasons for the key of another certificate, of the same type of key and of another type."""
 MAX_SECTIONS = 64
-"""Sets of a client's files that are kept in mind."""
+"""Most sets of client files in the cache."""
 
 
 @dataclass(frozen=True)
 class TlsMaterial:
-    """What the files of a section hold, PEM: a certificate with its key, and the authorities to trust."""
+    """Content of a section's files, PEM: a certificate with its key, and the trusted authorities."""
 
     pair: tuple[bytes, bytes] | None
     authority: bytes | None
 
     @property
     def digest(self) -> str:
-        """Tells certificates apart in a log: the first digits of the file's SHA-256."""
+        """Identifies the certificate in logs: the first digits of the file's SHA-256."""
         return "none" if self.pair is None else hashlib.sha256(self.pair[0]).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
 class TlsPaths:
-    """Where a section's files are; `section` and `authority_field` are what the configuration calls them."""
+    """A section's files; `section` and `authority_field` are their names in the configuration."""
 
     section: str
     authority_field: str
@@ -53,38 +53,38 @@ class TlsPaths:
     authority: Path | None
 
     def read(self) -> TlsMaterial:
-        """Read and check them.
+        """Read and check the files.
 
         Raises:
-            InvalidInput: a file is missing, unreadable, or not what it should be, or one is set without the other.
+            InvalidInput: a file is missing, unreadable or wrong, or one is set without the other.
         """
         pair = _read_pair(self.section, self.certificate, self.key)
         field = f"{self.section}{self.authority_field}"
         return TlsMaterial(pair, None if self.authority is None else _read_certificate(field, self.authority))
 
     def state(self) -> tuple[tuple[int, ...], ...]:
-        """What changes when a file does; also when a link to it is set to another file."""
+        """Inode, size and time of each file; it changes when a file does, or when a link points to another file."""
         return tuple(_states((self.certificate, self.key, self.authority)))
 
 
 class TlsFiles:
-    """The files of a section, as they were when they last were right. For several threads."""
+    """The last valid content of a section's files. Thread-safe."""
 
     def __init__(self, paths: TlsPaths) -> None:
         self._paths = paths
         self._lock = threading.Lock()
         self._state: tuple[tuple[int, ...], ...] = ()
         self._material: TlsMaterial | None = None
-        self._outdated = False
+        self._is_stale = False
 
     def read(self) -> TlsMaterial:
-        """What to use for a new connection.
+        """The content for a new connection.
 
-        Files that have changed and are not right, for example a certificate whose key is not written
-        yet, leave what was read before in force; that is logged once for each change, and counted at each connection.
+        If changed files are not valid, for example because a certificate's key is not written yet, the last valid
+        content stays in force; that is logged once for each change, and counted at each connection.
 
         Raises:
-            InvalidInput: they have not been right yet.
+            InvalidInput: the files have never been valid.
         """
         with self._lock:
             state = self._paths.state()
@@ -93,67 +93,67 @@ class TlsFiles:
             elif state != self._state:
                 self._material = self._read_again(self._material)
             self._state = state
-            if self._outdated:
+            if self._is_stale:
                 metrics.reload_failed("tls")
             return self._material
 
-    def _read_again(self, before: TlsMaterial) -> TlsMaterial:
+    def _read_again(self, previous: TlsMaterial) -> TlsMaterial:
         section = self._paths.section.rstrip(".") or "client"
         try:
             material = self._paths.read()
         except InvalidInput as error:
             logger.warning("TLS files are not right, the last ones stay: section=%s error=%s", section, error.message)
-            self._outdated = True
-            return before
-        self._outdated = False
-        if material == before:
-            return before
+            self._is_stale = True
+            return previous
+        self._is_stale = False
+        if material == previous:
+            return previous
         logger.info("TLS files read again: section=%s certificate=%s", section, material.digest)
         return material
 
 
 def server_files(settings: ServerSettings) -> TlsFiles:
-    """The files that a server serves with."""
+    """The TLS files of a server."""
     return TlsFiles(
         TlsPaths("server.", "tls_client_ca", settings.tls_certificate, settings.tls_key, settings.tls_client_ca)
     )
 
 
 def server_credentials(settings: ServerSettings) -> grpc.ServerCredentials | None:
-    """What to serve with: each handshake has the files of its moment; None: plaintext.
+    """A server's credentials, which follow its files: each handshake uses their current content. None: plaintext.
 
     Raises:
-        InvalidInput: a file is missing, or not what it should be.
+        InvalidInput: a file is missing or wrong.
     """
     files = server_files(settings)
-    told = files.read()
-    if told.pair is None:
-        if told.authority is not None:
+    current = files.read()
+    if current.pair is None:
+        if current.authority is not None:
             limit = "set together with server.tls_certificate and server.tls_key"
             raise InvalidInput.of("server.tls_client_ca", str(settings.tls_client_ca), limit)
         return None
 
-    def changed() -> grpc.ServerCertificateConfiguration | None:
-        """Called on gRPC's threads before each handshake; None: as before."""
-        nonlocal told
+    def next_configuration() -> grpc.ServerCertificateConfiguration | None:
+        """Called on gRPC's threads before each handshake; None: no change."""
+        nonlocal current
         material = files.read()
-        if material is told:
+        if material is current:
             return None
-        told = material
+        current = material
         return _configuration(material)
 
     return grpc.dynamic_ssl_server_credentials(
-        _configuration(told),
-        changed,  # type: ignore[arg-type]  # the stub forgets that None is allowed
-        require_client_authentication=told.authority is not None,
+        _configuration(current),
+        next_configuration,  # type: ignore[arg-type]  # the stub forgets that None is allowed
+        require_client_authentication=current.authority is not None,
     )
 
 
 def channel_credentials(settings: PeerSettings, section: str) -> grpc.ChannelCredentials | None:
-    """What to connect with, from the files as they are now; None: plaintext.
+    """A channel's credentials from the current files; None: plaintext.
 
     Raises:
-        InvalidInput: a file is missing, or not what it should be.
+        InvalidInput: a file is missing or wrong.
     """
     files = _client_files(TlsPaths(section, "tls_ca", settings.tls_certificate, settings.tls_key, settings.tls_ca))
     material = files.read()
@@ -168,7 +168,7 @@ def channel_credentials(settings: PeerSettings, section: str) -> grpc.ChannelCre
 
 @lru_cache(MAX_SECTIONS)
 def _client_files(paths: TlsPaths) -> TlsFiles:
-    """The same for all links of a section, from one connect to the next."""
+    """The files of a section, shared by all its links and connections."""
     return TlsFiles(paths)
 
 
@@ -179,7 +179,7 @@ def _configuration(material: TlsMaterial) -> grpc.ServerCertificateConfiguration
 
 
 def _read_pair(section: str, certificate: Path | None, key: Path | None) -> tuple[bytes, bytes] | None:
-    """A certificate and its private key, of the fields `tls_certificate` and `tls_key`; None if neither is set."""
+    """Certificate and private key from `tls_certificate` and `tls_key`; None if neither is set."""
     if certificate is None and key is None:
         return None
     names = f"{section}tls_certificate", f"{section}tls_key"
@@ -191,12 +191,12 @@ def _read_pair(section: str, certificate: Path | None, key: Path | None) -> tupl
         _context().load_cert_chain(certificate, key, password="")
     except ssl.SSLError as error:
         mismatch = f"the private key of {names[0]} = {str(certificate)!r}"
-        needed = mismatch if error.reason in WRONG_KEY else "a file with an unencrypted PEM private key"
-        raise InvalidInput.of(names[1], str(key), needed) from error
+        limit = mismatch if error.reason in WRONG_KEY else "a file with an unencrypted PEM private key"
+        raise InvalidInput.of(names[1], str(key), limit) from error
     except OSError as error:
         raise InvalidInput.of(names[1], str(key), f"a readable PEM file ({error.strerror})") from error
     if pair != (_read(names[0], certificate), _read(names[1], key)):
-        # OpenSSL read the files by itself: only what has stayed the same was checked.
+        # OpenSSL read the files by itself, so its check covers only content that has not changed.
         raise InvalidInput.of(names[1], str(key), "left alone while it is read")
     return pair
 
@@ -217,14 +217,14 @@ def _read(field: str, path: Path) -> bytes:
 def _states(paths: tuple[Path | None, ...]) -> Iterator[tuple[int, ...]]:
     for path in paths:
         try:
-            found = None if path is None else path.stat()
+            status = None if path is None else path.stat()
         except OSError:
-            found = None
-        yield () if found is None else (found.st_ino, found.st_size, found.st_mtime_ns)
+            status = None
+        yield () if status is None else (status.st_ino, status.st_size, status.st_mtime_ns)
 
 
 def _context() -> ssl.SSLContext:
-    """Takes keys of any strength, as gRPC does."""
+    """A context that accepts keys of any strength, as gRPC does."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.set_ciphers("DEFAULT:@SECLEVEL=0")
     return context

@@ -23,7 +23,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from paceline.rpc.frames import first_to_end
-from paceline.rpc.statuses import unexpected
+from paceline.rpc.statuses import unexpected_error
 from paceline_gateway.http.errors import FAILURES, HttpError, as_http, http_error
 
 logger = logging.getLogger(__name__)
@@ -116,7 +116,7 @@ class EventStream(UntilDisconnect):
             await send(self._shown(as_http(error)) + self._last)
         except Exception as error:
             logger.exception("stream failed: path=%s", path)
-            await send(self._shown(http_error(unexpected(error))) + self._last)
+            await send(self._shown(http_error(unexpected_error(error))) + self._last)
 
 
 class _PatientSend:

@@ -139,7 +139,7 @@ class Handler:
         if drafted is not None:
             self._writer.send(drafted)
 
-    def closed(self) -> None:
+    def on_closed(self) -> None:
         """Nothing is held."""
 
 

@@ -22,7 +22,7 @@ from paceline.client import AsyncClient
 from paceline.local.service_process import Flags
 from paceline.protocol.errors import PacelineError
 from paceline.protocol.generation import GenerateRequest, SpeculationSettings
-from paceline.rpc.statuses import unexpected
+from paceline.rpc.statuses import unexpected_error
 from paceline.v1 import draft_service_pb2_grpc as draft_grpc
 from paceline.v1 import target_service_pb2_grpc as target_grpc
 from tests.e2e.cluster import Cluster
@@ -38,7 +38,7 @@ MUTATED = 0.3
 """Share of frames."""
 REQUEST_S, LIED_S = 20.0, 1.0
 """A request whose target is right ends in some 50 ms; one whose target lies may be asked again and again."""
-UNEXPECTED = unexpected(ValueError()).message.split()[0]
+UNEXPECTED = unexpected_error(ValueError()).message.split()[0]
 """How the coordinator's own defects begin; what a target sends under a name of nobody's is internal, too."""
 FLAGS: Flags = {"draft_timeout_ms": 20.0, "round_timeout_ms": 500.0, "reconnect_max_ms": 60.0}
 

@@ -127,7 +127,7 @@ async def test_mutant_a_link_whose_sessions_live_on(monkeypatch: pytest.MonkeyPa
     surface = SURFACES["target"]()
     async with surface.open(SEED) as target:
         await target.probe()
-        monkeypatch.setattr(LinkSessions, "closed", lambda self: None)
+        monkeypatch.setattr(LinkSessions, "on_closed", lambda self: None)
         with pytest.raises(Untyped, match="no session and no row is left"):
             for index in range(40):
                 await target.run(FuzzCase("target", SEED, index))

@@ -195,9 +195,9 @@ async def test_an_overload_of_all_is_not_multiplied_and_leaves_tries_to_lost_tex
 async def test_these_tests_notice_who_does_not_ask_elsewhere_or_asks_without_a_budget(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(Retries, "take_elsewhere", lambda retries: True)
+    monkeypatch.setattr(Retries, "take_spare", lambda retries: True)
     assert await tries_elsewhere(RetryBudget(), requests=100) == 200
-    monkeypatch.setattr(Retries, "take_elsewhere", lambda retries: False)
+    monkeypatch.setattr(Retries, "take_spare", lambda retries: False)
     with pytest.raises(Overloaded):
         await read(full(300), Losing(SAME, 4))
 

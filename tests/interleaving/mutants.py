@@ -204,7 +204,7 @@ PAIRED = (
     ),
     PairedMutant(
         "a service keeps the sessions of a link that broke", _ALONE, _LEFT, "0 holds",
-        _replaced(LinkSessions, "closed", lambda self: None), partial(KeepsSessions, draft=SureDraft),
+        _replaced(LinkSessions, "on_closed", lambda self: None), partial(KeepsSessions, draft=SureDraft),
     ),
 )  # fmt: skip
 

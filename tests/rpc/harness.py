@@ -71,7 +71,7 @@ class Handler:
         elif isinstance(command, Round):
             self.writer.send(a_verdict(command.session_id, command.base_length), urgent=True)
 
-    def closed(self) -> None:
+    def on_closed(self) -> None:
         self.closed_count += 1
 
 

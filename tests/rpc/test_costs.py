@@ -24,7 +24,7 @@ from paceline.protocol.errors import InvalidInput
 from paceline.protocol.handshake import MAX_DRAFTERS, MAX_FRAME_BYTES
 from paceline.protocol.target import TargetEvent, TargetOpened
 from paceline.rpc import cost_messages
-from paceline.rpc.cost_messages import DRAFT_COSTS, TARGET_COSTS, CostsTeller, most_bytes
+from paceline.rpc.cost_messages import DRAFT_COSTS, TARGET_COSTS, CostsSender, most_bytes
 from paceline.v1 import target_service_pb2 as pb
 from paceline.v1 import target_service_pb2_grpc as pb_grpc
 from tests.rpc.harness import WELCOME, Client, Servicer, a_verdict, an_open, hello_frame, raw_stream, serving, until
@@ -237,7 +237,7 @@ async def test_of_an_old_peer_nothing_is_known_even_if_a_new_one_was_there_befor
 
 
 def test_a_full_frame_goes_without_costs_and_the_next_one_says_them() -> None:
-    teller = CostsTeller(TARGET_COSTS, lambda: COSTS)
+    teller = CostsSender(TARGET_COSTS, lambda: COSTS)
     full = pb.VerifyResponse(events=[pb.TargetEvent(features={"data": b"x" * (MAX_FRAME_BYTES - 100)})])
     assert not teller.add_to(full).HasField("costs")
     assert full.ByteSize() <= MAX_FRAME_BYTES

@@ -102,7 +102,7 @@ class PatientStream:
 
     def _served(self) -> None:
         self.served_at = self.service.time.now
-        self.retries.succeeded()
+        self.retries.note_success()
 
     def _give_up(self) -> None:
         self.refused = True
@@ -150,22 +150,22 @@ def test_a_budget_has_so_many_a_minute_and_one_for_each_success() -> None:
     time = VirtualTime()
     budget = RetryBudget(time.clock)
     assert sum(budget.take() for _ in range(2 * RETRIES_PER_MINUTE)) == RETRIES_PER_MINUTE
-    budget.succeeded()
+    budget.note_success()
     assert [budget.take(), budget.take()] == [True, False]
     time.now = 10.0
     assert sum(budget.take() for _ in range(RETRIES_PER_MINUTE)) == RETRIES_PER_MINUTE // 6
     for _ in range(3 * RETRIES_PER_MINUTE):
-        budget.succeeded()
+        budget.note_success()
     assert sum(budget.take() for _ in range(2 * RETRIES_PER_MINUTE)) == RETRIES_PER_MINUTE, "nobody saves up a storm"
 
 
 def test_requests_that_ask_elsewhere_leave_half_of_the_tries_to_those_that_wait() -> None:
     budget = RetryBudget(VirtualTime().clock)
     refused = Retries(budget)
-    assert sum(refused.take_elsewhere() for _ in range(2 * RETRIES_PER_MINUTE)) == RETRIES_PER_MINUTE // 2
+    assert sum(refused.take_spare() for _ in range(2 * RETRIES_PER_MINUTE)) == RETRIES_PER_MINUTE // 2
     assert sum(budget.take() for _ in range(2 * RETRIES_PER_MINUTE)) == RETRIES_PER_MINUTE // 2
-    budget.succeeded()
-    assert (refused.take_elsewhere(), budget.take()) == (False, True)
+    budget.note_success()
+    assert (refused.take_spare(), budget.take()) == (False, True)
 
 
 def test_without_a_budget_a_stream_waits_for_one_and_in_the_end_gives_up() -> None:

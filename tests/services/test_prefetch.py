@@ -160,7 +160,7 @@ async def test_self_started_rounds_draw_what_sent_rounds_draw(name: str, shape: 
 async def test_self_started_rounds_go_on_for_long_and_what_was_answered_is_forgotten() -> None:
     rounds, verdicts = along(OWN), []
     async with paced() as at:
-        (link,) = at.servicer._standing
+        (link,) = at.servicer._links
         session = link._sessions[1]
         async for verdict in at.relayed(rounds):
             verdicts.append(verdict)
