@@ -157,7 +157,7 @@ def read_text(engine: Engine, row: Row, positions: NDArray[np.intp], need: Featu
         Unsupported: features are needed of an engine that gives none.
     """
     if need.any and engine.info.features is None:
-        raise Unsupported(f"{engine.info.fingerprint.model}: an engine that gives no hidden states")
+        raise Unsupported(f"{engine.info.fingerprint.model}: its engine gives no hidden states")
     tokens = tuple(row.token_ids.tolist())
     engine.open(_SESSION, len(tokens))
     logits = [np.empty((0, engine.info.fingerprint.vocab_size), np.float32)]

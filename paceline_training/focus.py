@@ -53,7 +53,7 @@ def _losses(file: Path, cells: object) -> dict[str, tuple[float, float]]:
             case {"positions": int(positions), "lost": int() | float() as loss} if 0 <= loss <= positions:
                 losses[name] = positions, loss
             case _:
-                limit = "positions, and lost of them"
+                limit = "an object with positions, and lost in [0, positions]"
                 raise InvalidInput.of(f"focus {file.name}: {name}", each, limit)
     require(any(loss > 0 for _, loss in losses.values()), f"focus {file.name}: lost", 0, "above 0 in some cell")
     return losses

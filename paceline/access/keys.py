@@ -64,7 +64,7 @@ class ApiKeys(BaseModel):
             counts = Counter(getattr(key, field) for key in self.keys)
             for value, count in counts.items():
                 if count > 1:
-                    raise ValueError(f"{field} {value} is there {count} times")
+                    raise ValueError(f"{field} {value} occurs {count} times")
         return self
 
     def with_key(self, key: ApiKey) -> ApiKeys:

@@ -186,7 +186,7 @@ class Progress(Collector):
             return event
         count = len(self._prompt)
         follows = event.first_position <= count + 1
-        require(follows, "prompt_logprobs first_position", event.first_position, f"at most {count + 1}, the next")
+        require(follows, "prompt_logprobs first_position", event.first_position, f"at most {count + 1}")
         rows = event.rows[count + 1 - event.first_position :]
         return PromptLogprobs(count + 1, rows) if rows else None
 
@@ -361,7 +361,7 @@ def first_sample(n: int, request: GenerateRequest) -> GenerateRequest:
     """
     index, token_ids = request.sample_index, request.resume_token_ids
     require(1 <= n <= MAX_SAMPLES, "n", n, f"in [1, {MAX_SAMPLES}]")
-    require(index == 0, "sample_index", index, "0 with n, which counts from it")
+    require(index == 0, "sample_index", index, "0 with n, which numbers the samples from 0")
     require(not token_ids, "resume_token_ids", token_ids, "left out with n")
     return request
 

@@ -197,7 +197,7 @@ def _read_pair(section: str, certificate: Path | None, key: Path | None) -> tupl
         raise InvalidInput.of(names[1], str(key), f"a readable PEM file ({error.strerror})") from error
     if pair != (_read(names[0], certificate), _read(names[1], key)):
         # OpenSSL read the files by itself, so its check covers only content that has not changed.
-        raise InvalidInput.of(names[1], str(key), "left alone while it is read")
+        raise InvalidInput.of(names[1], str(key), "unchanged while it is read")
     return pair
 
 

@@ -80,7 +80,10 @@ def test_names_are_distinct_and_unknown_ones_refused() -> None:
             '{"keys": [{"name": "a", "sha256": "%s", "limits": {"requests_per_minute": 0}}]}' % ("0" * 64),
             "keys.0.limits.requests_per_minute: Input should be greater than or equal to 1",
         ),
-        (json.dumps({"keys": [{"name": "a", "sha256": "0" * 64}, {"name": "a", "sha256": "1" * 64}]}), "name a is"),
+        (
+            json.dumps({"keys": [{"name": "a", "sha256": "0" * 64}, {"name": "a", "sha256": "1" * 64}]}),
+            "name a occurs",
+        ),
         (json.dumps({"keys": [{"name": "a", "sha256": "0" * 64}, {"name": "b", "sha256": "0" * 64}]}), "sha256 000"),
         (" " * (MAX_FILE_BYTES + 1), f"at most {MAX_FILE_BYTES} bytes"),
         (json.dumps({"keys": [{"name": f"k{i}", "sha256": f"{i:064x}"} for i in range(1025)]}), "keys: Tuple"),
