@@ -317,7 +317,7 @@ class Drafting:
             return min(room, self._fixed) if k else 0
         if not k:
             return self._planner.worth_prefetching(match, room)
-        return self._planner.worth_copying(match.behind(k + 1), room)
+        return self._planner.worth_copying(match.advance(k + 1), room)
 
     def _room_behind(self, round_: Round, outcome: Outcome) -> int:
         """Most tokens of a proposal for an outcome of the round in flight."""

@@ -7,7 +7,7 @@ from itertools import accumulate
 from operator import mul
 
 from paceline.costs.acceptance import AcceptanceRates
-from paceline.sampling.match import ONCE, Match
+from paceline.sampling.match import ONCE_SHARE, Match
 
 SCORE_EDGES = (0.06, 0.12, 0.2, 0.3, 0.42, 0.5, 0.6, 0.7, 0.8, 0.9)
 """Bins of a match's score. Of strings that occurred once they part lengths of 1, 2, 4, 7, 12 and 36 tokens."""
@@ -57,4 +57,4 @@ class NgramShadow:
 
 def _believed(score: float) -> float:
     """Chance of a token before anything is known: length / (length + 4) of what occurred once."""
-    return min(MOST_BELIEVED, score / ONCE)
+    return min(MOST_BELIEVED, score / ONCE_SHARE)

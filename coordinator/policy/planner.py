@@ -192,7 +192,7 @@ class RequestPlanner:
 
     def worth_prefetching(self, match: Match, room: int) -> int:
         """How far to follow a match behind its next token, which must come first; 0: not worth the message."""
-        market, behind = self._market, match.behind(1)
+        market, behind = self._market, match.advance(1)
         if market is None or behind is None:
             return 0
         value, nodes = market.copied(behind, room)

@@ -10,7 +10,7 @@ from paceline.grammars.pool import WorkerPool, settle
 from paceline.grammars.wire import Frame
 from paceline.protocol.errors import DeadlineExceeded
 from paceline.protocol.sampling import Grammar
-from paceline.sampling.grammar import forbidden
+from paceline.sampling.grammar import token_refusal
 
 Masks = list[bytes | None]
 """The allowed tokens after each path (`paceline.sampling.processors.Follower`)."""
@@ -85,7 +85,7 @@ class GrammarSession:
     def _masks(self, answer: Frame, output: Sequence[int], start: int) -> Masks:
         header, payload = answer
         if header["taken"] < len(output):
-            raise forbidden(self._grammar, output[header["taken"]], start + header["taken"])
+            raise token_refusal(self._grammar, output[header["taken"]], start + header["taken"])
         reachable = header["reached"]
         size = len(payload) // max(1, sum(reachable))
         masks = iter([payload[place : place + size] for place in range(0, len(payload), size)] if size else [])

@@ -71,7 +71,7 @@ class _Worker:
 
         def compile_start() -> GrammarMatcher:
             start = self._table.compile(grammar)
-            start.copy().allowed()
+            start.copy().next_token_mask()
             return start
 
         with ThreadPoolExecutor(1) as thread:

@@ -145,8 +145,8 @@ def block_thresholds(weights: Sequence[float], masses: Sequence[float]) -> tuple
 def block_length(draws: Sequence[float], weights: Sequence[float], masses: Sequence[float]) -> int:
     """The LARGEST i with u_i < h_i, 0 if none; a failure at i says nothing about longer prefixes."""
     thresholds = block_thresholds(weights, masses)
-    passed = [i for i, (u, h) in enumerate(zip(draws, thresholds, strict=True), start=1) if u < h]
-    return max(passed, default=0)
+    lengths = [i for i, (u, h) in enumerate(zip(draws, thresholds, strict=True), start=1) if u < h]
+    return max(lengths, default=0)
 
 
 # The target's side
@@ -180,7 +180,7 @@ def draw_rejection(
     Raises:
         InvalidInput: a tree, a q that is missing, or rows that don't fit the proposal.
     """
-    p, _, tokens = _draw_chain(scores, round_, noise, weighted=False)
+    p, _, tokens = _draw_chain(scores, round_, noise, is_block=False)
     return p, tokens
 
 
@@ -196,13 +196,13 @@ def draw_block(
     Raises:
         InvalidInput: a tree, a q that is missing, or rows that don't fit the proposal.
     """
-    return _draw_chain(scores, round_, noise, weighted=True)
+    return _draw_chain(scores, round_, noise, is_block=True)
 
 
 def _draw_chain(
-    scores: NDArray[np.float32], round_: Round, noise: NoiseKey, *, weighted: bool
+    scores: NDArray[np.float32], round_: Round, noise: NoiseKey, *, is_block: bool
 ) -> tuple[tuple[float, ...], tuple[float, ...], tuple[int, ...]]:
-    """What `draw_block` returns, with every w_i = 1 unless `weighted`."""
+    """What `draw_block` returns, with every w_i = 1 unless `is_block`."""
     proposal = round_.proposal or EMPTY
     _check_chain(proposal)
     rows, vocab_size = scores.shape
@@ -210,12 +210,12 @@ def _draw_chain(
     p_rows = [probabilities(row) for row in scores[:-1]]
     q_rows = [drafted_distribution(proposal, node, vocab_size) for node in range(len(proposal))]
     p = tuple(float(row[x]) for row, x in zip(p_rows, proposal.token_ids, strict=True))
-    weights = block_weights(p, drafted_probabilities(proposal)) if weighted else (1.0,) * len(p)
+    weights = block_weights(p, drafted_probabilities(proposal)) if is_block else (1.0,) * len(p)
     masses, tokens = [], []
     for i, (p_row, q_row) in enumerate(zip(p_rows, q_rows, strict=True)):
-        left = residual(p_row, q_row, weights[i])
-        masses.append(float(left.sum()))
-        log_weights = log_of(recovered_distribution(left, p_row))
+        leftover = residual(p_row, q_row, weights[i])
+        masses.append(float(leftover.sum()))
+        log_weights = log_of(recovered_distribution(leftover, p_row))
         tokens.append(race(log_weights, noise, Stream.RESIDUAL, round_.first_position + i, round_.base_length))
     position = round_.first_position + len(proposal)
     bonus = race(scores[-1], noise, Stream.DRAFT, position, round_.base_length)
@@ -223,14 +223,14 @@ def _draw_chain(
 
 
 def residual(p: Distribution, q: Distribution, weight: float = 1.0) -> NDArray[np.float64]:
-    """[w p - q]+, not normalised: what the draft leaves to be emitted. Returns [V]."""
+    """[w p - q]+, not normalised: the mass that the draft leaves to be emitted. Returns [V]."""
     return np.maximum(weight * p - q, 0.0)
 
 
-def recovered_distribution(left: NDArray[np.float64], p: Distribution) -> Distribution:
-    """norm of a residual; p itself where rounding left nothing of it. Returns [V]."""
-    total = float(left.sum())
-    return left / total if total > 0 else p
+def recovered_distribution(leftover: NDArray[np.float64], p: Distribution) -> Distribution:
+    """norm of a residual; p itself where rounding left the residual no mass. Returns [V]."""
+    total = float(leftover.sum())
+    return leftover / total if total > 0 else p
 
 
 def log_of(weights: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -250,8 +250,8 @@ def drafted_probabilities(proposal: Proposal) -> tuple[float, ...]:
     _check_chain(proposal)
     if not proposal.supports:
         return proposal.draft_probabilities
-    drafted = zip(proposal.supports, proposal.token_ids, strict=True)
-    return tuple(support.probability(x) / math.fsum(support.probabilities) for support, x in drafted)
+    pairs = zip(proposal.supports, proposal.token_ids, strict=True)
+    return tuple(support.probability(x) / math.fsum(support.probabilities) for support, x in pairs)
 
 
 def drafted_distribution(proposal: Proposal, node: int, vocab_size: int) -> Distribution:
@@ -286,16 +286,16 @@ def _check_verdict(acceptance: Acceptance, round_: Round, proposal: Proposal, ve
     k = len(proposal)
     sends_p = acceptance is not Acceptance.COUPLED
     sends_masses = acceptance is Acceptance.BLOCK
-    for name, found, wanted in (
+    for name, actual, expected in (
         ("base_length", verdict.base_length, round_.base_length),
         ("token_ids", len(verdict.token_ids), k + 1),
         ("target_probabilities", len(verdict.target_probabilities), k if sends_p else 0),
         ("residual_masses", len(verdict.residual_masses), k if sends_masses else 0),
     ):
-        if found != wanted:
+        if actual != expected:
             raise ProtocolMismatch(
-                f"verdict {name}: {found}, expected {wanted}",
-                metadata={"field": name, "value": str(found), "limit": str(wanted)},
+                f"verdict {name}: {actual}, expected {expected}",
+                metadata={"field": name, "value": str(actual), "limit": str(expected)},
             )
     for value in (*verdict.target_probabilities, *verdict.residual_masses):
         if not 0 <= value <= 1 + 1e-9:

@@ -49,7 +49,7 @@ def processed_scores(logits: NDArray[np.float32], params: SamplingParams) -> NDA
         return _point_masses(logits)
     largest = logits.max(axis=1, keepdims=True)
     require_finite("largest logit", largest)
-    scores = _tempered(logits, largest, params.temperature)
+    scores = _apply_temperature(logits, largest, params.temperature)
     if params.top_k and params.top_k < scores.shape[1]:
         _apply_top_k(scores, params.top_k)
     if params.top_p < 1:
@@ -93,8 +93,8 @@ def probabilities(scores: Scores) -> NDArray[np.float64]:
 
 def log_softmax(scores: Scores) -> NDArray[np.float64]:
     """Natural logarithms of a row's softmax in float64. Returns [V]."""
-    shifted = scores.astype(np.float64) - float(scores.max())
-    return np.asarray(shifted - math.log(np.exp(shifted).sum()), np.float64)
+    relative = scores.astype(np.float64) - float(scores.max())
+    return np.asarray(relative - math.log(np.exp(relative).sum()), np.float64)
 
 
 def sparse_support(
@@ -110,9 +110,9 @@ def sparse_support(
     ids = _largest_first(full, max_entries)[:max_entries]
     ids = ids[: 1 + int(np.searchsorted(np.cumsum(full[ids]), mass))]
     ids = np.sort(ids)
-    rounded = (full[ids] / full[ids].sum()).astype(np.float32)
-    ids, rounded = ids[rounded > 0], rounded[rounded > 0]
-    return SparseDistribution(tuple(ids.tolist()), tuple(rounded.tolist()))
+    q = (full[ids] / full[ids].sum()).astype(np.float32)
+    ids, q = ids[q > 0], q[q > 0]
+    return SparseDistribution(tuple(ids.tolist()), tuple(q.tolist()))
 
 
 def support_scores(support: SparseDistribution, vocab_size: int) -> NDArray[np.float64]:
@@ -157,7 +157,9 @@ def _point_masses(logits: NDArray[np.float32]) -> NDArray[np.float32]:
     return scores
 
 
-def _tempered(logits: NDArray[np.float32], largest: NDArray[np.float32], temperature: float) -> NDArray[np.float32]:
+def _apply_temperature(
+    logits: NDArray[np.float32], largest: NDArray[np.float32], temperature: float
+) -> NDArray[np.float32]:
     # A divisor that float32 rounds to 0 would give 0 / 0 at the largest logit.
     divisor = np.maximum(np.float32(temperature), np.finfo(np.float32).tiny)
     with np.errstate(over="ignore"):
@@ -180,10 +182,10 @@ def _apply_top_p(row: NDArray[np.float32], top_p: float) -> None:
     if cumulative[-1] < top_p and order.size < alive.size:
         order = _largest_first(row[alive], alive.size)
         cumulative = np.cumsum(mass[order])
-    kept = alive[order[: 1 + int(np.searchsorted(cumulative, top_p))]]
-    values = row[kept]
+    kept_ids = alive[order[: 1 + int(np.searchsorted(cumulative, top_p))]]
+    values = row[kept_ids]
     row.fill(-np.inf)
-    row[kept] = values
+    row[kept_ids] = values
 
 
 def _apply_min_p(scores: NDArray[np.float32], min_p: float) -> None:

@@ -1,4 +1,4 @@
-"""What a draft is told of a request's noise, and which token its q gives.
+"""The noise key that a draft gets of a request, and the token that its q gives.
 
 Coupled acceptance: draft and target race the same noise, so a draft holds the request's own key. It can't change
 the text with it, only know it beforehand.
@@ -17,10 +17,10 @@ import numpy as np
 from paceline.protocol.proposal import Acceptance, SparseDistribution
 from paceline.protocol.sampling import NoiseKey
 from paceline.sampling.noise import Stream, address_of, uniform
-from paceline.sampling.racing import perturbed
+from paceline.sampling.racing import race_values
 
 DRAFT = b"paceline draft"
-"""What a digest is for: a draft's key. Another use of the seed would have a name of its own."""
+"""The purpose of the digest, a draft's key: another use of the seed would need another one."""
 SEED_BYTES = 8
 ROUNDING = 2.0**-22
 """What another machine's logarithms may add to a value of a race.
@@ -31,7 +31,7 @@ less by orders. On one machine the arithmetic of draft and coordinator is the sa
 
 
 def draft_key(noise: NoiseKey, acceptance: Acceptance) -> NoiseKey:
-    """The key that a draft service gets of a request's: the same if coupled, else a digest (BLAKE2b) of it."""
+    """The key that a draft service gets: the request's own if coupled, else a digest (BLAKE2b) of it."""
     if acceptance is Acceptance.COUPLED:
         return noise
     seed = noise.seed.to_bytes(SEED_BYTES, "little")
@@ -45,7 +45,7 @@ def redraw(support: SparseDistribution, proposed: int, noise: NoiseKey, position
     It is the race of `support_scores` over the whole vocabulary, without the ids that can't win.
 
     Args:
-        support: q, as it came.
+        support: q, as it was sent.
         proposed: an id of it.
         noise: the draft's key.
         position: absolute index of the token.
@@ -55,7 +55,7 @@ def redraw(support: SparseDistribution, proposed: int, noise: NoiseKey, position
         InvalidInput: a position or round key beyond 32 bits.
     """
     address = address_of(noise, Stream.DRAFT, position, round_key)
-    values = perturbed(np.log(np.array(support.probabilities)), np.array(support.token_ids, np.intp), *address)
+    values = race_values(np.log(np.array(support.probabilities)), np.array(support.token_ids, np.intp), *address)
     best = int(values.argmax())  # the first of equals, and ids ascend
     if values[support.token_ids.index(proposed)] >= values[best] - ROUNDING:
         return proposed

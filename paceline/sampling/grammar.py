@@ -1,7 +1,7 @@
 """Grammars: JSON schemas, regular expressions and Lark grammars, followed token by token by llguidance.
 
-The library is optional (`paceline[grammar]`). Users write what it is given, and no limit of its own bounds the
-time and memory that it takes: services use it in processes that can be ended (`paceline.grammars`). Nothing here
+The library is optional (`paceline[grammar]`). Users write the grammars, and the library bounds neither its time nor
+its memory: services use it in processes that can be ended (`paceline.grammars`). Nothing here
 imports numpy or torch, so that those processes stay small.
 """
 
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.models.tokenizer import TableTokenizer, Tokenizer, TransformersTokenizer
 from paceline.protocol.errors import InvalidInput, Unsupported
 from paceline.protocol.sampling import Grammar, GrammarKind
-from paceline.sampling.json_schema import kept_lark, kept_schema
+from paceline.sampling.json_schema import library_lark, library_schema
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -28,10 +28,10 @@ COMPILING_STACK_BYTES = 256 << 20
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What the library needs to know of a tokenizer, as plain data that can go to another process.
+    """The facts of a tokenizer that the library needs, as plain data that can go to another process.
 
     Attributes:
-        size: ids are [0, size); a model may have logits for fewer, and what reads a mask cuts it.
+        size: ids are [0, size); a model may have logits for fewer, and readers cut masks to that.
         ends: ids that end a text, ascending.
         fast: a fast tokenizer of Hugging Face as JSON; empty: the tokenizer of a table model.
     """
@@ -72,7 +72,7 @@ class Vocabulary:
 
 
 class TokenTable:
-    """The bytes of every token, as the library wants them; slow to make.
+    """The bytes of every token in the library's form; slow to make.
 
     Raises:
         Unsupported: the library is not installed, or can't read the tokenizer.
@@ -86,8 +86,8 @@ class TokenTable:
         self.vocabulary = vocabulary
         ends = list(vocabulary.ends)
         if not vocabulary.fast:
-            wrapped = TokenizerWrapper(_TableVocabulary(TableTokenizer(vocabulary.size, ends[0]), ends[0]))
-            self._tokens = LLTokenizer(wrapped, eos_token=ends)
+            wrapper = TokenizerWrapper(_TableVocabulary(TableTokenizer(vocabulary.size, ends[0]), ends[0]))
+            self._tokens = LLTokenizer(wrapper, eos_token=ends)
             return
         try:
             self._tokens = LLTokenizer(vocabulary.fast, n_vocab=vocabulary.size, eos_token=ends)
@@ -104,7 +104,7 @@ class TokenTable:
 
 
 class GrammarMatcher:
-    """A place in a grammar: behind some tokens."""
+    """A state of a grammar: after some tokens."""
 
     def __init__(self, inner: LLMatcher, grammar: Grammar, ends: Sequence[int]) -> None:
         self.grammar = grammar
@@ -112,87 +112,87 @@ class GrammarMatcher:
         self._ends = frozenset(ends)
 
     def copy(self) -> GrammarMatcher:
-        """Another one at the same place. What the library learns of the language on the way, they share."""
+        """Another matcher in the same state; the two share the library's cache of the language."""
         return GrammarMatcher(self._inner.deep_copy(), self.grammar, tuple(self._ends))
 
-    def allowed(self) -> bytes:
-        """Which tokens may come next, one bit each from the lowest on; end tokens where the text may end.
+    def next_token_mask(self) -> bytes:
+        """The tokens that may come next, one bit each from the lowest on; end tokens where the text may end.
 
         Raises:
             InvalidInput: the grammar is too complex to follow.
         """
-        packed = self._inner.compute_bitmask()
+        mask = self._inner.compute_bitmask()
         self._check()
-        return packed
+        return mask
 
     def push(self, token_id: int) -> bool:
-        """Take one token; False, and no change, if the grammar forbids it or it ends the text."""
-        # Behind an end token there is no text; the library's own state there can't be taken back.
+        """Advance by one token; False, and no change, if the grammar forbids it or it ends the text."""
+        # No text follows an end token; the library can't roll its own state there back.
         if token_id in self._ends:
             return False
-        taken = self._inner.try_consume_tokens([token_id])
+        count = self._inner.try_consume_tokens([token_id])
         self._check()
-        return taken == 1
+        return count == 1
 
     def pop(self, count: int) -> None:
-        """Take the last `count` tokens back."""
+        """Roll the last `count` tokens back."""
         self._inner.rollback(count)
         self._check()
 
     def _check(self) -> None:
         if self._inner.is_error():
-            raise refused(self.grammar, self._inner.get_error())
+            raise grammar_refusal(self.grammar, self._inner.get_error())
 
 
 class Walk:
-    """A matcher that stands at the committed output, and walks along drafted paths in between."""
+    """A matcher that rests at the committed output, and walks along drafted paths in between."""
 
     def __init__(self, matcher: GrammarMatcher) -> None:
         self._matcher = matcher
-        self._at: list[int] = []
+        self._path: list[int] = []
 
     def commit(self, token_ids: Sequence[int]) -> int:
-        """Append committed tokens; returns how many were taken before one that the grammar forbids."""
-        assert not self._at, "it stands at the committed output"
+        """Append committed tokens; returns how many precede the first one that the grammar forbids."""
+        assert not self._path, "it rests at the committed output"
         for place, token in enumerate(token_ids):
             if not self._matcher.push(token):
                 return place
         return len(token_ids)
 
     def masks(self, paths: Sequence[Sequence[int]]) -> list[bytes | None]:
-        """What may come behind each path, as `GrammarMatcher.allowed`; None: the grammar forbids a token of it.
+        """The tokens that may follow each path, as `next_token_mask` has them; None: a token of it is forbidden.
 
         Raises:
             InvalidInput: the grammar is too complex to follow.
         """
         try:
-            return [self._matcher.allowed() if self._go(path) else None for path in paths]
+            return [self._matcher.next_token_mask() if self._go(path) else None for path in paths]
         finally:
             self._go(())
 
     def _go(self, path: Sequence[int]) -> bool:
-        """Stand behind a path; False if the grammar forbids a token of it."""
+        """Move to the end of a path; False if the grammar forbids a token of it."""
         common = 0
-        while common < min(len(path), len(self._at)) and path[common] == self._at[common]:
+        while common < min(len(path), len(self._path)) and path[common] == self._path[common]:
             common += 1
-        if common < len(self._at):
-            self._matcher.pop(len(self._at) - common)
-            del self._at[common:]
+        if common < len(self._path):
+            self._matcher.pop(len(self._path) - common)
+            del self._path[common:]
         for token in path[common:]:
             if not self._matcher.push(token):
                 return False
-            self._at.append(token)
+            self._path.append(token)
         return True
 
 
-def refused(grammar: Grammar, why: str) -> InvalidInput:
+def grammar_refusal(grammar: Grammar, why: str) -> InvalidInput:
     """The error for a grammar that the library refuses."""
     return InvalidInput.of(
         grammar.kind.value, grammar.text, f"a grammar that can be followed ({' '.join(why.split())})"
     )
 
 
-def forbidden(grammar: Grammar, token_id: int, position: int) -> InvalidInput:
+def token_refusal(grammar: Grammar, token_id: int, position: int) -> InvalidInput:
     """The error for a committed token that the grammar forbids."""
     return InvalidInput.of(
         f"token at position {position}", token_id, f"a token that the {grammar.kind.value} allows there"
@@ -203,18 +203,18 @@ def _compile(grammar: Grammar, tokens: LLTokenizer) -> LLMatcher:
     from llguidance import LLMatcher
 
     notations: dict[GrammarKind, Callable[[str], str]] = {
-        GrammarKind.JSON_SCHEMA: lambda text: LLMatcher.grammar_from_json_schema(kept_schema(text, _goes_on)),
+        GrammarKind.JSON_SCHEMA: lambda text: LLMatcher.grammar_from_json_schema(library_schema(text, _goes_on)),
         GrammarKind.REGEX: LLMatcher.grammar_from_regex,
-        GrammarKind.LARK: lambda text: LLMatcher.grammar_from_lark(kept_lark(text, _goes_on)),
+        GrammarKind.LARK: lambda text: LLMatcher.grammar_from_lark(library_lark(text, _goes_on)),
     }
     try:
         source = notations[grammar.kind](grammar.text)
     except ValueError as error:
-        raise refused(grammar, str(error)) from error
-    compiled = _matcher(tokens, source)
-    if compiled.is_error():
-        raise refused(grammar, compiled.get_error())
-    return compiled
+        raise grammar_refusal(grammar, str(error)) from error
+    matcher = _matcher(tokens, source)
+    if matcher.is_error():
+        raise grammar_refusal(grammar, matcher.get_error())
+    return matcher
 
 
 def _matcher(tokens: LLTokenizer, source: str) -> LLMatcher:
@@ -225,17 +225,17 @@ def _matcher(tokens: LLTokenizer, source: str) -> LLMatcher:
 
 
 def _goes_on(schema: dict[str, Any]) -> bool:
-    """Whether something may follow what a schema forces; as `json_schema.GoesOn`."""
+    """Whether any text may follow the one that a schema forces; as `json_schema.GoesOn`."""
     from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
-    # Letter by letter: what is forced is then known up to the last one.
+    # Letter by letter, so that the whole forced text is known.
     letters = LLTokenizer(TokenizerWrapper(_TableVocabulary(TableTokenizer(257, 256), 256)), eos_token=256)
     matcher = _matcher(letters, LLMatcher.grammar_from_json_schema(json.dumps(schema)))
-    while not matcher.is_error() and (forced := matcher.compute_ff_tokens()):
-        matcher.consume_tokens(forced)
+    while not matcher.is_error() and (tokens := matcher.compute_ff_tokens()):
+        matcher.consume_tokens(tokens)
     if not matcher.is_error():
         return any(matcher.compute_bitmask()) and not matcher.is_error()
-    # What the library refuses it will say of the whole schema, too.
+    # What the library refuses here, it refuses in the whole schema, too.
     return "NoExtension" not in matcher.get_error()
 
 
@@ -243,10 +243,10 @@ def _on_a_deep_stack(make: Callable[[], LLMatcher]) -> LLMatcher:
     usual = threading.stack_size(COMPILING_STACK_BYTES)
     try:
         with ThreadPoolExecutor(1, thread_name_prefix="grammar") as pool:
-            made = pool.submit(make)
+            future = pool.submit(make)
     finally:
         threading.stack_size(usual)
-    return made.result()
+    return future.result()
 
 
 def _fast_tokenizer(tokenizer: object) -> str:

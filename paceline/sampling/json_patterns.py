@@ -20,39 +20,39 @@ _MEMBERS = {
     "W": (f"[^{_ANY_WORD}]", f"[^{_WORD}]"),
     "S": (f"[^{_ANY_SPACE}]", f"[^{_SPACE}]"),
 }
-"""What every reading has of a class, and what any has: the second one counts where the class is excluded."""
+"""Members of a class in every reading, and in any reading; the second one counts in a negated class."""
 _DOT = r"[^\n\r\u2028\u2029]"
 _PIECE = re.compile(r"\\.|\[\^?|\(\?(?:[a-zA-Z-]*[:)]|P?<|.)|[*+?}]\+|.", re.DOTALL)
 _OTHERS = {r"\a", r"\A", r"\z", r"\U", r"\Q"}
 _GROUPS = ("(?:", "(?<", "(?P<", "(?i)", "(?i:", "(?=", "(?!")
-"""That the library reads as others do, or refuses."""
+"""Groups that the library reads as others do, or refuses."""
 
 
-def portable(pattern: str) -> str:
-    """The expression as the library is to read it.
+def portable_pattern(pattern: str) -> str:
+    """The expression, rewritten for the library.
 
     Raises:
         ValueError: a part of it has no meaning that all readings share.
     """
-    written, negated = [], None
+    parts, is_negated = [], None
     pieces = [each[0] for each in _PIECE.finditer(pattern)]
     for place, piece in enumerate(pieces):
-        if negated is None and piece in ("[", "[^"):
-            negated = piece == "[^"
+        if is_negated is None and piece in ("[", "[^"):
+            is_negated = piece == "[^"
             if pieces[place + 1 : place + 2] == ["]"]:
                 raise ValueError(f"pattern {pattern!r}: an empty class")
-            written.append(piece)
-        elif negated is None:
-            written.append(_outside(pattern, piece))
+            parts.append(piece)
+        elif is_negated is None:
+            parts.append(_outside_class(pattern, piece))
         else:
-            written.append(_within(pattern, piece, negated=negated))
-            negated = None if piece == "]" else negated
+            parts.append(_inside_class(pattern, piece, is_negated=is_negated))
+            is_negated = None if piece == "]" else is_negated
             if piece == "-" and pieces[place + 1 : place + 2] == ["-"]:
                 raise ValueError(f"pattern {pattern!r}: -- in a class")
-    return "".join(written)
+    return "".join(parts)
 
 
-def _outside(pattern: str, piece: str) -> str:
+def _outside_class(pattern: str, piece: str) -> str:
     possessive = len(piece) == 2 and piece[1] == "+" and piece[0] != "\\"
     group = piece.startswith("(?") and piece not in _GROUPS
     if possessive or group or piece in _OTHERS:
@@ -63,10 +63,10 @@ def _outside(pattern: str, piece: str) -> str:
     return piece if members is None else f"[{members[0]}]"
 
 
-def _within(pattern: str, piece: str, *, negated: bool) -> str:
+def _inside_class(pattern: str, piece: str, *, is_negated: bool) -> str:
     if piece in _OTHERS:
         raise ValueError(f"pattern {pattern!r}: {piece} has another meaning elsewhere")
     if piece[0] == "\\":
-        return _MEMBERS[piece[1:]][negated] if piece[1:] in _MEMBERS else piece
+        return _MEMBERS[piece[1:]][is_negated] if piece[1:] in _MEMBERS else piece
     # Operators and classes within classes are the library's own.
     return re.sub(r"[\[&~]", r"\\\g<0>", piece)

@@ -1,7 +1,7 @@
-"""JSON schemas as the library is given them: what it would not keep is refused, or said in words that it keeps.
+"""JSON schemas for the library: parts that it would not follow are refused, or rewritten so that it does.
 
-The library refuses keywords that it does not know. What it knows and does not keep in every case was found by texts
-drawn at random (`tests/sampling/test_json_schema.py`), and is dealt with here:
+The library refuses keywords that it does not know. The known ones that it does not always follow were found by texts
+drawn at random (`tests/sampling/test_json_schema.py`), and are handled here:
 
 | in a schema | what would happen | here |
 |---|---|---|
@@ -23,16 +23,16 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from paceline.sampling.json_nodes import Node, SchemaTree, listed, mapping, types_of
-from paceline.sampling.json_patterns import portable
+from paceline.sampling.json_nodes import Node, SchemaTree, as_list, as_mapping, types_of
+from paceline.sampling.json_patterns import portable_pattern
 
 GoesOn = Callable[[Node], bool]
-"""Whether something may follow what a schema forces."""
+"""Whether any text may follow the one that a schema forces."""
 MAX_BOUND = 1 << 53
 """Integers up to here are exact in the library's floats."""
 MAX_ALTERNATIVES = 10_000
 MAX_DEPTH = 200
-"""Of a schema as text; the library's own descent has its bound elsewhere."""
+"""Most levels of a schema as text; the library's own descent is bounded elsewhere."""
 _BLANKS = r"\n[ \t]{0,32}|[ \t]{1,32}"
 _ESCAPES = 'nrbtf\\"'
 _OPTIONS: Mapping[str, tuple[object, ...]] = {
@@ -58,36 +58,36 @@ _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _LARK_TEXT = re.compile(r'"(?:\\.|[^"\\])*"|(?:#|//)[^\n]*|/(?:\\.|[^/\\])+/|%json\s*(?=[{])')
 
 
-def kept_schema(text: str, goes_on: GoesOn) -> str:
-    """A schema as the library keeps it.
+def library_schema(text: str, goes_on: GoesOn) -> str:
+    """A schema that the library follows.
 
     Raises:
-        ValueError: a part of it can't be kept; says which and why.
+        ValueError: the library can't follow a part of it; says which and why.
     """
     schema = json.loads(text)
-    return json.dumps(_kept(schema, goes_on))
+    return json.dumps(_library_form(schema, goes_on))
 
 
-def kept_lark(text: str, goes_on: GoesOn) -> str:
-    """A Lark grammar, its schemas (`%json`) as the library keeps them. Raises as `kept_schema`."""
-    written, at = [], 0
-    while found := _LARK_TEXT.search(text, at):
-        written.append(text[at : found.end()])
-        at = found.end()
-        if found[0].startswith("%json"):
-            rule = text[:at].rpartition("\n")[2].partition(":")[0]
+def library_lark(text: str, goes_on: GoesOn) -> str:
+    """A Lark grammar whose schemas (`%json`) the library follows. Raises as `library_schema`."""
+    parts, start = [], 0
+    while match := _LARK_TEXT.search(text, start):
+        parts.append(text[start : match.end()])
+        start = match.end()
+        if match[0].startswith("%json"):
+            rule = text[:start].rpartition("\n")[2].partition(":")[0]
             try:
-                schema, at = json.JSONDecoder().raw_decode(text, at)
+                schema, start = json.JSONDecoder().raw_decode(text, start)
             except (ValueError, RecursionError):
                 break  # the library says what is wrong with it
             try:
-                written.append(json.dumps(_kept(schema, goes_on)))
+                parts.append(json.dumps(_library_form(schema, goes_on)))
             except ValueError as error:
                 raise ValueError(f"{rule}: {error}") from error
-    return "".join([*written, text[at:]])
+    return "".join([*parts, text[start:]])
 
 
-def _kept(schema: Node, goes_on: GoesOn) -> Node:
+def _library_form(schema: Node, goes_on: GoesOn) -> Node:
     try:
         tree = SchemaTree(schema)
         parts = tree.all()
@@ -105,19 +105,19 @@ def _kept(schema: Node, goes_on: GoesOn) -> Node:
     return schema
 
 
-def _options(asked: object) -> Node:
-    for name, value in mapping(asked).items():
+def _options(settings: object) -> Node:
+    for name, value in as_mapping(settings).items():
         if name not in _OPTIONS:
             raise ValueError(f"x-guidance: must have {', '.join(_OPTIONS)} alone, not {name}")
         if value not in _OPTIONS[name]:
             raise ValueError(f"x-guidance.{name}: must be one of {', '.join(map(repr, _OPTIONS[name]))}")
-    free = mapping(asked).get("whitespace_flexible", True)
+    free = as_mapping(settings).get("whitespace_flexible", True)
     blanks = {"whitespace_pattern": _BLANKS} if free else {}
-    return {**mapping(asked), **blanks, "json_allowed_escapes": _ESCAPES}
+    return {**as_mapping(settings), **blanks, "json_allowed_escapes": _ESCAPES}
 
 
 def _rewrite(path: str, node: Node) -> None:
-    """Say in the library's words what it reads in another way."""
+    """Rewrite keywords that the library reads in another way."""
     for key in _BOUNDS:
         value = node.get(key)
         if isinstance(value, int | float) and not abs(value) <= MAX_BOUND:
@@ -125,11 +125,11 @@ def _rewrite(path: str, node: Node) -> None:
     if node.get("uniqueItems") is False:
         del node["uniqueItems"]
     if isinstance(node.get("pattern"), str):
-        node["pattern"] = portable(node["pattern"])
+        node["pattern"] = portable_pattern(node["pattern"])
     if isinstance(node.get("patternProperties"), dict):
-        node["patternProperties"] = {portable(key): each for key, each in node["patternProperties"].items()}
-    if further := _FORMATS.get(str(node.get("format"))):
-        node["allOf"] = [*listed(node.get("allOf")), *map(dict, further)]
+        node["patternProperties"] = {portable_pattern(key): each for key, each in node["patternProperties"].items()}
+    if extras := _FORMATS.get(str(node.get("format"))):
+        node["allOf"] = [*as_list(node.get("allOf")), *map(dict, extras)]
 
 
 def _check_ends(tree: SchemaTree, parts: Sequence[tuple[str, Node]]) -> None:
@@ -153,48 +153,48 @@ def _check_ends(tree: SchemaTree, parts: Sequence[tuple[str, Node]]) -> None:
         return one and all_end(tree.conjuncts(path, node)) and all_end(inner)
 
     waiting = list(reversed(parts))
-    while found := [part for part in waiting if whole(*part)]:
-        finite.update(id(node) for _, node in found)
+    while finite_parts := [part for part in waiting if whole(*part)]:
+        finite.update(id(node) for _, node in finite_parts)
         waiting = [part for part in waiting if id(part[1]) not in finite]
     if waiting:
         raise ValueError(f"{waiting[-1][0]}: no finite value fits this part")
 
 
 def _inevitable(node: Node) -> Iterable[Any]:
-    """Schemas of what an object or a list of this part can't be without."""
+    """Schemas of the parts that every object or list of this schema has."""
     if "const" in node or "enum" in node:
         return
-    properties = mapping(node.get("properties"))
+    properties = as_mapping(node.get("properties"))
     if "object" in types_of(node):
-        yield from (properties[name] for name in listed(node.get("required")) if name in properties)
+        yield from (properties[name] for name in as_list(node.get("required")) if name in properties)
     least = node.get("minItems")
     if "array" in types_of(node) and isinstance(least, int) and least > 0:
-        items = [*listed(node.get("prefixItems")), *listed(node.get("items"))]
+        items = [*as_list(node.get("prefixItems")), *as_list(node.get("items"))]
         yield from items[:least]
         if len(items) < least:
             yield node.get("additionalItems") if isinstance(node.get("items"), list) else node.get("items")
 
 
 class _SameValue:
-    """Looks at all that a value at one place must fit at once, whichever branches it takes."""
+    """Checks all schemas that one value must fit together, for every choice of branches."""
 
     def __init__(self, tree: SchemaTree, goes_on: GoesOn) -> None:
         self._tree = tree
         self._goes_on = goes_on
-        self._seen: set[tuple[int, frozenset[int]]] = set()
-        self._named: set[tuple[tuple[str, ...], tuple[str, ...], bool]] = set()
+        self._visits: set[tuple[int, frozenset[int]]] = set()
+        self._name_checks: set[tuple[tuple[str, ...], tuple[str, ...], bool]] = set()
 
-    def check(self, path: str, node: Any, around: tuple[Node, ...]) -> None:
-        """Refuse what the library would not keep; `around` are parts that the value must fit, too.
+    def check(self, path: str, node: Any, outer: tuple[Node, ...]) -> None:
+        """Refuse what the library would not follow; `outer` are parts that the value must fit, too.
 
         Raises:
             ValueError: naming the part.
         """
-        key = (id(node), frozenset(map(id, around)))
-        if not isinstance(node, dict) or key in self._seen:
+        key = (id(node), frozenset(map(id, outer)))
+        if not isinstance(node, dict) or key in self._visits:
             return
-        self._seen.add(key)
-        if len(self._seen) > MAX_ALTERNATIVES:
+        self._visits.add(key)
+        if len(self._visits) > MAX_ALTERNATIVES:
             raise ValueError(f"{path}: more than {MAX_ALTERNATIVES} alternatives")
         parts, branches = dict[int, Node](), list[tuple[str, Any]]()
         waiting: list[tuple[str, Any]] = [(path, node)]
@@ -204,28 +204,28 @@ class _SameValue:
                 parts[id(part)] = part
                 waiting.extend(self._tree.conjuncts(where, part))
                 branches.extend(self._tree.branches(where, part))
-        together = tuple({id(part): part for part in (*around, *parts.values())}.values())
-        types = frozenset.intersection(*map(types_of, together))
+        all_parts = tuple({id(part): part for part in (*outer, *parts.values())}.values())
+        types = frozenset.intersection(*map(types_of, all_parts))
         if "number" in types:
-            _check_interval(path, together)
+            _check_interval(path, all_parts)
         if "object" in types:
-            self._check_names(path, together)
+            self._check_names(path, all_parts)
         for branch in branches:
-            self.check(*branch, together)
+            self.check(*branch, all_parts)
 
     def _check_names(self, path: str, parts: Sequence[Node]) -> None:
-        required = {name for part in parts for name in listed(part.get("required")) if isinstance(name, str)}
-        most = len(required) + 1
+        required_names = {name for part in parts for name in as_list(part.get("required")) if isinstance(name, str)}
+        most = len(required_names) + 1
         if any(isinstance(least := part.get("minProperties"), int) and least > most for part in parts):
             raise ValueError(f"{path}/minProperties: must be at most {most}, one more than required names")
-        patterns = {key: each for part in parts for key, each in mapping(part.get("patternProperties")).items()}
-        names = required.union(*(mapping(part.get("properties")) for part in parts))
+        patterns = {key: each for part in parts for key, each in as_mapping(part.get("patternProperties")).items()}
+        names = required_names.union(*(as_mapping(part.get("properties")) for part in parts))
         closed = any(part.get("additionalProperties") is False for part in parts)
-        asked = (tuple(sorted(names)), tuple(key for key, each in patterns.items() if each is not False), closed)
-        if not patterns or not names or asked in self._named:
+        check = (tuple(sorted(names)), tuple(key for key, each in patterns.items() if each is not False), closed)
+        if not patterns or not names or check in self._name_checks:
             return
-        self._named.add(asked)
-        if not self._goes_on(_one_name_more(*asked)):
+        self._name_checks.add(check)
+        if not self._goes_on(_one_name_more(*check)):
             raise ValueError(f"{path}/patternProperties: name given properties alone; say there what they are")
 
 
@@ -249,7 +249,7 @@ def _check_strings(path: str, node: Node, goes_on: GoesOn) -> None:
     Raises:
         ValueError: naming the keyword.
     """
-    values = [node["const"]] if "const" in node else listed(node.get("enum"))
+    values = [node["const"]] if "const" in node else as_list(node.get("enum"))
     if any(_CONTROL.search(text) for text in _strings(values)):
         raise ValueError(f"{path}: control characters in a value can't be written")
     pattern = node.get("pattern")
@@ -285,8 +285,8 @@ def _check_interval(path: str, parts: Sequence[Node]) -> None:
                 bounds.append((part[exclusive], True))
     for low, low_excluded in lower:
         for high, high_excluded in upper:
-            excluded = (low_excluded and low == int(low)) or (high_excluded and high == int(high))
-            if excluded and 0 < high - low < 1:
+            is_excluded = (low_excluded and low == int(low)) or (high_excluded and high == int(high))
+            if is_excluded and 0 < high - low < 1:
                 raise ValueError(f"{path}: bounds of a number, one of them excluded, must be at least 1 apart")
 
 

@@ -1,4 +1,4 @@
-"""A place in some text where a sequence's last tokens stood before, and what followed them there. Pure."""
+"""A place in some text where a sequence's last tokens occurred before, and the tokens that followed them. Pure."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from paceline.protocol.proposal import NGRAM
 LONGEST_MATCH = 64
 """Agreeing tokens are counted up to here."""
 MAX_FOLLOWING = 129
-"""Tokens after a match that are kept of it: a proposal's longest path, the token behind it, and as long a path again,
+"""Most tokens of a continuation: a proposal's longest path, the token behind it, and as long a path again,
 which is prefetched behind that one."""
-ONCE = 2 / 3
-"""Share of a token that was the only one to follow, once: a new one is half as likely (`suffix_kernels.ESCAPE`)."""
+ONCE_SHARE = 2 / 3
+"""Share of a token that has followed once, and no other: a new one is half as likely (`suffix_kernels.ESCAPE`)."""
 HALF_TRUSTED = 4.0
-"""Agreeing tokens of a match that is worth half of what the longest is."""
+"""Agreeing tokens of a match that counts half as much as the longest."""
 
 
 @dataclass(frozen=True)
 class Match:
-    """A string that a sequence ends with and that stood elsewhere, too.
+    """A string that ends a sequence and also occurs elsewhere.
 
     Attributes:
-        length: tokens of it; of a match in a prediction: of an earlier place that is as trustworthy.
-        following: what followed it, at least one token.
-        shares: how often each of them did, of all times that the string went on; a missing one is `ONCE`.
-        drafter: under whose name its tokens are proposed.
+        length: its tokens; for a match in a prediction, the length of an n-gram match that is as trustworthy.
+        following: the tokens that followed it, at least one.
+        shares: how often each of them did, of all times that the string went on; a missing one is `ONCE_SHARE`.
+        drafter: the name under which its tokens are proposed.
     """
 
     length: int
@@ -38,15 +38,15 @@ class Match:
         return self.following[:k]
 
     def score(self, right: int = 0) -> float:
-        """How far the token behind `right` others is to be trusted if they are right, in [0, 1): not yet a chance.
+        """How trustworthy the token after `right` correct ones is, in [0, 1): a score, not a probability.
 
-        It is the token's share times what the length of the match is worth, to which tokens that were right count.
+        It is the token's share times a factor that grows with the length of the match, correct tokens included.
         """
         length = self.length + right
-        share = self.shares[right] if right < len(self.shares) else ONCE
+        share = self.shares[right] if right < len(self.shares) else ONCE_SHARE
         return share * length / (length + HALF_TRUSTED)
 
-    def behind(self, right: int) -> Match | None:
-        """The match when so many of its tokens have come; None: it ends there."""
+    def advance(self, right: int) -> Match | None:
+        """The match after `right` of its tokens have come true; None: it ends there."""
         following = self.following[right:]
         return Match(self.length + right, following, self.shares[right:], self.drafter) if following else None

@@ -1,9 +1,9 @@
-"""Following a prediction of the text: the place in it where the text goes on, also behind edits. Pure.
+"""Alignment of a text with a prediction of it: the place where the text goes on, also after edits. Pure.
 
-The text follows the prediction token by token until it departs from it. From then on each token is looked for around
-the place of departure: an insertion comes back to that place, a deletion or a replacement further ahead. A block that
-was moved is found by its last tokens anywhere in the prediction. What was replaced once is expected to be replaced
-again: a name that is changed is changed throughout.
+The text follows the prediction token by token until it departs from it. From then on each token is looked up around
+the place of departure: after an insertion the text returns to that place, after a deletion or a replacement further
+ahead. A block that was moved is found by its last tokens anywhere in the prediction. An edit is expected again: a
+name that is changed is changed throughout.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from paceline.protocol.proposal import PREDICTION
 from paceline.sampling.match import LONGEST_MATCH, MAX_FOLLOWING, Match
 
 SURE_TOKENS = 8
-"""Tokens in a row that settle where the text is."""
-AHEAD = 32
+"""Tokens in a row that settle the text's place."""
+RETURN_REACH = 32
 """Tokens behind the place of departure where a return is likelier than elsewhere."""
 NEAREST = 16
 """Tokens behind the place of departure where one single token may be a return."""
 SOON_TOKENS = 24
 """Tokens since the departure up to which a return nearby is likely; what takes longer is mostly new text."""
 PLACE_BONUS = 8
-"""Agreeing tokens that knowing the place is worth."""
+"""Agreeing tokens that a return near the departure counts for."""
 MAX_ANCHORS = 4
 """Places of the last two tokens that are compared, from the place of departure on, and as many before it."""
 LONGEST_EDIT = 16
@@ -49,18 +49,18 @@ class Alignment:
 
     Attributes:
         place: of the next token in the prediction.
-        agreed: tokens of the text, in a row, that led there.
-        pending: what is expected before that token: the rest of an edit that is made again.
+        agreement: tokens of the text, in a row, that led there.
+        pending: tokens that are expected before it: the rest of a repeated edit.
     """
 
     place: int
-    agreed: int = 0
+    agreement: int = 0
     pending: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class Departure:
-    """Where the text last left the prediction: the place there, and how many tokens the text had."""
+    """Where the text last left the prediction: the place in the prediction, and the text's length then."""
 
     place: int
     length: int
@@ -78,11 +78,11 @@ class PredictedText:
         self._prediction = [*prediction]
         self._array = np.asarray(self._prediction, np.uint32)
         self._text: list[int] = []
-        self._at: Alignment | None = Alignment(0)
-        self._left: Departure | None = None
-        """None while it is sure where the text is."""
+        self._alignment: Alignment | None = Alignment(0)
+        self._departure: Departure | None = None
+        """None while the text's place is certain."""
         self._edits: dict[int, Edit] = {}
-        """By the first token that they replace; the last one counts."""
+        """By the first token that they replace; a later edit replaces an earlier one."""
 
     def __len__(self) -> int:
         """Tokens of the text."""
@@ -91,118 +91,120 @@ class PredictedText:
     def extend(self, tokens: Sequence[int]) -> None:
         """Follow committed tokens."""
         for token in tokens:
-            followed = self._followed(token)
+            next_alignment = self._expected_alignment(token)
             self._text.append(token)
-            self._at = followed or self._returned()
-            if self._left is not None and self._at is not None and self._at.agreed >= SURE_TOKENS:
-                self._settle(self._left, self._at)
+            alignment = self._alignment = next_alignment or self._return_alignment()
+            if self._departure is not None and alignment is not None and alignment.agreement >= SURE_TOKENS:
+                self._settle(self._departure, alignment)
 
     def match(self) -> Match | None:
-        """What the prediction says of the text's next tokens; None where it says nothing.
+        """The prediction's next tokens; None: it has none here.
 
-        Its length is how many agreeing tokens make an n-gram match as trustworthy.
+        The match's length is that of an n-gram match that is as trustworthy.
         """
-        if self._at is None:
+        if self._alignment is None:
             return None
-        following = self._continuation(self._at)
-        return Match(self._trust(self._at), following, drafter=PREDICTION) if following else None
+        following = self._continuation(self._alignment)
+        return Match(self._trust(self._alignment), following, drafter=PREDICTION) if following else None
 
-    def _trust(self, at: Alignment) -> int:
-        left = self._left
-        return min(LONGEST_MATCH, at.agreed + (PLACE_BONUS if left is None or self._is_near(left, at.place) else 0))
+    def _trust(self, alignment: Alignment) -> int:
+        departure = self._departure
+        bonus = PLACE_BONUS if departure is None or self._is_near(departure, alignment.place) else 0
+        return min(LONGEST_MATCH, alignment.agreement + bonus)
 
-    def _is_near(self, left: Departure, place: int) -> bool:
-        soon = len(self._text) - left.length <= SOON_TOKENS
-        return soon and 0 <= place - left.place <= AHEAD
+    def _is_near(self, departure: Departure, place: int) -> bool:
+        soon = len(self._text) - departure.length <= SOON_TOKENS
+        return soon and 0 <= place - departure.place <= RETURN_REACH
 
-    def _continuation(self, at: Alignment) -> tuple[int, ...]:
-        if not self._edits and not at.pending:
-            return tuple(self._prediction[at.place : at.place + MAX_FOLLOWING])
-        found, place = [*at.pending], at.place
-        while len(found) < MAX_FOLLOWING and place < len(self._prediction):
+    def _continuation(self, alignment: Alignment) -> tuple[int, ...]:
+        if not self._edits and not alignment.pending:
+            return tuple(self._prediction[alignment.place : alignment.place + MAX_FOLLOWING])
+        tokens, place = [*alignment.pending], alignment.place
+        while len(tokens) < MAX_FOLLOWING and place < len(self._prediction):
             edit = self._edit_at(place)
             if edit is None:
-                found.append(self._prediction[place])
+                tokens.append(self._prediction[place])
                 place += 1
             else:
-                found += edit.new
+                tokens += edit.new
                 place += len(edit.old)
-        return tuple(found[:MAX_FOLLOWING])
+        return tuple(tokens[:MAX_FOLLOWING])
 
     def _edit_at(self, place: int) -> Edit | None:
         edit = self._edits.get(self._prediction[place])
         if edit is None:
             return None
-        found = tuple(self._prediction[place : place + len(edit.old)])
-        return edit if found == edit.old else None
+        old = tuple(self._prediction[place : place + len(edit.old)])
+        return edit if old == edit.old else None
 
-    def _followed(self, token: int) -> Alignment | None:
-        """Where the text goes on if the token was expected, or is the prediction's own; else None: it departs."""
-        at = self._at
-        if at is None:
+    def _expected_alignment(self, token: int) -> Alignment | None:
+        """Where the text goes on after a token that an edit or the prediction has next; None: it departs."""
+        alignment = self._alignment
+        if alignment is None:
             return None
-        if at.pending:
-            if at.pending[0] == token:
-                return Alignment(at.place, at.agreed + 1, at.pending[1:])
-        elif at.place < len(self._prediction):
-            edit = self._edit_at(at.place)
+        if alignment.pending:
+            if alignment.pending[0] == token:
+                return Alignment(alignment.place, alignment.agreement + 1, alignment.pending[1:])
+        elif alignment.place < len(self._prediction):
+            edit = self._edit_at(alignment.place)
             if edit is not None and edit.new[0] == token:
-                return Alignment(at.place + len(edit.old), at.agreed + 1, edit.new[1:])
-            if self._prediction[at.place] == token:
+                return Alignment(alignment.place + len(edit.old), alignment.agreement + 1, edit.new[1:])
+            if self._prediction[alignment.place] == token:
                 if edit is not None:
                     del self._edits[token]  # not this time: it is not expected any more
-                return Alignment(at.place + 1, at.agreed + 1)
-        self._depart(at)
+                return Alignment(alignment.place + 1, alignment.agreement + 1)
+        self._depart(alignment)
         return None
 
-    def _depart(self, at: Alignment) -> None:
-        if self._left is None:
-            self._left = Departure(at.place, len(self._text))
+    def _depart(self, alignment: Alignment) -> None:
+        if self._departure is None:
+            self._departure = Departure(alignment.place, len(self._text))
 
-    def _returned(self) -> Alignment | None:
-        """The likeliest place where the text, which has departed, goes on; None: nothing speaks for any."""
-        left = self._left
-        assert left is not None, "it has departed"
+    def _return_alignment(self) -> Alignment | None:
+        """The likeliest place where the text returns to the prediction; None: no place is likely."""
+        departure = self._departure
+        assert departure is not None, "it has departed"
         best: Alignment | None = None
-        for place in self._anchors(left):
-            found = Alignment(place, self._agreement(place))
-            if best is None or self._trust(found) > self._trust(best):
-                best = found
-        return best or self._single(left)
+        for place in self._anchors(departure):
+            alignment = Alignment(place, self._agreement(place))
+            if best is None or self._trust(alignment) > self._trust(best):
+                best = alignment
+        return best or self._nearest_return(departure)
 
-    def _single(self, left: Departure) -> Alignment | None:
-        """The nearest place behind the last token alone, soon after the departure."""
-        if len(self._text) - left.length > SOON_TOKENS:
+    def _nearest_return(self, departure: Departure) -> Alignment | None:
+        """The nearest place after the last token alone, soon after the departure."""
+        if len(self._text) - departure.length > SOON_TOKENS:
             return None
         try:
-            return Alignment(self._prediction.index(self._text[-1], left.place, left.place + NEAREST) + 1, 1)
+            place = self._prediction.index(self._text[-1], departure.place, departure.place + NEAREST)
+            return Alignment(place + 1, 1)
         except ValueError:
             return None
 
-    def _anchors(self, left: Departure) -> Iterator[int]:
+    def _anchors(self, departure: Departure) -> Iterator[int]:
         """Places behind the text's last two tokens, the nearest to the departure first."""
         if len(self._text) < 2 or len(self._prediction) < 2:
             return
         first, second = self._array[:-1] == self._text[-2], self._array[1:] == self._text[-1]
         places = np.flatnonzero(first & second) + 2
-        here = int(places.searchsorted(left.place))
-        yield from places[here : here + MAX_ANCHORS].tolist()
-        yield from reversed(places[max(0, here - MAX_ANCHORS) : here].tolist())
+        middle = int(places.searchsorted(departure.place))
+        yield from places[middle : middle + MAX_ANCHORS].tolist()
+        yield from reversed(places[max(0, middle - MAX_ANCHORS) : middle].tolist())
 
     def _agreement(self, place: int) -> int:
         """How many tokens before `place` equal the text's last ones."""
         prediction, text, end = self._prediction, self._text, len(self._text)
         most = min(place, end, LONGEST_MATCH)
-        agreed = 0
-        while agreed < most and prediction[place - 1 - agreed] == text[end - 1 - agreed]:
-            agreed += 1
-        return agreed
+        count = 0
+        while count < most and prediction[place - 1 - count] == text[end - 1 - count]:
+            count += 1
+        return count
 
-    def _settle(self, left: Departure, at: Alignment) -> None:
-        """It is sure where the text is again: what stands between there and the departure was an edit."""
-        back = min(self._agreement(at.place), len(self._text) - left.length)
-        old = tuple(self._prediction[left.place : at.place - back])
-        new = tuple(self._text[left.length : len(self._text) - back])
+    def _settle(self, departure: Departure, alignment: Alignment) -> None:
+        """The text's place is certain again: record what lies between there and the departure as an edit."""
+        back = min(self._agreement(alignment.place), len(self._text) - departure.length)
+        old = tuple(self._prediction[departure.place : alignment.place - back])
+        new = tuple(self._text[departure.length : len(self._text) - back])
         if 0 < len(old) <= LONGEST_EDIT and 0 < len(new) <= LONGEST_EDIT:
             self._edits[old[0]] = Edit(old, new)
-        self._left = None
+        self._departure = None

@@ -111,14 +111,14 @@ def race_rows(
         return best
     if scores.shape[1] > SHORT_ROW:
         weights = scores if divisor == 1 else scores / scores.dtype.type(divisor)
-        for row, (found, position) in enumerate(zip(weights, positions, strict=True)):
-            ids = race_best(found, m, key, stream, position, round_key)
+        for row, (row_scores, position) in enumerate(zip(weights, positions, strict=True)):
+            ids = race_best(row_scores, m, key, stream, position, round_key)
             best[row, : len(ids)] = ids
         return best
     address, _ = (address_of(key, stream, position, round_key) for position in (min(positions), max(positions)))
-    over: Any = scores.dtype.type(divisor)
-    if not _best_of_rows(scores, over, np.array(positions), *address[1:], best):
-        require_finite("largest score", (scores / over).max(axis=1, initial=-math.inf))
+    denominator: Any = scores.dtype.type(divisor)
+    if not _best_of_rows(scores, denominator, np.array(positions), *address[1:], best):
+        require_finite("largest score", (scores / denominator).max(axis=1, initial=-math.inf))
     return best
 
 
@@ -136,7 +136,7 @@ def race_among(
     scores: Scores, ids: NDArray[np.intp], m: int, key: NoiseKey, stream: Stream, position: int
 ) -> tuple[int, ...]:
     """The m best of a race in order, known to be among some ids: log-weights [n] of `ids` [n], all finite."""
-    values = perturbed(scores, ids, *address_of(key, stream, position, 0))
+    values = race_values(scores, ids, *address_of(key, stream, position, 0))
     return tuple(ids[np.lexsort((ids, -values))[:m]].tolist())
 
 
@@ -161,7 +161,7 @@ def race_part(
         return largest, first_id
     address = address_of(key, stream, position, round_key)
     best = _best_places(scores, 1, first_id, address)
-    return float(perturbed(scores[best], best + first_id, *address)[0]), first_id + int(best[0])
+    return float(race_values(scores[best], best + first_id, *address)[0]), first_id + int(best[0])
 
 
 def _best_places(scores: Scores, m: int, first_id: int, address: Address) -> NDArray[np.intp]:
@@ -170,7 +170,7 @@ def _best_places(scores: Scores, m: int, first_id: int, address: Address) -> NDA
     if survivors > max(m, scores.size // SPARSE_SHARE):
         return _best_of_race(scores, _ceilings.row(address, first_id, scores.size), m, first_id, *address)
     places = np.flatnonzero(scores > -math.inf)
-    order = np.argsort(-perturbed(scores[places], places + first_id, *address), kind="stable")[:m]
+    order = np.argsort(-race_values(scores[places], places + first_id, *address), kind="stable")[:m]
     return places[order]
 
 
@@ -223,10 +223,10 @@ _SLACK, _RELATIVE_SLACK = 1e-3, 2.0**-22
 
 
 @compiled
-def perturbed(
+def race_values(
     scores: Scores, ids: NDArray[np.intp], position: int, round_key: int, tag: int, key_low: int, key_high: int
 ) -> NDArray[np.float64]:
-    """score - log E of the given ids, by the contract. `scores` and `ids` are [n]."""
+    """The race's values score - log E of some ids, by the contract. `scores` and `ids` are [n]."""
     c1, c2, c3 = np.uint32(position), np.uint32(round_key), np.uint32(tag)
     k0, k1 = np.uint32(key_low), np.uint32(key_high)
     values = np.empty(ids.size, np.float64)
@@ -248,7 +248,7 @@ def _highest_bound(scores: Scores, ceilings: NDArray[np.float32]) -> float:
 
 @partial(compiled, inlined=True)
 def insert(values: NDArray[np.float64], best: NDArray[np.intp], value: float, index: int) -> None:
-    """In compiled code: take a value and its index in among the best so far, largest first, if it belongs there."""
+    """In compiled code: insert a value and its index among the best so far, largest first, if it belongs there."""
     place = values.size - 1
     if not value > values[place]:  # equals stay in front: they have lower ids
         return

@@ -34,9 +34,9 @@ def largest_of_rows(scores: Scores, m: int) -> NDArray[np.intp]:
 
 def shares(scores: NDArray[np.float32], ids: NDArray[np.intp], divisor: float = 1.0) -> NDArray[np.float32]:
     """Softmax of each row [n, V] over a divisor, at some of its ids [n, m]; 0 for ids below 0. Returns [n, m]."""
-    found = np.empty(ids.shape, np.float32)
-    _shares_of_rows(scores, np.float32(1 / divisor), ids, found)
-    return found
+    out = np.empty(ids.shape, np.float32)
+    _shares_of_rows(scores, np.float32(1 / divisor), ids, out)
+    return out
 
 
 def warm_up() -> None:
@@ -74,13 +74,13 @@ def _weight(scores: NDArray[np.float32], highest: float, scale: np.float32) -> n
 
 @compiled
 def _shares_of_rows(
-    scores: NDArray[np.float32], scale: np.float32, ids: NDArray[np.intp], found: NDArray[np.float32]
+    scores: NDArray[np.float32], scale: np.float32, ids: NDArray[np.intp], out: NDArray[np.float32]
 ) -> None:
     for row in range(len(scores)):
         highest = highest_score(scores[row])
         total = _weight(scores[row], highest, scale)
         for place in range(ids.shape[1]):
             token = ids[row, place]
-            found[row, place] = np.float32(0)
+            out[row, place] = np.float32(0)
             if token >= 0:
-                found[row, place] = np.float32(np.exp((scores[row, token] - highest) * scale) / total)
+                out[row, place] = np.float32(np.exp((scores[row, token] - highest) * scale) / total)

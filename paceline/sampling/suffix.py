@@ -1,7 +1,7 @@
-"""Suffix drafting: what a text said before, wherever it ends as it did then. The drafter that needs no model.
+"""Suffix drafting, the drafter without a model: a text goes on as it did after an earlier occurrence of its suffix.
 
-The longest suffix that stood elsewhere, in the text itself or in another one, goes on as it did there, by what
-followed most often (SuffixDecoding, arXiv 2411.04975: continuations by the product of their empirical frequencies).
+The longest suffix that occurs elsewhere, in the text itself or in another one, is continued by what followed it
+there most often (SuffixDecoding, arXiv 2411.04975: continuations by the product of their empirical frequencies).
 The paper keeps suffix trees of bounded depth; a suffix automaton finds matches of any length in constant time a token
 (`suffix_kernels`).
 """
@@ -21,12 +21,12 @@ MAX_TOKEN_BYTES = 160
 """Of an automaton for each token of the worst text: 2 states, 3 edges, and 8 places of the table for each token that
 there is room for, at most twice as many."""
 LEAST_ROOM = 256
-"""Tokens for which an automaton has room at first; then twice as many as before."""
+"""Tokens for which an automaton has room at first; the room doubles."""
 NO_TOKEN = kernels.NO_TOKEN
 
 
 class TextPlace(NamedTuple):
-    """A string in an automaton: its state, and how many tokens it has. A state's strings are told apart by that."""
+    """A string in an automaton: its state and its length, which tells apart the strings of a state."""
 
     state: int = 0
     length: int = 0
@@ -55,69 +55,69 @@ class SuffixAutomaton:
 
     @property
     def used_bytes(self) -> int:
-        """Memory that was written to."""
+        """Bytes that have been written to."""
         states, edges, _, _ = self._head.tolist()
         numbers = states * self._states.shape[1] + edges * self._edges.shape[1] + self._table.size
         return int(numbers * self._table.itemsize)
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Append tokens: ids, or `NO_TOKEN` between texts, of which it takes care that no match goes on past it."""
+        """Append tokens: ids, or `NO_TOKEN` between texts, past which no match goes on."""
         if len(self) + len(tokens) > self._room:
             self._reserve(max(2 * self._room, len(self) + len(tokens)))
         kernels.extend(self._states, self._edges, self._table, self._head, _array(tokens))
 
     def own_suffix(self) -> TextPlace:
-        """The text's longest suffix that occurred before, too."""
+        """The text's longest suffix that also occurred before."""
         state = int(self._states[self._head[kernels.WHOLE], kernels.LINK])
         return TextPlace(state, int(self._states[state, kernels.LENGTH])) if state > 0 else TextPlace()
 
-    def moved(self, place: TextPlace, tokens: Sequence[int]) -> TextPlace:
-        """The longest suffix of a place's string and more tokens that is in the text."""
+    def advance(self, place: TextPlace, tokens: Sequence[int]) -> TextPlace:
+        """The place of the longest suffix, of a place's string followed by `tokens`, that is in the text."""
         return TextPlace(*kernels.walk(self._states, self._edges, self._table, *place, _array(tokens)))
 
     def match(self, place: TextPlace, drafter: str = NGRAM) -> Match | None:
-        """What followed a place most often, token by token; None where nothing did."""
+        """The commonest continuation of a place, token by token; None: it has none."""
         state, length = kernels.goes_on(self._states, self._edges, *place)
-        following, shares = self._followed(state, MAX_FOLLOWING)
+        following, shares = self._follow(state, MAX_FOLLOWING)
         return Match(min(length, LONGEST_MATCH), following, shares, drafter) if following else None
 
     def paths(self, place: TextPlace, m: int, k: int) -> list[tuple[int, ...]]:
         """Up to m continuations of up to k tokens that begin differently: the commonest first, those of suffixes
         behind those of a place's whole string."""
         firsts = np.empty(m, np.int32)
-        found: list[tuple[int, ...]] = []
+        continuations: list[tuple[int, ...]] = []
         state = place.state
-        while state > 0 and len(found) < m:
-            edge, _ = kernels.commonest(self._states, self._edges, state, firsts[: len(found)])
+        while state > 0 and len(continuations) < m:
+            edge, _ = kernels.commonest(self._states, self._edges, state, firsts[: len(continuations)])
             if edge == -1:
                 state = int(self._states[state, kernels.LINK])
                 continue
-            token, behind = int(self._edges[edge, kernels.TOKEN]), int(self._edges[edge, kernels.TO])
-            firsts[len(found)] = token
-            found.append((token, *self._followed(behind, k - 1)[0]))
-        return found
+            token, next_state = int(self._edges[edge, kernels.TOKEN]), int(self._edges[edge, kernels.TO])
+            firsts[len(continuations)] = token
+            continuations.append((token, *self._follow(next_state, k - 1)[0]))
+        return continuations
 
-    def _followed(self, state: int, most: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
-        """Tokens that followed a state, and their shares."""
-        found, shares = np.empty(most, np.int32), np.empty(most, np.float32)
-        tokens = kernels.follow(self._states, self._edges, state, found, shares)
-        return tuple(found[:tokens].tolist()), tuple(shares[:tokens].tolist())
+    def _follow(self, state: int, most: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
+        """The commonest continuation of a state, at most `most` tokens, and their shares."""
+        following, shares = np.empty(most, np.int32), np.empty(most, np.float32)
+        count = kernels.follow(self._states, self._edges, state, following, shares)
+        return tuple(following[:count].tolist()), tuple(shares[:count].tolist())
 
     def _reserve(self, tokens: int) -> None:
         """Make room for so many tokens: there are at most 2 states and 3 edges for each (Blumer et al. 1985)."""
         self._room = tokens
-        self._states = _grown(self._states, 2 * tokens + 2)
-        self._edges = _grown(self._edges, 3 * tokens + 3)
+        self._states = _grow(self._states, 2 * tokens + 2)
+        self._edges = _grow(self._edges, 3 * tokens + 3)
         self._table = np.zeros(1 << (4 * tokens).bit_length(), np.int32)
         kernels.rehash(self._edges, self._table, self._head)
 
 
 class FollowedText:
-    """Another text beside a sequence that grows: where in it the sequence's last tokens stand.
+    """The place in another text where the last tokens of a growing sequence stand.
 
     Args:
         text: may grow meanwhile.
-        drafter: under whose name its tokens are proposed.
+        drafter: the name under which its tokens are proposed.
     """
 
     def __init__(self, text: SuffixAutomaton, drafter: str) -> None:
@@ -129,17 +129,17 @@ class FollowedText:
         """Follow the sequence's new tokens. Of many only the last ones matter."""
         if len(tokens) > LONGEST_MATCH:
             self._place, tokens = TextPlace(), tokens[-LONGEST_MATCH:]
-        self._place = self._text.moved(self._place, tokens)
+        self._place = self._text.advance(self._place, tokens)
 
     def match(self) -> Match | None:
-        """What followed there; None where nothing did."""
+        """The commonest continuation there; None: it has none."""
         return self._text.match(self._place, self._drafter)
 
 
 def warm_up() -> None:
     """Compile what is compiled here (or load it from the cache), so that no request pays for it."""
     text = SuffixAutomaton((1, 2, 1))
-    text.paths(text.moved(text.own_suffix(), (2,)), 1, 2)
+    text.paths(text.advance(text.own_suffix(), (2,)), 1, 2)
     text.match(text.own_suffix())
 
 
@@ -147,8 +147,8 @@ def _array(tokens: Sequence[int]) -> kernels.Array:
     return np.fromiter(tokens, np.int32, len(tokens))
 
 
-def _grown(array: kernels.Array, rows: int) -> kernels.Array:
-    """A copy with so many rows; the new ones hold anything."""
-    grown = np.empty((rows, *array.shape[1:]), np.int32)
-    grown[: len(array)] = array
-    return grown
+def _grow(array: kernels.Array, rows: int) -> kernels.Array:
+    """A copy with `rows` rows; the new ones are uninitialised."""
+    larger = np.empty((rows, *array.shape[1:]), np.int32)
+    larger[: len(array)] = array
+    return larger

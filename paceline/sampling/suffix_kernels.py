@@ -28,21 +28,21 @@ TOKEN, TO, FROM, NEXT = range(4)
 """Columns of an edge: its token and states, and the next edge of the same state (-1: none)."""
 STATES, EDGE_COUNT, WHOLE, TOKENS = range(4)
 """Columns of the head."""
-COUNTED = 64
-"""Suffixes, the longest first, that are counted with each token. Usual texts have fewer to count; one that repeats
+MAX_COUNTED_SUFFIXES = 64
+"""Most suffixes, the longest first, that are counted with each token. Usual texts have fewer. A text that repeats
 itself without end has one more for each token, and its shorter suffixes go on as the longer ones do."""
-COMPARED = 64
-"""Continuations of one place that are compared."""
+MAX_CONTINUATIONS = 64
+"""Most continuations of one place that are compared."""
 ESCAPE = 0.5
-"""Times of a continuation that wasn't seen yet, for each kind that was (prediction by partial matching, method D).
+"""Count given to new continuations for each distinct one so far (prediction by partial matching, method D).
 It takes 0.3 % off the time of replayed texts beside plain frequencies (docs/decisions)."""
 NO_TOKEN = -1
-"""Stands between texts: no text has it, so no match goes on past it."""
+"""Separates texts: it occurs in none, so no match goes on past it."""
 
 
 @compiled
 def slot_of(table: Array, edges: Array, state: int, token: int) -> int:
-    """Where the table has an edge, or would have it."""
+    """The table's slot for an edge, whether it is there or not."""
     mask = table.shape[0] - 1
     slot = (state * 0x9E3779B1 ^ token * 0x85EBCA6B) >> 7 & mask
     while table[slot] != 0:
@@ -56,13 +56,13 @@ def slot_of(table: Array, edges: Array, state: int, token: int) -> int:
 @compiled
 def step(table: Array, edges: Array, state: int, token: int) -> int:
     """The state behind a token; -1: the text has never gone on so."""
-    found = table[slot_of(table, edges, state, token)]
-    return int(edges[found - 1, TO]) if found else -1
+    entry = table[slot_of(table, edges, state, token)]
+    return int(edges[entry - 1, TO]) if entry else -1
 
 
 @compiled
 def add_edge(states: Array, edges: Array, table: Array, head: Array, state: int, token: int, to: int) -> None:
-    """A state goes on with a token for the first time."""
+    """Add the edge of a token to a state that had none for it."""
     edge = head[EDGE_COUNT]
     head[EDGE_COUNT] += 1
     edges[edge, TOKEN], edges[edge, TO], edges[edge, FROM] = token, to, state
@@ -73,7 +73,7 @@ def add_edge(states: Array, edges: Array, table: Array, head: Array, state: int,
 
 @compiled
 def add_state(states: Array, head: Array, length: int) -> int:
-    """A state whose longest string has so many tokens."""
+    """Add a state whose longest string has `length` tokens."""
     state = int(head[STATES])
     head[STATES] += 1
     states[state, LENGTH], states[state, LINK], states[state, EDGES] = length, -1, -1
@@ -82,44 +82,44 @@ def add_state(states: Array, head: Array, length: int) -> int:
 
 
 @compiled
-def split(states: Array, edges: Array, table: Array, head: Array, state: int, above: int, token: int) -> int:
-    """Part the shorter strings of a state, which ended again, from its longer ones; returns the shorter ones' state.
+def split(states: Array, edges: Array, table: Array, head: Array, state: int, ancestor: int, token: int) -> int:
+    """Split a state's shorter strings, which occurred again, from its longer ones; returns the shorter ones' state.
 
-    `above` with the token leads to the longest of the shorter ones.
+    `ancestor` with the token leads to the longest of the shorter ones.
     """
-    shorter = add_state(states, head, states[above, LENGTH] + 1)
+    shorter = add_state(states, head, states[ancestor, LENGTH] + 1)
     for column in (LINK, COUNT, LATEST):
         states[shorter, column] = states[state, column]
     edge = states[state, EDGES]
     while edge != -1:
         add_edge(states, edges, table, head, shorter, edges[edge, TOKEN], edges[edge, TO])
         edge = edges[edge, NEXT]
-    while above != -1:
-        edge = table[slot_of(table, edges, above, token)] - 1
+    while ancestor != -1:
+        edge = table[slot_of(table, edges, ancestor, token)] - 1
         if edges[edge, TO] != state:
             break
         edges[edge, TO] = shorter
-        above = states[above, LINK]
+        ancestor = states[ancestor, LINK]
     states[state, LINK] = shorter
     return shorter
 
 
 @compiled
 def append(states: Array, edges: Array, table: Array, head: Array, token: int) -> None:
-    """The automaton's text grows by a token."""
+    """Append a token to the automaton's text."""
     last = head[WHOLE]
     whole = add_state(states, head, states[last, LENGTH] + 1)
-    above = last
-    while above != -1 and step(table, edges, above, token) == -1:
-        add_edge(states, edges, table, head, above, token, whole)
-        above = states[above, LINK]
-    if above == -1:
+    ancestor = last
+    while ancestor != -1 and step(table, edges, ancestor, token) == -1:
+        add_edge(states, edges, table, head, ancestor, token, whole)
+        ancestor = states[ancestor, LINK]
+    if ancestor == -1:
         states[whole, LINK] = 0
     else:
-        before = step(table, edges, above, token)
-        if states[before, LENGTH] != states[above, LENGTH] + 1:
-            before = split(states, edges, table, head, before, above, token)
-        states[whole, LINK] = before
+        target = step(table, edges, ancestor, token)
+        if states[target, LENGTH] != states[ancestor, LENGTH] + 1:
+            target = split(states, edges, table, head, target, ancestor, token)
+        states[whole, LINK] = target
     head[WHOLE] = whole
     head[TOKENS] += 1
     count(states, whole, head[TOKENS])
@@ -127,9 +127,9 @@ def append(states: Array, edges: Array, table: Array, head: Array, token: int) -
 
 @compiled
 def count(states: Array, whole: int, place: int) -> None:
-    """All suffixes of the text occurred once more."""
+    """Count one occurrence more of all suffixes of the text."""
     state = whole
-    for _ in range(COUNTED):
+    for _ in range(MAX_COUNTED_SUFFIXES):
         if state <= 0:
             break
         states[state, COUNT] += 1
@@ -139,21 +139,21 @@ def count(states: Array, whole: int, place: int) -> None:
 
 @compiled
 def extend(states: Array, edges: Array, table: Array, head: Array, tokens: Array) -> None:
-    """The text grows by tokens; the arrays have room for them."""
+    """Append tokens to the text; the arrays have room for them."""
     for token in tokens:
         append(states, edges, table, head, token)
 
 
 @compiled
 def rehash(edges: Array, table: Array, head: Array) -> None:
-    """Fill a table, which is empty, with the edges that there are."""
+    """Enter all edges into an empty table."""
     for edge in range(head[EDGE_COUNT]):
         table[slot_of(table, edges, edges[edge, FROM], edges[edge, TOKEN])] = edge + 1
 
 
 @compiled
 def holder(states: Array, state: int, length: int) -> int:
-    """The state of a string that was in this state: as the text grows, shorter strings are split from longer ones."""
+    """The state that a string of this state belongs to now: growth splits shorter strings from longer ones."""
     while state > 0 and length <= states[states[state, LINK], LENGTH]:
         state = states[state, LINK]
     return state
@@ -177,31 +177,31 @@ def walk(states: Array, edges: Array, table: Array, state: int, length: int, tok
 
 @compiled
 def is_among(tokens: Array, token: int) -> bool:
-    """Whether some tokens have this one; without an array in between."""
-    found = False
+    """Whether a token is among some; makes no array."""
+    present = False
     for each in tokens:
-        found = found or each == token
-    return found
+        present = present or each == token
+    return present
 
 
 @compiled
-def commonest(states: Array, edges: Array, state: int, skipped: Array) -> tuple[int, float]:
+def commonest(states: Array, edges: Array, state: int, exclude: Array) -> tuple[int, float]:
     """The edge by which a state was left most often, of equals the latest, and its share; (-1, 0): there is none.
 
     Args:
-        skipped: tokens that are passed over. They count for the share.
+        exclude: tokens that are passed over; they count for the share.
     """
     best, best_count, best_latest = -1, 0, 0
     total, kinds = 0, 0
     edge = states[state, EDGES]
-    while edge != -1 and kinds < COMPARED:
+    while edge != -1 and kinds < MAX_CONTINUATIONS:
         to, token = edges[edge, TO], edges[edge, TOKEN]
-        occurred, latest = states[to, COUNT], states[to, LATEST]
-        total += occurred
+        occurrences, latest = states[to, COUNT], states[to, LATEST]
+        total += occurrences
         kinds += 1
-        better = occurred > best_count or (occurred == best_count and latest > best_latest)
-        if better and token != NO_TOKEN and not is_among(skipped, token):
-            best, best_count, best_latest = edge, occurred, latest
+        better = occurrences > best_count or (occurrences == best_count and latest > best_latest)
+        if better and token != NO_TOKEN and not is_among(exclude, token):
+            best, best_count, best_latest = edge, occurrences, latest
         edge = edges[edge, NEXT]
     return best, best_count / (total + ESCAPE * kinds) if best != -1 else 0.0
 
@@ -220,21 +220,20 @@ def goes_on(states: Array, edges: Array, state: int, length: int) -> tuple[int, 
 
 
 @compiled
-def follow(states: Array, edges: Array, state: int, found: Array, shares: Shares) -> int:
-    """Go on from a state by what followed most often; returns how many tokens there are.
+def follow(states: Array, edges: Array, state: int, following: Array, shares: Shares) -> int:
+    """Follow the commonest continuations from a state; returns the number of tokens.
 
-    Where the whole text was followed to its end it goes on as its longest suffix did that occurred before, so what
-    repeats itself goes on for ever.
+    At the text's end it goes on from the longest suffix that occurred before, so repetition goes on for ever.
 
     Args:
-        found: takes the tokens.
-        shares: takes each token's share of what followed there.
+        following: receives the tokens.
+        shares: receives each token's share of the continuations at its place.
     """
-    nothing, length = found[:0], 0
-    while length < found.size and state > 0:
+    nothing, length = following[:0], 0
+    while length < following.size and state > 0:
         edge, share = commonest(states, edges, state, nothing)
         if edge != -1:
-            found[length], shares[length] = edges[edge, TOKEN], share
+            following[length], shares[length] = edges[edge, TOKEN], share
             length += 1
             state = edges[edge, TO]
         elif states[state, EDGES] == -1:

@@ -15,7 +15,7 @@ from typing import Any
 
 from paceline.protocol.errors import Unsupported
 from paceline.protocol.sampling import Grammar, GrammarKind
-from paceline.sampling.json_nodes import SchemaTree, mapping, types_of
+from paceline.sampling.json_nodes import SchemaTree, as_mapping, types_of
 from paceline_gateway.reply.format import ARGUMENT_KEYS, CallFormat, ReasoningTags, ReplyFormat
 from paceline_gateway.reply.parameter_grammar import ParameterRules
 
@@ -186,7 +186,7 @@ def _may_be_call(answer: Grammar) -> bool:
         if not isinstance(node, dict) or id(node) in ancestors:
             return node is not False
         path = (*ancestors, id(node))
-        properties = mapping(node.get("properties"))
+        properties = as_mapping(node.get("properties"))
         is_closed = node.get("additionalProperties") is False and not node.get("patternProperties")
         has_keys = "name" in properties and any(key in properties for key in ARGUMENT_KEYS)
         if "object" not in types_of(node) or (is_closed and not has_keys):

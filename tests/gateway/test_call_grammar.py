@@ -68,7 +68,7 @@ def text_of(name: str, ids: list[int]) -> str:
 
 
 def allowed(at: GrammarMatcher) -> list[int]:
-    bits = np.unpackbits(np.frombuffer(at.allowed(), np.uint8), bitorder="little")
+    bits = np.unpackbits(np.frombuffer(at.next_token_mask(), np.uint8), bitorder="little")
     return np.flatnonzero(bits).tolist()
 
 

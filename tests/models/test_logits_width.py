@@ -85,15 +85,15 @@ def test_a_grammar_never_allows_them(folder: Path) -> None:
     tokenizer = load_tokenizer(str(folder))
     table = TokenTable(Vocabulary.of(tokenizer))
     anything, a_or_b = (table.compile(Grammar(GrammarKind.REGEX, text)) for text in ("(?s:.)*", "[ab]+"))
-    rows = _masked(tokenizer, a_or_b.allowed())
+    rows = _masked(tokenizer, a_or_b.next_token_mask())
     assert np.flatnonzero(rows).tolist() == list(tokenizer.encode("ab"))
-    assert _masked(tokenizer, anything.allowed()).size == WIDTH
+    assert _masked(tokenizer, anything.next_token_mask()).size == WIDTH
 
 
 def _masked(tokenizer: Tokenizer, packed: bytes) -> np.ndarray[Any, Any]:
     """What a processor takes from a mask."""
 
-    found: np.ndarray[Any, Any] = processors._unpacked(packed, tokenizer.vocab_size)
+    found: np.ndarray[Any, Any] = processors._unpack(packed, tokenizer.vocab_size)
     return found
 
 

@@ -28,7 +28,7 @@ Schema = Any
 def compiled(schema: Schema) -> GrammarMatcher:
     """At its start, as a worker would have it."""
     matcher = TABLE.compile(Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema)))
-    matcher.copy().allowed()
+    matcher.copy().next_token_mask()
     return matcher
 
 
@@ -39,7 +39,7 @@ def ids_of(mask: bytes) -> list[int]:
 def takes(start: GrammarMatcher, text: str) -> bool:
     """Whether a text is one of the language's."""
     at = start.copy()
-    return all(at.push(byte) for byte in text.encode()) and END in ids_of(at.allowed())
+    return all(at.push(byte) for byte in text.encode()) and END in ids_of(at.next_token_mask())
 
 
 def drawn(start: GrammarMatcher, rng: random.Random) -> str | None:
@@ -51,7 +51,7 @@ def drawn(start: GrammarMatcher, rng: random.Random) -> str | None:
     at, text, blanks = start.copy(), bytearray(), 0
     blank_share = rng.choice((0.1, 0.1, 0.9))
     while len(text) < LONGEST:
-        ids = ids_of(at.allowed())
+        ids = ids_of(at.next_token_mask())
         assert ids, f"nothing may follow {bytes(text[-60:])!r}"
         if END in ids and (len(ids) == 1 or rng.random() < 0.3):
             return text.decode()

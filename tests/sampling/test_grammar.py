@@ -37,7 +37,7 @@ def matcher_of(tokenizer: TableTokenizer, grammar: Grammar) -> GrammarMatcher:
 
 
 def allowed(matcher: GrammarMatcher) -> list[int]:
-    bits = np.unpackbits(np.frombuffer(matcher.allowed(), np.uint8), bitorder="little")
+    bits = np.unpackbits(np.frombuffer(matcher.next_token_mask(), np.uint8), bitorder="little")
     return np.flatnonzero(bits).tolist()
 
 
@@ -80,7 +80,7 @@ def test_pushes_that_are_taken_back_leave_no_trace() -> None:
         kept.append(token)
         fresh = matcher_of(LETTERS, grammar)
         assert all(fresh.push(each) for each in kept)
-        assert used.allowed() == fresh.allowed()
+        assert used.next_token_mask() == fresh.next_token_mask()
 
 
 def test_a_forbidden_token_and_an_end_change_nothing() -> None:

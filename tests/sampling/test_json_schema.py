@@ -10,8 +10,8 @@ import pytest
 
 from paceline.protocol.errors import InvalidInput
 from paceline.protocol.sampling import Grammar, GrammarKind
-from paceline.sampling.json_patterns import portable
-from paceline.sampling.json_schema import kept_lark
+from paceline.sampling.json_patterns import portable_pattern
+from paceline.sampling.json_schema import library_lark
 from tests.sampling.random_schemas import TABLE, Schema, SchemaDrawer, compiled, drawn, misfit, takes
 
 pytestmark = pytest.mark.filterwarnings("ignore:Possible:FutureWarning")
@@ -170,7 +170,7 @@ def test_what_stands_in_a_text_is_as_every_reader_reads_it(schema: Schema, text:
 
 def test_schemas_within_lark_are_kept_and_its_own_texts_untouched() -> None:
     lark = 'start: "%json {}" /%json {}/ a // %json {}\na: %json {"type": "null"} | "b"\n'
-    kept = kept_lark(lark, lambda _: True)
+    kept = library_lark(lark, lambda _: True)
     head, _, rest = kept.partition('a: %json {"type": "null", "x-guidance": ')
     assert head == 'start: "%json {}" /%json {}/ a // %json {}\n'
     assert rest.endswith('} | "b"\n')
@@ -180,7 +180,7 @@ def test_schemas_within_lark_are_kept_and_its_own_texts_untouched() -> None:
 
 @pytest.mark.parametrize("broken", ['start: %json {"type": ', "start: %json", "start: (", '{"a": '])
 def test_a_broken_lark_is_the_library_s_to_refuse(broken: str) -> None:
-    assert kept_lark(broken, lambda _: True) == broken
+    assert library_lark(broken, lambda _: True) == broken
 
 
 def test_deep_and_branching_schemas_are_refused_in_time() -> None:
@@ -192,7 +192,7 @@ def test_deep_and_branching_schemas_are_refused_in_time() -> None:
 @pytest.mark.parametrize("pattern", ["[]a]", "[^]", r"\Aa", "(?x)a"])
 def test_patterns_without_a_common_reading_are_refused(pattern: str) -> None:
     with pytest.raises(ValueError, match="pattern"):
-        portable(pattern)
+        portable_pattern(pattern)
 
 
 def fits_always(seeds: range, texts: int) -> int:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from paceline.protocol.proposal import CORPUS
 from paceline.sampling import suffix_kernels as kernels
-from paceline.sampling.match import LONGEST_MATCH, MAX_FOLLOWING, ONCE, Match
+from paceline.sampling.match import LONGEST_MATCH, MAX_FOLLOWING, ONCE_SHARE, Match
 from paceline.sampling.suffix import MAX_TOKEN_BYTES, NO_TOKEN, FollowedText, SuffixAutomaton, TextPlace
 
 texts = st.sampled_from([1, 3, 9]).flatmap(lambda largest: st.lists(st.integers(0, largest), max_size=48))
@@ -146,7 +146,7 @@ def test_what_followed_once_counts_as_a_prediction_does() -> None:
     text = SuffixAutomaton([*range(99), *range(80)])
     match = text.match(text.own_suffix())
     assert match is not None
-    assert match.shares[:19] == pytest.approx((ONCE,) * 19)
+    assert match.shares[:19] == pytest.approx((ONCE_SHARE,) * 19)
     assert match.length == LONGEST_MATCH
     assert match.score(0) == pytest.approx(Match(LONGEST_MATCH, (1,)).score(0))
 
@@ -165,7 +165,7 @@ def test_nothing_is_found_across_the_border_of_two_texts() -> None:
     followed.extend((2, 3))
     assert followed.match() is None
     followed.extend((4,))
-    assert agrees(followed.match(), Match(1, (5,), (ONCE,)))
+    assert agrees(followed.match(), Match(1, (5,), (ONCE_SHARE,)))
 
 
 @pytest.mark.parametrize("kind", ["words", "one token", "two in turn", "all different"])
