@@ -80,7 +80,7 @@ class GenerationServicer(pb_grpc.GenerationServiceServicer):
             config.max_feature_bytes,
         )
         self._tokenizer = tokenizer
-        self._marks = ReasoningMarks.of(tokenizer)
+        self._marks = ReasoningMarks.from_tokenizer(tokenizer)
         self._target = target
         self._draft = draft
         self._planner = Planner()
@@ -120,7 +120,7 @@ class GenerationServicer(pb_grpc.GenerationServiceServicer):
             chat = bool(request.messages)
             await self._target.wait_up(_patience_s(context, self._target.wait_s))
             model = self._served_model()
-            request = await self._prompts.tokenised(request, model.max_length)
+            request = await self._prompts.tokenise(request, model.max_length)
             task = prepare(request, model, deadline=_deadline(context), tenant=caller.tenant)
             caller.take_prompt(len(task.prompt) + len(task.resume_token_ids))
             observer.begin(task, chat=chat)

@@ -41,13 +41,13 @@ def mark_thinking(tokens: NDArray[np.int32], roles: NDArray[np.int8], tokenizer:
     text without one, by a closing mark before any opening one.
     """
     marked_roles = roles.copy()
-    marks = ReasoningMarks.of(tokenizer)
+    marks = ReasoningMarks.from_tokenizer(tokenizer)
     answer = np.flatnonzero(roles == Role.ANSWER)
     if marks is None or not answer.size:
         return marked_roles
     text = tokens[answer[0] : answer[-1] + 1].tolist()
-    starts_open = closes_first(marks, text) or marks.behind(tokens[: answer[0]].tolist()).is_open
-    thinking_mask = marks.inside(text, before=starts_open)
+    starts_open = closes_first(marks, text) or marks.follow(tokens[: answer[0]].tolist()).is_open
+    thinking_mask = marks.span_mask(text, is_open=starts_open)
     marked_roles[answer[0] : answer[-1] + 1][thinking_mask] = Role.THINKING
     return marked_roles
 

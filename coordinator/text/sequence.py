@@ -78,7 +78,7 @@ class Sequence:
 
     def __init__(self, task: GenerationTask, tokenizer: Tokenizer, marks: ReasoningMarks | None = None) -> None:
         self._task = task
-        self._span = None if marks is None else marks.behind(task.prompt)
+        self._span = None if marks is None else marks.follow(task.prompt)
         self._detokenizer = Detokenizer(tokenizer, task.prompt, task.stop)
         self.ids: list[int] = list(task.prompt)
         self.finish_reason: FinishReason | None = None

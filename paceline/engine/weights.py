@@ -18,7 +18,7 @@ from paceline.models.gguf_config import model_config
 from paceline.models.gguf_header import read_header
 from paceline.models.ignored_settings import refuse_ignored, refuse_ignored_rotation
 from paceline.models.model_files import CONFIG_FILE, config_of, read_model_json_if_any, refuse_elsewhere
-from paceline.models.packed import unpacked, unpacked_bytes
+from paceline.models.packed import unpack_tensors, unpacked_bytes
 from paceline.models.quantized import unpacking, without_quantization
 from paceline.models.resolve import ModelSource
 from paceline.models.surplus import held_weights, stored_tensors
@@ -130,7 +130,7 @@ def _where_weights_are(source: ModelSource, config: PreTrainedConfig, dtype: tor
     torch_dtype = dtype if isinstance(dtype, torch.dtype) else None
     size = unpacked_bytes(source, method.packing, (torch_dtype or torch.float32).itemsize)
     refuse_unpacked_beyond(source.name, size, available_ram())
-    tensors = unpacked(source, method.packing, torch_dtype)
+    tensors = unpack_tensors(source, method.packing, torch_dtype)
     return {"pretrained_model_name_or_path": None, "config": without_quantization(config), "state_dict": tensors}
 
 

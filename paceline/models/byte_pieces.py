@@ -10,15 +10,15 @@ _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 def piece_bytes(piece: str) -> bytes:
-    """What an entry stands for: a byte by its number, letters that stand for bytes, or its own text."""
+    """The bytes of an entry: a byte by its number, letters that stand for bytes, or its own text."""
     byte = numbered_byte(piece)
     return letter_bytes(piece) if byte is None else byte
 
 
 def numbered_byte(piece: str) -> bytes | None:
     """The byte that an entry names by its number; None: it names none."""
-    found = _BYTE.fullmatch(piece)
-    return None if found is None else bytes((int(found[1], 16),))
+    match = _BYTE.fullmatch(piece)
+    return None if match is None else bytes((int(match[1], 16),))
 
 
 def letter_bytes(piece: str) -> bytes:

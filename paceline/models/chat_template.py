@@ -1,15 +1,15 @@
-"""What a chat template reads beside the chat."""
+"""The variables that a chat template reads beside the chat."""
 
 from __future__ import annotations
 
 import re
 
-_TRACKED = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")
+_GENERATION_TAGS = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")
 """Tags of transformers' own around an answer, which Jinja doesn't know; they read nothing."""
 _OURS = frozenset(
     ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "raise_exception")
 )
-"""What whoever renders a chat sets: no request may."""
+"""Variables that rendering itself sets, and no request may."""
 
 
 def template_variables(template: str) -> frozenset[str]:
@@ -21,7 +21,7 @@ def template_variables(template: str) -> frozenset[str]:
 
     environment = Environment(extensions=["jinja2.ext.loopcontrols"])  # noqa: S701 - it renders nothing
     try:
-        parsed = environment.parse(_TRACKED.sub("", template))
+        tree = environment.parse(_GENERATION_TAGS.sub("", template))
     except TemplateError:
         return frozenset()
-    return frozenset(meta.find_undeclared_variables(parsed)) - _OURS - environment.globals.keys() - {"strftime_now"}
+    return frozenset(meta.find_undeclared_variables(tree)) - _OURS - environment.globals.keys() - {"strftime_now"}

@@ -17,17 +17,17 @@ if TYPE_CHECKING:
     import torch
 
 METHOD = "compressed-tensors"
-_PACKED = "pack-quantized"
-_FORMATS = (_PACKED, "int-quantized", "float-quantized", "naive-quantized")
-_MIXED = "mixed-precision"
+_PACK_QUANTIZED = "pack-quantized"
+_FORMATS = (_PACK_QUANTIZED, "int-quantized", "float-quantized", "naive-quantized")
+_MIXED_PRECISION = "mixed-precision"
 _ABSENT = ("kv_cache_scheme", "sparsity_config", "transform_config", "moe_sparsity_config")
-"""Would change more than the weights."""
+"""Settings that change more than the weights."""
 _ABSENT_OF_GROUP = ("input_activations", "output_activations")
 _ORDERS = (None, False, "weight", "static")
-"""Of inputs as they were rounded, which nothing in the files depends on."""
+"""Orders of inputs during rounding, which nothing in the files depends on."""
 
 
-def compressed(name: str, entry: Mapping[str, Any]) -> Packing:
+def compressed_packing(name: str, entry: Mapping[str, Any]) -> Packing:
     """How a checkpoint's layers are packed.
 
     Args:
@@ -58,7 +58,7 @@ def compressed(name: str, entry: Mapping[str, Any]) -> Packing:
 
     def weight(path: str, layer: Layer) -> torch.Tensor:
         group = _group_of(prefix, path, schemes)
-        return _unpacked(path, layer, schemes[group], formats[group])
+        return _unpack(path, layer, schemes[group], formats[group])
 
     bits = min(scheme.weights.num_bits for scheme in schemes.values())
     optional = {"weight_packed", "weight_shape", "weight_zero_point", "weight_g_idx"}
@@ -69,18 +69,19 @@ def _refuse_options(prefix: str, entry: Mapping[str, Any]) -> None:
     for key in _ABSENT:
         require(not entry.get(key), f"{prefix}{key}", entry.get(key), "absent: it is not unpacked")
     format_, status = entry.get("format"), entry.get("quantization_status")
-    known = (*_FORMATS, _MIXED)
-    require(format_ in known, f"{prefix}format", format_, f"one of {', '.join(known)}")
+    formats = (*_FORMATS, _MIXED_PRECISION)
+    require(format_ in formats, f"{prefix}format", format_, f"one of {', '.join(formats)}")
     require(status == "compressed", f"{prefix}quantization_status", status, "'compressed'")
     groups = entry.get("config_groups")
     for group, scheme in (groups if isinstance(groups, Mapping) else {}).items():
-        at = f"{prefix}config_groups.{group}."
-        given = scheme if isinstance(scheme, Mapping) else {}
+        field = f"{prefix}config_groups.{group}."
+        settings = scheme if isinstance(scheme, Mapping) else {}
         for key in _ABSENT_OF_GROUP:
-            require(given.get(key) is None, f"{at}{key}", given.get(key), "absent: activations keep their precision")
-        weights = given.get("weights")
+            limit = "absent: activations keep their precision"
+            require(settings.get(key) is None, f"{field}{key}", settings.get(key), limit)
+        weights = settings.get("weights")
         order = weights.get("actorder") if isinstance(weights, Mapping) else None
-        require(order in _ORDERS, f"{at}weights.actorder", order, "absent or 'weight'")
+        require(order in _ORDERS, f"{field}weights.actorder", order, "absent or 'weight'")
 
 
 def _group_of(prefix: str, path: str, schemes: Mapping[str, Any]) -> str:
@@ -95,15 +96,15 @@ def _group_of(prefix: str, path: str, schemes: Mapping[str, Any]) -> str:
     from compressed_tensors.utils.match import is_match
 
     layer = torch.nn.Linear(1, 1, device="meta")
-    found = [group for group, scheme in schemes.items() if is_match(path, layer, scheme.targets)]
-    require(len(found) == 1, f"{prefix}config_groups of layer {path}", found, "one group")
-    return found[0]
+    names = [group for group, scheme in schemes.items() if is_match(path, layer, scheme.targets)]
+    require(len(names) == 1, f"{prefix}config_groups of layer {path}", names, "one group")
+    return names[0]
 
 
-def _unpacked(path: str, layer: Layer, scheme: Any, format_: str) -> torch.Tensor:
+def _unpack(path: str, layer: Layer, scheme: Any, format_: str) -> torch.Tensor:
     from compressed_tensors.compressors import BaseCompressor
 
-    parts = {"weight_scale", *(("weight_packed", "weight_shape") if format_ == _PACKED else ("weight",))}
+    parts = {"weight_scale", *(("weight_packed", "weight_shape") if format_ == _PACK_QUANTIZED else ("weight",))}
     parts |= set() if scheme.weights.symmetric else {"weight_zero_point"}
     fits = parts <= set(layer) <= parts | {"weight_zero_point"}
     require(fits, f"layer {path}: tensors", sorted(layer), f"{', '.join(sorted(parts))} of {format_}")

@@ -8,7 +8,7 @@ from typing import Any
 
 from paceline.protocol.errors import InvalidInput, require
 
-NESTED = ("transformer_layer_config", "text_config", "llm_config", "language_config")
+NESTED_KEYS = ("transformer_layer_config", "text_config", "llm_config", "language_config")
 """Where files of more than text, and drafters', keep the decoder's settings."""
 MOST: Mapping[str, int] = {
     "num_hidden_layers": 512,
@@ -66,7 +66,7 @@ def refuse_numbers(where: str, config: Mapping[str, Any]) -> None:
 
 def _parts(config: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """The objects with a decoder's settings, each with the path of its fields: the whole, nested ones, rotations."""
-    for path, part in (("", config), *_objects(config, "", NESTED)):
+    for path, part in (("", config), *_objects(config, "", NESTED_KEYS)):
         yield path, part
         for rope_path, rope in _objects(part, path, _ROPE):
             yield rope_path, rope

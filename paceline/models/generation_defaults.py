@@ -1,4 +1,4 @@
-"""What a model's `generation_config.json` says of requests that leave it open, as `vllm serve` reads it."""
+"""Defaults of requests from a model's `generation_config.json`, as `vllm serve` reads it."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ the values by which it wouldn't; `null` and what is empty are neutral everywhere
 
 @dataclass(frozen=True)
 class GenerationDefaults:
-    """What requests have that leave it open. `sampling`: what is unstated there has no default of the model."""
+    """Values for the fields that requests leave open. `sampling`: its unset fields have no default of the model."""
 
     sampling: SamplingParams = SamplingParams()
     max_new_tokens: int | None = None
@@ -83,12 +83,12 @@ def load_defaults(model: str, source: str = AUTO) -> GenerationDefaults:
         return NO_DEFAULTS
     values = read_json("generation_config", file)
     defaults = _defaults(file, values)
-    stated = ", ".join(f"{name}={values[name]}" for name in FIELDS if _is_set(values, name))
-    if stated:
+    listing = ", ".join(f"{name}={values[name]}" for name in FIELDS if _is_set(values, name))
+    if listing:
         hint = "--generation-config none leaves them out"
-        logger.info("defaults of requests are the model's: %s (file=%s; %s)", stated, file, hint)
-    if unapplied := sorted(_unapplied(values)):
-        logger.info("not applied, as in vLLM: %s (file=%s)", ", ".join(unapplied), file)
+        logger.info("defaults of requests are the model's: %s (file=%s; %s)", listing, file, hint)
+    if others := sorted(_without_effect(values)):
+        logger.info("not applied, as in vLLM: %s (file=%s)", ", ".join(others), file)
     return defaults
 
 
@@ -115,23 +115,23 @@ def _number(field: str, name: str, value: object) -> float:
         require(value % 1 == 0, field, value, "a whole number")
         require(least <= value <= MAX_UINT32 or value == keep_all, field, value, f"in [{least}, {MAX_UINT32}]")
         return max(int(value), 0)
-    rounded = _float32(value)
+    number = _float32(value)
     try:
-        SamplingParams(**{name: rounded})  # type: ignore[arg-type]  # none of the whole ones
+        SamplingParams(**{name: number})  # type: ignore[arg-type]  # none of the whole ones
     except InvalidInput as error:
         raise InvalidInput.of(field, value, error.metadata["limit"]) from error
-    return rounded
+    return number
 
 
 def _float32(value: float) -> float:
     try:
-        rounded: float = struct.unpack("f", struct.pack("f", float(value)))[0]
+        number: float = struct.unpack("f", struct.pack("f", float(value)))[0]
     except OverflowError:
         return math.inf
-    return rounded
+    return number
 
 
-def _unapplied(values: Mapping[str, Any]) -> Iterator[str]:
+def _without_effect(values: Mapping[str, Any]) -> Iterator[str]:
     return (name for name, neutral in _NEUTRAL.items() if _is_set(values, name) and values[name] not in neutral)
 
 

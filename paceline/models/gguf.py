@@ -54,15 +54,15 @@ def convert_gguf(gguf: Path, folder: Path, report: ProgressCallback | None = Non
         report(PullProgress("load", 0.65))
         tokenizer = file_tokenizer(read_header(gguf))
         ids = tokenizer.encode(_CHECK_PROMPT)
-        loaded = load_whole(gguf.name, **gguf_sources(gguf), dtype="float32")
-        logits = _logits(loaded, ids)
+        model = load_whole(gguf.name, **gguf_sources(gguf), dtype="float32")
+        logits = _logits(model, ids)
         report(PullProgress("convert", 0.85))
-        loaded.save_pretrained(folder)
-        del loaded  # a model of some size has no room beside itself
+        model.save_pretrained(folder)
+        del model  # a model of some size has no room beside itself
         tokenizer.save_pretrained(folder)
         report(PullProgress("check", 0.9))
-        saved = AutoTokenizer.from_pretrained(folder)
-        if saved.encode(_CHECK_PROMPT) != ids or saved.get_vocab() != tokenizer.get_vocab():
+        new_tokenizer = AutoTokenizer.from_pretrained(folder)
+        if new_tokenizer.encode(_CHECK_PROMPT) != ids or new_tokenizer.get_vocab() != tokenizer.get_vocab():
             raise InternalError("the saved tokenizer differs from the GGUF's")
         again = _logits(AutoModelForCausalLM.from_pretrained(folder, dtype="float32"), ids)
         if not bool((again == logits).all()):

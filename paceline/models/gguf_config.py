@@ -1,7 +1,7 @@
-"""What a GGUF file makes of a model: each key that changes logits is read, or the file is refused by its name.
+"""The configuration of a GGUF file's model: each key that changes logits is read, or the file is refused by its name.
 
-llama.cpp gives such files their meaning. Where it ignores what a file says, the file is refused, unless what is said
-changes nothing.
+llama.cpp gives such files their meaning. A file with a key that it ignores is refused, unless the value changes
+nothing.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _ATTENTION = _NORMS | {
     "attn_output": "self_attn.o_proj",
 }
 _DENSE = _ATTENTION | {"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
-_FUSED = _NORMS | {
+_FUSED_MODULES = _NORMS | {
     "attn_qkv": "self_attn.qkv_proj",
     "attn_output": "self_attn.o_proj",
     "ffn_up": "mlp.gate_up_proj",
@@ -106,7 +106,7 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = {
     "gemma3": GgufArchitecture(
         "gemma3_text", _DENSE | _FOUR_NORMS | _HEAD_NORMS, _ATTENTION_BIASES, ("linear",), norm_offset=1.0
     ),
-    "phi3": GgufArchitecture("phi3", _FUSED, scalings=("partial", LONG, SHORT), own_head_size=False),
+    "phi3": GgufArchitecture("phi3", _FUSED_MODULES, scalings=("partial", LONG, SHORT), own_head_size=False),
 }
 
 
@@ -116,14 +116,14 @@ def architecture_of(header: GgufHeader) -> GgufArchitecture:
     Raises:
         InvalidInput: an architecture that isn't read, no model, or a part of one.
     """
-    known = ARCHITECTURES.get(header.architecture)
-    if known is None:
+    architecture = ARCHITECTURES.get(header.architecture)
+    if architecture is None:
         raise InvalidInput.of("general.architecture", header.architecture, f"one of: {', '.join(ARCHITECTURES)}")
     kind = str(header.metadata.get("general.type", "model"))
     require(kind == "model", "general.type", kind, "model")
     parts = header.metadata.get("split.count", 1)
     require(is_whole(parts) and parts in (0, 1), "split.count", parts, "1: join the files of the model first")
-    return known
+    return architecture
 
 
 def model_config(header: GgufHeader) -> PreTrainedConfig:
@@ -165,9 +165,9 @@ def vocabulary(header: GgufHeader) -> list[str]:
         InvalidInput: there are none.
     """
     tokens = header.metadata.get(_TOKENS)
-    listed = tokens if isinstance(tokens, list) else []
-    require(len(listed) > 0, _TOKENS, tokens, "a list of strings")
-    return listed
+    texts = tokens if isinstance(tokens, list) else []
+    require(len(texts) > 0, _TOKENS, tokens, "a list of strings")
+    return texts
 
 
 def token_id(header: GgufHeader, key: str) -> int | None:
@@ -181,7 +181,7 @@ def token_id(header: GgufHeader, key: str) -> int | None:
 
 
 def spare_id(header: GgufHeader, key: str) -> int | None:
-    """The same for an id that no text needs: some files write -1, or its bits, for none."""
+    """As `token_id`, for an id that no text needs: some files write -1, or its bits, for none."""
     value = header.metadata.get(f"tokenizer.ggml.{key}")
     return value if is_whole(value) and 0 <= value < len(vocabulary(header)) else None
 
@@ -222,13 +222,13 @@ def _dimensions(keys: GgufKeys, header: GgufHeader, architecture: GgufArchitectu
     keys.require(heads % kv_heads == 0, "attention.head_count_kv", kv_heads, f"a divisor of {heads}, the heads")
     head_size = keys.integer("attention.key_length", 2, _WIDEST, hidden // heads)
     keys.require(head_size % 2 == 0, "attention.key_length", head_size, "even: values turn in pairs")
-    shared = architecture.own_head_size or head_size * heads == hidden
-    keys.require(shared, "attention.key_length", head_size, f"{hidden / heads:g}: {heads} heads share {hidden}")
+    fits = architecture.own_head_size or head_size * heads == hidden
+    keys.require(fits, "attention.key_length", head_size, f"{hidden / heads:g}: {heads} heads share {hidden}")
     for key in ("attention.value_length", "attention.key_length_swa", "attention.value_length_swa"):
         keys.only(key, head_size)
     keys.only("vocab_size", len(vocabulary(header)))
-    tied = "output.weight" not in header.tensors
-    require(tied or architecture.own_head, "tensor", "output.weight", f"absent from a {header.architecture} file")
+    is_tied = "output.weight" not in header.tensors
+    require(is_tied or architecture.own_head, "tensor", "output.weight", f"absent from a {header.architecture} file")
     return {
         "vocab_size": len(vocabulary(header)),
         "max_position_embeddings": keys.integer("context_length", 1, MOST_POSITIONS),
@@ -239,17 +239,17 @@ def _dimensions(keys: GgufKeys, header: GgufHeader, architecture: GgufArchitectu
         "num_key_value_heads": kv_heads,
         "head_dim": head_size,
         "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon", 0.0, 1.0),
-        "tie_word_embeddings": tied,
+        "tie_word_embeddings": is_tied,
     }
 
 
 def _experts(keys: GgufKeys, architecture: str, width: int) -> dict[str, Any]:
     count = keys.integer("expert_count", 1, _MOST_EXPERTS)
-    used = keys.integer("expert_used_count", 1, count)
+    active = keys.integer("expert_used_count", 1, count)
     settings = {
         "num_experts": count,
-        "num_experts_per_tok": used,
-        "moe_intermediate_size": keys.integer("expert_feed_forward_length", 1, _WIDEST, max(1, width // used)),
+        "num_experts_per_tok": active,
+        "moe_intermediate_size": keys.integer("expert_feed_forward_length", 1, _WIDEST, max(1, width // active)),
         "norm_topk_prob": architecture == "qwen3moe",
         "decoder_sparse_step": 1,
         "mlp_only_layers": [],
@@ -263,16 +263,16 @@ def _experts(keys: GgufKeys, architecture: str, width: int) -> dict[str, Any]:
 def _gemma(keys: GgufKeys, architecture: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Windows, soft caps, the scale of queries, and the rotary base of layers with a window."""
     layers, rope = settings["num_hidden_layers"], settings["rope_parameters"]
-    second = architecture == "gemma2"
+    is_second = architecture == "gemma2"
     share = settings["hidden_size"] // settings["num_attention_heads"]
-    window = keys.integer("attention.sliding_window", int(second), MOST_POSITIONS, 4096 if second else 0)
-    windowed = keys.windowed(layers, 2 if second else 6)
+    window = keys.integer("attention.sliding_window", int(is_second), MOST_POSITIONS, 4096 if is_second else 0)
+    windows = keys.windows(layers, 2 if is_second else 6)
     own = {
         "query_pre_attn_scalar": share if layers == _LARGE_GEMMA[architecture] else settings["head_dim"],
         "sliding_window": window or settings["max_position_embeddings"],
-        "layer_types": ["sliding_attention" if window and each else "full_attention" for each in windowed],
+        "layer_types": ["sliding_attention" if window and each else "full_attention" for each in windows],
     }
-    if second:
+    if is_second:
         keys.only("rope.freq_base_swa", rope["rope_theta"])
         return own | {
             "attn_logit_softcapping": keys.number("attn_logit_softcapping", 1e-6, 1e6, 50.0),

@@ -60,7 +60,7 @@ class GgufTensor:
 
 @dataclass(frozen=True, eq=False)
 class GgufHeader:
-    """What a file says before its tensors' bytes.
+    """The part of a file before its tensors' bytes.
 
     Attributes:
         file: the file.
@@ -99,8 +99,8 @@ def read_header(file: Path) -> GgufHeader:
     require(version in _VERSIONS, f"{file.name}: GGUF version", version, "2 or 3, little-endian")
     require(tensors <= _MOST_TENSORS, f"{file.name}: number of tensors", tensors, f"at most {_MOST_TENSORS}")
     require(keys <= _MOST_KEYS, f"{file.name}: number of keys", keys, f"at most {_MOST_KEYS}")
-    metadata = header.named(keys, lambda: header.value(*header.unpack("I")))
-    places = header.named(tensors, header.place)
+    metadata = header.read_entries(keys, lambda: header.value(*header.unpack("I")))
+    places = header.read_entries(tensors, header.place)
     alignment = metadata.get("general.alignment", _ALIGNMENT)
     if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
         raise DamagedFile.at(file, f"general.alignment is {alignment!r}, not a power of two")
@@ -127,9 +127,9 @@ class _HeaderBytes:
         self._strings = 0
 
     def take(self, size: int) -> _Bytes:
-        begin, left = self.position, len(self._data) - self.position
-        if size > left:
-            raise DamagedFile.at(self._file, f"its header wants {size} bytes at {begin}, where {left} are left")
+        begin, rest = self.position, len(self._data) - self.position
+        if size > rest:
+            raise DamagedFile.at(self._file, f"its header needs {size} bytes at {begin}, where {rest} are left")
         self.position += size
         return self._data[begin : begin + size]
 
@@ -148,7 +148,7 @@ class _HeaderBytes:
         except UnicodeDecodeError as error:
             raise DamagedFile.at(self._file, str(error)) from error
 
-    def named(self, count: int, read: Callable[[], _T]) -> dict[str, _T]:
+    def read_entries(self, count: int, read: Callable[[], _T]) -> dict[str, _T]:
         entries: dict[str, _T] = {}
         for _ in range(count):
             name = self.text()

@@ -27,7 +27,7 @@ _NEUTRAL: Mapping[str, object] = {
     "rope.scaling.yarn_beta_fast": 32.0,
     "rope.scaling.yarn_beta_slow": 1.0,
 }
-"""Values that say what holds anyway, of keys that llama.cpp does not use for the architectures that are read."""
+"""Values without effect, of keys that llama.cpp does not use for the architectures that are read."""
 
 
 def is_whole(value: object) -> TypeGuard[int]:
@@ -36,16 +36,18 @@ def is_whole(value: object) -> TypeGuard[int]:
 
 
 class GgufKeys:
-    """What a file says of its architecture. It remembers what was asked for.
+    """The keys of a file's architecture. It notes which have been read.
 
     Every reader raises `InvalidInput` with the key, its value and what it must be.
     """
 
     def __init__(self, header: GgufHeader) -> None:
         self._prefix = header.architecture + "."
-        named = header.metadata.items()
-        self._values = {key.removeprefix(self._prefix): value for key, value in named if key.startswith(self._prefix)}
-        self._read: set[str] = set()
+        entries = header.metadata.items()
+        self._values = {
+            key.removeprefix(self._prefix): value for key, value in entries if key.startswith(self._prefix)
+        }
+        self._read_keys: set[str] = set()
 
     def require(self, condition: bool, key: str, value: object, limit: str) -> None:
         """Refuse a key's value unless the condition holds."""
@@ -59,7 +61,7 @@ class GgufKeys:
         raise InvalidInput.of(self._prefix + key, value, f"a whole number in [{low}, {high}]")
 
     def number(self, key: str, low: float, high: float, default: float | None = None) -> float:
-        """The same for any number."""
+        """As `integer`, for any number."""
         value = self._one(key, default)
         number = value if isinstance(value, float) or is_whole(value) else math.nan
         self.require(low <= number <= high, key, value, f"a number in [{low:g}, {high:g}]")
@@ -77,27 +79,27 @@ class GgufKeys:
             value = self._one(key, None)
             self.require(not isinstance(value, np.ndarray) and value == neutral, key, value, f"{neutral} or absent")
 
-    def windowed(self, layers: int, every: int) -> list[bool]:
+    def windows(self, layers: int, every: int) -> list[bool]:
         """Whether each layer has a window: all but each `every`th, if the file doesn't say."""
         key = "attention.sliding_window_pattern"
         value = self._values.get(key)
         if isinstance(value, np.ndarray):
-            self._read.add(key)
+            self._read_keys.add(key)
             self.require(len(value) == layers, key, value, f"one for each of {layers} layers")
             return [bool(each) for each in value]
         every = self.integer(key, 0, MOST_LAYERS, every)
         return [every == 0 or layer % every < every - 1 for layer in range(layers)]
 
     def refuse_others(self) -> None:
-        """Refuse by name what nobody asked for."""
-        for key in self._values.keys() - self._read - set(_HARMLESS):
+        """Refuse by name keys that have not been read."""
+        for key in self._values.keys() - self._read_keys - set(_HARMLESS):
             if key not in _NEUTRAL:
                 raise InvalidInput.of(self._prefix + key, self._values[key], "absent: nothing here computes it")
             self.only(key, _NEUTRAL[key])
 
     def _one(self, key: str, default: object) -> object:
         """A value, also where an array gives the same to each layer."""
-        self._read.add(key)
+        self._read_keys.add(key)
         value = self._values.get(key, default)
         if isinstance(value, np.ndarray) and 0 < len(value) <= MOST_LAYERS and (value == value[0]).all():
             return value[0].item()

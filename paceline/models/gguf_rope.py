@@ -31,12 +31,12 @@ def rope_parameters(
     Raises:
         InvalidInput: naming the key or tensor.
     """
-    rotated = keys.integer("rope.dimension_count", 2, head_size, head_size)
-    partly = rotated == head_size or "partial" in scalings
-    keys.require(partly, "rope.dimension_count", rotated, f"{head_size}, a whole head")
+    rotary_size = keys.integer("rope.dimension_count", 2, head_size, head_size)
+    is_whole = rotary_size == head_size or "partial" in scalings
+    keys.require(is_whole, "rope.dimension_count", rotary_size, f"{head_size}, a whole head")
     base: dict[str, Any] = {"rope_theta": keys.number("rope.freq_base", 1.001, 1e12, 1e4)}
-    if rotated != head_size:
-        base["partial_rotary_factor"] = rotated / head_size
+    if rotary_size != head_size:
+        base["partial_rotary_factor"] = rotary_size / head_size
     kind = keys.text(_KIND, ("none", "linear", "yarn", "longrope"), "linear")
     older_name = keys.number("rope.scale_linear", 0.0, 1e6, 1.0)
     factor = keys.number(_FACTOR, 0.0, 1e6, older_name) or 1.0
@@ -57,31 +57,33 @@ def rope_parameters(
             "beta_slow": 1.0,
         }
     keys.require(kind != "none" or factor == 1.0, _FACTOR, factor, "1 with scaling none")
-    listed = tensors == [LONG, SHORT]
-    typed = (kind == "longrope") == listed or (listed and header.architecture == "phi3")
-    keys.require(typed, _KIND, kind, f"longrope with tensors {LONG} and {SHORT}, another without them")
+    has_lists = tensors == [LONG, SHORT]
+    fits = (kind == "longrope") == has_lists or (has_lists and header.architecture == "phi3")
+    keys.require(fits, _KIND, kind, f"longrope with tensors {LONG} and {SHORT}, another without them")
     require(
-        listed or tensors in ([], [FREQUENCIES]),
+        has_lists or tensors in ([], [FREQUENCIES]),
         "tensors",
         ", ".join(tensors),
         f"{FREQUENCIES}, or {LONG} and {SHORT}",
     )
     if not tensors and attention == 1.0 and (factor == 1.0 or "linear" in scalings):
         return base | ({"rope_type": "default"} if factor == 1.0 else {"rope_type": "linear", "factor": factor})
-    lists = [_factors(header, name, rotated) for name in tensors] or [[1.0] * (rotated // 2)]
+    lists = [_factors(header, name, rotary_size) for name in tensors] or [[1.0] * (rotary_size // 2)]
     # Factors that hold at any length are longrope whose two lists are one.
     return base | {
         "rope_type": "longrope",
         "long_factor": [factor * each for each in lists[0]],
         "short_factor": [factor * each for each in lists[-1]],
-        "original_max_position_embeddings": original if listed else context,
+        "original_max_position_embeddings": original if has_lists else context,
         "attention_factor": attention,
     }
 
 
-def _factors(header: GgufHeader, name: str, rotated: int) -> list[float]:
+def _factors(header: GgufHeader, name: str, rotary_size: int) -> list[float]:
     tensor = header.tensors[name]
-    require(tensor.shape == (rotated // 2,), f"shape of tensor {name}", list(tensor.shape), f"[{rotated // 2}]")
+    require(
+        tensor.shape == (rotary_size // 2,), f"shape of tensor {name}", list(tensor.shape), f"[{rotary_size // 2}]"
+    )
     factors: list[float] = tensor.values().tolist()
     require(all(0.0 < each < math.inf for each in factors), f"tensor {name}", factors, "numbers above 0")
     return factors

@@ -42,10 +42,10 @@ def model_tensors(header: GgufHeader, config: PreTrainedConfig) -> dict[str, tor
         if name not in shapes:
             raise InvalidInput.of("tensor", parts[0], f"one for which a {header.architecture} model has a place")
     biases = {name for name in shapes.keys() - sources.keys() if name.endswith(".bias")}
-    tied = {"lm_head.weight"} if config.tie_word_embeddings else set()
-    stored = {name: _stored_shape(header, parts, shapes[name]) for name, parts in sources.items()}
-    misshapen = {name: (shape, shapes[name]) for name, shape in stored.items() if shape != shapes[name]}
-    refuse_incomplete("model", header.file.name, shapes.keys() - sources.keys() - biases - tied, misshapen)
+    tied_names = {"lm_head.weight"} if config.tie_word_embeddings else set()
+    file_shapes = {name: _stored_shape(header, parts, shapes[name]) for name, parts in sources.items()}
+    misshapen = {name: (shape, shapes[name]) for name, shape in file_shapes.items() if shape != shapes[name]}
+    refuse_incomplete("model", header.file.name, shapes.keys() - sources.keys() - biases - tied_names, misshapen)
     absent = {name: torch.zeros(shapes[name]) for name in biases}  # llama.cpp adds those that are there
     return absent | {
         name: torch.from_numpy(_values(header, parts, config).reshape(shapes[name]))
@@ -80,11 +80,11 @@ def _expected_shapes(config: PreTrainedConfig) -> Mapping[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
 
 
-def _stored_shape(header: GgufHeader, parts: list[str], expected: tuple[int, ...]) -> tuple[int, ...]:
+def _stored_shape(header: GgufHeader, parts: list[str], parameter_shape: tuple[int, ...]) -> tuple[int, ...]:
     shape, *others = [header.tensors[part].shape for part in parts]
     if others and {len(each) for each in (shape, *others)} == {3} and all(each[::2] == shape[::2] for each in others):
         return (shape[0], sum(each[1] for each in (shape, *others)), shape[2])
-    return expected if (1, *shape) == expected else shape  # a vector that is a matrix of one row
+    return parameter_shape if (1, *shape) == parameter_shape else shape  # a vector that is a matrix of one row
 
 
 def _values(header: GgufHeader, parts: list[str], config: PreTrainedConfig) -> np.ndarray:
@@ -93,14 +93,14 @@ def _values(header: GgufHeader, parts: list[str], config: PreTrainedConfig) -> n
         values = [header.tensors[part].values() for part in parts]
     except NotImplementedError as error:
         raise InvalidInput.of(f"type of tensor {parts[0]}", str(error), "one that gguf unpacks") from error
-    (joined,) = values if len(values) == 1 else (np.concatenate(values, 1),)
+    (weight,) = values if len(values) == 1 else (np.concatenate(values, 1),)
     if architecture.paired_rows and ".attn_q." in parts[0]:
-        joined = _halves(joined, config.num_attention_heads)
+        weight = _halves(weight, config.num_attention_heads)
     if architecture.paired_rows and ".attn_k." in parts[0]:
-        joined = _halves(joined, config.num_key_value_heads)
+        weight = _halves(weight, config.num_key_value_heads)
     if parts[0].endswith("norm.weight"):
-        joined = joined - architecture.norm_offset
-    return np.require(joined, np.float32, ("C", "W", "A"))
+        weight = weight - architecture.norm_offset
+    return np.require(weight, np.float32, ("C", "W", "A"))
 
 
 def _halves(rows: np.ndarray, heads: int) -> np.ndarray:

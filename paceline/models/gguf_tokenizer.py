@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _PREFIX = "tokenizer."
 _SPACE = "\u2581"
 """How vocabularies of model llama write a space."""
-_READ = (
+_READ_KEYS = (
     "model", "pre", "tokens", "token_type", "scores", "merges", "add_bos_token", "add_eos_token", "add_space_prefix",
     "bos_token_id", "eos_token_id", "eot_token_id", "eom_token_id", "eos_token_ids", "padding_token_id",
     "unknown_token_id",
@@ -58,64 +58,65 @@ def file_tokenizer(header: GgufHeader) -> PreTrainedTokenizerBase:
     from transformers import TokenizersBackend
 
     _refuse_others(header)
-    said = {key: header.metadata.get(f"{_PREFIX}ggml.{key}") for key in _READ}
+    fields = {key: header.metadata.get(f"{_PREFIX}ggml.{key}") for key in _READ_KEYS}
     for key, kind in _KINDS.items():
-        right = said[key] is None or isinstance(said[key], kind)
-        require(right, f"{_PREFIX}ggml.{key}", said[key], f"a {kind.__name__}")
+        right = fields[key] is None or isinstance(fields[key], kind)
+        require(right, f"{_PREFIX}ggml.{key}", fields[key], f"a {kind.__name__}")
     ids = {name: token_id(header, f"{name}_token_id") for name in ("bos", "eos")}
     ids |= {"pad": spare_id(header, "padding_token_id"), "unk": spare_id(header, "unknown_token_id")}
-    backend = _backend(header, said)
-    begins = said["model"] == "llama" or said["pre"] in _BEGINS
+    backend = _backend(header, fields)
+    begins = fields["model"] == "llama" or fields["pre"] in _BEGINS
     template = header.metadata.get(f"{_PREFIX}chat_template")
     require(template is None or isinstance(template, str), f"{_PREFIX}chat_template", template, "a text")
     return TokenizersBackend(
         tokenizer_object=backend,
-        add_bos_token=ids["bos"] is not None and (begins if said["add_bos_token"] is None else said["add_bos_token"]),
-        add_eos_token=ids["eos"] is not None and bool(said["add_eos_token"]),
+        add_bos_token=ids["bos"] is not None
+        and (begins if fields["add_bos_token"] is None else fields["add_bos_token"]),
+        add_eos_token=ids["eos"] is not None and bool(fields["add_eos_token"]),
         chat_template=template,
         **{f"{name}_token": None if i is None else backend.id_to_token(i) for name, i in ids.items()},
     )
 
 
-def _backend(header: GgufHeader, said: Mapping[str, Any]) -> Tokenizer:
+def _backend(header: GgufHeader, fields: Mapping[str, Any]) -> Tokenizer:
     from transformers.integrations.gguf.gguf_tokenizer_mapping import convert_gguf_tokenizer
 
-    tokens, kind = vocabulary(header), said["model"]
+    tokens, kind = vocabulary(header), fields["model"]
     require(kind in ("gpt2", "llama"), f"{_PREFIX}ggml.model", kind, "gpt2 or llama")
     different = len(set(tokens))
     require(different == len(tokens), f"{_PREFIX}ggml.tokens", len(tokens), f"all different; {different} are")
-    described = {"tokenizer_type": kind, "tokens": tokens} | _listed(said, len(tokens))
+    description = {"tokenizer_type": kind, "tokens": tokens} | _lists(fields, len(tokens))
     try:
-        backend = _without_made_up(convert_gguf_tokenizer(header.architecture, described)[0], len(tokens))
+        backend = _without_made_up(convert_gguf_tokenizer(header.architecture, description)[0], len(tokens))
     except Exception as error:  # merges of tokens that aren't there, for one, are a bare Exception
         raise DamagedFile.at(header.file, f"its vocabulary: {error}") from error
     if kind == "gpt2":
-        _split_as(backend, str(said["pre"] or "default"))
+        _split_as(backend, str(fields["pre"] or "default"))
     else:
-        _spaces_as(backend, prefixed=said["add_space_prefix"] is not False)
+        _spaces_as(backend, adds_prefix=fields["add_space_prefix"] is not False)
     return backend
 
 
 def _refuse_others(header: GgufHeader) -> None:
-    known = {f"{_PREFIX}ggml.{key}" for key in (*_READ, *_HARMLESS)} | {_PREFIX + key for key in _OUTSIDE}
+    known_keys = {f"{_PREFIX}ggml.{key}" for key in (*_READ_KEYS, *_HARMLESS)} | {_PREFIX + key for key in _OUTSIDE}
     for key, value in header.metadata.items():
         named_template = key.startswith(f"{_PREFIX}chat_template.")
-        if key.startswith(_PREFIX) and key not in known and not named_template:
+        if key.startswith(_PREFIX) and key not in known_keys and not named_template:
             raise InvalidInput.of(key, value, "absent: nothing here reads it")
 
 
-def _listed(said: Mapping[str, Any], size: int) -> dict[str, Any]:
+def _lists(fields: Mapping[str, Any], size: int) -> dict[str, Any]:
     """What stands in lists, one for each token, and the merges."""
     lists: dict[str, Any] = {}
     for key in ("token_type", "scores"):
-        if said[key] is not None:
-            fits = isinstance(said[key], np.ndarray) and len(said[key]) == size
-            require(fits, f"{_PREFIX}ggml.{key}", said[key], f"one number for each of {size} tokens")
-            lists[key] = said[key].tolist()
-    needed = "merges" if said["model"] == "gpt2" else "scores"
-    lists |= {"merges": said["merges"]} if needed == "merges" else {}
-    limit = f"a list, for a vocabulary of model {said['model']}"
-    require(isinstance(lists.get(needed), list), f"{_PREFIX}ggml.{needed}", said[needed], limit)
+        if fields[key] is not None:
+            fits = isinstance(fields[key], np.ndarray) and len(fields[key]) == size
+            require(fits, f"{_PREFIX}ggml.{key}", fields[key], f"one number for each of {size} tokens")
+            lists[key] = fields[key].tolist()
+    list_key = "merges" if fields["model"] == "gpt2" else "scores"
+    lists |= {"merges": fields["merges"]} if list_key == "merges" else {}
+    limit = f"a list, for a vocabulary of model {fields['model']}"
+    require(isinstance(lists.get(list_key), list), f"{_PREFIX}ggml.{list_key}", fields[list_key], limit)
     return lists
 
 
@@ -136,20 +137,20 @@ def _split_as(backend: Tokenizer, kind: str) -> None:
     from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 
     patterns = _SPLITS.get(kind) or ((GGUF_PRE_TOKENIZER_SPLITS[kind],) if kind in GGUF_PRE_TOKENIZER_SPLITS else ())
-    known = ", ".join(sorted({*_SPLITS, *GGUF_PRE_TOKENIZER_SPLITS}))
-    require(len(patterns) > 0, f"{_PREFIX}ggml.pre", kind, f"one of: {known}")
+    names = ", ".join(sorted({*_SPLITS, *GGUF_PRE_TOKENIZER_SPLITS}))
+    require(len(patterns) > 0, f"{_PREFIX}ggml.pre", kind, f"one of: {names}")
     backend.model.ignore_merges = kind in _BEGINS
     splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns]
     bytes_of_words = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.pre_tokenizer = pre_tokenizers.Sequence([*splits, bytes_of_words])
 
 
-def _spaces_as(backend: Tokenizer, *, prefixed: bool) -> None:
+def _spaces_as(backend: Tokenizer, *, adds_prefix: bool) -> None:
     """Write spaces as the vocabulary does, and one before each text between special tokens."""
     from tokenizers import decoders, normalizers
 
-    written = normalizers.Replace(" ", _SPACE)
-    backend.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), written]) if prefixed else written
+    spaces = normalizers.Replace(" ", _SPACE)
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), spaces]) if adds_prefix else spaces
     backend.pre_tokenizer = None
-    read = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
-    backend.decoder = decoders.Sequence([*read, decoders.Strip(" ", 1, 0)] if prefixed else read)
+    steps = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    backend.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if adds_prefix else steps)

@@ -1,7 +1,7 @@
-"""Settings of a `config.json` that would change logits and that the library drops without a word: refused by name.
+"""Settings of a `config.json` that would change logits and that the library silently drops: refused by name.
 
-Nobody can list all that a file may say. Known are the kinds of settings that published models have: rotations,
-windows, caps, scales. One that the model type's configuration has no field for is never read by its code.
+No list of such settings is complete. This one has the kinds that published models have: rotations, windows, caps,
+scales. A setting without a field in the model type's configuration is never read by its code.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from paceline.models.config_limits import NESTED
+from paceline.models.config_limits import NESTED_KEYS
 from paceline.protocol.errors import InvalidInput, Unsupported
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ _CHANGES_LOGITS = re.compile(
 _NO_CHANGE = (None, False, 1, 1.0)
 _ROPE = "rope_parameters"
 _WINDOW = "sliding_window"
-_ALIKE = {"su": "longrope", "mrope": "default"}
+_ROPE_ALIASES = {"su": "longrope", "mrope": "default"}
 """Other names of rope types."""
 _PARTIAL = "partial_rotary_factor"
 _OF_EVERY_ROPE = frozenset({"rope_type", "type", "rope_theta", _PARTIAL})
@@ -48,7 +48,7 @@ _ROPE_SETTINGS: Mapping[str, frozenset[str]] = {
 
 
 def refuse_ignored(where: str, raw: Mapping[str, Any], config: PreTrainedConfig) -> None:
-    """Refuse a configuration that says more than the library takes from it.
+    """Refuse a configuration of which the library reads only a part.
 
     Args:
         where: what names the file in an error.
@@ -60,7 +60,7 @@ def refuse_ignored(where: str, raw: Mapping[str, Any], config: PreTrainedConfig)
         Unsupported: a setting that the model type doesn't have.
     """
     text: Any = config.get_text_config()
-    own = next((raw[name] for name in NESTED if isinstance(raw.get(name), dict)), raw)
+    own = next((raw[name] for name in NESTED_KEYS if isinstance(raw.get(name), dict)), raw)
     for part in (raw, own) if own is not raw else (raw,):
         _refuse_contradiction(where, part)
         for field in ("rope_scaling", _ROPE):
@@ -72,11 +72,11 @@ def refuse_ignored(where: str, raw: Mapping[str, Any], config: PreTrainedConfig)
 
 
 def _refuse_unread(where: str, own: Mapping[str, Any], text: Any) -> None:
-    known = {*dir(type(text)), *type(text).attribute_map}
+    names = {*dir(type(text)), *type(text).attribute_map}
     with suppress(Exception):  # some can't be made without arguments
-        known |= vars(type(text)()).keys()
+        names |= vars(type(text)()).keys()
     for name, value in own.items():
-        if name in known or not _CHANGES_LOGITS.fullmatch(name) or value in _NO_CHANGE:
+        if name in names or not _CHANGES_LOGITS.fullmatch(name) or value in _NO_CHANGE:
             continue
         length = getattr(text, "max_position_embeddings", None)
         if name == _WINDOW and (own.get("use_sliding_window") is False or (length and value >= length)):
@@ -120,43 +120,47 @@ def _ropes(path: str, rope: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[st
 
 def _refuse_rope(path: str, rope: Mapping[str, Any], text: Any) -> None:
     names = {
-        _ALIKE.get(str(rope[name]), str(rope[name])) for name in ("rope_type", "type") if rope.get(name) is not None
+        _ROPE_ALIASES.get(str(rope[name]), str(rope[name]))
+        for name in ("rope_type", "type")
+        if rope.get(name) is not None
     }
     if len(names) > 1:
         raise InvalidInput.of(f"{path}.type", rope["type"], f"{rope['rope_type']!r}, its rope_type")
     name = next(iter(names), "default")
     if name not in _ROPE_SETTINGS:
         raise InvalidInput.of(f"{path}.rope_type", name, f"one of {', '.join(_ROPE_SETTINGS)}")
-    known = _OF_EVERY_ROPE | _HARMLESS_OF_ROPE | _ROPE_SETTINGS[name] | set(text.ignore_keys_at_rope_validation or ())
-    unknown = sorted(key for key in rope.keys() - known if rope[key] is not None)
-    if unknown:
+    known_keys = (
+        _OF_EVERY_ROPE | _HARMLESS_OF_ROPE | _ROPE_SETTINGS[name] | set(text.ignore_keys_at_rope_validation or ())
+    )
+    unknown_keys = sorted(key for key in rope.keys() - known_keys if rope[key] is not None)
+    if unknown_keys:
         limit = f"absent: rope type {name} reads {', '.join(sorted(_ROPE_SETTINGS[name])) or 'no such setting'}"
-        raise InvalidInput.of(f"{path}.{unknown[0]}", rope[unknown[0]], limit)
+        raise InvalidInput.of(f"{path}.{unknown_keys[0]}", rope[unknown_keys[0]], limit)
 
 
 def _refuse_dropped(path: str, rope: Mapping[str, Any], text: Any) -> None:
-    """Refuse a rotation that is not among those that the library has made of the file."""
-    made = [each for _, each in _ropes("", getattr(text, _ROPE, None) or {})]
-    if not any(_type_of(each) == _type_of(rope) and _agree(each, rope) for each in made):
-        taken = getattr(text, _ROPE, None)
+    """Refuse a rotation that is not among those that the library has read from the file."""
+    ropes = [each for _, each in _ropes("", getattr(text, _ROPE, None) or {})]
+    if not any(_type_of(each) == _type_of(rope) and _agree(each, rope) for each in ropes):
+        setting = getattr(text, _ROPE, None)
         raise Unsupported(
-            f"{path} = {dict(rope)!r}: transformers takes it for {taken!r} in model type {text.model_type}"
+            f"{path} = {dict(rope)!r}: transformers takes it for {setting!r} in model type {text.model_type}"
         )
 
 
 def _type_of(rope: Mapping[str, Any]) -> str:
     name = rope.get("rope_type") or rope.get("type") or "default"
-    return _ALIKE.get(name, name)
+    return _ROPE_ALIASES.get(name, name)
 
 
-def _agree(made: Mapping[str, Any], stated: Mapping[str, Any]) -> bool:
+def _agree(rope: Mapping[str, Any], file_rope: Mapping[str, Any]) -> bool:
     """Whether settings that both have are the same."""
-    common = made.keys() & stated.keys() - {"type", "rope_type"}
-    return all(stated[name] is None or made[name] == stated[name] for name in common)
+    common = rope.keys() & file_rope.keys() - {"type", "rope_type"}
+    return all(file_rope[name] is None or rope[name] == file_rope[name] for name in common)
 
 
 def _refuse_contradiction(where: str, part: Mapping[str, Any]) -> None:
-    """Refuse settings that stand twice with different values: which one the library takes is its own affair."""
+    """Refuse settings that stand twice with different values, since it is unclear which one the library takes."""
     old, new = part.get("rope_scaling"), part.get(_ROPE)
     if not isinstance(new, dict):
         return

@@ -1,4 +1,4 @@
-"""What a model's configuration says of its tokenizer's ids: which end a text, and which it can give."""
+"""Facts of a model's configuration about its tokenizer's ids: which end a text, and which have logits."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def read_tokenizer(
 def end_ids(source: ModelSource) -> frozenset[int]:
     """End ids that a model's settings add to the tokenizer's own.
 
-    Those for generation are asked first, as transformers and vLLM do, then the model's, then those of its text.
+    The generation settings come first, as in transformers and vLLM, then the model's, then those of its text model.
 
     Raises:
         DamagedFile: a file is no JSON.

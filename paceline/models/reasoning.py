@@ -17,14 +17,14 @@ TAGS = (
     ("<reasoning>", "</reasoning>"),
     ("<seed:think>", "</seed:think>"),
 )
-"""What models' templates are known to write around reasoning."""
-_ASKED: Turn = {"role": "user", "content": "paceline_probe_question"}
+"""Tags that models' templates write around reasoning."""
+_QUESTION: Turn = {"role": "user", "content": "paceline_probe_question"}
 _THOUGHT = "paceline_probe_thought"
 
 
 @dataclass(frozen=True)
 class ReasoningMarks:
-    """What stands around a span of reasoning. A text's spans follow from its token ids alone.
+    """The marks around a span of reasoning. A text's spans follow from its token ids alone.
 
     Attributes:
         opening, closing: in UTF-8; every token that has a part of them belongs to the span.
@@ -38,35 +38,35 @@ class ReasoningMarks:
     borders: frozenset[int] = frozenset()
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer) -> ReasoningMarks | None:
+    def from_tokenizer(cls, tokenizer: Tokenizer) -> ReasoningMarks | None:
         """The first known pair that are tokens, else the pair that the template knows; None: the model has none.
 
         Where they are tokens nothing else is a marker: their text in other tokens is text.
         """
         return _marks_of(tokenizer)
 
-    def behind(self, token_ids: Sequence[int]) -> SpanFollower:
-        """What goes on behind a prompt: whether its last turn opens a span and leaves it open."""
-        start = next((at for at in range(len(token_ids), 0, -1) if token_ids[at - 1] in self.borders), 0)
+    def follow(self, token_ids: Sequence[int]) -> SpanFollower:
+        """A follower behind a prompt, in a span if the prompt's last turn opens one and leaves it open."""
+        start = next((index for index in range(len(token_ids), 0, -1) if token_ids[index - 1] in self.borders), 0)
         follower = SpanFollower(self, is_open=False)
         for token_id in token_ids[start:]:
             follower.see(token_id)
         return follower
 
-    def inside(self, token_ids: Sequence[int], *, before: bool) -> list[bool]:
-        """For each token whether it is part of a span; `before`: whether one is open in front of the first."""
-        found: list[bool] = []
-        follower = SpanFollower(self, is_open=before)
-        for at, token_id in enumerate(token_ids):
-            found.append(follower.is_open)
+    def span_mask(self, token_ids: Sequence[int], *, is_open: bool) -> list[bool]:
+        """For each token whether it is part of a span; `is_open`: whether one is open before the first."""
+        mask: list[bool] = []
+        follower = SpanFollower(self, is_open=is_open)
+        for index, token_id in enumerate(token_ids):
+            mask.append(follower.is_open)
             since_opening = follower.see(token_id)
-            found[at] |= follower.is_open
+            mask[index] |= follower.is_open
             # The opening marker's first tokens could not be known before its last one.
-            while since_opening > 0 and at >= 0:
-                found[at] = True
-                since_opening -= len(self.spelling(token_ids[at]))
-                at -= 1
-        return found
+            while since_opening > 0 and index >= 0:
+                mask[index] = True
+                since_opening -= len(self.spelling(token_ids[index]))
+                index -= 1
+        return mask
 
 
 class SpanFollower:
@@ -77,7 +77,7 @@ class SpanFollower:
         self._marks = marks
         self._most = max(len(marks.opening), len(marks.closing)) - 1
         self._tail = b""
-        """What a marker may still be completed from; nothing of one that was found."""
+        """The bytes that may begin a marker; none of a complete one."""
 
     def see(self, token_id: int) -> int:
         """Take the next token.
@@ -86,46 +86,48 @@ class SpanFollower:
             The bytes from the beginning of the opening marker that it completes to its own end; 0: it completes none.
         """
         marks, since_opening = self._marks, 0
-        added = marks.spelling(token_id)
-        self._tail = self._tail + added if added else b""
-        while (at := self._tail.find(wanted := marks.closing if self.is_open else marks.opening)) >= 0:
+        piece = marks.spelling(token_id)
+        self._tail = self._tail + piece if piece else b""
+        while (start := self._tail.find(marker := marks.closing if self.is_open else marks.opening)) >= 0:
             if not self.is_open:
-                since_opening = since_opening or len(self._tail) - at
+                since_opening = since_opening or len(self._tail) - start
             self.is_open = not self.is_open
-            self._tail = self._tail[at + len(wanted) :]
+            self._tail = self._tail[start + len(marker) :]
         self._tail = self._tail[-self._most :]
         return since_opening
 
 
 def template_tags(tokenizer: Tokenizer) -> tuple[str, str] | None:
-    """The known tags that the chat template writes by itself, or takes out of earlier answers; None: it has none."""
+    """The known tags that the chat template writes itself, or removes from earlier answers; None: it has none."""
     for opening, closing in TAGS:
         answer: Turn = {"role": "assistant", "content": f"{opening}\n{_THOUGHT}\n{closing}\n\nand more"}
-        asked, answered = (_text_or_none(tokenizer, turns) for turns in ([_ASKED], [_ASKED, answer, _ASKED]))
-        opened = asked is not None and opening in asked
-        if opened or (answered is not None and _THOUGHT not in answered):
+        question_text, chat_text = (
+            _text_or_none(tokenizer, turns) for turns in ([_QUESTION], [_QUESTION, answer, _QUESTION])
+        )
+        opens = question_text is not None and opening in question_text
+        if opens or (chat_text is not None and _THOUGHT not in chat_text):
             return opening, closing
     return None
 
 
 @lru_cache(maxsize=4)
 def _marks_of(tokenizer: Tokenizer) -> ReasoningMarks | None:
-    """Kept: the template is rendered for it, and there is a call for each text that is trained on."""
+    """Cached, since it renders the template, and training calls it for each text."""
     tokens, hidden = tokenizer.added_tokens, frozenset(tokenizer.hidden_tokens)
     for tags in TAGS:
         if tokens.keys() >= {*tags}:
-            spelled = {tokens[tag]: tag.encode() for tag in tags}
-            return _marks(tags, partial(_spelled_by, spelled), hidden - spelled.keys())
-    known = template_tags(tokenizer)
-    return _marks(known, cache(tokenizer.text_bytes), hidden) if known else None
+            markers = {tokens[tag]: tag.encode() for tag in tags}
+            return _marks(tags, partial(_marker_bytes, markers), hidden - markers.keys())
+    text_tags = template_tags(tokenizer)
+    return _marks(text_tags, cache(tokenizer.text_bytes), hidden) if text_tags else None
 
 
 def _marks(tags: tuple[str, str], spelling: Callable[[int], bytes], borders: frozenset[int]) -> ReasoningMarks:
     return ReasoningMarks(tags[0].encode(), tags[1].encode(), spelling, borders)
 
 
-def _spelled_by(spelled: Mapping[int, bytes], token_id: int) -> bytes:
-    return spelled.get(token_id, b"")
+def _marker_bytes(markers: Mapping[int, bytes], token_id: int) -> bytes:
+    return markers.get(token_id, b"")
 
 
 def _text_or_none(tokenizer: Tokenizer, turns: Sequence[Turn]) -> str | None:

@@ -30,14 +30,15 @@ MAX_RENDER_BYTES = 256 << 20
 """What the process may grow by while a chat is rendered: the longest text of a million tokens takes some 10 MB, and
 each of the template's variables may hold it once. What others take meanwhile counts, too."""
 LOOK_S = 0.02
-"""How often memory is looked at."""
+"""Seconds between looks at time and memory."""
 AGAIN_S = 0.5
-"""When what did not stop is stopped again (the thread may have moved on between the look at where it runs and the
-raise, or begun a call of the collector's, where the raise is lost): far longer than a rendering takes to unwind."""
+"""Seconds after which a rendering that did not stop is stopped again, far longer than it takes to unwind. (The thread
+may have moved on between the look at where it runs and the raise, or begun a call of the collector's, where the raise
+is lost.)"""
 TEMPLATE_FILE = "<template>"
 """What Jinja names the code of a template that came from no file."""
 
-Rendered = TypeVar("Rendered")
+Output = TypeVar("Output")
 
 
 class RenderStopped(BaseException):
@@ -46,21 +47,21 @@ class RenderStopped(BaseException):
 
 @dataclass(eq=False)
 class _Rendering:
-    """One chat that is being rendered; changed under the watch's lock."""
+    """A running rendering of a chat; changed under the watch's lock."""
 
     thread: int
     resident_bytes: int
-    began: float = math.inf
-    """Nothing is raised before."""
-    beyond: str = ""
-    """The limit that it has passed; then it is being stopped."""
-    raised: float = -math.inf
-    over: bool = False
+    began_s: float = math.inf
+    """When it began; nothing is raised before."""
+    limit: str = ""
+    """The limit that it has passed, for which it is being stopped; empty: none."""
+    raised_s: float = -math.inf
+    is_over: bool = False
 
 
 @dataclass
 class RenderWatch:
-    """Stops what takes too long or too much. May be used from any thread.
+    """Stops renderings that take too much time or memory. May be used from any thread.
 
     Attributes:
         max_ms, max_bytes: of one rendering.
@@ -70,12 +71,12 @@ class RenderWatch:
     max_bytes: int = MAX_RENDER_BYTES
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
     """Not a `Condition`, whose methods are Python: an exception raised in one would leave it locked."""
-    _begun: threading.Event = field(default_factory=threading.Event, init=False)
+    _has_renderings: threading.Event = field(default_factory=threading.Event, init=False)
     _running: set[_Rendering] = field(default_factory=set, init=False)
     _watching: bool = field(default=False, init=False)
 
-    def bounded(self, render: Callable[[], Rendered]) -> Rendered:
-        """What `render` returns, called on this thread.
+    def run(self, render: Callable[[], Output]) -> Output:
+        """Call `render` on this thread and return what it returns.
 
         Raises:
             RenderStopped: a limit was passed; it reads after "a chat that the model's template renders".
@@ -84,54 +85,54 @@ class RenderWatch:
         self._begin(rendering)
         try:
             try:
-                rendering.began = time.monotonic()
+                rendering.began_s = time.monotonic()
                 return render()
             finally:
                 self._end(rendering)
         except RenderStopped:
             self._end_at_last(rendering)
-            raise RenderStopped(rendering.beyond) from None
+            raise RenderStopped(rendering.limit) from None
 
     def _begin(self, rendering: _Rendering) -> None:
         with self._lock:
             self._running.add(rendering)
             starts, self._watching = not self._watching, True
-        self._begun.set()
+        self._has_renderings.set()
         if starts:
             threading.Thread(target=self._watch, name="template-watch", daemon=True).start()
 
     def _end_at_last(self, rendering: _Rendering) -> None:
-        while not rendering.over:
+        while not rendering.is_over:
             with suppress(RenderStopped):
                 self._end(rendering)
 
     def _end(self, rendering: _Rendering) -> None:
-        """Nothing is raised behind this. May itself be stopped: it is then called again."""
+        """End a rendering, after which nothing is raised. May itself be stopped: then it is called again."""
         with self._lock:
-            if rendering.beyond and not rendering.over:
+            if rendering.limit and not rendering.is_over:
                 _raise_here()
-            rendering.over = True
+            rendering.is_over = True
             self._running.discard(rendering)
 
     def _watch(self) -> None:
-        while self._begun.wait():
+        while self._has_renderings.wait():
             time.sleep(LOOK_S)
             with self._lock:
                 if not self._running:
-                    self._begun.clear()
-                self._stop_those_beyond()
+                    self._has_renderings.clear()
+                self._stop_over_limit()
 
-    def _stop_those_beyond(self) -> None:
+    def _stop_over_limit(self) -> None:
         now = time.monotonic()
-        aged = [each for each in self._running if now - each.began >= LOOK_S]
-        resident_bytes = _resident_bytes() if aged else 0
-        for each in aged:
-            each.beyond = each.beyond or self._beyond(now - each.began, resident_bytes - each.resident_bytes)
-            if each.beyond and now - each.raised >= AGAIN_S and _runs_template(each.thread):
-                each.raised = now
+        old = [each for each in self._running if now - each.began_s >= LOOK_S]
+        resident_bytes = _resident_bytes() if old else 0
+        for each in old:
+            each.limit = each.limit or self._passed_limit(now - each.began_s, resident_bytes - each.resident_bytes)
+            if each.limit and now - each.raised_s >= AGAIN_S and _runs_template(each.thread):
+                each.raised_s = now
                 _raise_in(each.thread, RenderStopped)
 
-    def _beyond(self, took_s: float, grew_bytes: int) -> str:
+    def _passed_limit(self, took_s: float, grew_bytes: int) -> str:
         """The limit that a rendering has passed; empty: none."""
         if took_s * 1e3 > self.max_ms:
             return f"within {self.max_ms} ms"
@@ -174,12 +175,12 @@ def _resident_bytes() -> int:
 
 _WATCH = RenderWatch()
 _REFUSALS = (TypeError, AttributeError, LookupError, ArithmeticError, RecursionError, MemoryError)
-"""What templates come to on a chat that they were not written for: besides the wrong kind of value their own
-arithmetic, macros that call themselves, texts beyond all memory."""
+"""Errors of templates on chats that they were not written for: values of the wrong kind, their own arithmetic,
+macros that call themselves, texts beyond all memory."""
 
 
-def rendered(turns: Sequence[Turn], render: Callable[[], Rendered]) -> Rendered:
-    """What a template makes of a chat, within the limits.
+def render_within_limits(turns: Sequence[Turn], render: Callable[[], Output]) -> Output:
+    """Render a chat within the limits.
 
     Raises:
         InvalidInput: the template refuses the chat, or takes too long or too much; it names the limit.
@@ -187,17 +188,17 @@ def rendered(turns: Sequence[Turn], render: Callable[[], Rendered]) -> Rendered:
     from jinja2 import TemplateError
 
     try:
-        return _WATCH.bounded(render)
-    except RenderStopped as stopped:
-        raise _refused(turns, f"a chat that the model's template renders {stopped}") from stopped
+        return _WATCH.run(render)
+    except RenderStopped as stop:
+        raise _refusal(turns, f"a chat that the model's template renders {stop}") from stop
     except (TemplateError, *_REFUSALS) as error:
         raise refused_by_template(turns, error) from error
 
 
 def refused_by_template(turns: Sequence[Turn], error: Exception) -> InvalidInput:
     """The error for a chat that a template refuses."""
-    return _refused(turns, f"a chat that the model's template takes ({error})")
+    return _refusal(turns, f"a chat that the model's template takes ({error})")
 
 
-def _refused(turns: Sequence[Turn], limit: str) -> InvalidInput:
+def _refusal(turns: Sequence[Turn], limit: str) -> InvalidInput:
     return InvalidInput.of("messages", [turn.get("role") for turn in turns], limit)

@@ -28,7 +28,7 @@ _LAYERS = "#layers="
 
 @dataclass(frozen=True)
 class ModelSource:
-    """What a model's name stands for.
+    """The place and kind of a model, by its name.
 
     Attributes:
         name: shown to users; holds no folder of this machine.
@@ -51,8 +51,8 @@ class ModelSource:
 
 def model_home() -> Path:
     """Folder of everything that Paceline caches: PACELINE_HOME, else in the user's cache folder."""
-    if named := os.environ.get("PACELINE_HOME"):
-        return Path(named).expanduser()
+    if home := os.environ.get("PACELINE_HOME"):
+        return Path(home).expanduser()
     if sys.platform == "darwin":
         return Path.home() / "Library" / "Caches" / "paceline"
     if sys.platform == "win32":
@@ -78,9 +78,9 @@ def resolve(model: str) -> ModelSource:
     Raises:
         InvalidInput: nothing has that name, or a known model is not pulled.
     """
-    base, marker, listed = model.partition(_LAYERS)
-    layers = _parse_layers(model, listed) if marker else None
-    suffix = marker + listed
+    base, marker, numbers = model.partition(_LAYERS)
+    layers = _parse_layers(model, numbers) if marker else None
+    suffix = marker + numbers
     if is_table(base):
         if marker:
             raise InvalidInput.of("model", model, "without layers: a table model has none")
@@ -95,8 +95,8 @@ def resolve(model: str) -> ModelSource:
     if path.is_file() and path.suffix == ".gguf":
         return ModelSource(path.stem + suffix, "gguf", str(path.parent), path.name, layers)
     if path.suffix == ".gguf" or not _HUB_ID.fullmatch(base):
-        known = ", ".join(PULLABLE)
-        raise InvalidInput.of("model", model, f"a folder, a .gguf file, a hub id, table:… or one of: {known}")
+        names = ", ".join(PULLABLE)
+        raise InvalidInput.of("model", model, f"a folder, a .gguf file, a hub id, table:… or one of: {names}")
     return ModelSource(base + suffix, "hub", base, layers=layers)
 
 
@@ -121,8 +121,8 @@ def shipped_kinds(target: str) -> tuple[str, ...]:
 
 def pullable_draft(target: str) -> str | None:
     """Name of the pullable model that drafts for a target of that name; None: none does, or a draft is shipped."""
-    known = PULLABLE.get(target)
-    return None if known is None or shipped_draft(target) is not None else known.draft
+    model = PULLABLE.get(target)
+    return None if model is None or shipped_draft(target) is not None else model.draft
 
 
 def missing_draft(target: str) -> str | None:
@@ -166,21 +166,21 @@ def _shipped_folders() -> dict[str, Path]:
 
 def _lacks_package(target: str) -> bool:
     """Whether a target's default draft is in a package that isn't installed."""
-    known = PULLABLE.get(target)
-    return known is not None and known.draft_is_packaged and find_spec(DRAFTS_PACKAGE) is None
+    model = PULLABLE.get(target)
+    return model is not None and model.draft_is_packaged and find_spec(DRAFTS_PACKAGE) is None
 
 
 def _shipped_of_kind(model: str, target: str) -> str:
     folder = shipped_draft(target, model.removeprefix(f"{DEFAULT_DRAFT}-"))
     if folder is None:
-        known = ", ".join(f"{DEFAULT_DRAFT}-{kind}" for kind in shipped_kinds(target)) or "none"
-        raise InvalidInput.of("drafter", f"model:{model}", f"one that comes with target {target or 'none'}: {known}")
+        names = ", ".join(f"{DEFAULT_DRAFT}-{kind}" for kind in shipped_kinds(target)) or "none"
+        raise InvalidInput.of("drafter", f"model:{model}", f"one that comes with target {target or 'none'}: {names}")
     return str(folder)
 
 
-def _parse_layers(model: str, listed: str) -> tuple[int, ...]:
+def _parse_layers(model: str, numbers: str) -> tuple[int, ...]:
     try:
-        layers = tuple(int(layer) for layer in listed.split(","))
+        layers = tuple(int(layer) for layer in numbers.split(","))
     except ValueError:
         layers = ()
     ascending = all(a < b for a, b in itertools.pairwise(layers))

@@ -1,4 +1,4 @@
-"""Tensors of a model's files that its network has no place for: refused by name, but for those known to say nothing.
+"""Tensors of a model's files that its network has no place for: refused by name, except harmless ones.
 
 transformers drops them all, some without a word. So it would a bias that the configuration doesn't speak of, or the
 scales of weights whose quantisation it has lost, and another model would be served.
@@ -56,7 +56,7 @@ _INTEGERS = ("BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64")
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """What a file's header says of a tensor. `dtype`: as safetensors calls it."""
+    """A tensor as a file's header describes it. `dtype`: as safetensors calls it."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -71,19 +71,19 @@ def stored_tensors(source: ModelSource) -> Mapping[str, StoredTensor]:
     """
     from safetensors import safe_open
 
-    stored: dict[str, StoredTensor] = {}
+    tensors: dict[str, StoredTensor] = {}
     for file in weight_files(source, "model.safetensors"):
-        with safe_open(file, "pt") as opened:
-            for name in opened.keys():  # noqa: SIM118  # no mapping
-                part = opened.get_slice(name)
-                stored[name] = StoredTensor(part.get_dtype(), tuple(part.get_shape()))
-    return stored or _pickled(weight_files(source, "pytorch_model.bin"))
+        with safe_open(file, "pt") as reader:
+            for name in reader.keys():  # noqa: SIM118  # no mapping
+                part = reader.get_slice(name)
+                tensors[name] = StoredTensor(part.get_dtype(), tuple(part.get_shape()))
+    return tensors or _pickled_tensors(weight_files(source, "pytorch_model.bin"))
 
 
-def held_weights(stored: Mapping[str, StoredTensor]) -> int:
-    """How many weights the tensors are, at most: whole numbers may pack 16 of two bits in four bytes."""
-    packed = {dtype: 4 * int(dtype[1:]) // 8 for dtype in _INTEGERS if dtype != "BOOL"}
-    return sum(math.prod(tensor.shape) * packed.get(tensor.dtype, 1) for tensor in stored.values())
+def held_weights(tensors: Mapping[str, StoredTensor]) -> int:
+    """How many weights the tensors hold, at most: integers may pack 16 of two bits in four bytes."""
+    factors = {dtype: 4 * int(dtype[1:]) // 8 for dtype in _INTEGERS if dtype != "BOOL"}
+    return sum(math.prod(tensor.shape) * factors.get(tensor.dtype, 1) for tensor in tensors.values())
 
 
 def weight_files(source: ModelSource, name: str) -> list[Path]:
@@ -94,102 +94,102 @@ def weight_files(source: ModelSource, name: str) -> list[Path]:
     shards = {
         shard: model_file(source, shard) for shard in sorted(set(read_model_json(index)["weight_map"].values()))
     }
-    for shard, found in shards.items():
-        require(found is not None, f"file {str(index)!r}: weight_map", shard, "the name of a file that is there")
-    return [found for found in shards.values() if found is not None]
+    for shard, path in shards.items():
+        require(path is not None, f"file {str(index)!r}: weight_map", shard, "the name of a file that is there")
+    return [path for path in shards.values() if path is not None]
 
 
-def _pickled(files: Iterable[Path]) -> Mapping[str, StoredTensor]:
+def _pickled_tensors(files: Iterable[Path]) -> Mapping[str, StoredTensor]:
     import torch
 
     names = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
-    stored: dict[str, StoredTensor] = {}
+    tensors: dict[str, StoredTensor] = {}
     for file in files:
         for name, tensor in torch.load(file, map_location="meta", weights_only=True).items():
-            stored[name] = StoredTensor(names.get(tensor.dtype, str(tensor.dtype)), tuple(tensor.shape))
-    return stored
+            tensors[name] = StoredTensor(names.get(tensor.dtype, str(tensor.dtype)), tuple(tensor.shape))
+    return tensors
 
 
 def refuse_surplus(
-    loaded: PreTrainedModel, unexpected: Collection[str], source: ModelSource, *, quantized: bool
+    model: PreTrainedModel, unexpected_keys: Collection[str], source: ModelSource, *, is_unpacked: bool
 ) -> None:
-    """Refuse files that hold more than the network, or numbers that stand for others.
+    """Refuse files that hold more than the network, or packed numbers.
 
     Args:
-        loaded: the network.
-        unexpected: names of all tensors that it has no place for.
+        model: the loaded network.
+        unexpected_keys: names of all tensors that it has no place for.
         resolved: where the files are.
-        quantized: whether the library has unpacked their numbers, as the configuration says.
+        is_unpacked: whether the library has unpacked their numbers, as the configuration says.
 
     Raises:
         InvalidInput: with the first few names, and how many there are.
-        Unsupported: numbers of few bits without a word on what they stand for.
+        Unsupported: numbers of few bits, and the configuration doesn't say what they stand for.
     """
-    stored = stored_tensors(source)
-    surplus = sorted(name for name in unexpected if not _is_harmless(name, loaded, unexpected, stored))
-    surplus = [name for name in surplus if not (name.endswith(_HEAD) and _is_embedding(name, loaded, source))]
+    tensors = stored_tensors(source)
+    surplus = sorted(name for name in unexpected_keys if not _is_harmless(name, model, unexpected_keys, tensors))
+    surplus = [name for name in surplus if not (name.endswith(_HEAD) and _is_embedding(name, model, source))]
     if surplus:
-        limit = f"without tensors that the network of its config.json has no place for: {counted(surplus)}"
+        limit = f"without tensors that the network of its config.json has no place for: {count_and_names(surplus)}"
         raise InvalidInput.of("model", source.name, limit)
-    if not quantized:
-        _refuse_dtypes(source.name, loaded, unexpected, stored)
+    if not is_unpacked:
+        _refuse_dtypes(source.name, model, unexpected_keys, tensors)
 
 
 def _is_harmless(
-    name: str, loaded: PreTrainedModel, unexpected: Collection[str], stored: Mapping[str, StoredTensor]
+    name: str, model: PreTrainedModel, unexpected_keys: Collection[str], tensors: Mapping[str, StoredTensor]
 ) -> bool:
     if any(pattern.search(name) for pattern in _HARMLESS):
         return True
     if _CAUSAL_MASK.search(name):
-        shapes = [each.shape for stem, each in stored.items() if _same(stem, name)]
+        shapes = [each.shape for stem, each in tensors.items() if _same(stem, name)]
         return bool(shapes) and all(len(shape) == 4 and shape[-1] == shape[-2] for shape in shapes)
     if _TOWERS.match(name):
         # Or the files keep the text's tensors apart from others.
-        return loaded.config.get_text_config() is not loaded.config or any(map(_TEXT_PART.search, stored))
-    return _is_extra_layer(name, loaded, unexpected)
+        return model.config.get_text_config() is not model.config or any(map(_TEXT_PART.search, tensors))
+    return _is_extra_layer(name, model, unexpected_keys)
 
 
-def _same(stored: str, name: str) -> bool:
-    """Whether a stored name and the library's are one tensor's: it adds or drops the base model's prefix."""
-    return stored == name or stored.endswith(f".{name}") or name.endswith(f".{stored}")
+def _same(file_name: str, name: str) -> bool:
+    """Whether a file's name and the library's are those of one tensor: it adds or drops the base model's prefix."""
+    return file_name == name or file_name.endswith(f".{name}") or name.endswith(f".{file_name}")
 
 
-def _is_extra_layer(name: str, loaded: PreTrainedModel, unexpected: Collection[str]) -> bool:
-    """A layer of multi-token prediction behind the network's own, or keys that a layer takes from another one."""
-    text: Any = loaded.config.get_text_config()
+def _is_extra_layer(name: str, model: PreTrainedModel, unexpected_keys: Collection[str]) -> bool:
+    """Whether it is a layer of multi-token prediction, or keys that a layer takes from another one."""
+    text: Any = model.config.get_text_config()
     layer = _LAYER.fullmatch(name)
     if layer is None:
         return False
     number, rest = int(layer[2]), layer[3]
     if number < text.num_hidden_layers:
-        shared = getattr(text, "num_kv_shared_layers", None) or 0
-        return number >= text.num_hidden_layers - shared and _SHARED_KEYS.match(rest) is not None
+        shared_layers = getattr(text, "num_kv_shared_layers", None) or 0
+        return number >= text.num_hidden_layers - shared_layers and _SHARED_KEYS.match(rest) is not None
     prefix = f"{layer[1]}layers.{number}."
-    return any(_MTP_PARTS.match(other.removeprefix(prefix)) for other in unexpected if other.startswith(prefix))
+    return any(_MTP_PARTS.match(other.removeprefix(prefix)) for other in unexpected_keys if other.startswith(prefix))
 
 
-def _is_embedding(name: str, loaded: PreTrainedModel, source: ModelSource) -> bool:
+def _is_embedding(name: str, model: PreTrainedModel, source: ModelSource) -> bool:
     """Whether a head that the network takes from its embedding is the same in the files."""
     import torch
     from safetensors import safe_open
 
-    if not getattr(loaded.config.get_text_config(), "tie_word_embeddings", False):
+    if not getattr(model.config.get_text_config(), "tie_word_embeddings", False):
         return False
-    own: Any = loaded.get_input_embeddings().weight
+    own: Any = model.get_input_embeddings().weight
     for file in weight_files(source, "model.safetensors"):
-        with safe_open(file, "pt") as opened:
-            for stem in opened.keys():  # noqa: SIM118  # no mapping
+        with safe_open(file, "pt") as reader:
+            for stem in reader.keys():  # noqa: SIM118  # no mapping
                 if _same(stem, name):
-                    return torch.equal(opened.get_tensor(stem).to(own.dtype), own.cpu())
+                    return torch.equal(reader.get_tensor(stem).to(own.dtype), own.cpu())
     return False
 
 
 def _refuse_dtypes(
-    model: str, loaded: PreTrainedModel, unexpected: Collection[str], stored: Mapping[str, StoredTensor]
+    model: str, network: PreTrainedModel, unexpected_keys: Collection[str], tensors: Mapping[str, StoredTensor]
 ) -> None:
-    own = {name for name, tensor in loaded.state_dict().items() if not tensor.is_floating_point()}
-    for name, tensor in sorted(stored.items()):
-        if tensor.dtype in _PLAIN or any(_same(name, other) for other in unexpected):
+    own = {name for name, tensor in network.state_dict().items() if not tensor.is_floating_point()}
+    for name, tensor in sorted(tensors.items()):
+        if tensor.dtype in _PLAIN or any(_same(name, other) for other in unexpected_keys):
             continue
         if tensor.dtype in _INTEGERS and any(_same(name, other) for other in own):
             continue
@@ -199,7 +199,7 @@ def _refuse_dtypes(
         )
 
 
-def counted(tensors: list[str]) -> str:
-    """How many there are, and the names of the first few."""
+def count_and_names(tensors: list[str]) -> str:
+    """The number of some tensors, and the names of the first few."""
     more = ["…"] if len(tensors) > _LISTED_TENSORS else []
     return f"{len(tensors)} ({', '.join(tensors[:_LISTED_TENSORS] + more)})"

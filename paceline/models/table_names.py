@@ -38,18 +38,18 @@ def is_table(model: str) -> bool:
     return model == "table" or model.startswith(PREFIX)
 
 
-def _within(low: float, high: float, default: Number) -> Number:
+def _number_field(low: float, high: float, default: Number) -> Number:
     """A field of a number in [low, high]."""
-    found: Number = field(default=default, metadata={"limits": (low, high)})
-    return found
+    spec: Number = field(default=default, metadata={"limits": (low, high)})
+    return spec
 
 
 @dataclass(frozen=True)
 class TableSpec:
     """A table model.
 
-    A text is certain here and open there, and a draft knows it here and not
-    there: the spreads say how much contexts differ.
+    Contexts differ in how certain the next token is, and in how well a draft
+    predicts it: the spreads say by how much.
 
     Attributes:
         vocab: vocabulary size; 257 and more reads text as bytes, fewer as letters.
@@ -70,24 +70,24 @@ class TableSpec:
         step_ms, row_ms: time that a step waits, and adds for each row.
     """
 
-    vocab: int = _within(2, 1 << 20, 64)
-    seed: int = _within(0, 2**63, 1)
-    contexts: int = _within(1, 1 << 20, 257)
-    order: int = _within(0, 1 << 20, 0)
-    sharpness: float = _within(0, 1e3, 2.0)
-    sharpness_spread: float = _within(0, 4, 0.0)
-    noise: float = _within(0, 1, 0.0)
-    noise_seed: int = _within(0, 2**63, 2)
-    disturb: float = _within(0, 1e3, 0.0)
-    disturb_spread: float = _within(0, 4, 0.0)
-    disturb_tail: float = _within(0, 4, 0.0)
-    invert: int = _within(0, 1, 0)
-    max_length: int = _within(1, 1 << 22, 4096)
-    max_kv_rows: int = _within(1, 1 << 40, 1_000_000)
-    eos: int = _within(-1, math.inf, -1)
-    think: int = _within(0, 1, 0)
-    step_ms: float = _within(0, 60_000, 0.0)
-    row_ms: float = _within(0, 60_000, 0.0)
+    vocab: int = _number_field(2, 1 << 20, 64)
+    seed: int = _number_field(0, 2**63, 1)
+    contexts: int = _number_field(1, 1 << 20, 257)
+    order: int = _number_field(0, 1 << 20, 0)
+    sharpness: float = _number_field(0, 1e3, 2.0)
+    sharpness_spread: float = _number_field(0, 4, 0.0)
+    noise: float = _number_field(0, 1, 0.0)
+    noise_seed: int = _number_field(0, 2**63, 2)
+    disturb: float = _number_field(0, 1e3, 0.0)
+    disturb_spread: float = _number_field(0, 4, 0.0)
+    disturb_tail: float = _number_field(0, 4, 0.0)
+    invert: int = _number_field(0, 1, 0)
+    max_length: int = _number_field(1, 1 << 22, 4096)
+    max_kv_rows: int = _number_field(1, 1 << 40, 1_000_000)
+    eos: int = _number_field(-1, math.inf, -1)
+    think: int = _number_field(0, 1, 0)
+    step_ms: float = _number_field(0, 60_000, 0.0)
+    row_ms: float = _number_field(0, 60_000, 0.0)
 
     def __post_init__(self) -> None:
         for each in fields(self):
@@ -111,8 +111,8 @@ class TableSpec:
     @property
     def distribution(self) -> str:
         """The canonical name of the distribution, without lengths, budgets, times and texts."""
-        skipped = ("max_length", "max_kv_rows", "think", "step_ms", "row_ms")
-        parts = [f"{f.name}={getattr(self, f.name):g}" for f in fields(self) if f.name not in skipped]
+        others = ("max_length", "max_kv_rows", "think", "step_ms", "row_ms")
+        parts = [f"{f.name}={getattr(self, f.name):g}" for f in fields(self) if f.name not in others]
         return PREFIX + ",".join(parts)
 
     @classmethod

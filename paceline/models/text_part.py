@@ -54,10 +54,10 @@ def read_config(source: ModelSource, *, trust_remote_code: bool) -> tuple[PreTra
     from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
 
     raw: Mapping[str, Any] = PreTrainedConfig.get_config_dict(source.location)[0]
-    known = SAME_LAYERS.get(str(raw.get("model_type")))
-    if known is not None:
+    model_type = SAME_LAYERS.get(str(raw.get("model_type")))
+    if model_type is not None:
         plain = {key: value for key, value in raw.items() if key != "auto_map"}  # its own code isn't needed
-        config = CONFIG_MAPPING[known].from_dict(plain | {"model_type": known})
+        config = CONFIG_MAPPING[model_type].from_dict(plain | {"model_type": model_type})
         return config, {"config": config}
     config = AutoConfig.from_pretrained(source.location, trust_remote_code=trust_remote_code)
     if config.model_type not in HOLDERS:
@@ -67,7 +67,7 @@ def read_config(source: ModelSource, *, trust_remote_code: bool) -> tuple[PreTra
 
 
 def _text_config(holder: Any) -> PreTrainedConfig:
-    """The text model's, with what the holder says of its weights."""
+    """The text model's configuration, with the holder's settings of its weights."""
     text: PreTrainedConfig = holder.get_text_config()
     for key in ("tie_word_embeddings", "quantization_config", "dtype"):
         value = getattr(holder, key, None)

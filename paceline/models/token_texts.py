@@ -1,4 +1,4 @@
-"""What the ids of a vocabulary stand for, in bytes, and how its tokenizer cuts a text that goes on from another.
+"""The bytes that a vocabulary's ids stand for, and how its tokenizer cuts a text that continues another.
 
 Byte-level and SentencePiece vocabularies write their tokens differently; in bytes they can be compared.
 """
@@ -28,7 +28,7 @@ class TokenTexts:
 
     Attributes:
         vocab_size: ids are [0, vocab_size).
-        texts: what an id adds to a text, parts of a character too, whatever stands before it.
+        texts: the bytes that an id adds to a text, parts of a character too, whatever precedes it.
         special: names of ids that stand for no text.
         beginning: ids that the tokenizer puts in front of every text.
     """
@@ -48,11 +48,11 @@ class Piece(NamedTuple):
 
 
 Cutter = Callable[[str], Sequence[Piece]]
-"""Cuts a text that goes on from another: no space is put in front, and names of special tokens are text."""
+"""Cuts a text that continues another: no space is put in front, and names of special tokens are text."""
 
 
 def token_texts(tokenizer: Tokenizer) -> TokenTexts:
-    """What a tokenizer's ids stand for.
+    """The texts of a tokenizer's ids.
 
     Raises:
         Unsupported: its vocabulary is neither byte-level nor SentencePiece's.
@@ -63,14 +63,14 @@ def token_texts(tokenizer: Tokenizer) -> TokenTexts:
         return TokenTexts(tokenizer.vocab_size, texts, special)
     inner = _library(tokenizer)
     text_of = _reader(inner)
-    special, added = tokenizer.hidden_tokens, {i: text.encode() for text, i in tokenizer.added_tokens.items()}
+    special, added_texts = tokenizer.hidden_tokens, {i: text.encode() for text, i in tokenizer.added_tokens.items()}
     ids = ((i, piece) for piece, i in inner.get_vocab().items() if i not in special and i < tokenizer.vocab_size)
-    texts = {i: added[i] if i in added else text_of(piece) for i, piece in ids}
+    texts = {i: added_texts[i] if i in added_texts else text_of(piece) for i, piece in ids}
     return TokenTexts(tokenizer.vocab_size, texts, special, tokenizer.encode(""))
 
 
 def cutter(tokenizer: Tokenizer) -> Cutter:
-    """How a tokenizer cuts a text that goes on from another.
+    """The cutter of a tokenizer.
 
     Raises:
         Unsupported: the tokenizer is not of the tokenizers library.
@@ -79,15 +79,15 @@ def cutter(tokenizer: Tokenizer) -> Cutter:
         return _cut_letters(tokenizer)
     from tokenizers import Tokenizer as Library
 
-    written: dict[str, Any] = json.loads(_library(tokenizer).backend_tokenizer.to_str())
-    plain = {key: _without_prefix(written[key]) for key in ("normalizer", "pre_tokenizer")}
-    library = Library.from_str(json.dumps(written | plain | {"truncation": None, "padding": None}))
+    settings: dict[str, Any] = json.loads(_library(tokenizer).backend_tokenizer.to_str())
+    plain = {key: _without_prefix(settings[key]) for key in ("normalizer", "pre_tokenizer")}
+    library = Library.from_str(json.dumps(settings | plain | {"truncation": None, "padding": None}))
     library.encode_special_tokens = True
 
     def cut(text: str) -> list[Piece]:
-        found = library.encode(text, add_special_tokens=False)
+        encoding = library.encode(text, add_special_tokens=False)
         bytes_before = _bytes_before(text)
-        spans = zip(found.ids, found.offsets, strict=True)
+        spans = zip(encoding.ids, encoding.offsets, strict=True)
         return [Piece(token, bytes_before[start], bytes_before[end]) for token, (start, end) in spans]
 
     return cut
@@ -100,16 +100,16 @@ def _library(tokenizer: Tokenizer) -> PreTrainedTokenizerBase:
 
 
 def _reader(inner: PreTrainedTokenizerBase) -> Callable[[str], bytes]:
-    """What turns an entry of the vocabulary into bytes."""
+    """The function from an entry of the vocabulary to bytes."""
     decoders = [*_parts(json.loads(inner.backend_tokenizer.to_str())["decoder"])]
     kinds = {each["type"] for each in decoders}
     if "ByteLevel" in kinds:
         return letter_bytes
-    replaced = any(each["type"] == "Replace" and each["pattern"] == {"String": _SPACE} for each in decoders)
-    if "Metaspace" in kinds or replaced:
+    replaces_spaces = any(each["type"] == "Replace" and each["pattern"] == {"String": _SPACE} for each in decoders)
+    if "Metaspace" in kinds or replaces_spaces:
         return _sentencepiece_bytes
-    named = ", ".join(sorted(kinds)) or "none"
-    raise Unsupported(f"drafting between vocabularies: neither byte-level nor SentencePiece (decoders: {named})")
+    names = ", ".join(sorted(kinds)) or "none"
+    raise Unsupported(f"drafting between vocabularies: neither byte-level nor SentencePiece (decoders: {names})")
 
 
 def _sentencepiece_bytes(piece: str) -> bytes:
@@ -118,7 +118,7 @@ def _sentencepiece_bytes(piece: str) -> bytes:
 
 
 def _parts(step: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
-    """The steps of a sequence, of itself if it is none."""
+    """The steps of a sequence; any other step is its own."""
     if step is None:
         return
     for name in ("decoders", "normalizers", "pretokenizers"):
@@ -156,8 +156,8 @@ def _cut_letters(tokenizer: TableTokenizer) -> Cutter:
     """A table's ids are one byte or one character each."""
 
     def cut(text: str) -> list[Piece]:
-        ids, before = tokenizer.encode(text), _bytes_before(text)
-        bounds = range(before[-1] + 1) if len(ids) == before[-1] else before
+        ids, offsets = tokenizer.encode(text), _bytes_before(text)
+        bounds = range(offsets[-1] + 1) if len(ids) == offsets[-1] else offsets
         return [Piece(token, *span) for token, span in zip(ids, itertools.pairwise(bounds), strict=True)]
 
     return cut

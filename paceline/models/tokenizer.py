@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from paceline.models.byte_pieces import piece_bytes
 from paceline.models.chat_template import template_variables
 from paceline.models.model_facts import read_tokenizer
-from paceline.models.rendering import refused_by_template, rendered
+from paceline.models.rendering import refused_by_template, render_within_limits
 from paceline.models.resolve import resolve
 from paceline.models.table_names import TableSpec, is_table
 from paceline.models.turns import Scalar, Turn, keys_and_strings, letter_turns
@@ -29,7 +29,7 @@ Settings = Mapping[str, Scalar]
 """Values of variables that a chat template reads, by their names."""
 NO_SETTINGS: Settings = MappingProxyType({})
 REPLACEMENT = "\ufffd"
-"""What `decode` writes for bytes that are no whole character."""
+"""`decode` writes it for bytes that are no whole character."""
 _BYTES = 256
 _LETTERS = 26
 _FURTHER_LETTERS = 0x4E00
@@ -43,10 +43,10 @@ _MARKERS = re.compile("[\U000f0000\U000f0001]")
 
 
 class Tokenizer(Protocol):
-    """What the coordinator needs of a vocabulary."""
+    """A vocabulary, as the coordinator uses it."""
 
     def __hash__(self) -> int:
-        """By identity: what has been read off a vocabulary is kept by it."""
+        """By identity: facts of a vocabulary are cached by it."""
 
     @property
     def vocab_size(self) -> int:
@@ -77,7 +77,7 @@ class Tokenizer(Protocol):
         """Text of ids; special tokens are skipped, bytes that are not UTF-8 become U+FFFD."""
 
     def text_bytes(self, token_id: int) -> bytes:
-        """What a token adds to a text in UTF-8, parts of a character too; a special one nothing."""
+        """The bytes that a token adds to a text in UTF-8, parts of a character too; none for a special token."""
 
     def render_chat(self, messages: Sequence[ChatMessage]) -> tuple[int, ...]:
         """Ids of a chat, ending where the assistant's answer begins.
@@ -93,7 +93,7 @@ class Tokenizer(Protocol):
     def render_turns(
         self, turns: Sequence[Turn], tools: Sequence[Turn] = (), settings: Settings = NO_SETTINGS
     ) -> tuple[int, ...]:
-        """The same for turns as chat templates read them, calls of functions and their results among them.
+        """As `render_chat`, for turns as chat templates read them, function calls and their results included.
 
         Args:
             turns: role, content, and whatever else the template reads (`tool_calls`, …).
@@ -117,7 +117,7 @@ class Tokenizer(Protocol):
         *,
         answer_follows: bool = True,
     ) -> str:
-        """What the template writes, special tokens by their names: to read a template by, never to be tokenised.
+        """The template's output, special tokens by their names: for inspecting a template, never to be tokenised.
 
         Raises:
             Unsupported: the model has no chat template.
@@ -149,20 +149,20 @@ class TableTokenizer:
     At 257 ids and more, id < 256 is that byte and the rest are special. Fewer
     ids are letters: a to z, then further code points; a character that is no
     letter of the vocabulary is read as the letter at its code point modulo the
-    vocabulary size, so that any prompt can be read. `added`: ASCII texts in
-    the place of letters.
+    vocabulary size, so that any prompt can be read. `added_tokens`: ASCII
+    texts in the place of letters.
     """
 
     def __init__(
-        self, vocab_size: int, eos_token_id: int | None, added: Mapping[str, int] = MappingProxyType({})
+        self, vocab_size: int, eos_token_id: int | None, added_tokens: Mapping[str, int] = MappingProxyType({})
     ) -> None:
         self.vocab_size = vocab_size
         self.eos_token_ids = frozenset() if eos_token_id is None else frozenset((eos_token_id,))
         self._eos = eos_token_id
         self._bytes = vocab_size > _BYTES
-        self.max_token_bytes = 1 if self._bytes else max([_LETTER_BYTES, *(len(text) for text in added)])
-        texts = {i: text for text, i in added.items()}
-        self._added = added
+        self.max_token_bytes = 1 if self._bytes else max([_LETTER_BYTES, *(len(text) for text in added_tokens)])
+        texts = {i: text for text, i in added_tokens.items()}
+        self._added_tokens = added_tokens
         self._letters = () if self._bytes else tuple(texts.get(i) or _letter(i) for i in range(vocab_size))
         self._ids = {letter: i for i, letter in enumerate(self._letters) if i != eos_token_id}
         self.fingerprint = vocabulary_fingerprint((self._name(i), i) for i in range(vocab_size))
@@ -204,7 +204,7 @@ class TableTokenizer:
 
     @property
     def added_tokens(self) -> Mapping[str, int]:  # noqa: D102
-        return self._added
+        return self._added_tokens
 
     @property
     def hidden_tokens(self) -> Mapping[int, str]:  # noqa: D102
@@ -221,11 +221,11 @@ class TableTokenizer:
         return self._name(token_id).encode()
 
     def _letter_id(self, character: str) -> int:
-        found = self._ids.get(character)
-        if found is not None:
-            return found
-        folded = ord(character) % self.vocab_size
-        return folded if folded != self._eos else (folded + 1) % self.vocab_size
+        letter_id = self._ids.get(character)
+        if letter_id is not None:
+            return letter_id
+        index = ord(character) % self.vocab_size
+        return index if index != self._eos else (index + 1) % self.vocab_size
 
     def _name(self, token_id: int) -> str:
         if token_id == self._eos:
@@ -253,7 +253,7 @@ class TransformersTokenizer:
         self.inner = inner
         # Ids may have holes, so the largest id counts, not the number of tokens.
         self.known_size = max(vocabulary.values()) + 1
-        """Its own ids, those that the model has no logits for among them."""
+        """The tokenizer's ids, including those that the model has no logits for."""
         self.vocab_size = self.known_size if logits_width is None else min(self.known_size, logits_width)
         own = inner.eos_token_id
         ends = frozenset(eos_token_ids) | (frozenset() if own is None else frozenset((int(own),)))
@@ -302,11 +302,11 @@ class TransformersTokenizer:
 
     @cached_property
     def template_variables(self) -> frozenset[str]:  # noqa: D102
-        given = self.inner.chat_template or ""
-        templates = given.values() if isinstance(given, dict) else (given,)
+        template = self.inner.chat_template or ""
+        templates = template.values() if isinstance(template, dict) else (template,)
         arguments = inspect.signature(self.inner.apply_chat_template).parameters
-        found = frozenset[str]().union(*map(template_variables, templates))
-        return found - arguments.keys() - self.inner.special_tokens_map.keys()
+        names = frozenset[str]().union(*map(template_variables, templates))
+        return names - arguments.keys() - self.inner.special_tokens_map.keys()
 
     def template_text(  # noqa: D102
         self,
@@ -316,9 +316,9 @@ class TransformersTokenizer:
         *,
         answer_follows: bool = True,
     ) -> str:
-        asked = {"add_generation_prompt": answer_follows, "tokenize": False}
+        arguments = {"add_generation_prompt": answer_follows, "tokenize": False}
         try:
-            text = self._apply(self.inner, turns, tools, **settings, **asked)
+            text = self._apply(self.inner, turns, tools, **settings, **arguments)
         except ValueError as error:
             raise refused_by_template(turns, error) from error
         assert isinstance(text, str)
@@ -326,25 +326,25 @@ class TransformersTokenizer:
 
     @property
     def added_tokens(self) -> Mapping[str, int]:  # noqa: D102
-        return {token.content: token_id for token_id, token in self._added()}
+        return {token.content: token_id for token_id, token in self._added_tokens()}
 
     @property
     def hidden_tokens(self) -> Mapping[int, str]:  # noqa: D102
-        return {token_id: token.content for token_id, token in self._added() if token.special}
+        return {token_id: token.content for token_id, token in self._added_tokens() if token.special}
 
-    def _added(self) -> Iterator[tuple[int, AddedToken]]:
+    def _added_tokens(self) -> Iterator[tuple[int, AddedToken]]:
         """Added tokens that the model has logits for."""
         return ((i, token) for i, token in self.inner.added_tokens_decoder.items() if i < self.vocab_size)
 
     def _render_with_special_text(
         self, turns: Sequence[Turn], tools: Sequence[Turn], settings: Settings, strings: Sequence[str]
     ) -> tuple[int, ...]:
-        """The same where a content has a special token's text, which is read piece by piece."""
+        """As `render_turns`, where a content has a special token's text, which is read piece by piece."""
         count = sum(len(self._special.findall(string)) for string in strings)
         limit = f"at most {MAX_SPECIAL_TEXTS} in all messages"
         require(count <= MAX_SPECIAL_TEXTS, "message content: texts of special tokens", count, limit)
-        marked = any(_MARKERS.search(string) for string in strings)
-        require(not marked, "message content", "U+F0000, U+F0001", "without them beside a special token's text")
+        has_markers = any(_MARKERS.search(string) for string in strings)
+        require(not has_markers, "message content", "U+F0000, U+F0001", "without them beside a special token's text")
         inner = copy.copy(self.inner)
         # Unset, whatever added token the template writes would count as special, also `<think>`.
         inner.chat_control_tokens = list(self._further_special)
@@ -361,9 +361,9 @@ class TransformersTokenizer:
     ) -> Any:  # ids or text, as the arguments say
         if not inner.chat_template:
             raise Unsupported("chat messages: the model has no chat template; send a prompt")
-        listed: list[Any] | None = [dict(tool) for tool in tools] or None
-        given = [dict(turn) for turn in turns]
-        return rendered(turns, lambda: inner.apply_chat_template(given, tools=listed, **arguments))
+        tool_list: list[Any] | None = [dict(tool) for tool in tools] or None
+        messages = [dict(turn) for turn in turns]
+        return render_within_limits(turns, lambda: inner.apply_chat_template(messages, tools=tool_list, **arguments))
 
 
 def _turns(messages: Sequence[ChatMessage]) -> list[Turn]:
@@ -371,7 +371,7 @@ def _turns(messages: Sequence[ChatMessage]) -> list[Turn]:
 
 
 def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
-    """Matches any of the texts; without one nothing."""
+    """A pattern for any of the texts; without texts it matches nothing."""
     return re.compile("|".join(re.escape(text) for text in texts if text) or "(?!)")
 
 

@@ -14,27 +14,27 @@ Scalar = str | bool | int | float | None
 
 def keys_and_strings(value: object) -> tuple[list[str], list[str]]:
     """Every key of objects in a JSON value, and every string that is none; without recursion, whatever the depth."""
-    keys, strings, left = list[str](), list[str](), [value]
-    while left:
-        part = left.pop()
+    keys, strings, parts = list[str](), list[str](), [value]
+    while parts:
+        part = parts.pop()
         if isinstance(part, str):
             strings.append(part)
         elif isinstance(part, Mapping):
             keys.extend(part)
-            left.extend(part.values())
+            parts.extend(part.values())
         elif isinstance(part, Sequence):
-            left.extend(part)
+            parts.extend(part)
     return keys, strings
 
 
 def letter_turns(turns: Sequence[Turn], tools: Sequence[Turn]) -> str:
     """A chat as table models read it: a line a turn; calls of functions as Hermes writes them."""
-    listed = "".join(f"tool {json.dumps(tool)}\n" for tool in tools)
-    return listed + "".join(f"{turn['role']}: {_said(turn)}\n" for turn in turns)
+    tool_lines = "".join(f"tool {json.dumps(tool)}\n" for tool in tools)
+    return tool_lines + "".join(f"{turn['role']}: {_turn_text(turn)}\n" for turn in turns)
 
 
-def _said(turn: Turn) -> str:
+def _turn_text(turn: Turn) -> str:
     calls = [call["function"] for call in turn.get("tool_calls") or ()]
-    written = [json.dumps({"name": call["name"], "arguments": call["arguments"]}) for call in calls]
+    call_texts = [json.dumps({"name": call["name"], "arguments": call["arguments"]}) for call in calls]
     content = [turn["content"]] if turn.get("content") else []
-    return "\n".join([*content, *(f"<tool_call>\n{call}\n</tool_call>" for call in written)])
+    return "\n".join([*content, *(f"<tool_call>\n{call}\n</tool_call>" for call in call_texts)])

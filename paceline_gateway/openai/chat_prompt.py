@@ -91,7 +91,7 @@ async def read_chat(
         return turns, size, len(keys_and_strings((turns, tools.rendered))[0])
 
     written = sum(len(call.function.arguments) for message in messages for call in message.tool_calls or ())
-    turns, size, names = await services.prompts.beside(read, PIECE_BYTES * len(messages) + written)
+    turns, size, names = await services.prompts.run(read, PIECE_BYTES * len(messages) + written)
     render = partial(services.tokenizer.render_turns, turns, tools.rendered, settings.variables)
     ids = await services.prompts.read(render, size, max_length, "chat content bytes", names)
     opened = opens_reasoning(services.tokenizer, ids, services.reply_format.reasoning)

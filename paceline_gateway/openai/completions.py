@@ -144,7 +144,7 @@ def _prompts(given: str | list[str] | list[int] | list[list[int]]) -> list[Promp
 async def _ids(services: Services, prompt: Prompt, max_length: int, *, special: bool) -> Sequence[int]:
     if not isinstance(prompt, str):
         check = partial(require_ids, "prompt token_ids", prompt, services.tokenizer.vocab_size)
-        await services.prompts.beside(check, len(prompt))
+        await services.prompts.run(check, len(prompt))
         return prompt
     ids = await services.token_ids(prompt, max_length, add_special_tokens=special)
     require(len(ids) > 0, "prompt", prompt, "text of at least 1 token")

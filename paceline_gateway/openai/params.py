@@ -79,7 +79,7 @@ async def read_sampling(services: Services, body: GenerationFields, logprobs: in
         InvalidInput, HttpError: naming field, value and limit.
     """
     words, size = body.bad_words or (), check_bad_words(body.bad_words or (), services.tokenizer)
-    ids = await services.prompts.beside(lambda: [bad_word_ids(word, services.tokenizer) for word in words], size)
+    ids = await services.prompts.run(lambda: [bad_word_ids(word, services.tokenizer) for word in words], size)
     return sampling_params(body, [each for of_word in ids for each in of_word], logprobs)
 
 

@@ -65,4 +65,4 @@ async def _texts(services: Services, token_ids: Sequence[int]) -> list[str]:
     def each() -> list[str]:
         return [token_text(token_id, services.tokenizer) for token_id in token_ids]
 
-    return await services.prompts.beside(each, PIECE_BYTES * len(token_ids))
+    return await services.prompts.run(each, PIECE_BYTES * len(token_ids))

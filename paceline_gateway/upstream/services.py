@@ -70,7 +70,7 @@ class Services:
             InvalidInput: an id is not in the vocabulary; naming the field.
         """
         size = PIECE_BYTES * len(token_ids)
-        return await self.prompts.beside(partial(self._text, token_ids, field), size)
+        return await self.prompts.run(partial(self._text, token_ids, field), size)
 
     def _text(self, token_ids: Sequence[int], field: str) -> str:
         require_ids(field, token_ids, self.tokenizer.vocab_size)

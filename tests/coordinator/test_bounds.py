@@ -158,7 +158,7 @@ def refusal(message: Request) -> PacelineError:
         reader = PromptReader(SERVED.tokenizer)
         try:
             wanted = codec.decode_generate_request(Request.FromString(message.SerializeToString()))
-            prepare(await reader.tokenised(wanted, SERVED.max_length), SERVED)
+            prepare(await reader.tokenise(wanted, SERVED.max_length), SERVED)
         finally:
             reader.close()
 

@@ -32,7 +32,7 @@ def sequence_of(template: str, resumed: str) -> tuple[Sequence, TransformersToke
         eos_token_ids=frozenset(),
         speculation=SpeculationSettings(),
     )
-    return Sequence(task, tokenizer, ReasoningMarks.of(tokenizer)), tokenizer
+    return Sequence(task, tokenizer, ReasoningMarks.from_tokenizer(tokenizer)), tokenizer
 
 
 @pytest.mark.parametrize(

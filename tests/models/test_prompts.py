@@ -45,7 +45,7 @@ class HeldTokenizer(TableTokenizer):
 async def reading(tokenizer: Tokenizer) -> AsyncIterator[Callable[[GenerateRequest], Any]]:
     reader = PromptReader(tokenizer)
     try:
-        yield lambda request: asyncio.wait_for(reader.tokenised(request, CONTEXT), WAIT_S)
+        yield lambda request: asyncio.wait_for(reader.tokenise(request, CONTEXT), WAIT_S)
     finally:
         if isinstance(tokenizer, HeldTokenizer):
             tokenizer.go.set()
@@ -116,7 +116,7 @@ async def test_more_bytes_than_the_context_can_hold_are_refused_unread(
     monkeypatch.setattr(tokenizer, "encode", None)
     reader = PromptReader(tokenizer)
     with pytest.raises(InvalidInput) as caught:
-        await reader.tokenised(request_, 100)
+        await reader.tokenise(request_, 100)
     assert caught.value.message == f"{name}: must be at most {most}, the longest text of 100 tokens"
     reader.close()
 
@@ -131,11 +131,11 @@ def test_no_text_of_a_context_s_length_is_refused(vocab: int) -> None:
 async def test_ids_pass_as_they_are_and_text_becomes_ids() -> None:
     reader = PromptReader(load_tokenizer("table:vocab=300"))
     given = GenerateRequest(token_ids=(1, 2))
-    assert await reader.tokenised(given, 100) is given
-    read = await reader.tokenised(GenerateRequest(prompt="hi", seed=4), 100)
+    assert await reader.tokenise(given, 100) is given
+    read = await reader.tokenise(GenerateRequest(prompt="hi", seed=4), 100)
     assert read == GenerateRequest(token_ids=(104, 105), seed=4)
     with pytest.raises(InvalidInput, match="prompt = 'hi': must be text of at least 1 token"):
-        await PromptReader(NoTokens(300, None)).tokenised(GenerateRequest(prompt="hi"), 100)
+        await PromptReader(NoTokens(300, None)).tokenise(GenerateRequest(prompt="hi"), 100)
     reader.close()
 
 
@@ -173,12 +173,12 @@ class FrontedTokenizer(TableTokenizer):
 
 async def test_a_prediction_becomes_ids_without_what_stands_in_front_of_a_prompt() -> None:
     reader = PromptReader(FrontedTokenizer(300, None))
-    read = await reader.tokenised(GenerateRequest(prompt="hi", prediction_text="ho"), 100)
+    read = await reader.tokenise(GenerateRequest(prompt="hi", prediction_text="ho"), 100)
     assert (read.token_ids, read.prediction, read.prediction_text) == ((299, 104, 105), (104, 111), "")
-    beside_ids = await reader.tokenised(GenerateRequest(token_ids=(7,), prediction_text="ho"), 100)
+    beside_ids = await reader.tokenise(GenerateRequest(token_ids=(7,), prediction_text="ho"), 100)
     assert (beside_ids.token_ids, beside_ids.prediction) == ((7,), (104, 111))
     reader.close()
     none_in_front = PromptReader(load_tokenizer("table:vocab=300"))
-    read = await none_in_front.tokenised(GenerateRequest(token_ids=(7,), prediction_text="ho"), 100)
+    read = await none_in_front.tokenise(GenerateRequest(token_ids=(7,), prediction_text="ho"), 100)
     assert read.prediction == (104, 111)
     none_in_front.close()

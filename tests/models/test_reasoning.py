@@ -38,7 +38,7 @@ IN_PIECES = ReasoningMarks(b"<think>", b"</think>", lambda place: PIECES[place].
 
 def inside(*pieces: str, before: bool = False) -> str:
     """What is inside spans of a text in these pieces; `|` between spans."""
-    marked = IN_PIECES.inside([PIECES.index(piece) for piece in pieces], before=before)
+    marked = IN_PIECES.span_mask([PIECES.index(piece) for piece in pieces], is_open=before)
     kept = (piece if is_inside else "|" for piece, is_inside in zip(pieces, marked, strict=True))
     return re.sub(r"\|+", "|", "".join(kept)).strip("|")
 
@@ -57,41 +57,41 @@ def inside(*pieces: str, before: bool = False) -> str:
     ],
 )
 def test_the_last_turn_says_whether_a_span_is_open(prompt: tuple[int, ...], is_open: bool) -> None:
-    assert MARKS.behind(prompt).is_open is is_open
+    assert MARKS.follow(prompt).is_open is is_open
 
 
 def test_marks_belong_to_the_span() -> None:
     text = (1, OPENING, 2, CLOSING, 3, CLOSING, OPENING, OPENING, CLOSING)
-    assert MARKS.inside(text, before=False) == [False, True, True, True, False, False, True, True, True]
-    assert MARKS.inside((1, CLOSING, 2), before=True) == [True, True, False]
+    assert MARKS.span_mask(text, is_open=False) == [False, True, True, True, False, False, True, True, True]
+    assert MARKS.span_mask((1, CLOSING, 2), is_open=True) == [True, True, False]
 
 
 def test_marks_are_tokens_of_the_tokenizer() -> None:
     tokenizer = templated(OPENED)
-    marks = ReasoningMarks.of(tokenizer)
+    marks = ReasoningMarks.from_tokenizer(tokenizer)
     assert marks is not None
     assert (marks.opening, marks.closing) == (b"<think>", b"</think>")
     assert [i for i in range(tokenizer.vocab_size) if marks.spelling(i)] == [*tokenizer.encode("<think></think>")]
     assert marks.borders == set(tokenizer.hidden_tokens)
-    assert marks.behind(tokenizer.render_turns([{"role": "user", "content": "why"}])).is_open
-    assert ReasoningMarks.of(TableTokenizer(300, None)) is None
+    assert marks.follow(tokenizer.render_turns([{"role": "user", "content": "why"}])).is_open
+    assert ReasoningMarks.from_tokenizer(TableTokenizer(300, None)) is None
 
 
 def test_without_such_tokens_marks_are_what_the_template_knows_in_any_tokens() -> None:
-    marks = ReasoningMarks.of(NO_TOKENS)
+    marks = ReasoningMarks.from_tokenizer(NO_TOKENS)
     assert marks is not None
     asked = NO_TOKENS.render_turns([{"role": "user", "content": "why"}])
-    assert marks.behind(asked).is_open
-    assert not marks.behind((*asked, *NO_TOKENS.encode("so</think>"))).is_open
+    assert marks.follow(asked).is_open
+    assert not marks.follow((*asked, *NO_TOKENS.encode("so</think>"))).is_open
     quoting = NO_TOKENS.render_turns([{"role": "user", "content": "<think>"}])
-    assert not marks.behind(quoting[: -len("<think>\n")]).is_open, "a user's turn opens nothing"
+    assert not marks.follow(quoting[: -len("<think>\n")]).is_open, "a user's turn opens nothing"
     text = NO_TOKENS.encode("it</think>is<think>not")
-    assert NO_TOKENS.decode([each for each, of in zip(text, marks.inside(text, before=True), strict=True) if of]) == (
-        "it</think><think>not"
-    )
+    assert NO_TOKENS.decode(
+        [each for each, of in zip(text, marks.span_mask(text, is_open=True), strict=True) if of]
+    ) == ("it</think><think>not")
     assert (closes_first(marks, text), closes_first(marks, text[12:])) == (True, False)
     plain = TransformersTokenizer(byte_level_tokenizer())
-    assert ReasoningMarks.of(plain) is None, "its template knows of none"
+    assert ReasoningMarks.from_tokenizer(plain) is None, "its template knows of none"
 
 
 @pytest.mark.parametrize(

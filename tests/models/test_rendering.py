@@ -117,7 +117,7 @@ def test_what_is_collected_meanwhile_is_not_cut_short() -> None:
     watch = RenderWatch(max_ms=40)
     for _ in range(5):
         with pytest.raises(RenderStopped, match="within 40 ms"):
-            watch.bounded(lambda: template.render(let_go=lambda: bool(Held())))
+            watch.run(lambda: template.render(let_go=lambda: bool(Held())))
     assert begun == ended
 
 
@@ -171,7 +171,7 @@ async def test_many_empty_messages_are_rendered_beside_the_event_loop() -> None:
     reader = PromptReader(Noting(inner))
     many = GenerateRequest(messages=(ChatMessage("user", ""),) * (MAX_MESSAGES - 1) + (ChatMessage("user", "hi"),))
     assert sum(len(message.content) for message in many.messages) < AT_ONCE_BYTES
-    await reader.tokenised(many, 4096)
+    await reader.tokenise(many, 4096)
     reader.close()
     assert threads, "it was rendered"
     assert threading.get_ident() not in threads
@@ -195,7 +195,7 @@ def test_each_rendering_is_stopped_by_its_own_limit_and_once() -> None:
         began, said = time.monotonic(), ""
         until = began + ms / 1e3
         try:
-            watch.bounded(lambda: counting(until))
+            watch.run(lambda: counting(until))
         except RenderStopped as stopped:
             said = str(stopped)
         took = time.monotonic() - began
@@ -212,10 +212,10 @@ def test_each_rendering_is_stopped_by_its_own_limit_and_once() -> None:
 
 
 def test_mutant_a_watch_that_sleeps_lets_a_template_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(RenderWatch, "_stop_those_beyond", lambda self: None)
+    monkeypatch.setattr(RenderWatch, "_stop_over_limit", lambda self: None)
     watch = RenderWatch(max_ms=20)
     until = time.monotonic() + 0.2
-    watch.bounded(lambda: counting(until))
+    watch.run(lambda: counting(until))
     assert time.monotonic() >= until, "it ends by itself"
 
 
@@ -228,10 +228,10 @@ endless = Environment().from_string("{{% for a in range(10 ** 9) %}}{{% endfor %
 watch = rendering.RenderWatch(max_ms=20)
 {mutation}
 try:
-    watch.bounded(endless.render)
+    watch.run(endless.render)
 except rendering.RenderStopped:
     sys.settrace(lambda frame, event, argument: None)
-    watch.bounded(int)
+    watch.run(int)
     print("traced")
 """
 TAKEN_BACK = """
