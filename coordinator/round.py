@@ -54,7 +54,7 @@ async def run_rounds(
     accepted_node, decided_at = ROOT, time.perf_counter()
     follow_ups: list[Callable[[], None]] = []
     prefetching = Prefetching(target, drafting)
-    target.on_refused, target.prompt.reader = drafting.refused, outbox
+    target.on_refused, target.prompt.reader = drafting.on_refused, outbox
 
     async def on_dispatch(round_: Round) -> None:
         await asyncio.sleep(0)  # the link's writer runs: nothing stands between the round and the wire
@@ -114,7 +114,7 @@ async def run_rounds(
         drafting.learn(record, round_.proposal, path)
         if sequence.finish_reason is None:
             outcome = decision.outcome(round_.base_length)
-            target_next = target.ahead(round_, outcome, verdict)
+            target_next = target.next_after(round_, outcome, verdict)
             drafting.commit(outcome, tokens.token_ids, sequence, target_next, round_trace.traceparent)
         stats.add(record, len(tokens.token_ids), decided_at)
         if task.speculation.report_rounds and stats.reports_last:

@@ -25,9 +25,9 @@ from coordinator.policy.settings import DraftingSettings
 from coordinator.recorder import RequestRecorder
 from coordinator.sessions.draft import DraftSession
 from coordinator.sessions.draft_pool import DraftPool
-from coordinator.sessions.drafted import NOTHING, Drafted, PendingCommit
-from coordinator.sessions.feature_feed import FeatureFeed, is_offered
-from coordinator.sessions.verified import TargetNext
+from coordinator.sessions.feature_feed import FeatureFeed, is_available
+from coordinator.sessions.round_draft import NOTHING, PendingCommit, RoundDraft
+from coordinator.sessions.verified_round import TargetNext
 from coordinator.text.library import Library
 from coordinator.text.sequence import GenerationTask, Sequence
 from paceline.costs.cost_line import CostLine
@@ -94,8 +94,8 @@ class Drafting:
         self._choosing: Choosing | None = None
         self._rounds = 0
         if name == AUTO and self._uses_model and pool is not None:
-            on_offer = partial(pool.on_offer, partial(self._may_read, targets))
-            self._choosing = Choosing(planner, self._planner, on_offer, text, can_ahead=self._fan_out > 0)
+            offers = partial(pool.offers, partial(self._may_read, targets))
+            self._choosing = Choosing(planner, self._planner, offers, text, can_ahead=self._fan_out > 0)
             self._draft_with(self._choosing.first())
         if self._uses_model:
             self.features.need = self._session.need
@@ -106,7 +106,7 @@ class Drafting:
         self._matches = Matches(
             len(task.prompt), () if self._off else task.prediction, ngrams=searched, volumes=volumes
         )
-        self._cached: Drafted | None = None
+        self._cached: RoundDraft | None = None
         self._missed = False
         self._first_draft = False
         self._pending: PendingCommit | None = None
@@ -145,7 +145,7 @@ class Drafting:
         """Rounds behind the planned one that the target may start by itself."""
         return self._plan.lease
 
-    async def take(self, asked: Callable[[], None]) -> Drafted:
+    async def take(self, asked: Callable[[], None]) -> RoundDraft:
         """The planned proposal; an n-gram match stands in for a draft that doesn't come.
 
         If the round waits for the draft service, `asked` is called once the request for a proposal has left.
@@ -157,11 +157,11 @@ class Drafting:
         self._session.dispatching(drafted)
         return replace(drafted, miss=self._missed) if self._missed else drafted
 
-    async def _planned(self, asked: Callable[[], None]) -> Drafted:
+    async def _planned(self, asked: Callable[[], None]) -> RoundDraft:
         plan = self._plan
         if self._self_started is not None:
             timings = self._cached.timings if self._cached is not None else NOTHING.timings
-            return Drafted(self._self_started, hit=self._self_started.drafter not in COPYING, timings=timings)
+            return RoundDraft(self._self_started, hit=self._self_started.drafter not in COPYING, timings=timings)
         if plan.source is Source.WAIT:
             self._send_pending()
             await asyncio.sleep(0)  # the link's writer runs
@@ -179,7 +179,7 @@ class Drafting:
         if plan.source is not Source.NONE and self._matches.best is not None:
             width = self._widths[0] if self._widths else 1
             proposal = self._matches.proposal(1 + self._rounds, plan.depth, width, coupled=self._coupled)
-            return Drafted(proposal)
+            return RoundDraft(proposal)
         return NOTHING
 
     def verifying(self, round_: Round) -> None:
@@ -230,7 +230,7 @@ class Drafting:
             yield copied
         plan = self._plan
         longest = max(plan.branch_depth, plan.branch_nodes)
-        for outcome, prepared in islice(self._session.prepared(round_), self._max_prefetched):
+        for outcome, prepared in islice(self._session.prepared_proposals(round_), self._max_prefetched):
             if copied is None or outcome != copied.outcome:
                 proposal = self._fitting(prepared, round_, outcome)
                 worth = proposal if self._fixed is not None else self._planner.worth_verifying(proposal)
@@ -244,7 +244,7 @@ class Drafting:
 
         The draft service is told by `take` if the round waits for it, else by `verifying`, after the round has left.
         """
-        self._leased = ahead.leased
+        self._leased = ahead.leased_rounds
         self._self_started, self._target_can_prefetch = ahead.self_started, ahead.can_prefetch
         self._planner.move(ahead.peer, self._session.peer, self._session.drafter)
         if self._matches.exist:
@@ -259,7 +259,7 @@ class Drafting:
         if self._session.is_open or before is not None or self._needs_session():
             budget = self._wanted_now()
             pending = PendingCommit(outcome, tuple(tokens), sequence.ids, budget, traceparent, drafted_for)
-            self._pending = pending.after(before)
+            self._pending = pending.join_to(before)
 
     def learn(self, record: RoundRecord, proposal: Proposal | None, path: Seq[int]) -> None:
         """Take in what the running plan cost and gave; call before `commit`."""
@@ -271,9 +271,9 @@ class Drafting:
         """Why the request was drafted for as it was; empty where the request fixed that itself."""
         return self._planner.explain()
 
-    def refused(self, error: PacelineError) -> None:
+    def on_refused(self, error: PacelineError) -> None:
         """The target refused what was proposed for the round in flight, or prefetched for its outcomes."""
-        self._session.refused(error)
+        self._session.on_refused(error)
 
     def close(self) -> None:
         """End the session on the draft service; may be called again."""
@@ -290,7 +290,7 @@ class Drafting:
 
     def _may_read(self, targets: Seq[Welcome], need: FeatureNeed) -> bool:
         """Whether a drafter gets what it reads: later on only what the target's session was opened for."""
-        return self.features.meets(need) if self._rounds else is_offered(need, targets)
+        return self.features.meets(need) if self._rounds else is_available(need, targets)
 
     def _draft_with(self, offered: Offered | None) -> None:
         if offered is not None and offered.name != self._session.drafter:

@@ -21,7 +21,7 @@ from coordinator.policy.market import MESSAGE_MS, NOTHING, Choice, Market, Rates
 from coordinator.policy.plan import Options, Plan, Source
 from coordinator.policy.round_times import DraftTimes, TargetTimes
 from coordinator.policy.seen import MAX_DEPTH, Seen
-from coordinator.sessions.drafted import MAX_PENDING_TOKENS
+from coordinator.sessions.round_draft import MAX_PENDING_TOKENS
 from paceline.costs.service_costs import DEFAULT, UNKNOWN_LINE, DraftCosts, TargetCosts
 from paceline.protocol.draft import Shadow
 from paceline.protocol.explanation import PlanExplanation

@@ -1,7 +1,7 @@
-"""What a target's answer must be to be one: of the served vocabulary, as long as what was asked for.
+"""Checks of a target's answers: token ids are in the served vocabulary, and lengths are those that were asked for.
 
-A target writes the text, so it may lie about what it drew; it may not say what no target can mean. Whatever does ends
-the request by the name of the field.
+A target writes the text, so nothing can tell whether it drew honestly. An answer that no honest target could send
+ends the request with an error that names the field.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from paceline.protocol.target import PromptPiece, Verdict
 
 
 def check_verdict(verdict: Verdict, vocab_size: int, logprobs: int | None) -> None:
-    """Refuse token ids beyond the vocabulary, and rows of log-probabilities that were not asked for, or lack a token.
+    """Check a verdict's token ids against the vocabulary, and its rows of log-probabilities.
 
-    How many tokens and probabilities there are is the acceptance rule's to check, which knows the proposal.
+    There must be as many rows as were asked for, and each must have the drawn token. The number of tokens and
+    probabilities is checked by the acceptance rule, which knows the proposal.
 
     Args:
-        verdict: what came.
+        verdict: the target's.
         vocab_size: of the served model.
         logprobs: as `SamplingParams.logprobs`.
 
@@ -28,17 +29,17 @@ def check_verdict(verdict: Verdict, vocab_size: int, logprobs: int | None) -> No
     _check_ids("verdict token_ids", verdict.token_ids, vocab_size)
     rows = 0 if logprobs is None else len(verdict.token_ids)
     _expect(len(verdict.logprobs) == rows, "verdict logprobs", len(verdict.logprobs), f"{rows} rows")
-    for row, drawn in zip(verdict.logprobs, verdict.token_ids, strict=False):
+    for row, token_id in zip(verdict.logprobs, verdict.token_ids, strict=False):
         _check_ids("verdict logprobs", row.token_ids, vocab_size)
         _expect(len(set(row.token_ids)) == len(row.token_ids), "verdict logprobs", row.token_ids, "each id once")
-        _expect(drawn in row.token_ids, "verdict logprobs", row.token_ids, f"with the drawn token, {drawn}")
+        _expect(token_id in row.token_ids, "verdict logprobs", row.token_ids, f"with the drawn token, {token_id}")
 
 
 def check_piece(piece: PromptPiece, prompt: Sequence[int], vocab_size: int, alternatives: int) -> None:
-    """Refuse rows of a prompt's log-probabilities that are not about its tokens, or that no vocabulary has.
+    """Check that rows of a prompt's log-probabilities are of its tokens, and their ids in the vocabulary.
 
     Args:
-        piece: what came; its positions are the prompt's.
+        piece: the target's; its positions are the prompt's.
         prompt: its token ids.
         vocab_size: of the served model.
         alternatives: how many of the most probable tokens were asked for.

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from coordinator.sessions.draft_pool import DraftPeer, DraftPool
-from coordinator.sessions.drafted import NOTHING, Drafted, PendingCommit
 from coordinator.sessions.feature_feed import FeatureFeed
-from coordinator.sessions.redrawing import MAX_MISTAKES, Redrawn, as_sent, base_behind, redrawn
+from coordinator.sessions.redrawing import MAX_MISTAKES, RedrawnProposal, as_sent, base_behind, redraw_proposal
+from coordinator.sessions.round_draft import NOTHING, PendingCommit, RoundDraft
 from coordinator.sessions.speculation_cache import SpeculationCache
 from coordinator.text.sequence import GenerationTask
 from paceline.protocol.codec import error_of
@@ -42,12 +42,11 @@ RETRY_MAX_S = 8.0
 
 
 class DraftSession:
-    """Asks for proposals and takes them; target-only whenever none is to be had.
+    """Asks the draft service for proposals and takes them. Rounds go target-only whenever there is none.
 
-    States of the session: none (`_id` is None) → open → none again when the
-    draft fails, on `_peer`; then on another one, if there is one, and on one that
-    failed after a growing pause (`_retry_at`). After a wait in vain
-    (`is_late`) no round waits until something comes: the service has caught up then.
+    The session is closed (`_id` is None) or open on `_peer`. It closes when the draft fails. It is then opened on
+    another peer if there is one, and on a peer that failed after a growing pause (`_retry_at`). After a wait in vain
+    (`is_late`) no round waits until the service sends something: by then it has caught up.
     """
 
     def __init__(
@@ -62,42 +61,42 @@ class DraftSession:
         self._opened_at = 0
         self._opened_s = 0.0
         self._has_spoken = False
-        """Whether something has come since it was opened: then it has computed the text before."""
+        """Whether the service has sent something since the opening: then it has computed the prefix."""
         self._mistakes = 0
-        self._cache = SpeculationCache[Redrawn]()
+        self._cache = SpeculationCache[RedrawnProposal]()
         self.on_prepared: Callable[[], None] = lambda: None
-        """Called when a proposal for an outcome that is not known yet has come, or has grown."""
+        """Called when a proposal for an outcome that is still open has come, or has grown."""
         self.on_shadow: Callable[[Shadow], None] = lambda shadow: None
-        """Called with the shadow of committed tokens, each position at most once in a session, in order."""
-        self._shadowed = self._told = 0
-        """Tokens whose shadow can't come any more, and tokens that the draft service knows."""
+        """Called with the shadow of committed tokens, in order, with each position at most once in a session."""
+        self._shadow_end = self._sent_length = 0
+        """The number of leading tokens whose shadow has come or can't come, and of those that the service has got."""
         self._features = features or FeatureFeed()
         self._features.on_rows = self._send_features
-        self._reads, self._fed = NO_FEATURES, 0
-        """What the session's drafter reads of the target, and the position up to which it has been sent."""
-        self._arrived = asyncio.Event()
-        self._budget = self._ahead = DraftBudget()
-        self._wanted = False
-        self._fresh = True
+        self._open_need, self._features_end = NO_FEATURES, 0
+        """The features that the open session's drafter reads, and the position up to which they have been sent."""
+        self._arrival = asyncio.Event()
+        self._budget = self._outcome_budget = DraftBudget()
+        self._awaits_proposal = False
+        self._is_first = True
         self.is_late = False
-        """Whether a round waited in vain, and nothing of use has come since."""
+        """Whether a round waited in vain and nothing useful has come since."""
         self._retry_at: dict[DraftPeer, float] = {}
         self._backoff = Backoff(RETRY_MIN_S, RETRY_MAX_S)
 
     @property
     def peer(self) -> DraftPeer | None:
-        """The draft service that the session was placed on last; before that, one that it might be placed on."""
+        """The draft service on which the session was placed last; before that, one on which it might be placed."""
         return self._pool.first(self._fits) if self._peer is None and self._pool is not None else self._peer
 
     @property
     def need(self) -> FeatureNeed:
-        """What the drafter reads of the target, on the service that the session would be placed on now."""
+        """The features that the drafter reads, on the service on which the session would be placed now."""
         peer = None if self._pool is None else self._pool.first(lambda peer: peer.has(self._drafter))
         return NO_FEATURES if peer is None else peer.need_of(self._drafter)
 
     @property
     def model(self) -> str:
-        """What drafts; empty where that is not known."""
+        """The name of the drafting model; empty where it is not known."""
         welcome = None if self.peer is None else self.peer.link.welcome
         return "" if welcome is None else welcome.fingerprint.model
 
@@ -108,28 +107,28 @@ class DraftSession:
 
     @property
     def lag(self) -> int:
-        """Tokens that the draft service may still be computing: those that the session was opened with."""
+        """The number of tokens that the draft service may still be computing: those of the opening."""
         return 0 if self._id is None or self._has_spoken else self._opened_at + 1
 
     @property
     def open_ms(self) -> float:
-        """For how long it has been open."""
+        """Milliseconds since it was opened; 0 while it is closed."""
         return 0.0 if self._id is None else (time.monotonic() - self._opened_s) * 1e3
 
     @property
     def is_ready(self) -> bool:
-        """Whether a draft can be asked for, and would not have to catch up first."""
+        """Whether a proposal can be asked for, and the draft service would not have to catch up first."""
         if self.is_late:
             return False
         return self._id is not None or (self._pool is not None and self._pool.is_willing(self._fits))
 
     @property
     def drafter(self) -> str:
-        """The drafter that it asks for; empty: the service's default."""
+        """The drafter's name; empty: the service's default."""
         return self._drafter
 
     def change(self, drafter: str) -> None:
-        """Have another drafter from the next commit on; the session with this one ends."""
+        """Use another drafter from the next commit on, and end the session with the present one."""
         self.close()
         self._cache.clear()
         self._drafter = drafter
@@ -137,57 +136,57 @@ class DraftSession:
         self.is_late = False
 
     def open(self, committed: Sequence[int], budget: DraftBudget, traceparent: str) -> None:
-        """Begin with a prefix, which is computed at once, and, if the budget has tokens, ask for its proposal."""
+        """Open a session with a prefix, and ask for a proposal if the budget has tokens."""
         self.settle(None)
-        self._fresh = True
+        self._is_first = True
         self._expect(budget)
         peer = self._peer = None if self._pool is None else self._pool.place(committed, self._fits, self._task.tenant)
         if peer is None:
-            self._wanted = False
+            self._awaits_proposal = False
             return
         try:
             self._id, self._opened_at = peer.attach(self), len(committed) - 1
             self._opened_s, self._has_spoken = time.monotonic(), False
-            self._shadowed = self._told = len(committed)
+            self._shadow_end = self._sent_length = len(committed)
             spec = replace(self._task.spec(committed, traceparent), noise=self._noise)
-            computed = replace(budget, shadow=True)
-            peer.send(DraftOpen(self._id, spec, self._drafter, computed, takes_shadows=True))
-            self._reads, self._fed = peer.need_of(self._drafter), 0
+            shadow_budget = replace(budget, shadow=True)
+            peer.send(DraftOpen(self._id, spec, self._drafter, shadow_budget, takes_shadows=True))
+            self._open_need, self._features_end = peer.need_of(self._drafter), 0
             self._send_features()
         except (PeerUnavailable, InvalidInput) as error:
-            # What is too large for a frame only grows.
+            # A prefix that is too large for a frame only grows.
             self._give_up(error.for_log, for_good=isinstance(error, InvalidInput))
 
-    def settle(self, outcome: Outcome | None) -> Drafted | None:
-        """Record the round's outcome; returns the proposal that was prepared for it, if there is one."""
+    def settle(self, outcome: Outcome | None) -> RoundDraft | None:
+        """Note the round's outcome, and return the proposal that was prepared for it, if there is one."""
         self._cache.expect(outcome)
-        self._arrived.clear()
-        self._wanted = False
+        self._arrival.clear()
+        self._awaits_proposal = False
         entry = self._cache.take()
-        return None if entry is None else self._checked(entry, MAX_PROPOSAL_NODES, hit=True)
+        return None if entry is None else self._validate(entry, MAX_PROPOSAL_NODES, hit=True)
 
-    def prepared(self, round_: Round) -> Iterator[tuple[Outcome, Proposal]]:
-        """The proposals prepared for outcomes of a round, the likeliest first, up to one that is faulty."""
-        for outcome, entry in self._cache.prepared(round_.base_length):
+    def prepared_proposals(self, round_: Round) -> Iterator[tuple[Outcome, Proposal]]:
+        """The proposals for outcomes of a round, the likeliest first; a faulty one ends session and iteration."""
+        for outcome, entry in self._cache.entries_of(round_.base_length):
             if fault := self._fault_in_outcome(outcome, round_):
                 self._give_up(fault)
                 return
-            checked = self._checked(entry, MAX_PROPOSAL_NODES, hit=True)
-            if checked is not None and checked.proposal is not None:
-                yield outcome, checked.proposal
+            draft = self._validate(entry, MAX_PROPOSAL_NODES, hit=True)
+            if draft is not None and draft.proposal is not None:
+                yield outcome, draft.proposal
 
     def commit(self, pending: PendingCommit) -> None:
-        """Tell the draft service what was committed, after `settle`; a budget with tokens asks for a proposal now.
+        """Send committed tokens to the draft service, after `settle`; a budget with tokens asks for a proposal.
 
-        A session that was lost is opened anew with the whole sequence.
+        A lost session is opened anew with the whole sequence.
         """
-        if self._id is not None and not self._features.meets(self._reads):
+        if self._id is not None and not self._features.meets(self._open_need):
             self._give_up("the target that its drafter reads from is lost, and this one can't send what it reads")
         if self._id is None or self._peer is None:
             self.open(pending.committed, pending.budget, pending.traceparent)
             return
         self._expect(pending.budget)
-        self._told = len(pending.committed)
+        self._sent_length = len(pending.committed)
         command = Commit(
             session_id=self._id,
             outcome=pending.outcome,
@@ -199,45 +198,45 @@ class DraftSession:
         self._send(self._peer, command)
         self._send_features()
 
-    async def take(self, patience_s: float = math.inf) -> Drafted:
-        """The proposal that was asked for; waits for it so long at most, and no longer than the pool allows."""
-        if self._pool is None or self._id is None or not self._wanted:
+    async def take(self, patience_s: float = math.inf) -> RoundDraft:
+        """The proposal that was asked for. It waits at most `patience_s`, and no longer than the pool allows."""
+        if self._pool is None or self._id is None or not self._awaits_proposal:
             return NOTHING
         entry = self._cache.take()
         if entry is None and not self.is_late:
             entry = await self._wait(min(patience_s, self._pool.timeout_s))
-        self._wanted = False
+        self._awaits_proposal = False
         if entry is None:
             return NOTHING
-        first, self._fresh = self._fresh, False
-        checked = self._checked(entry, max(self._budget.max_tokens, self._ahead.max_tokens), hit=False)
-        if checked is None or checked.proposal is None:
+        first, self._is_first = self._is_first, False
+        draft = self._validate(entry, max(self._budget.max_tokens, self._outcome_budget.max_tokens), hit=False)
+        if draft is None or draft.proposal is None:
             return NOTHING
-        # Prepared for this outcome before the draft service knew that less is wanted now: its beginning is as good.
-        return replace(checked, proposal=checked.proposal.within(self._budget.max_tokens), first=first)
+        # It may have been prepared for this outcome with a larger budget: its beginning is as good.
+        return replace(draft, proposal=draft.proposal.within(self._budget.max_tokens), first=first)
 
     def verifying(self, round_: Round, budget: DraftBudget) -> None:
-        """Tell the draft service which round left for the target, and what each outcome's proposal may cost."""
+        """Announce a round that has left for the target, with the budget of each outcome's proposal."""
         if self._id is None or self._peer is None:
             return
-        self._ahead = budget
+        self._outcome_budget = budget
         proposal = round_.proposal
         if proposal is not None and (proposal.drafter in COPYING or self._began_behind(round_)):
             inline = replace(proposal, supports=())
             self._send(self._peer, Verifying(self._id, round_.base_length, proposal=inline, budget=budget))
         else:
-            known = (proposal.proposal_id, len(proposal)) if proposal is not None else (0, 0)
-            self._send(self._peer, Verifying(self._id, round_.base_length, *known, budget=budget))
+            reference = (proposal.proposal_id, len(proposal)) if proposal is not None else (0, 0)
+            self._send(self._peer, Verifying(self._id, round_.base_length, *reference, budget=budget))
 
     def _began_behind(self, round_: Round) -> bool:
-        """Whether a round's proposal is older than the session: it came from one that was lost."""
-        return self._fresh and round_.base_length == self._opened_at
+        """Whether a round's proposal is older than the session, so that it came from a lost one."""
+        return self._is_first and round_.base_length == self._opened_at
 
-    def dispatching(self, drafted: Drafted) -> None:
-        """A round is about to leave with this: a mistake among its tokens ends the session.
+    def dispatching(self, drafted: RoundDraft) -> None:
+        """End the session if the proposal of a round that is about to leave has a mistake.
 
-        Not before: to go without a draft for what it drew in a round that is never sent would be a choice by a
-        token that is then dropped (`exactness` §7).
+        It does not end earlier: a round that is never sent must not decide by its tokens whether the request goes on
+        without a draft (`exactness` §7).
         """
         mistake, proposal = drafted.mistake, drafted.proposal
         if mistake is None or proposal is None or mistake.node >= len(proposal):
@@ -246,8 +245,8 @@ class DraftSession:
         last = self._mistakes == MAX_MISTAKES
         self._give_up(f"mistake {self._mistakes} of at most {MAX_MISTAKES}: {mistake}", for_good=last)
 
-    def refused(self, error: PacelineError) -> None:
-        """The target refused what was proposed."""
+    def on_refused(self, error: PacelineError) -> None:
+        """End the session, whose proposal the target has refused."""
         if self._id is not None:
             self._give_up(f"the target refused what it proposed: {error.for_log}")
 
@@ -258,11 +257,11 @@ class DraftSession:
             self._id = None
 
     def on_event(self, event: DraftEvent) -> None:
-        """Handle what the draft service sent for this session."""
+        """Handle an event that the draft service sent for this session."""
         if isinstance(event, Failure):
             error = error_of(event)
             if isinstance(error, Overloaded | PeerUnavailable) and self._pool and self._peer:
-                self._pool.refused(self._peer, error)
+                self._pool.note_refusal(self._peer, error)
             self._give_up(error.for_log)
         elif isinstance(event, DraftedProposal):
             self._put(event)
@@ -270,10 +269,10 @@ class DraftSession:
             self._report(event)
 
     def on_lost(self, error: PacelineError) -> None:
-        """The link broke, and this session with it."""
+        """Handle the loss of the link, with which the session ended."""
         self._id = None
         self.is_late = False
-        self._arrived.set()
+        self._arrival.set()
         metrics.fell_back("draft_lost")
         logger.warning("draft lost, going on target-only: error=%s", error.for_log)
 
@@ -286,27 +285,27 @@ class DraftSession:
             return
         if self._cache.put(drafted.outcome, entry):
             self.is_late = False
-            self._arrived.set()
+            self._arrival.set()
         else:
             self.on_prepared()
 
     def _report(self, shadow: Shadow) -> None:
-        if not self._shadowed <= shadow.first_position < shadow.end <= self._told:
-            known = f"among [{self._shadowed}, {self._told}), committed and not reported before"
+        if not self._shadow_end <= shadow.first_position < shadow.end <= self._sent_length:
+            limit = f"among [{self._shadow_end}, {self._sent_length}), committed and not reported before"
             positions = f"[{shadow.first_position}, {shadow.end})"
-            self._give_up(f"it sent a malformed shadow: positions = {positions}: must be {known}")
+            self._give_up(f"it sent a malformed shadow: positions = {positions}: must be {limit}")
             return
-        self._shadowed = shadow.end
+        self._shadow_end = shadow.end
         self.is_late, self._has_spoken = False, True
         self.on_shadow(shadow)
 
-    def _redrawn(self, drafted: DraftedProposal) -> Redrawn:
-        """Now, when it arrives: what is prepared costs nothing between a verdict and the next round."""
+    def _redrawn(self, drafted: DraftedProposal) -> RedrawnProposal:
+        """Redraw a proposal when it arrives, so that it costs no time between a verdict and the next round."""
         if self._task.acceptance is Acceptance.COUPLED:
             return as_sent(drafted)
         outcome = drafted.outcome
         base_length = self._opened_at if outcome is None else base_behind(outcome)
-        return redrawn(drafted, base_length, self._noise, self._cache.get(outcome))
+        return redraw_proposal(drafted, base_length, self._noise, self._cache.get(outcome))
 
     def _send(self, peer: DraftPeer, command: DraftCommand) -> None:
         try:
@@ -315,43 +314,43 @@ class DraftSession:
             self._give_up(error.for_log)
 
     def _send_features(self) -> None:
-        """Pass on what has come of the tokens that the draft service knows."""
-        if not self._reads.any:
+        """Send the features that have come of tokens that the draft service has got."""
+        if not self._open_need.any:
             return
-        for features in self._features.between(self._fed, self._told):
+        for features in self._features.slice(self._features_end, self._sent_length):
             if self._id is not None and self._peer is not None:
                 self._send(self._peer, replace(features, session_id=self._id))
-        self._fed = max(self._fed, min(self._features.end, self._told))
+        self._features_end = max(self._features_end, min(self._features.end, self._sent_length))
 
     def _fits(self, peer: DraftPeer) -> bool:
-        """Whether a draft service has the drafter, which gets what it reads, and its pause is over if it failed."""
+        """Whether a draft service has the drafter, its features can be had, and its pause after a failure is over."""
         fits = peer.has(self._drafter) and self._features.meets(peer.need_of(self._drafter))
         return fits and time.monotonic() >= self._retry_at.get(peer, 0.0)
 
     def _expect(self, budget: DraftBudget) -> None:
         self._budget = budget
-        self._wanted = budget.max_tokens > 0
+        self._awaits_proposal = budget.max_tokens > 0
 
-    def _checked(self, entry: Redrawn, longest: int, *, hit: bool) -> Drafted | None:
-        """What a round may use of what the draft service sent; a fault in it ends the session."""
+    def _validate(self, entry: RedrawnProposal, longest: int, *, hit: bool) -> RoundDraft | None:
+        """Check a proposal for use in a round; None: it is empty, or it is faulty and the session has ended."""
         assert self._pool is not None
         try:
             proposal = entry.proposal
             proposal.check_for(self._task.acceptance, self._pool.vocab_size)
             depth = max(proposal.depths, default=0)
-            require(depth <= longest, "proposal depth", depth, f"at most {longest} tokens, as was wanted")
+            require(depth <= longest, "proposal depth", depth, f"at most {longest} tokens, the budget")
         except InvalidInput as error:
             self._give_up(f"it sent a malformed proposal: {error.for_log}")
             return None
         if not len(proposal):
             return None
         self._backoff.reset()
-        return Drafted(proposal, hit, mistake=entry.mistake, timings=entry.timings)
+        return RoundDraft(proposal, hit, mistake=entry.mistake, timings=entry.timings)
 
-    async def _wait(self, timeout_s: float) -> Redrawn | None:
+    async def _wait(self, timeout_s: float) -> RedrawnProposal | None:
         try:
             async with asyncio.timeout(timeout_s):
-                await self._arrived.wait()
+                await self._arrival.wait()
         except TimeoutError:
             self.is_late = True
             metrics.fell_back("draft_late")
@@ -359,7 +358,7 @@ class DraftSession:
         return self._cache.take()
 
     def _give_up(self, reason: str, *, for_good: bool = False) -> None:
-        """Drop the session and what it sent; the next commit after a pause opens it anew, unless it is for good."""
+        """Drop the session and its proposals. A commit after a pause opens it anew, unless it ends for good."""
         pause_s = math.inf if for_good else self._backoff.next_s()
         metrics.fell_back("draft_failed")
         logger.warning(
@@ -370,10 +369,10 @@ class DraftSession:
         self._cache.clear()
         if self._peer is not None:
             self._retry_at[self._peer] = time.monotonic() + pause_s
-        self._arrived.set()
+        self._arrival.set()
 
     def _fault_in_outcome(self, outcome: Outcome, round_: Round) -> str:
-        """Why a round can't have an outcome that was drafted for; empty if it can."""
+        """Why a round can't have an outcome that was drafted for; empty: it can."""
         assert self._pool is not None
         vocab_size = self._pool.vocab_size
         nodes = len(round_.proposal) if round_.proposal else 0

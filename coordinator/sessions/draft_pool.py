@@ -16,7 +16,7 @@ class DraftPeer(Peer[DraftCommand, DraftEvent]):
 
     @property
     def costs(self) -> DraftCosts:
-        """What the draft service's steps take, as it said last; an unknown line where it said nothing."""
+        """The latest costs that the draft service has stated; before that an unknown line."""
         costs: DraftCosts = self.link.costs
         return costs
 
@@ -26,7 +26,7 @@ class DraftPeer(Peer[DraftCommand, DraftEvent]):
         return not drafter or (welcome is not None and drafter in welcome.drafter_names)
 
     def need_of(self, drafter: str) -> FeatureNeed:
-        """What a drafter reads of the target's hidden states."""
+        """The hidden states of the target that a drafter reads."""
         welcome = self.link.welcome
         return NO_FEATURES if welcome is None else welcome.need_of(drafter)
 
@@ -43,14 +43,14 @@ class DraftPool(Pool[DraftPeer]):
         self.timeout_s = timeout_s
         self.vocab_size = vocab_size
 
-    def on_offer(self, may_read: Callable[[FeatureNeed], bool]) -> Iterator[tuple[str, str, DraftPeer]]:
-        """Each drafter of the services that are up, its service's model, and the service: a default has no name.
+    def offers(self, may_read: Callable[[FeatureNeed], bool]) -> Iterator[tuple[str, str, DraftPeer]]:
+        """Each drafter of the services that are up: its name, empty for a default, its service's model, the service.
 
-        `may_read`: whether a request's drafter gets what it reads of the target.
+        `may_read` says whether the request can get the features that a drafter reads; others are left out.
         """
         for peer in self.peers:
             welcome = peer.link.welcome if peer.link.is_up else None
             if welcome is not None:
                 names = (DEFAULT, *welcome.drafters[1:])
-                served = (name for name in names if may_read(welcome.need_of(name)))
-                yield from ((name, welcome.fingerprint.model, peer) for name in served)
+                model = welcome.fingerprint.model
+                yield from ((name, model, peer) for name in names if may_read(welcome.need_of(name)))

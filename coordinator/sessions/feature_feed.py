@@ -1,7 +1,7 @@
 """One request's features on their way from its target to its draft service, which alone reads them.
 
-They are kept as they came, the latest within a limit, for a draft session that is opened later or again. Missing rows
-cost the drafter some acceptance: nothing waits for them here.
+The latest features are kept, within a limit, for a draft session that is opened later or again. Missing rows cost the
+drafter some acceptance; nothing waits for them here.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ logger = logging.getLogger(__name__)
 
 
 class FeatureFeed:
-    """What a request's drafter reads of its target.
+    """A buffer of the target's features for one request's drafter.
 
     Attributes:
-        need: what the target is asked for; set before the target's session is opened.
-        end: the position behind the last one whose features have come.
+        need: the features that the target is asked for; set before the target's session is opened.
+        end: the position after the last one whose features have come.
         total: bytes that have come.
     """
 
@@ -49,29 +49,29 @@ class FeatureFeed:
         self._dtype = dtype
         self._most_bytes = most_bytes
         self._refusal = ""
-        self._kept: deque[Features] = deque()
-        self._kept_bytes = 0
+        self._buffer: deque[Features] = deque()
+        self._buffer_bytes = 0
         self._generated_bytes = 0
 
-    def offered(self, targets: Iterable[Welcome]) -> None:
-        """See whether any target that the request may be placed on can send what is needed."""
+    def check_targets(self, targets: Iterable[Welcome]) -> None:
+        """Note whether any target that the request may be placed on can send what is needed."""
         refusals = [_why_not(self.need, welcome) for welcome in targets]
         if refusals and all(refusals):
             self._refuse(refusals[0])
 
     def request(self, target: Welcome | None, committed: int) -> FeatureRequest | None:
-        """What a session with so many committed tokens asks of the target that it is opened on; None: nothing.
+        """The request for features with which a target's session is opened; None: it gets none.
 
-        Features of other tokens came from a target whose verdicts are lost.
+        Features beyond the `committed` tokens are dropped: they came from a target whose verdicts are lost.
         """
         if not self.need.any or target is None:
             return None
         self._refuse(_why_not(self.need, target))
         if self._refusal:
             return None
-        kept = [each for each in self._kept if each.first_position < committed]
-        self._kept = deque(cut for each in kept for cut in each.within(0, committed))
-        self._kept_bytes = sum(each.size for each in self._kept)
+        earlier = [each for each in self._buffer if each.first_position < committed]
+        self._buffer = deque(cut for each in earlier for cut in each.within(0, committed))
+        self._buffer_bytes = sum(each.size for each in self._buffer)
         self.end = min(self.end, committed)
         return FeatureRequest(self.need, self._dtype, self.end)
 
@@ -80,34 +80,34 @@ class FeatureFeed:
         return not need.any or (need == self.need and not self._refusal)
 
     def take(self, features: Features) -> None:
-        """Take in what the target sent; what has come before, or was not asked for, is dropped."""
+        """Add features from the target. Positions that have come before, and other layers, are dropped."""
         if features.shape[1] != len(self.need.layers):
             return
         self.total += features.size
-        generated = next(features.within(self._prompt_length, features.end), None)
-        self._generated_bytes += 0 if generated is None else generated.size
+        generated_part = next(features.within(self._prompt_length, features.end), None)
+        self._generated_bytes += 0 if generated_part is None else generated_part.size
         metrics.features_came(features.size)
         for new in features.within(self.end, features.end):
-            self._kept.append(new)
-            self._kept_bytes += new.size
-        while self._kept_bytes > self._most_bytes:
-            self._kept_bytes -= self._kept.popleft().size
+            self._buffer.append(new)
+            self._buffer_bytes += new.size
+        while self._buffer_bytes > self._most_bytes:
+            self._buffer_bytes -= self._buffer.popleft().size
         self.end = max(self.end, features.end)
         self.on_rows()
 
-    def between(self, start: int, end: int) -> Sequence[Features]:
-        """Those of positions [start, end) that are kept, in order."""
-        found: list[Features] = []
-        for kept in reversed(self._kept):
-            if kept.end <= start:
+    def slice(self, start: int, end: int) -> Sequence[Features]:
+        """The features at positions [start, end) that are in the buffer, in order."""
+        parts: list[Features] = []
+        for features in reversed(self._buffer):
+            if features.end <= start:
                 break
-            found += kept.within(start, end)
-        return found[::-1]
+            parts += features.within(start, end)
+        return parts[::-1]
 
     def take_generated_bytes(self) -> int:
         """Bytes of generated tokens that have come since the last call."""
-        taken, self._generated_bytes = self._generated_bytes, 0
-        return taken
+        count, self._generated_bytes = self._generated_bytes, 0
+        return count
 
     def _refuse(self, reason: str) -> None:
         self._refusal = reason
@@ -115,8 +115,8 @@ class FeatureFeed:
             _log_refusal(self.need, reason)
 
 
-def is_offered(need: FeatureNeed, targets: Iterable[Welcome]) -> bool:
-    """Whether any of the targets can send what a drafter reads; where none is known yet, they may."""
+def is_available(need: FeatureNeed, targets: Iterable[Welcome]) -> bool:
+    """Whether any of the targets can send what a drafter reads; true while no target is known."""
     refusals = [_why_not(need, target) for target in targets]
     return not refusals or not all(refusals)
 
@@ -136,5 +136,5 @@ def _why_not(need: FeatureNeed, target: Welcome) -> str:
 
 @lru_cache(maxsize=64)
 def _log_refusal(need: FeatureNeed, reason: str) -> None:
-    """Once for each: requests after the first have the same drafter and targets."""
+    """Log a refusal once: later requests have the same drafter and targets."""
     logger.warning("drafter left out, its requests go without it: layers=%s reason=%s", need.layers, reason)

@@ -1,4 +1,4 @@
-"""How long a round that has lost its target may be without one."""
+"""How long a round that has lost its target may wait for another one."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import math
 import time
 
 MAX_SPARED = 4
-"""Losses of one round behind work on it whose time is spared: more, and the round is what its targets die of."""
+"""Most losses of one round for which the time that its target worked is not counted. With more of them, the round is
+what its targets die of."""
 
 
 class LossPatience:
-    """One round's patience: `wait_s` from its first loss, less what targets that took its session in were at work.
+    """One round's patience: `wait_s` from its first loss, without the time in which a target worked on its session.
 
-    A session that waits at another target, in a queue or for a prefix, has one for that time: it isn't lost with
-    the second one because the first died long ago.
+    A session that waits at its second target, in a queue or for a prefix, has a target meanwhile. If that one dies,
+    too, the time since the first died does not end the session.
     """
 
     def __init__(self, wait_s: float) -> None:
@@ -23,11 +24,11 @@ class LossPatience:
 
     @property
     def left_s(self) -> float:
-        """Until the round is given up; without a loss it isn't."""
+        """Seconds until the round is given up; infinite before the first loss."""
         return self._deadline - time.monotonic()
 
-    def lost(self, worked_s: float) -> None:
-        """The target is lost, which was seen at work on the session for so long."""
+    def note_loss(self, worked_s: float) -> None:
+        """Count the loss of a target that worked on the session for `worked_s`."""
         self._behind_work += worked_s > 0
         spared_s = worked_s if self._behind_work <= MAX_SPARED else 0.0
         self._deadline = min(self._deadline + spared_s, time.monotonic() + self._wait_s)

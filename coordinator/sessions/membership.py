@@ -1,4 +1,4 @@
-"""Keeps a pool's peers in step with its endpoints: new ones get links, vanished ones drain. Asks each its load."""
+"""Keeps a pool's peers in step with its endpoints: new ones get links, vanished ones drain. Asks peers for load."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from paceline.runtime.background import BackgroundTasks
 logger = logging.getLogger(__name__)
 
 LOAD_PERIOD_S = 1.0
-"""Between two questions to each peer. A generation takes seconds; an answer takes a millisecond."""
+"""Seconds between two questions to a peer for its load. A generation takes seconds, an answer a millisecond."""
 
 
 class Membership(Generic[AnyPeer]):
     """Makes, drains and drops the peers of a pool.
 
     Args:
-        pool: whose peers they are.
-        sources: where its endpoints come from.
-        make: a peer for an endpoint, its link not started.
+        pool: the pool of the peers.
+        sources: of the pool's endpoints.
+        make: makes a peer for an endpoint, with a link that is not started.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class Membership(Generic[AnyPeer]):
         self._make = make
         self._watch = EndpointWatch(sources, self._update)
         self._draining: dict[str, AnyPeer] = {}
-        self._tasks = BackgroundTasks(self._broken)
+        self._tasks = BackgroundTasks(self._on_failure)
 
     def start(self) -> None:
         """Begin to look for endpoints and to link to them."""
@@ -49,21 +49,21 @@ class Membership(Generic[AnyPeer]):
         await asyncio.gather(*(peer.link.close() for peer in peers))
 
     def _update(self, endpoints: Sequence[Endpoint]) -> None:
-        wanted = {endpoint.address: endpoint for endpoint in endpoints}
+        by_address = {endpoint.address: endpoint for endpoint in endpoints}
         for peer in self._pool.peers:
-            if peer.link.address not in wanted:
+            if peer.link.address not in by_address:
                 self._drain(peer)
-        known = {peer.link.address for peer in self._pool.peers}
-        for address, endpoint in wanted.items():
+        addresses = {peer.link.address for peer in self._pool.peers}
+        for address, endpoint in by_address.items():
             if address in self._draining:
                 self._pool.add(self._draining.pop(address))
-            elif address not in known:
+            elif address not in addresses:
                 peer = self._make(endpoint)
                 self._pool.add(peer)
                 self._tasks.spawn(peer.link.start())
 
     def _drain(self, peer: AnyPeer) -> None:
-        """No new sessions; the link ends when the last one has gone, or when it breaks."""
+        """Give a peer no new sessions. Its link ends with the last session, or when it breaks."""
         self._pool.remove(peer)
         logger.info(
             "endpoint vanished, draining: peer=%s address=%s sessions=%d",
@@ -80,7 +80,7 @@ class Membership(Generic[AnyPeer]):
             self._tasks.spawn(peer.link.close())
 
     async def _ask_loads(self) -> None:
-        """Ask each peer from time to time how much it has to do, where there is a choice."""
+        """Ask each peer for its load every `LOAD_PERIOD_S`, where there are several."""
         while True:
             peers = [peer for peer in self._pool.peers if peer.link.is_up]
             if len(self._pool.peers) > 1:
@@ -93,7 +93,7 @@ class Membership(Generic[AnyPeer]):
         except PacelineError as error:
             logger.debug("no status: peer=%s address=%s error=%s", self._pool.role, peer.link.address, error)
         else:
-            peer.of_others = max(0, status.sessions - peer.sessions)
+            peer.foreign_sessions = max(0, status.sessions - peer.sessions)
 
-    def _broken(self, error: BaseException) -> None:
+    def _on_failure(self, error: BaseException) -> None:
         logger.error("keeping the pool failed: peer=%s", self._pool.role, exc_info=error)

@@ -12,13 +12,13 @@ from paceline.rpc.peer_link import PeerLink
 
 Command = TypeVar("Command", bound=InSession)
 Event = TypeVar("Event", bound=InSession)
-Received = TypeVar("Received", bound=InSession, contravariant=True)
+ReceivedEvent = TypeVar("ReceivedEvent", bound=InSession, contravariant=True)
 
 
-class PeerSession(Protocol[Received]):
+class PeerSession(Protocol[ReceivedEvent]):
     """One request's end of a session. Both methods run on the event loop and must not block."""
 
-    def on_event(self, event: Received) -> None:
+    def on_event(self, event: ReceivedEvent) -> None:
         """Handle what the peer sent for this session."""
 
     def on_lost(self, error: PacelineError) -> None:
@@ -28,15 +28,15 @@ class PeerSession(Protocol[Received]):
 class Peer(Generic[Command, Event]):
     """Gives sessions their ids and hands them their events.
 
-    `refuses_until`, on the monotonic clock: it is not asked to take a session before; `refusal` says why.
-    `of_others`: sessions that other coordinators have there, as the service said last.
+    `refuses_until`: until then, on the monotonic clock, the peer gets no new session; `refusal` is the reason.
+    `foreign_sessions`: the number of sessions of other coordinators, as the service stated last.
     """
 
     def __init__(self, link: PeerLink[Command, Event]) -> None:
         self.link = link
         self.refuses_until = 0.0
         self.refusal: PacelineError | None = None
-        self.of_others = 0
+        self.foreign_sessions = 0
         self.on_idle: Callable[[], None] = lambda: None
         """Called when the last session has gone."""
         self._sessions: dict[int, PeerSession[Event]] = {}
@@ -45,13 +45,13 @@ class Peer(Generic[Command, Event]):
 
     @property
     def sessions(self) -> int:
-        """Sessions of this coordinator."""
+        """The number of this coordinator's sessions."""
         return len(self._sessions)
 
     @property
     def load(self) -> int:
-        """Open sessions of all coordinators there, those that wait among them, as far as is known."""
-        return self.sessions + self.of_others
+        """The number of all coordinators' sessions as far as it is known, including those that wait."""
+        return self.sessions + self.foreign_sessions
 
     def attach(self, session: PeerSession[Event]) -> int:
         """Give a session its id on the standing link."""
@@ -60,7 +60,7 @@ class Peer(Generic[Command, Event]):
         return session_id
 
     def detach(self, session_id: int) -> None:
-        """Forget a session and tell the peer, if it can be told."""
+        """Forget a session, and close it on the peer if the link is up."""
         self._sessions.pop(session_id, None)
         if self.link.is_up:
             self.link.send(Close(session_id))  # type: ignore[arg-type]  # every kind of link has Close

@@ -1,4 +1,4 @@
-"""The peers of one kind that sessions can be placed on, and those that drain."""
+"""A pool of peers of one kind, on which sessions are placed."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from paceline.rpc.retries import Retries, RetryBudget
 
 AnyPeer = TypeVar("AnyPeer", bound=Peer[Any, Any])
 Fits = Callable[[AnyPeer], bool]
-"""Whether a session may go to a peer that is up."""
+"""Says whether a session may go to a peer that is up."""
 
 MOST_NAMED = 8
-"""Peers that an error names."""
+"""Most peers that an error names."""
 REFUSED_S = 0.2
-"""How long a peer that refused a session without a hint gets no other one."""
+"""Pause of a peer that refused a session and did not say how long to wait."""
 
 
-def anywhere(_: Peer[Any, Any]) -> bool:
-    """For sessions that fit every peer."""
+def fits_any(_: Peer[Any, Any]) -> bool:
+    """Every peer fits."""
     return True
 
 
@@ -41,70 +41,70 @@ class Pool(Generic[AnyPeer]):
         self.role = role
         self._peers: list[AnyPeer] = []
         self._prefixes = PrefixMemory()
-        self._changed = asyncio.Event()
+        self._change = asyncio.Event()
         self.budget = RetryBudget()
-        """Of sessions that go on and were refused for want of room."""
+        """The retry budget of sessions that were lost and then refused for want of room."""
         self.sources = ""
-        """Where endpoints are looked for, for messages."""
+        """The sources of the endpoints, for messages."""
         for peer in peers:
             self.add(peer)
 
     @property
     def peers(self) -> Sequence[AnyPeer]:
-        """Those that take new sessions when they are up."""
+        """The peers that take new sessions when they are up."""
         return tuple(self._peers)
 
     @property
     def is_up(self) -> bool:
-        """Whether a link stands to any of them."""
+        """Whether a link to any peer is up."""
         return any(peer.link.is_up for peer in self._peers)
 
     @property
     def welcomes(self) -> tuple[Welcome, ...]:
-        """Of the peers that are up; if none is, the last ones of those that were."""
-        known = [(peer.link.is_up, peer.link.welcome) for peer in self._peers if peer.link.welcome is not None]
-        return tuple(welcome for up, welcome in known if welcome and (up or not self.is_up))
+        """The welcomes of the peers that are up; if none is, the latest ones of those that were."""
+        links = [(peer.link.is_up, peer.link.welcome) for peer in self._peers if peer.link.welcome is not None]
+        return tuple(welcome for is_up, welcome in links if welcome and (is_up or not self.is_up))
 
     def add(self, peer: AnyPeer) -> None:
-        """Take a peer in; it gets sessions once its link is up."""
-        peer.link.on_change = self._changed.set
+        """Add a peer; it gets sessions once its link is up."""
+        peer.link.on_change = self._change.set
         self._peers.append(peer)
-        self._changed.set()
+        self._change.set()
 
     def remove(self, peer: AnyPeer) -> None:
         """Give a peer no more sessions."""
         self._peers.remove(peer)
-        self._changed.set()
+        self._change.set()
 
-    def place(self, token_ids: Sequence[int], fits: Fits[AnyPeer] = anywhere, tenant: str = "") -> AnyPeer | None:
-        """The peer for a session with this prefix; None: no peer is up that it fits.
+    def place(self, token_ids: Sequence[int], fits: Fits[AnyPeer] = fits_any, tenant: str = "") -> AnyPeer | None:
+        """Choose the peer for a session with this prefix; None: no peer is up that it fits.
 
-        Peers that refused a session lately are asked only where there is no other.
+        A peer that refused a session lately is chosen only where there is no other.
         """
         takers = self._willing(fits) or self._standing(fits)
         if not takers:
             return None
         if len(self._peers) == 1:
             return takers[0]
-        chosen = choose({peer: peer.load for peer in takers}, self._prefixes.longest(takers, token_ids, tenant))
-        self.remember(chosen, token_ids, tenant)
-        return chosen
+        peer = choose({peer: peer.load for peer in takers}, self._prefixes.longest(takers, token_ids, tenant))
+        self.remember(peer, token_ids, tenant)
+        return peer
 
-    def first(self, fits: Fits[AnyPeer] = anywhere) -> AnyPeer | None:
-        """One that a session might be placed on, for what is to be known before it is; None: no peer is up."""
+    def first(self, fits: Fits[AnyPeer] = fits_any) -> AnyPeer | None:
+        """A peer that a session might be placed on, to learn about it in advance; None: no peer is up."""
         return next(iter(self._standing(fits)), None)
 
     def remember(self, peer: AnyPeer, token_ids: Sequence[int], tenant: str = "") -> None:
-        """A peer has the rows of these tokens: what the tenant sends behind them is best placed there."""
+        """Note that a peer has the rows of these tokens, so that the tenant's next request is best placed there."""
         if len(self._peers) > 1:
             self._prefixes.remember(peer, token_ids, tenant)
 
-    def is_willing(self, fits: Fits[AnyPeer] = anywhere) -> bool:
-        """Whether there is a peer for a session that has not refused one lately."""
+    def is_willing(self, fits: Fits[AnyPeer] = fits_any) -> bool:
+        """Whether some peer fits a session and has not refused one lately."""
         return bool(self._willing(fits))
 
-    def refused(self, peer: AnyPeer, error: PacelineError) -> None:
-        """A peer with a standing link did not take a session: others are asked for a while."""
+    def note_refusal(self, peer: AnyPeer, error: PacelineError) -> None:
+        """Note that a peer whose link is up refused a session; other peers are preferred for a while."""
         pause_s = REFUSED_S if error.retry_after_ms is None else error.retry_after_ms / 1e3
         peer.refusal, peer.refuses_until = error, time.monotonic() + pause_s
 
@@ -112,22 +112,23 @@ class Pool(Generic[AnyPeer]):
         """Wait until a link stands.
 
         Raises:
-            VocabularyMismatch, ProtocolMismatch: the only peer is there and doesn't fit; raised at once.
-            PeerUnavailable: none came up in time; names them and why.
+            VocabularyMismatch, ProtocolMismatch: the only peer is up and doesn't fit; raised at once.
+            PeerUnavailable: no peer came up in time; it names the peers and the reasons.
         """
-        await self._wait(lambda: bool(self._standing(anywhere)), timeout_s, anywhere)
+        await self._wait(lambda: bool(self._standing(fits_any)), timeout_s, fits_any)
 
     async def wait_willing(self, timeout_s: float, fits: Fits[AnyPeer]) -> None:
-        """Wait until there is a peer for a session that has not refused one lately. Raises as `wait_up`."""
+        """Wait until some peer fits a session and has not refused one lately. Raises as `wait_up`."""
         await self._wait(lambda: self.is_willing(fits), timeout_s, fits)
 
     async def wait_to_retry(self, error: PacelineError, retries: Retries, left_s: float, fits: Fits[AnyPeer]) -> None:
-        """Wait until a session may be opened again: where all peers have refused it for want of room, on the budget.
+        """Wait until a session may be opened again.
 
-        A link that is up again is waited for by all its sessions, and comes once: that needs no budget.
+        Where all peers have refused it for want of room, the retry counts against the budget. A wait for a link does
+        not: all sessions of the link wait for it together, and it comes up once.
 
         Raises:
-            PacelineError: no peer takes it in time.
+            PacelineError: no peer takes the session in time.
         """
         deadline = time.monotonic() + max(0.0, left_s)
         if isinstance(error, Overloaded) and not self.is_willing(fits):
@@ -135,32 +136,32 @@ class Pool(Generic[AnyPeer]):
                 await asyncio.sleep(pause_s)
         await self.wait_willing(max(0.0, deadline - time.monotonic()), fits)
 
-    def why_none(self, fits: Fits[AnyPeer] = anywhere) -> PacelineError:
-        """An error to raise where no peer takes a session."""
+    def why_none(self, fits: Fits[AnyPeer] = fits_any) -> PacelineError:
+        """The error to raise where no peer takes a session."""
         if not self._peers:
             return PeerUnavailable(f"no {self.role} is known ({self.sources})", metadata={"peer": self.role})
         reasons = [self._why_not(peer, fits) for peer in self._peers]
         if len(reasons) == 1:
             return reasons[0]
-        named = "; ".join(reason.message for reason in reasons[:MOST_NAMED])
+        messages = "; ".join(reason.message for reason in reasons[:MOST_NAMED])
         return PeerUnavailable(
-            f"none of {len(reasons)} {self.role}s takes the session: {named}", metadata={"peer": self.role}
+            f"none of {len(reasons)} {self.role}s takes the session: {messages}", metadata={"peer": self.role}
         )
 
     async def _wait(self, is_ready: Callable[[], bool], timeout_s: float, fits: Fits[AnyPeer]) -> None:
         deadline = time.monotonic() + timeout_s
         while True:
-            next_try_s = self._next_try_s()  # first: a pause that ends meanwhile is seen by what follows
+            next_try_s = self._next_try_s()  # before `is_ready`, which then sees a pause that ends meanwhile
             if is_ready():
                 return
-            left = deadline - time.monotonic()
+            left_s = deadline - time.monotonic()
             misfits = [peer.link.is_refused for peer in self._peers]
-            if left <= 0 or (misfits and all(misfits)):
+            if left_s <= 0 or (misfits and all(misfits)):
                 raise self.why_none(fits)
-            self._changed.clear()
+            self._change.clear()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(min(left, next_try_s)):
-                    await self._changed.wait()
+                async with asyncio.timeout(min(left_s, next_try_s)):
+                    await self._change.wait()
 
     def _standing(self, fits: Fits[AnyPeer]) -> list[AnyPeer]:
         return [peer for peer in self._peers if peer.link.is_up and self._admits(peer) and fits(peer)]
@@ -170,11 +171,11 @@ class Pool(Generic[AnyPeer]):
         return [peer for peer in self._standing(fits) if now >= peer.refuses_until]
 
     def _admits(self, peer: AnyPeer) -> bool:
-        """Whether a peer that is up belongs to the pool, whatever the session."""
+        """Whether the pool uses a peer that is up, for any session."""
         return True
 
     def _next_try_s(self) -> float:
-        """Until a peer that refused may be asked again."""
+        """Seconds until the first peer that refused a session may be asked again."""
         now = time.monotonic()
         pauses = [peer.refuses_until - now for peer in self._peers if peer.link.is_up and peer.refuses_until > now]
         return min(pauses, default=float("inf"))

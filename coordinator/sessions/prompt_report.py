@@ -1,4 +1,4 @@
-"""The prompt's log-probabilities on their way from target to client: every one once, whatever target is lost."""
+"""The prompt's log-probabilities on their way from target to client: each one once, even if targets are lost."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from paceline.protocol.target import PromptPiece, TargetOpen
 
 
 class ReportReader(Protocol):
-    """Who gets them."""
+    """The reader of the report: the client's outbox."""
 
     def put_prompt(self, rows: PromptLogprobs) -> None:
-        """Take the next ones; never blocks."""
+        """Take the next rows; never blocks."""
 
     @property
     def is_full(self) -> bool:
@@ -27,70 +27,74 @@ class ReportReader(Protocol):
         """Return when everything is read."""
 
 
-class NobodyReads(PacelineError):
-    """The client has left too much unread: the session ends, and is opened anew behind what is known by then."""
+class ReaderTooSlow(PacelineError):
+    """The client has left too much unread. The session ends, and is opened again for the rest of the report."""
 
 
 class PromptReport:
-    """What is known of the prompt, and what a target is asked for.
+    """How much of the prompt's log-probabilities has come, and how much is still to be asked for.
 
     Args:
-        prompt: its token ids; of the first one nothing is to be known.
-        alternatives: how many the client wants of each token; None: no report.
+        prompt: its token ids; the first one has no log-probability.
+        alternatives: how many alternatives the client wants for each token; None: no report.
     """
 
     def __init__(self, prompt: Sequence[int], alternatives: int | None) -> None:
         self._prompt = prompt
         self._alternatives = alternatives
-        self._wanted = 0 if alternatives is None else len(prompt) - 1
-        self._known = 0
+        self._total = 0 if alternatives is None else len(prompt) - 1
+        self._count = 0
         self.reader: ReportReader | None = None
 
     @property
     def is_whole(self) -> bool:
-        """Whether all that the client wants has come: a session's first verdict comes behind it."""
-        return self._known == self._wanted
+        """Whether the whole report has come; a session's first verdict comes after it."""
+        return self._count == self._total
 
     def fits(self, welcome: Welcome | None) -> bool:
-        """Whether a target knows what it would be asked for."""
+        """Whether a target can send what is missing of the report."""
         return self.is_whole or (welcome is not None and welcome.reports_prompts)
 
-    def asked(self, opening: TargetOpen) -> TargetOpen:
-        """What a session is opened with that reports what isn't known yet."""
+    def extend(self, opening: TargetOpen) -> TargetOpen:
+        """Extend a session's opening by the request for what is missing of the report."""
         if self.is_whole:
             return opening
-        return replace(opening, prompt_logprobs=self._alternatives, prompt_logprobs_known=self._known)
+        return replace(opening, prompt_logprobs=self._alternatives, prompt_logprobs_known=self._count)
 
     def take(self, piece: PromptPiece, vocab_size: int) -> None:
-        """Pass a piece on.
+        """Pass a piece on to the reader.
 
         Raises:
-            ProtocolMismatch: the piece isn't the next one, or is none of this prompt.
-            NobodyReads: too much of it is unread.
+            ProtocolMismatch: the piece isn't the next one, or is not of this prompt.
+            ReaderTooSlow: too much of the report is unread.
         """
         last = piece.first_position + len(piece.rows) - 1
-        if piece.first_position != self._known + 1 or last > self._wanted:
+        if piece.first_position != self._count + 1 or last > self._total:
             raise ProtocolMismatch(
                 f"session {piece.session_id}: the target sent log-probabilities of prompt tokens "
-                f"{piece.first_position} to {last}, expected those from {self._known + 1} on, up to {self._wanted}"
+                f"{piece.first_position} to {last}, expected those from {self._count + 1} on, up to {self._total}"
             )
         check_piece(piece, self._prompt, vocab_size, self._alternatives or 0)
         assert self.reader is not None, "who asks for a report reads it"
-        self._known = last
+        self._count = last
         self.reader.put_prompt(PromptLogprobs(piece.first_position, piece.rows))
         if self.reader.is_full:
-            raise NobodyReads("too much of the prompt's report is unread")
+            raise ReaderTooSlow("too much of the prompt's report is unread")
 
     def check_whole(self, session_id: int) -> None:
-        """Raise `ProtocolMismatch` for a target that has sent a verdict before all that was asked for."""
+        """Check that the whole report has come.
+
+        Raises:
+            ProtocolMismatch: the target sent a verdict before the end of the report.
+        """
         if self.is_whole:
             return
         raise ProtocolMismatch(
-            f"session {session_id}: the target sent a verdict behind log-probabilities of {self._known} of the "
-            f"prompt's {self._wanted} tokens, expected all of them first"
+            f"session {session_id}: the target sent a verdict after log-probabilities of {self._count} of the "
+            f"prompt's {self._total} tokens, expected all of them first"
         )
 
     async def read(self) -> None:
-        """Return when the client has read all that came: opened anew for less, the session would soon end again."""
+        """Return when the client has read everything. A session that is opened before would soon end again."""
         assert self.reader is not None, "who asks for a report reads it"
         await self.reader.wait_for_reader()

@@ -1,8 +1,8 @@
-"""One request's session on a target: rounds in, verdicts out, re-opened when it is lost, there or on another one.
+"""One request's session on a target: rounds in, verdicts out. A lost session is opened again, there or elsewhere.
 
-A target-only round may carry a lease: the target starts the rounds behind it by itself, and their verdicts have come,
-or are on their way, when they are asked for. A leased round that is sent all the same extends the lease, so that a
-run that is extended in time never pauses.
+A target-only round may carry a lease: the target starts the rounds after it by itself, so their verdicts have come or
+are on their way when they are asked for. A leased round that is sent nevertheless extends the lease. A lease that is
+extended in time never ends in a pause.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
+from coordinator.sessions.answer_watch import AnswerWatch
 from coordinator.sessions.answers import check_verdict
 from coordinator.sessions.feature_feed import FeatureFeed
-from coordinator.sessions.left_proposals import LeftProposals
 from coordinator.sessions.loss_patience import LossPatience
-from coordinator.sessions.prompt_report import NobodyReads, PromptReport
+from coordinator.sessions.prefetched_proposals import PrefetchedProposals
+from coordinator.sessions.prompt_report import PromptReport, ReaderTooSlow
 from coordinator.sessions.target_pool import TargetPeer, TargetPool
-from coordinator.sessions.unanswered import AnswerWatch
-from coordinator.sessions.verified import TargetNext, Verified
+from coordinator.sessions.verified_round import TargetNext, VerifiedRound
 from coordinator.text.sequence import GenerationTask
 from paceline.costs.service_costs import TargetCosts
 from paceline.protocol.codec import error_of
@@ -43,23 +43,22 @@ from paceline.runtime import metrics
 logger = logging.getLogger(__name__)
 
 MAX_REFUSALS = 3
-"""Consecutive re-opens that a live target may answer with PREFIX_MISMATCH or UNKNOWN_SESSION."""
+"""Most consecutive re-opens that a live target may answer with PREFIX_MISMATCH or UNKNOWN_SESSION."""
 MAX_DEATHS = 2
-"""Targets that may die while a session waits for its grammar: more, and the grammar is what they die of."""
-Dispatched = Callable[[Round], Awaitable[None]]
-"""Called with each round that was queued for the target; the verdict may come meanwhile."""
+"""Most targets that may die while a session waits for its grammar. If more die, the grammar is the cause."""
+OnDispatch = Callable[[Round], Awaitable[None]]
+"""Called with each round that was queued for the target; the verdict may come during the call."""
 
 
 class TargetSession:
     """Verifies one request's rounds, one at a time.
 
-    `_answers` has the verdicts to come by their rounds' base lengths: of the
-    round in flight, and of those that the target may start behind it. `_left` has
-    the proposals that were prefetched for the outcomes of the round in flight.
-    `_refusal` is the last answer that refused a command and left the session as it
-    was. Nothing is prefetched for the round at `_alone_at`, which is sent again after a refused prefetch.
-    `_peer` is the target that the session was placed on last. Once a verdict has come, only targets with the same
-    numeric fingerprint may go on: `_numeric`. `_awaits_grammar` says that the target may be compiling its grammar.
+    `_answers` has the verdicts to come by their rounds' base lengths: those of the round in flight, and of the rounds
+    that the target may start after it. `_prefetched_proposals` are those for outcomes of the round in flight.
+    `_refusal` is the last answer that refused a command and left the session as it was. Nothing is prefetched for the
+    round at `_no_prefetch_at`, which is sent again after a refused prefetch. `_peer` is the target on which the
+    session was placed last. `_numeric` is its numeric fingerprint, set by the first verdict: only targets that have
+    the same may go on. `_awaits_grammar` says that the target may be compiling the grammar.
     """
 
     def __init__(self, pool: TargetPool, task: GenerationTask, features: FeatureFeed | None = None) -> None:
@@ -70,30 +69,30 @@ class TargetSession:
         self._committed: Sequence[int] = ()
         self._id: int | None = None
         self._answers: dict[int, asyncio.Future[Verdict]] = {}
-        self._left = LeftProposals()
+        self._prefetched_proposals = PrefetchedProposals()
         self._refusal: InvalidInput | None = None
-        self._alone_at = -1
+        self._no_prefetch_at = -1
         self.on_refused: Callable[[PacelineError], None] = lambda error: None
-        """Called when the target refused a proposal, for the round or prefetched: the round goes without."""
+        """Called when the target refused a round's proposal or a prefetched one, so that the round goes without."""
         self._awaits_grammar = False
         self.verdict_at = 0.0
-        """When the last verdict came, by `perf_counter`: under load long before its request goes on."""
+        """When the last verdict came, by `perf_counter`. Under load that is long before its request goes on."""
         self._retries = Retries(pool.budget)
         self._watch = AnswerWatch(pool.round_timeout_s, self._on_unanswered)
         self.prompt = PromptReport(task.prompt, task.prompt_logprobs)
         self.features = features or FeatureFeed()
-        self.features.offered(pool.welcomes)
+        self.features.check_targets(pool.welcomes)
         self.cached_prompt_tokens: int | None = None
         """As `GenerationStats.cached_prompt_tokens`."""
 
     @property
     def costs(self) -> TargetCosts:
-        """What the target that the session was placed on last says of its steps; unknown before that."""
+        """The costs stated by the target on which the session was placed last; unknown before that."""
         return TargetCosts() if self._peer is None else self._peer.costs
 
     @property
-    def leased(self) -> int:
-        """Rounds that the target may have started by itself: those whose verdicts are to come."""
+    def leased_rounds(self) -> int:
+        """The number of rounds that the target may have started by itself: those whose verdicts are to come."""
         return len(self._answers)
 
     @property
@@ -102,30 +101,30 @@ class TargetSession:
         return self._welcome.max_prefetched if self._welcome else 0
 
     def prefetch(self, round_: Round, proposals: Mapping[Outcome, Proposal]) -> None:
-        """Leave proposals with the target for outcomes of the round in flight; of no effect once it is answered.
+        """Send proposals for outcomes of the round in flight; it does nothing once that round is answered.
 
-        What changes something that was left before is not sent.
+        A proposal that changes an earlier one for the same outcome, instead of extending it, is not sent.
         """
         answer = self._answers.get(round_.base_length)
-        if self._id is None or answer is None or answer.done() or round_.base_length == self._alone_at:
+        if self._id is None or answer is None or answer.done() or round_.base_length == self._no_prefetch_at:
             return
         assert self._peer is not None
-        grown = self._left.grow(proposals)
-        if len(grown) < len(proposals):
+        new_proposals = self._prefetched_proposals.grow(proposals)
+        if len(new_proposals) < len(proposals):
             logger.warning("prefetched proposals changed, left out: session=%s base=%d", self._id, round_.base_length)
-        if grown:
-            self._peer.link.send(Prefetch(self._id, round_.base_length, tuple(grown.items())), urgent=True)
+        if new_proposals:
+            self._peer.link.send(Prefetch(self._id, round_.base_length, tuple(new_proposals.items())), urgent=True)
 
-    def ahead(self, round_: Round, outcome: Outcome, verdict: Verdict) -> TargetNext:
-        """What the target does behind a round, now that its outcome is known.
+    def next_after(self, round_: Round, outcome: Outcome, verdict: Verdict) -> TargetNext:
+        """What the target does after a round whose outcome is known.
 
         Raises:
             ProtocolMismatch: the verdict names a round for which nothing was prefetched.
         """
         if verdict.self_started is None:
-            return TargetNext(self.leased, can_prefetch=self.max_prefetched > 0, peer=self._peer)
-        started = self._left.started(round_, outcome, verdict.self_started)
-        return TargetNext(self_started=started, can_prefetch=True, peer=self._peer)
+            return TargetNext(self.leased_rounds, can_prefetch=self.max_prefetched > 0, peer=self._peer)
+        proposal = self._prefetched_proposals.find_started(round_, outcome, verdict.self_started)
+        return TargetNext(self_started=proposal, can_prefetch=True, peer=self._peer)
 
     async def verify(
         self,
@@ -134,53 +133,53 @@ class TargetSession:
         proposal: Proposal | None,
         lease: int,
         traceparent: str,
-        dispatched: Dispatched,
+        on_dispatch: OnDispatch,
         *,
         drafting: bool = False,
-    ) -> Verified:
+    ) -> VerifiedRound:
         """Send one round, unless the target has started it, and wait for its verdict.
 
         A lost session is opened anew and the round sent again, with the same
         proposal, so the verdict is the one that was lost (`exactness` §3: once
-        drawn, nothing is redrawn). A round that the target refuses for its
-        proposal, or for a prefetched one, was not drawn, and is sent again without.
+        drawn, nothing is redrawn). Where the target refuses a proposal, the round's own or a prefetched one, nothing
+        was drawn, and the round is sent again without proposals.
 
         Args:
             committed: every committed token.
             accepted_node: of the previous round's proposal.
             proposal: what to verify; None for a leased round, and the prefetched proposal for a
                 round that the target started with one.
-            lease: how many rounds behind this one the target may start by itself.
+            lease: how many rounds after this one the target may start by itself.
             traceparent: parent of the target's spans.
-            dispatched: called with the round.
-            drafting: whether a draft works for the session meanwhile.
+            on_dispatch: called with the round once it is queued.
+            drafting: whether a draft works for the session during the round.
 
         Raises:
-            PeerUnavailable: the target did not come back in time.
-            PacelineError: the target refused the session, or the round as it is.
+            PeerUnavailable: no target was available in time.
+            PacelineError: the target refused the session, or the round.
         """
         self._committed = committed
-        patience, refusals, deaths, lost = LossPatience(self._pool.wait_s), 0, 0, False
+        patience, refusals, deaths, session_lost = LossPatience(self._pool.wait_s), 0, 0, False
         while True:
             try:
                 self_started = len(committed) - 1 in self._answers
                 round_ = self._dispatch(committed, accepted_node, proposal, lease, traceparent, drafting=drafting)
                 answer = self._answers[round_.base_length]
-                await dispatched(round_)
-                return Verified(round_, await self._verdict(round_, answer), self_started)
+                await on_dispatch(round_)
+                return VerifiedRound(round_, await self._verdict(round_, answer), self_started)
             except InvalidInput as error:
-                if not self._may_go_without(proposal, error, lost=lost):
+                if not self._may_go_without(proposal, error, session_lost=session_lost):
                     raise
                 proposal = None
                 self._leave_out(len(committed) - 1, error)
-            except NobodyReads:
-                lost = True
+            except ReaderTooSlow:
+                session_lost = True
                 self.close()
                 await self.prompt.read()
                 patience = LossPatience(self._pool.wait_s)
             except (PeerUnavailable, Overloaded, PrefixMismatch, UnknownSession) as error:
-                lost = True
-                patience.lost(self._watch.take_worked_s())
+                session_lost = True
+                patience.note_loss(self._watch.take_worked_s())
                 refusals += isinstance(error, PrefixMismatch | UnknownSession)
                 deaths += isinstance(error, PeerUnavailable) and self._awaits_grammar
                 self._awaits_grammar = False
@@ -203,14 +202,14 @@ class TargetSession:
         self._detach()
 
     def on_event(self, event: TargetEvent) -> None:
-        """Handle what the target sent for this session; all of it shows that the session isn't lost."""
-        self._watch.heard()
+        """Handle an event that the target sent for this session; any event shows that the session isn't lost."""
+        self._watch.note_sign()
         if isinstance(event, TargetOpened):
             self._on_opened(event)
         elif isinstance(event, Failure):
             error = error_of(event)
             if self._peer is not None and isinstance(error, Overloaded | PeerUnavailable):
-                self._pool.refused(self._peer, error)
+                self._pool.note_refusal(self._peer, error)
             if event.session_closed:
                 self._detach()
             elif isinstance(error, InvalidInput):
@@ -220,7 +219,7 @@ class TargetSession:
             self._note_numeric()
             try:
                 self.prompt.take(event, self._vocab_size)
-            except (ProtocolMismatch, NobodyReads) as error:
+            except (ProtocolMismatch, ReaderTooSlow) as error:
                 self._fail(error)
         elif isinstance(event, Features):
             self.features.take(event)
@@ -229,14 +228,14 @@ class TargetSession:
             self._on_verdict(event, self._answers[event.base_length])
 
     def _on_unanswered(self, error: PacelineError) -> None:
-        """The target is not at work on the session: it is closed there, and others are asked before that one."""
+        """Leave a target that no longer works for the session; others are asked before it."""
         assert self._peer is not None
-        self._pool.refused(self._peer, error)
+        self._pool.note_refusal(self._peer, error)
         self._detach()
         self._fail(error)
 
     def on_lost(self, error: PacelineError) -> None:
-        """The link broke, and this session with it."""
+        """Handle the loss of the link, with which the session ended."""
         self._id = None
         self._fail(error)
 
@@ -270,13 +269,13 @@ class TargetSession:
         *,
         drafting: bool,
     ) -> Round:
-        """Send the round, behind an open if the session has none; nothing here waits.
+        """Send the round, after an opening if there is no session; it does not wait.
 
-        A round that the target may have started is sent only to extend a lease that ends soon.
+        A round that the target may have started already is sent only to extend a lease that ends soon.
         """
-        self._left.clear()
+        self._prefetched_proposals.clear()
         base_length = len(committed) - 1
-        self_started, ahead = base_length in self._answers, len(self._answers) - 1
+        self_started, rounds_ahead = base_length in self._answers, len(self._answers) - 1
         fresh = self._id is None and not self_started
         if fresh:
             self._open(committed, traceparent)
@@ -287,10 +286,10 @@ class TargetSession:
             committed=(committed[-1],),
             proposal=proposal,
             traceparent=traceparent,
-            lease=min(lease, self._most_leased),
+            lease=min(lease, self._max_lease),
             drafting=drafting,
         )
-        extends = self._id is not None and ahead <= round_.lease // 2 < round_.lease
+        extends = self._id is not None and rounds_ahead <= round_.lease // 2 < round_.lease
         if not self_started or extends:
             self._expect(round_)
             assert self._peer is not None
@@ -299,7 +298,7 @@ class TargetSession:
         return round_
 
     @property
-    def _most_leased(self) -> int:
+    def _max_lease(self) -> int:
         return self._welcome.max_lease if self._welcome else 0
 
     @property
@@ -308,12 +307,12 @@ class TargetSession:
 
     @property
     def _vocab_size(self) -> int:
-        """Token ids that the target can draw: its logits may be fewer than the tokenizer's ids."""
-        drawn = self._welcome.fingerprint.vocab_size if self._welcome else 0
-        return min(drawn or self._pool.vocab_size, self._pool.vocab_size)
+        """The number of token ids that the target can draw: it may have fewer logits than the tokenizer has ids."""
+        logits_size = self._welcome.fingerprint.vocab_size if self._welcome else 0
+        return min(logits_size or self._pool.vocab_size, self._pool.vocab_size)
 
     def _fits(self, peer: TargetPeer) -> bool:
-        """Whether a target's bits are those of what has come, and it knows what it would be asked for."""
+        """Whether a target's logits are bit-identical to those of earlier verdicts, and it can report the prompt."""
         welcome = peer.link.welcome
         same = self._numeric is None or (welcome is not None and welcome.fingerprint.numeric == self._numeric)
         return same and self.prompt.fits(welcome)
@@ -323,14 +322,14 @@ class TargetSession:
             self._numeric = self._welcome.fingerprint.numeric
 
     def _expect(self, round_: Round) -> None:
-        """Verdicts will come for the round and for those that it leases."""
+        """Expect verdicts for the round and for those that it leases."""
         loop = asyncio.get_running_loop()
         for base_length in range(round_.base_length, round_.base_length + round_.lease + 1):
             if base_length not in self._answers:
                 self._answers[base_length] = loop.create_future()
 
     def _open(self, committed: Sequence[int], traceparent: str) -> None:
-        """Place the session; `close` detaches it even if it can't be sent."""
+        """Place and open the session; `close` detaches it even if the opening can't be sent."""
         peer = self._pool.place(committed, self._fits, self._task.tenant)
         if peer is None:
             raise self._pool.why_none(self._fits)
@@ -338,11 +337,11 @@ class TargetSession:
         self._id = peer.attach(self)
         features = self.features.request(peer.link.welcome, len(committed))
         opening = TargetOpen(self._id, self._task.spec(committed, traceparent), features=features)
-        peer.link.send(self.prompt.asked(opening), urgent=False)
+        peer.link.send(self.prompt.extend(opening), urgent=False)
         self._awaits_grammar = self._task.sampling.grammar is not None
 
     async def _verdict(self, round_: Round, answer: asyncio.Future[Verdict]) -> Verdict:
-        """Wait for the answer, as long as the target is at work on it."""
+        """Wait for the answer as long as the target works on it."""
         assert self._peer is not None
         self._watch.begin(self._peer.link, round_)
         try:
@@ -351,29 +350,29 @@ class TargetSession:
             self._answers.pop(round_.base_length, None)
             self._watch.end()
 
-    def _may_go_without(self, proposal: Proposal | None, error: InvalidInput, *, lost: bool) -> bool:
+    def _may_go_without(self, proposal: Proposal | None, error: InvalidInput, *, session_lost: bool) -> bool:
         """Whether the round may be sent again without its proposal and prefetched ones.
 
-        Where that changes draws (except in coupled acceptance), no verdict may have been drawn for the round; if a
-        session was lost, one may have been.
+        Except under coupled acceptance this changes draws, so no verdict may have been drawn for the round. After the
+        loss of a session one may have been.
         """
         coupled = self._task.acceptance is Acceptance.COUPLED
-        left_out = proposal is not None or bool(self._left)
-        return error is self._refusal and left_out and (coupled or not lost)
+        has_proposals = proposal is not None or bool(self._prefetched_proposals)
+        return error is self._refusal and has_proposals and (coupled or not session_lost)
 
     def _leave_out(self, base_length: int, error: InvalidInput) -> None:
-        """End the session: the target may still be verifying the round for which something was prefetched."""
+        """End the session, since the target may still verify the round for which something was prefetched."""
         metrics.fell_back("proposal_refused")
         logger.warning(
-            "target refused what was proposed, the round goes without: session=%s base_length=%d error=%s",
+            "target refused a proposal, the round goes without: session=%s base_length=%d error=%s",
             self._id, base_length, error.for_log,
         )  # fmt: skip
         self.close()
-        self._alone_at = base_length
+        self._no_prefetch_at = base_length
         self.on_refused(error)
 
     def _is_final(self, error: PacelineError) -> bool:
-        """Whether a request that has no token yet is refused: no target has room."""
+        """Whether a request without tokens is refused for good, since no target has room."""
         return isinstance(error, Overloaded) and self._numeric is None and not self._pool.is_willing(self._fits)
 
     def _detach(self) -> None:
@@ -382,7 +381,7 @@ class TargetSession:
             self._id = None
 
     def _fail(self, error: PacelineError) -> None:
-        """The round in flight fails and the lease ends; verdicts that have come are kept: nothing is redrawn."""
+        """Fail the round in flight and end the lease. Verdicts that have come stay, so nothing is redrawn."""
         for base_length, answer in [*self._answers.items()]:
             if not answer.done():
                 answer.set_exception(error)

@@ -11,7 +11,7 @@ from paceline.costs.service_costs import TargetCosts
 from paceline.protocol.target import TargetCommand, TargetEvent
 
 ANY_VOCABULARY = 1 << 32
-"""Every id of the wire is below it."""
+"""Above every token id that the wire can carry."""
 logger = logging.getLogger(__name__)
 
 
@@ -20,16 +20,16 @@ class TargetPeer(Peer[TargetCommand, TargetEvent]):
 
     @property
     def costs(self) -> TargetCosts:
-        """What the target's steps take, as it said last; unknown lines where it said nothing."""
+        """The latest costs that the target has stated; before that unknown lines."""
         costs: TargetCosts = self.link.costs
         return costs
 
 
 class TargetPool(Pool[TargetPeer]):
-    """The targets, all of one model, and how patient rounds are with them.
+    """The targets, all of one model, and how long rounds wait for them.
 
-    The model is that of the first target that came up, as long as any of them has it: targets of another model are
-    not used, since their texts are not this model's.
+    The model is that of the first target that came up, as long as any target has it. Targets of another model are not
+    used, since their texts are not this model's.
     """
 
     def __init__(
@@ -45,20 +45,20 @@ class TargetPool(Pool[TargetPeer]):
         self.round_timeout_s = round_timeout_s
         self.wait_s = wait_s
         self._model: str | None = None
-        self._left_out: set[tuple[str, str]] = set()
+        self._foreign_models: set[tuple[str, str]] = set()
 
     def _admits(self, peer: TargetPeer) -> bool:
         models = [welcome.fingerprint.model for each in self.peers if (welcome := each.link.welcome) is not None]
         if self._model not in models:
             self._model = models[0]
         assert peer.link.welcome is not None
-        found = peer.link.welcome.fingerprint.model
-        if found == self._model:
+        model = peer.link.welcome.fingerprint.model
+        if model == self._model:
             return True
-        if (peer.link.address, found) not in self._left_out:
-            self._left_out.add((peer.link.address, found))
+        if (peer.link.address, model) not in self._foreign_models:
+            self._foreign_models.add((peer.link.address, model))
             logger.warning(
                 "target of another model, left out: address=%s model=%s expected=%s",
-                peer.link.address, found, self._model,
+                peer.link.address, model, self._model,
             )  # fmt: skip
         return False

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from coordinator.policy.plan import Plan, Source
 from coordinator.policy.prefetch import LAST_MS
-from coordinator.sessions.drafted import MAX_PENDING_TOKENS
+from coordinator.sessions.round_draft import MAX_PENDING_TOKENS
 from paceline.protocol.proposal import MAX_PROPOSAL_NODES
 from paceline_lab.simulate.placed import PlacedSession
 from paceline_lab.simulate.policies import TARGET_ONLY, RoundFacts, Situation

@@ -16,9 +16,9 @@ from coordinator.policy.plan import Options, Plan
 from coordinator.policy.planner import Planner
 from coordinator.policy.settings import DraftingSettings
 from coordinator.sessions.draft_pool import DraftPeer, DraftPool
-from coordinator.sessions.drafted import MAX_PENDING_TOKENS
+from coordinator.sessions.round_draft import MAX_PENDING_TOKENS
 from coordinator.sessions.target_pool import TargetPeer
-from coordinator.sessions.verified import TargetNext
+from coordinator.sessions.verified_round import TargetNext
 from coordinator.text.sequence import GenerationTask, Sequence
 from draft_service.session import DraftingSession
 from paceline.models.tokenizer import TableTokenizer

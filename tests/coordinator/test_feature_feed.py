@@ -11,8 +11,8 @@ import pytest
 
 from coordinator.sessions.draft import DraftSession
 from coordinator.sessions.draft_pool import DraftPeer, DraftPool
-from coordinator.sessions.drafted import PendingCommit
 from coordinator.sessions.feature_feed import FeatureFeed
+from coordinator.sessions.round_draft import PendingCommit
 from coordinator.sessions.target import TargetSession
 from paceline.protocol.draft import Commit, DraftBudget, DraftOpen
 from paceline.protocol.features import FeatureNeed, FeatureOffer, FeatureRequest, Features, FeatureType
@@ -39,7 +39,7 @@ def rows(first: int, end: int, session: int = 1) -> Features:
 def fed(feed: FeatureFeed, start: int = 0, end: int = 99) -> list[int]:
     """Positions of what the feed passes on; each row must be its own."""
     found = []
-    for each in feed.between(start, end):
+    for each in feed.slice(start, end):
         for row in range(each.rows):
             position = each.first_position + row
             assert each.data[row * ROW : (row + 1) * ROW] == bytes([position]) * ROW
@@ -87,12 +87,12 @@ def test_a_target_that_is_opened_again_is_asked_for_what_has_not_come() -> None:
 def test_a_drafter_whose_need_no_target_meets_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
     feed, lacking = feed_of(), FeatureNeed((2,))
     assert (feed.meets(NEED), feed.meets(lacking), feed.meets(FeatureNeed())) == (True, False, True)
-    feed.offered([UNABLE, ABLE])
+    feed.check_targets([UNABLE, ABLE])
     assert feed.meets(NEED), "one can"
     with caplog.at_level(logging.WARNING):
-        feed.offered([UNABLE])
+        feed.check_targets([UNABLE])
         other = feed_of(lacking)
-        other.offered([ABLE])
+        other.check_targets([ABLE])
     assert (feed.meets(NEED), feed.meets(FeatureNeed()), other.meets(lacking)) == (False, True, False)
     assert "drafter left out, its requests go without it: layers=(1, -2) reason=the target sends no" in caplog.text
     assert "feature layer = 2: must be below 2" in caplog.text
@@ -119,7 +119,7 @@ class Fed:
     def commit(self, token: int) -> None:
         outcome = Outcome(len(self.ids) - 1, ROOT, token)
         self.ids.append(token)
-        self.draft.commit(PendingCommit(outcome, (token,), [*self.ids], DraftBudget(), "", awaited=False))
+        self.draft.commit(PendingCommit(outcome, (token,), [*self.ids], DraftBudget(), "", is_awaited=False))
 
     def told(self) -> list[Any]:
         """What the draft service was sent: kinds of commands, and positions of features with their session."""

@@ -141,7 +141,7 @@ async def test_sessions_follow_their_prefix_and_others_the_load() -> None:
 async def test_what_other_coordinators_have_there_counts() -> None:
     links = FakeLink("a"), FakeLink("b")
     pool = pool_of(*links)
-    pool.peers[0].of_others = 3
+    pool.peers[0].foreign_sessions = 3
     assert address_of(pool.place((1, 2))) == "b"
 
 
@@ -161,9 +161,9 @@ async def test_a_target_of_another_model_is_left_out_until_the_first_is_gone(
 async def test_a_refusal_sends_the_next_session_elsewhere_and_is_forgotten() -> None:
     pool = pool_of(FakeLink("a"), FakeLink("b"))
     first, second = pool.peers
-    pool.refused(first, Overloaded("full", retry_after_ms=40))
+    pool.note_refusal(first, Overloaded("full", retry_after_ms=40))
     assert {address_of(pool.place((n,))) for n in range(8)} == {"b"}
-    pool.refused(second, Overloaded("full", retry_after_ms=60_000))
+    pool.note_refusal(second, Overloaded("full", retry_after_ms=60_000))
     assert not pool.is_willing()
     await pool.wait_willing(5.0, lambda _: True)
     assert address_of(pool.place((1,))) == "a"
@@ -171,7 +171,7 @@ async def test_a_refusal_sends_the_next_session_elsewhere_and_is_forgotten() -> 
 
 async def test_a_lone_peer_that_refused_is_asked_again() -> None:
     pool = pool_of(FakeLink("a"))
-    pool.refused(pool.peers[0], Overloaded("full", retry_after_ms=60_000))
+    pool.note_refusal(pool.peers[0], Overloaded("full", retry_after_ms=60_000))
     assert address_of(pool.place((1,))) == "a"
     with pytest.raises(Overloaded, match="full"):
         await pool.wait_willing(0.01, lambda _: True)
@@ -182,13 +182,13 @@ FULL = Overloaded("full", retry_after_ms=40)
 
 async def test_a_session_that_all_refused_comes_no_sooner_than_was_said_and_on_the_budget() -> None:
     pool = pool_of(FakeLink("a"))
-    pool.refused(pool.peers[0], FULL)
+    pool.note_refusal(pool.peers[0], FULL)
     began = time.monotonic()
     await pool.wait_to_retry(FULL, Retries(pool.budget), 5.0, lambda _: True)
     assert time.monotonic() - began >= 0.04
     while pool.budget.take():
         pass
-    pool.refused(pool.peers[0], FULL)
+    pool.note_refusal(pool.peers[0], FULL)
     with pytest.raises(Overloaded, match="full"):
         await pool.wait_to_retry(FULL, Retries(pool.budget), 0.1, lambda _: True)
 
@@ -197,14 +197,14 @@ async def test_a_session_goes_at_once_to_a_peer_that_has_not_refused() -> None:
     pool = pool_of(FakeLink("a"), FakeLink("b"))
     while pool.budget.take():
         pass
-    pool.refused(pool.peers[0], FULL)
+    pool.note_refusal(pool.peers[0], FULL)
     await pool.wait_to_retry(FULL, Retries(pool.budget), 0.0, lambda _: True)
 
 
 async def test_who_is_missing_and_why_is_said() -> None:
     refusing, down = FakeLink("a"), FakeLink("b", is_up=False)
     pool = pool_of(refusing, down)
-    pool.refused(pool.peers[0], Overloaded("a is full", retry_after_ms=60_000))
+    pool.note_refusal(pool.peers[0], Overloaded("a is full", retry_after_ms=60_000))
     with pytest.raises(PeerUnavailable, match="none of 2 targets takes the session: a is full; no link to b"):
         await pool.wait_willing(0.01, lambda _: True)
     empty = pool_of()
@@ -318,8 +318,8 @@ async def test_a_session_that_waits_is_counted_once_and_our_own_not_among_the_ot
     link = members.links["a"]
     link.sessions, link.queue = 5, 4  # of the five, ours too, four wait
     members.links["b"].sessions = 9  # asked beside or behind it
-    await until(lambda: second.of_others == 9)
-    assert (first.of_others, first.load) == (3, 5)
+    await until(lambda: second.foreign_sessions == 9)
+    assert (first.foreign_sessions, first.load) == (3, 5)
     await members.membership.close()
 
 
@@ -342,7 +342,7 @@ async def test_a_question_whose_link_ends_meanwhile_is_not_the_last(monkeypatch:
         await hung.link.close()
         members.links["b"].sessions = 3
         second = members.pool.peers[1]
-        await until(lambda: second.of_others == 3, 5)
+        await until(lambda: second.foreign_sessions == 3, 5)
     await members.membership.close()
 
 
@@ -354,6 +354,6 @@ async def test_a_pause_that_ends_between_two_looks_at_the_clock_is_seen(
     clock = itertools.count()
     monkeypatch.setattr(pool_module, "time", SimpleNamespace(monotonic=lambda: 0.7e-3 * next(clock)))
     pool = pool_of(FakeLink("a"))
-    pool.refused(pool.peers[0], Overloaded("full", retry_after_ms=looks))
+    pool.note_refusal(pool.peers[0], Overloaded("full", retry_after_ms=looks))
     async with asyncio.timeout(10):
         await pool.wait_willing(1e6, lambda peer: True)

@@ -12,7 +12,7 @@ import pytest
 from coordinator.policy.drafting import Drafting, Prefetched
 from coordinator.policy.prefetch import MAX_PREFETCHED_NODES, Prefetching
 from coordinator.sessions.target import TargetSession
-from coordinator.sessions.verified import Verified
+from coordinator.sessions.verified_round import VerifiedRound
 from paceline.protocol.errors import ProtocolMismatch
 from paceline.protocol.handshake import Welcome
 from paceline.protocol.proposal import ROOT, Outcome, Proposal
@@ -201,7 +201,7 @@ class PrefetchRequest(Request):
     def __init__(self) -> None:
         super().__init__(RecordingLink())
 
-    async def pending(self, wanted: Proposal | None = None, node: int = ROOT) -> asyncio.Task[Verified]:
+    async def pending(self, wanted: Proposal | None = None, node: int = ROOT) -> asyncio.Task[VerifiedRound]:
         """A round that waits for its verdict."""
 
         async def dispatched(round_: Round) -> None:
@@ -212,7 +212,7 @@ class PrefetchRequest(Request):
             await asyncio.sleep(0)
         return task
 
-    async def begins(self, prefetched: Proposal, self_started: SelfStarted, token: int = 7) -> Verified:
+    async def begins(self, prefetched: Proposal, self_started: SelfStarted, token: int = 7) -> VerifiedRound:
         """Prefetch a proposal for the first round's outcome; its verdict says what the target started."""
         task = await self.pending()
         round_ = Round(1, BASE, ROOT, (3,))
@@ -226,9 +226,9 @@ async def test_a_self_started_round_is_waited_for_and_not_sent() -> None:
     request = PrefetchRequest()
     first = await request.begins(proposal(4, 5, 6), SelfStarted(BASE + 1, 2))
     assert [type(command).__name__ for command in request.link.take()] == ["TargetOpen", "Round", "Prefetch"]
-    ahead = request.session.ahead(first.round_, outcome(7), first.verdict)
+    ahead = request.session.next_after(first.round_, outcome(7), first.verdict)
     assert ahead.self_started == proposal(4, 5)
-    assert ahead.leased == 0
+    assert ahead.leased_rounds == 0
     cast(Any, request.link).on_event(Verdict(1, BASE + 1, (4, 5, 9)))
     second = await (await request.pending(ahead.self_started))
     assert second.self_started
@@ -239,7 +239,7 @@ async def test_a_self_started_round_is_waited_for_and_not_sent() -> None:
 async def test_a_self_started_round_that_is_lost_is_sent_with_what_it_had() -> None:
     request = PrefetchRequest()
     first = await request.begins(proposal(4, 5, 6), SelfStarted(BASE + 1, 2))
-    self_started = request.session.ahead(first.round_, outcome(7), first.verdict).self_started
+    self_started = request.session.next_after(first.round_, outcome(7), first.verdict).self_started
     request.link.take()
     request.lose()
     task = await request.pending(self_started)
@@ -259,9 +259,9 @@ async def test_a_target_that_starts_what_was_not_prefetched_is_refused(self_star
     request = PrefetchRequest()
     first = await request.begins(proposal(4, 5, 6), self_started)
     with pytest.raises(ProtocolMismatch, match=f"the target started round {self_started.base_length}"):
-        request.session.ahead(first.round_, outcome(7), first.verdict)
+        request.session.next_after(first.round_, outcome(7), first.verdict)
     with pytest.raises(ProtocolMismatch, match="0 were prefetched"):
-        request.session.ahead(first.round_, outcome(8), first.verdict)
+        request.session.next_after(first.round_, outcome(8), first.verdict)
 
 
 BEGUN = proposal(4, 5)
@@ -285,7 +285,7 @@ async def test_what_was_prefetched_grows_and_does_not_change(other: Proposal) ->
     assert [dict(each.proposals).get(outcome(7)) for each in prefetches] == [BEGUN, None, proposal(4, 5, 6)]
     cast(Any, request.link).on_event(Verdict(1, BASE, (7,), self_started=SelfStarted(BASE + 1, 2)))
     verified = await task
-    assert request.session.ahead(round_, outcome(7), verified.verdict).self_started == BEGUN
+    assert request.session.next_after(round_, outcome(7), verified.verdict).self_started == BEGUN
 
 
 async def test_nothing_is_sent_for_a_round_that_is_not_in_flight() -> None:

@@ -11,8 +11,8 @@ import pytest
 
 from coordinator.sessions import draft as draft_session
 from coordinator.sessions import redrawing
-from coordinator.sessions.redrawing import MAX_MISTAKES, base_behind, redrawn
-from coordinator.sessions.verified import TargetNext
+from coordinator.sessions.redrawing import MAX_MISTAKES, base_behind, redraw_proposal
+from coordinator.sessions.verified_round import TargetNext
 from paceline.protocol.draft import DraftedProposal, DraftOpen
 from paceline.protocol.generation import SpeculationSettings
 from paceline.protocol.proposal import ROOT, Acceptance, Outcome, Proposal, SparseDistribution
@@ -197,12 +197,12 @@ def test_what_grows_is_drawn_again_where_it_has_grown() -> None:
     with mock.patch.object(redrawing, "redraw", wraps=redraw) as draw:
         before = None
         for nodes in range(1, 7):
-            before = redrawn(DraftedProposal(1, None, wrong.first(nodes)), 20, key, before)
+            before = redraw_proposal(DraftedProposal(1, None, wrong.first(nodes)), 20, key, before)
             assert before.proposal == whole.first(nodes)
             assert (before.mistake is not None) == (nodes > 1)
         assert draw.call_count == 6
         other = drawn(20, key, (*supports(5, 1), *from_[1:]))
-        assert redrawn(DraftedProposal(1, None, other), 20, key, before).proposal is other
+        assert redraw_proposal(DraftedProposal(1, None, other), 20, key, before).proposal is other
         assert draw.call_count == 12, "another beginning is another proposal"
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from coordinator.sessions.target import MAX_DEATHS, TargetSession
 from coordinator.sessions.target_pool import TargetPeer, TargetPool
-from coordinator.sessions.verified import Verified
+from coordinator.sessions.verified_round import VerifiedRound
 from coordinator.text.sequence import GenerationTask
 from paceline.costs.service_costs import DraftCosts, TargetCosts
 from paceline.protocol.codec import failure_of
@@ -89,7 +89,7 @@ class Request:
         self.session = TargetSession(self.pool, task)
         self.ids = [*PROMPT]
 
-    async def round(self, lease: int = 0, proposal: Proposal | None = None) -> Verified:
+    async def round(self, lease: int = 0, proposal: Proposal | None = None) -> VerifiedRound:
         async def dispatched(round_: Round) -> None:
             await asyncio.sleep(0)
 
@@ -116,7 +116,7 @@ async def turns() -> None:
         await asyncio.sleep(0)
 
 
-async def pending(request: Request, lease: int = 0, proposal: Proposal | None = None) -> asyncio.Task[Verified]:
+async def pending(request: Request, lease: int = 0, proposal: Proposal | None = None) -> asyncio.Task[VerifiedRound]:
     """A round that waits for its verdict."""
     task = asyncio.create_task(request.round(lease, proposal))
     await turns()
@@ -135,13 +135,13 @@ async def test_the_rounds_of_a_run_are_waited_for_and_not_sent() -> None:
     for base in (2, 3, 4):
         request.answer(base, token=base)
     assert not (await first).self_started
-    assert request.session.leased == 3
+    assert request.session.leased_rounds == 3
     assert (await request.round()).self_started
     assert (await request.round()).verdict.token_ids == (4,)
     last = await pending(request)
     request.answer(5)
     assert (await last).self_started
-    assert request.session.leased == 0
+    assert request.session.leased_rounds == 0
     assert bases(request.link.take()) == []
     behind = await pending(request)
     assert bases(request.link.take()) == [(6, 0)]
@@ -168,7 +168,7 @@ async def test_a_target_is_leased_no_more_than_it_takes() -> None:
     silent = Request(RecordingLink(max_lease=0))
     task = await pending(silent, lease=16)
     assert bases(silent.link.take()) == [(2, 0)]
-    assert silent.session.leased == 1, "the round itself"
+    assert silent.session.leased_rounds == 1, "the round itself"
     silent.answer(2)
     await task
 
@@ -218,7 +218,7 @@ async def test_verdicts_of_a_run_that_was_closed_are_dropped(late: int) -> None:
     request.session.close()
     assert isinstance(request.link.take()[-1], Close)
     request.answer(late, token=9)
-    assert request.session.leased == 0
+    assert request.session.leased_rounds == 0
     again = await pending(request)
     request.answer(3, token=5, session=2)
     assert (await again).verdict.token_ids == (5,)

@@ -8,14 +8,14 @@ import pytest
 
 from coordinator.sessions.draft import DraftSession
 from coordinator.sessions.draft_pool import DraftPeer, DraftPool
-from coordinator.sessions.drafted import PendingCommit
+from coordinator.sessions.round_draft import PendingCommit
 from paceline.protocol.draft import Commit, DraftBudget, DraftOpen
 from paceline.protocol.errors import InvalidInput
 from paceline.protocol.proposal import ROOT, Outcome
 from paceline.protocol.target import TargetOpen
 from tests.coordinator.test_target_session import PROMPT, RecordingLink, Request
 
-BEHIND = PendingCommit(Outcome(2, ROOT, 4), (4,), (*PROMPT, 4), DraftBudget(4), "", awaited=False)
+BEHIND = PendingCommit(Outcome(2, ROOT, 4), (4,), (*PROMPT, 4), DraftBudget(4), "", is_awaited=False)
 
 
 class NarrowLink(RecordingLink):

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from coordinator.sessions.redrawing import base_behind, redrawn
+from coordinator.sessions.redrawing import base_behind, redraw_proposal
 from draft_service.drafters.model import ModelDrafter
 from paceline.protocol.draft import DraftBudget, DraftedProposal
 from paceline.protocol.proposal import ROOT, Acceptance, Outcome, Proposal
@@ -49,6 +49,6 @@ def test_every_token_of_every_proposal_is_redrawn(acceptance: Acceptance, sampli
 
 def honest(proposal: Proposal, base_length: int, seed: int) -> int:
     """Its length, if no token is another when drawn again."""
-    assert redrawn(DraftedProposal(1, None, proposal), base_length, NoiseKey(seed)).mistake is None
+    assert redraw_proposal(DraftedProposal(1, None, proposal), base_length, NoiseKey(seed)).mistake is None
     assert len(proposal.supports) == len(proposal)
     return len(proposal)

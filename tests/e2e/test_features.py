@@ -212,12 +212,12 @@ async def test_a_session_that_ends_is_followed_by_one_that_is_given_all_that_was
 
 
 async def test_mutant_rows_one_further_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    between = feature_feed.FeatureFeed.between
+    original = feature_feed.FeatureFeed.slice
 
     def shifted(feed: feature_feed.FeatureFeed, start: int, end: int) -> list[Features]:
-        return [replace(each, first_position=each.first_position + 1) for each in between(feed, start, end - 1)]
+        return [replace(each, first_position=each.first_position + 1) for each in original(feed, start, end - 1)]
 
-    monkeypatch.setattr(feature_feed.FeatureFeed, "between", shifted)
+    monkeypatch.setattr(feature_feed.FeatureFeed, "slice", shifted)
     async with cluster() as (client, spy):
         one = await client.generate(request(CHAIN))
         with pytest.raises(AssertionError):

@@ -163,7 +163,7 @@ def check_bounds(made: SteppedDeployment) -> None:
     for peer in made.peers:
         for at_coordinator in peer._sessions.values():
             kept = (
-                at_coordinator.leased
+                at_coordinator.leased_rounds
                 if isinstance(at_coordinator, TargetSession)
                 else len(cast(DraftSession, at_coordinator)._cache._entries)
             )

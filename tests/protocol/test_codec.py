@@ -575,7 +575,7 @@ def test_every_wire_type_has_a_round_trip() -> None:
     """A new domain type must get a strategy: its class name appears in one of the unions."""
     covered = {TargetOpen, Round, Prefetch, Close, TargetOpened, Verdict, Features, Failure, PromptPiece}
     covered |= {DraftOpen, Commit, Verifying, DraftOpened, DraftedProposal, Shadow}  # Features go to both
-    covered |= {AtWork}  # a number in its frame: `tests/coordinator/test_unanswered.py`
+    covered |= {AtWork}  # a number in its frame: `tests/coordinator/test_answer_watch.py`
     unions = (TargetCommand, TargetEvent, DraftCommand, DraftEvent)
     assert {kind for union in unions for kind in union.__args__} == covered
     assert all("session_id" in {field.name for field in fields(kind)} for kind in covered)

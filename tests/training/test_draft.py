@@ -19,7 +19,7 @@ from rich.console import Console
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
-from coordinator.sessions.redrawing import redrawn
+from coordinator.sessions.redrawing import redraw_proposal
 from draft_service.drafters.catalogue import build_catalogue
 from paceline.cli.main import app
 from paceline.drafters.layers.loading import ReducedVocabularyEngine, load_draft_engine
@@ -214,7 +214,7 @@ def proposed_ids(draft: Path, target: Path, acceptance: Acceptance, temperature:
         proposal = drafting.proposal()
         proposed |= set(proposal.token_ids)
         if acceptance is not Acceptance.COUPLED:
-            again = redrawn(DraftedProposal(1, None, proposal), len(prefix) - 1, NoiseKey(seed))
+            again = redraw_proposal(DraftedProposal(1, None, proposal), len(prefix) - 1, NoiseKey(seed))
             assert again.mistake is None
         drafter.close(seed)
     return proposed, known

@@ -1,4 +1,4 @@
-"""What is known of a round once its verdict has come."""
+"""A round with its verdict, and what the target does next."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from paceline.protocol.target import Round, Verdict
 
 
 @dataclass(frozen=True)
-class Verified:
+class VerifiedRound:
     """A round, its verdict, and whether the target started it by itself."""
 
     round_: Round
@@ -20,16 +20,16 @@ class Verified:
 
 @dataclass(frozen=True)
 class TargetNext:
-    """What the target does behind the round that was decided last.
+    """What the target does after the round that was decided last.
 
     Attributes:
-        leased: rounds that it may have started by itself: the next ones, which can't carry a proposal.
+        leased_rounds: the number of next rounds that it may have started by itself; they can't carry a proposal.
         self_started: the proposal with which it has started the next round.
         can_prefetch: whether it takes prefetched proposals.
-        peer: that target.
+        peer: the target.
     """
 
-    leased: int = 0
+    leased_rounds: int = 0
     self_started: Proposal | None = None
     can_prefetch: bool = False
     peer: TargetPeer | None = None

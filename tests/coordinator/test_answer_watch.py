@@ -8,10 +8,10 @@ from typing import Any, cast
 
 import pytest
 
-from coordinator.sessions import loss_patience, unanswered
+from coordinator.sessions import answer_watch, loss_patience
+from coordinator.sessions.answer_watch import AnswerWatch
 from coordinator.sessions.loss_patience import MAX_SPARED
 from coordinator.sessions.target_pool import TargetPeer
-from coordinator.sessions.unanswered import AnswerWatch
 from paceline.protocol.errors import InvalidInput, PacelineError, PeerUnavailable
 from paceline.protocol.session import Close
 from paceline.protocol.target import MAX_AT_WORK, AtWork, Round, TargetOpen, TargetOpened, Verdict
@@ -44,7 +44,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
-        for module in (unanswered, loss_patience):
+        for module in (answer_watch, loss_patience):
             monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: self.now))
 
     async def pass_half(self) -> None:
@@ -78,7 +78,7 @@ async def test_a_session_that_no_sign_of_life_names_is_closed_and_goes_to_anothe
 
 async def test_that_test_notices_a_watch_that_any_frame_reassures(monkeypatch: pytest.MonkeyPatch) -> None:
     """As it was: a link that shows life is waited for, whatever the session."""
-    monkeypatch.setattr(AnswerWatch, "_unheard_s", lambda watch, link: link.silent_s)
+    monkeypatch.setattr(AnswerWatch, "_silence_s", lambda watch, link: link.silent_s)
     with pytest.raises(AssertionError, match="what it holds is freed"):
         await test_a_session_that_no_sign_of_life_names_is_closed_and_goes_to_another_target(monkeypatch)
 

@@ -1,0 +1,64 @@
+"""A round's proposal from the draft session, and the commit that the draft service gets after a round."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from coordinator.sessions.redrawing import Mistake
+from paceline.protocol.draft import DraftBudget
+from paceline.protocol.proposal import Outcome, Proposal
+from paceline.protocol.records import StepTimings
+
+MAX_PENDING_TOKENS = 16
+"""Most committed tokens that the draft service has not got yet during a lease; with more it would have to catch up. A
+step of 16 rows takes the larger draft 5 ms a token, one of a single row 53 (`2026-11-23-a-draft-says-its-shadow`)."""
+
+
+@dataclass(frozen=True)
+class RoundDraft:
+    """The proposal that a round gets to verify, if there is one.
+
+    `hit`: it was drafted for this outcome before the outcome was known.
+    `miss`: proposals were drafted for other outcomes, or came too late.
+    `first`: it is the session's first proposal, for which the service had to compute the text before it.
+    `mistake`: its first token that was redrawn.
+    """
+
+    proposal: Proposal | None = None
+    hit: bool = False
+    miss: bool = False
+    first: bool = False
+    mistake: Mistake | None = None
+    timings: StepTimings = field(default_factory=StepTimings)
+
+
+NOTHING = RoundDraft()
+
+
+@dataclass(frozen=True)
+class PendingCommit:
+    """Committed tokens that the draft service does not know yet, the last ones of `committed`.
+
+    `outcome` is that of their last round. `is_awaited` says that the service drafts for that round's outcomes: then
+    the commit must be of that round alone.
+    """
+
+    outcome: Outcome
+    token_ids: tuple[int, ...]
+    committed: Sequence[int]
+    budget: DraftBudget
+    traceparent: str
+    is_awaited: bool
+
+    @property
+    def must_leave(self) -> bool:
+        """Whether it must be sent now, and not together with the tokens of the next rounds."""
+        return self.is_awaited or len(self.token_ids) >= MAX_PENDING_TOKENS
+
+    def join_to(self, earlier: PendingCommit | None) -> PendingCommit:
+        """One commit of the tokens of an earlier one and of these; with their shadow if either asks for it."""
+        if earlier is None:
+            return self
+        budget = replace(self.budget, shadow=self.budget.shadow or earlier.budget.shadow)
+        return replace(self, token_ids=earlier.token_ids + self.token_ids, budget=budget)
