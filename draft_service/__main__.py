@@ -65,10 +65,10 @@ def _load(config: DraftConfig) -> Catalogue:
 
 
 def start(config: DraftConfig) -> Coroutine[Any, Any, None]:
-    """What this process is to do.
+    """Check the configuration and serve.
 
     Raises:
-        InvalidInput: a drafter that isn't one.
+        InvalidInput: an unknown kind of drafter.
     """
     check_drafters(config.drafters)
     return serve(config)

@@ -1,7 +1,7 @@
-"""Work that begins once the features it reads have come: those of all committed tokens but the last.
+"""Work that waits for the features that it reads: those of all committed tokens but the last.
 
-They follow the verdict by one message. Without them a proposal would be drafted on the drafter's own, and be worse.
-So work is held, but never for long, and not at all where the last wait was in vain.
+Features follow the verdict by one message. Without them a proposal would be drafted on the drafter's own features and
+be worse. So work waits, but never for long, and not at all where the last wait was in vain.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from draft_service.session import DraftingSession
 
 ROUND_PATIENCE_S = 0.25
-"""Longest wait behind a commit, chosen, not tuned: ten times what a full message of features takes at 100 Mbit/s."""
+"""Longest wait after a commit. Chosen, not tuned: ten times what a full message of features takes at 100 Mbit/s."""
 PROMPT_PATIENCE_S = 10.0
-"""Longest wait for a session's first features: the target computes the prompt meanwhile, and no round begins."""
+"""Longest wait for a session's first features. The target computes the prompt meanwhile, and no round begins."""
 
 
 @dataclass(frozen=True)
@@ -27,20 +27,20 @@ class _Wait:
 
 
 class FeatureWaits:
-    """The held work of sessions, one piece each. Lives on the event loop."""
+    """The waiting work of sessions, one piece each. It lives on the event loop."""
 
     def __init__(self) -> None:
         self._waits: dict[DraftingSession, _Wait] = {}
 
     @property
     def drafts(self) -> int:
-        """Held proposals."""
+        """The number of proposals that wait."""
         return sum(wait.is_draft for wait in self._waits.values())
 
     def hold(
         self, session: DraftingSession, begin: Callable[[], None], deadline: float | None, *, draft: bool
     ) -> None:
-        """Call `begin` once the session's features are there, or late: at `deadline` (monotonic) at the latest."""
+        """Call `begin` once the session's features are there, its patience is over, or at `deadline` (monotonic)."""
         if not session.lacks_features or session.features_late:
             begin()
             return
@@ -50,13 +50,13 @@ class FeatureWaits:
         timer = asyncio.get_running_loop().call_later(max(patience, 0.0), self._give_up, session)
         self._waits[session] = _Wait(begin, draft, timer)
 
-    def arrived(self, session: DraftingSession) -> None:
-        """Features of a session have come: begin what waits for them, if they are all there."""
+    def note_arrival(self, session: DraftingSession) -> None:
+        """Begin the work of a session whose features have come, if they are all there."""
         if not session.lacks_features:
             self._begin(session)
 
     def drop(self, session: DraftingSession, *, drafts_only: bool = False) -> None:
-        """What a session waits for is not wanted any more."""
+        """Drop the work of a session; with `drafts_only`, only a proposal."""
         wait = self._waits.get(session)
         if wait is not None and (wait.is_draft or not drafts_only):
             wait.timer.cancel()

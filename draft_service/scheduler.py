@@ -1,10 +1,9 @@
-"""Drafts for all sessions together: what arrived is applied, then all unfinished work advances in batched steps.
+"""Drafts for all sessions together: commands are applied, then all unfinished work advances in batched steps.
 
 A session waits for a proposal (drafting), or prepares for the outcomes of the
 round that is being verified (speculating), or rests. The scheduler lives on the
-event loop and owns the sessions' state; drafters are touched on the executor's
-thread only. A commit ends what its session was doing, at the cost of one step at
-most.
+event loop and owns the sessions' state; drafters run on the executor's thread only.
+A commit ends its session's work, at the cost of one step at most.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from draft_service.drafters.catalogue import Catalogue
 from draft_service.drafters.interface import FeatureDrafter
 from draft_service.drafters.shadow import ShadowRun
 from draft_service.feature_waits import FeatureWaits
-from draft_service.session import CatchUpTask, DraftingSession, DraftTask, Grown, SpeculationTask
+from draft_service.session import CatchUpTask, DraftingSession, DraftTask, SpeculationGrowth, SpeculationTask
 from draft_service.step import SessionCall, StepResults, run_steps
 from paceline.access.places import Places
 from paceline.costs.service_costs import UNKNOWN_LINE, DraftCosts
@@ -56,12 +55,12 @@ class DraftScheduler(SessionScheduler[DraftingSession]):
 
     @property
     def queue_length(self) -> int:
-        """Proposals that coordinators wait for."""
+        """The number of proposals that coordinators wait for."""
         return len(self._drafting) + self._waits.drafts
 
     @property
     def costs(self) -> DraftCosts:
-        """What steps take, and who was in the latest."""
+        """The cost lines, with the sessions and rows of the latest step."""
         return DraftCosts(UNKNOWN_LINE, *self._latest, self.queue_length).with_lines(self._catalogue.lines)
 
     def open(self, owner: SessionOwner, command: DraftOpen) -> DraftingSession:
@@ -69,7 +68,7 @@ class DraftScheduler(SessionScheduler[DraftingSession]):
 
         Raises:
             InvalidInput: an unknown drafter, or a token outside the vocabulary.
-            Overloaded: too many sessions are open, or as many of the tenant as leave others room.
+            Overloaded: too many sessions are open, or so many of the tenant that others would find no place.
         """
         facts = command.spec
         drafter = self._catalogue.pick(command.drafter)
@@ -89,7 +88,7 @@ class DraftScheduler(SessionScheduler[DraftingSession]):
         return session
 
     def handle(self, session: DraftingSession, command: Commit | Verifying | Features) -> None:
-        """Take a commit, the announcement of a round or features in."""
+        """Handle a commit, the announcement of a round, or features."""
         if isinstance(command, Commit):
             self.commit(session, command)
         elif isinstance(command, Features):
@@ -98,9 +97,9 @@ class DraftScheduler(SessionScheduler[DraftingSession]):
             self.verifying(session, command)
 
     def commit(self, session: DraftingSession, command: Commit) -> None:
-        """Take in new committed tokens and end what the session was doing.
+        """Append committed tokens and end the session's work.
 
-        The proposal behind them is drafted now, unless one was prepared for this
+        The proposal after them is drafted now, unless one was prepared for this
         outcome: then the coordinator has it, or will have it before it can ask.
 
         Raises:
@@ -116,10 +115,10 @@ class DraftScheduler(SessionScheduler[DraftingSession]):
             self._begin(session, command.outcome, command.budget, command.traceparent)
 
     def verifying(self, session: DraftingSession, command: Verifying) -> None:
-        """A round has left for the target: prepare for its outcomes, if its budget asks for that.
+        """Prepare for the outcomes of a round that has left for the target, if its budget asks for that.
 
-        Drafting ends: its proposal would come too late for the round. Rows that
-        were to be caught up are computed in any case. Announcing a round again changes nothing.
+        Drafting ends, since its proposal would come too late for the round. Missing
+        rows are computed in any case. A second announcement of a round changes nothing.
 
         Raises:
             PrefixMismatch, InvalidInput: it doesn't follow what the session holds.
@@ -135,15 +134,15 @@ class DraftScheduler(SessionScheduler[DraftingSession]):
             self._wake.set()
 
     def features(self, session: DraftingSession, features: Features) -> None:
-        """Hand the target's features of committed tokens to the drafter; of other tokens they are dropped.
+        """Hand the target's features of committed tokens to the drafter; those of other tokens are dropped.
 
         Raises:
             InvalidInput: the drafter reads none, or other layers.
         """
-        for known in session.known(features):
-            self._calls.append(SessionCall(session, partial(_take_features, session, known)))
+        for part in session.accept_features(features):
+            self._calls.append(SessionCall(session, partial(_take_features, session, part)))
             self._wake.set()
-        self._waits.arrived(session)
+        self._waits.note_arrival(session)
 
     def _follow_grammar(self, session: DraftingSession) -> None:
         grammar, facts, loop = session.facts.sampling.grammar, session.facts, asyncio.get_running_loop()
@@ -151,11 +150,11 @@ class DraftScheduler(SessionScheduler[DraftingSession]):
             return
         session.grammar = self._catalogue.grammars.open(grammar, facts.end_token_ids, prompt_length=0)
 
-        def compiled(_: object) -> None:
+        def wake(_: object) -> None:
             with suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(self._wake.set)
 
-        session.grammar.compilation.add_done_callback(compiled)
+        session.grammar.compilation.add_done_callback(wake)
 
     def _release(self, session: DraftingSession) -> None:
         self._places.give_back(session.facts.tenant)
@@ -182,42 +181,42 @@ class DraftScheduler(SessionScheduler[DraftingSession]):
         while True:
             await self._wake.wait()
             self._wake.clear()
-            held = {session for session in self._busy() if session.held}
-            calls = [call for call in self._calls if call.wanted and call.session not in held]
-            self._calls = [call for call in self._calls if call.wanted and call.session in held]
-            drafts = [task for task in self._drafting.values() if task.session not in held]
-            speculations = [task for task in self._speculating.values() if task.session not in held]
-            catch_ups = [task for task in self._catching_up.values() if task.session not in held]
+            waiting = {session for session in self._busy() if session.awaits_grammar}
+            calls = [call for call in self._calls if call.is_needed and call.session not in waiting]
+            self._calls = [call for call in self._calls if call.is_needed and call.session in waiting]
+            drafts = [task for task in self._drafting.values() if task.session not in waiting]
+            speculations = [task for task in self._speculating.values() if task.session not in waiting]
+            catch_ups = [task for task in self._catching_up.values() if task.session not in waiting]
             self.steps += await self._executor.run(
                 run_steps, calls, drafts, speculations, self._wake.is_set, publish, catch_ups
             )
             self._drop_finished()
-            if not all(session.held for session in self._busy()):
+            if not all(session.awaits_grammar for session in self._busy()):
                 self._wake.set()
 
     def _busy(self) -> Iterator[DraftingSession]:
-        """The session of everything that is to be done."""
+        """The sessions of all work that is to be done, some more than once."""
         yield from (call.session for call in self._calls)
         yield from self._drafting
         yield from self._speculating
         yield from self._catching_up
 
     def _stop(self, session: DraftingSession) -> None:
-        """End what the session was doing; what the running step adds to it is not sent."""
+        """End the session's work; what the running step adds to it is not sent."""
         self._stop_preparing(session)
         self._catching_up.pop(session, None)
         self._waits.drop(session)
 
     def _stop_preparing(self, session: DraftingSession) -> None:
-        """End what the session did for proposals."""
+        """End the session's work on proposals."""
         self._drafting.pop(session, None)
         self._speculating.pop(session, None)
         self._waits.drop(session, drafts_only=True)
 
     def _drop_finished(self) -> None:
-        """Drop what has nothing left to compute and nothing to answer."""
-        self._speculating = {session: task for session, task in self._speculating.items() if not task.over}
-        self._catching_up = {session: task for session, task in self._catching_up.items() if not task.over}
+        """Drop tasks that have nothing left to compute and nothing to answer."""
+        self._speculating = {session: task for session, task in self._speculating.items() if not task.is_over}
+        self._catching_up = {session: task for session, task in self._catching_up.items() if not task.is_over}
 
     def _begin(
         self, session: DraftingSession, outcome: Outcome | None, budget: DraftBudget, traceparent: str
@@ -243,23 +242,23 @@ class DraftScheduler(SessionScheduler[DraftingSession]):
     def _deliver(self, results: StepResults) -> None:
         if results.rows:
             self._latest = results.sessions, results.rows
-        for session, reused in results.opened.items():
-            self._send_opened(session, reused)
+        for session, reused_tokens in results.openings.items():
+            self._send_opened(session, reused_tokens)
         for session, error in results.failures.items():
             self._fail(session, error)
         for task, proposal in results.drafted.items():
             self._send(task, proposal)
-        for each in results.grown:
+        for each in results.growths:
             self._send_prepared(each)
         for session, run in results.shadows:
             self._send_shadow(session, run)
-        for took in results.took:
+        for took in results.step_times:
             metrics.stepped(*took)
 
-    def _send_opened(self, session: DraftingSession, reused: int) -> None:
+    def _send_opened(self, session: DraftingSession, reused_tokens: int) -> None:
         if not session.closed:
-            opened = DraftOpened(session.id, session.drafter.manifest.name, reused)
-            session.owner.send(opened, urgent=True)
+            event = DraftOpened(session.id, session.drafter.manifest.name, reused_tokens)
+            session.owner.send(event, urgent=True)
 
     def _send(self, task: DraftTask, proposal: Proposal) -> None:
         session = task.session
@@ -267,24 +266,24 @@ class DraftScheduler(SessionScheduler[DraftingSession]):
             return
         del self._drafting[session]
         timings = task.timings(time.monotonic())
-        session.sent(task.outcome, proposal)
+        session.note_proposal(task.outcome, proposal)
         session.owner.send(DraftedProposal(session.id, task.outcome, proposal, timings), urgent=True)
         telemetry.record_step(task.traceparent, "draft", timings)
         metrics.proposal_sent(len(proposal), asked=True)
 
-    def _send_prepared(self, grown: Grown) -> None:
-        """All of a step's proposals are queued before the writer runs, so they travel in one frame."""
-        task, session = grown.task, grown.task.session
+    def _send_prepared(self, growth: SpeculationGrowth) -> None:
+        """Send a step's proposals. All are queued before the writer runs, so they travel in one frame."""
+        task, session = growth.task, growth.task.session
         if self._speculating.get(session) is not task:
             return
-        for each in grown.prepared:
+        for each in growth.proposals:
             outcome = Outcome(task.verifying.base_length, each.node, each.next_token)
-            session.sent(outcome, each.proposal)
-            session.owner.send(DraftedProposal(session.id, outcome, each.proposal, grown.timings), urgent=True)
+            session.note_proposal(outcome, each.proposal)
+            session.owner.send(DraftedProposal(session.id, outcome, each.proposal, growth.timings), urgent=True)
             metrics.proposal_sent(len(each.proposal), asked=False)
 
     def _send_shadow(self, session: DraftingSession, run: ShadowRun) -> None:
-        """Of use whatever has come since; urgent, as a session's later proposals would wait for it."""
+        """Send a shadow, which is useful whatever has come since. Urgent, as later proposals would wait for it."""
         if session.takes_shadows and not session.closed:
             ranks, probabilities = zip(*run.standings, strict=True)
             session.owner.send(Shadow(session.id, run.first_position, ranks, probabilities), urgent=True)

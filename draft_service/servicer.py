@@ -51,10 +51,10 @@ class DraftServicer(SessionServicer[DraftScheduler], pb_grpc.DraftServiceService
     async def GetDraftStatus(  # noqa: N802
         self, request: pb.GetDraftStatusRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.GetDraftStatusResponse:
-        """What the service is doing now."""
+        """The service's load and costs now."""
         costs = DRAFT_COSTS.encode(self.scheduler.costs)
         return pb.GetDraftStatusResponse(status=codec.encode_service_status(self.status()), costs=costs)
 
     def status(self) -> ServiceStatus:
-        """What the service is doing now."""
+        """The service's load now."""
         return self.status_with(self._catalogue.kv_rows, self._catalogue.max_kv_rows)

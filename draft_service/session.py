@@ -1,4 +1,4 @@
-"""One session on the draft service, and the checks of what arrives. Pure."""
+"""One session on the draft service, and the checks of its commands. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from draft_service.drafters.interface import AnyDrafter, CatchingUp, Draft, Prepared, Speculating
+from draft_service.drafters.interface import AnyDrafter, CatchingUp, Draft, PreparedProposal, Speculating
 from paceline.grammars.sessions import BlockingFollower, GrammarSession
 from paceline.protocol.draft import Commit, DraftBudget, Verifying
 from paceline.protocol.errors import PacelineError, require, require_ids
@@ -21,19 +21,19 @@ from paceline.sampling.processors import Follower
 logger = logging.getLogger(__name__)
 
 GRAMMAR_PATIENCE_S = 0.1
-"""Longest that a step waits for what a grammar allows: other sessions' proposals wait with it."""
+"""Longest wait of a step for the tokens that a grammar allows; other sessions' proposals wait with it."""
 
 
 @dataclass(eq=False)
 class DraftingSession(ServedSession):
-    """A session's state; changed on the event loop only. `key` is its number in its drafter.
+    """A session's state, changed on the event loop only. `key` is its number in its drafter.
 
-    `verifying` is the round that left for the target since the last commit: the
-    next commit must be one of its outcomes. `offer` is the proposal sent for what
-    is committed, the only one that a round can name; `prepared` are those sent for
-    the outcomes of the round. `takes_shadows`: its coordinator knows `Shadow`.
-    `grammar` is its place in its grammar; None: it has none, or nobody follows
-    grammars here.
+    `verifying` is the round that left for the target since the last commit; the
+    next commit must be one of its outcomes. `offer` is the proposal sent after the
+    committed tokens, the only one that a round can name. `proposals` are those sent
+    for the outcomes of the round. `takes_shadows`: its coordinator knows `Shadow`.
+    `grammar` follows the session's grammar; None: it has none, or grammars are not
+    followed here.
     """
 
     drafter: AnyDrafter
@@ -42,23 +42,23 @@ class DraftingSession(ServedSession):
     takes_shadows: bool = False
     verifying: Verifying | None = None
     offer: Proposal | None = None
-    prepared: dict[Outcome, Proposal] = field(default_factory=dict)
+    proposals: dict[Outcome, Proposal] = field(default_factory=dict)
     last_id: int = 0
     grammar: GrammarSession | None = None
     features_end: int = 0
-    """The position behind the last one whose features came."""
+    """The position after the last one whose features came."""
     features_late: bool = False
-    """Whether the last wait for features was in vain, and none have come since."""
+    """Whether the last wait for features was in vain and none have come since."""
     ids: Iterator[int] = field(default_factory=lambda: itertools.count(1))
     """Proposal ids; taken on both threads."""
 
     @property
-    def held(self) -> bool:
-        """Whether its grammar is still being compiled: until then it is not opened, and nothing is drafted."""
+    def awaits_grammar(self) -> bool:
+        """Whether its grammar is still being compiled. Until it is, the drafter's session is not opened."""
         return self.grammar is not None and not self.closed and not self.grammar.compilation.done()
 
     def follower(self) -> Follower | None:
-        """Of its grammar, which has compiled; None: it has none that can be followed here."""
+        """The follower of its compiled grammar; None: it has no grammar, or none that can be followed here."""
         if self.grammar is None:
             return None
         error = self.grammar.compilation.exception()
@@ -69,22 +69,22 @@ class DraftingSession(ServedSession):
         return BlockingFollower(self.grammar, GRAMMAR_PATIENCE_S)
 
     def next_proposal_id(self) -> int:
-        """Unique within the session, from 1."""
+        """A new proposal id, unique within the session, from 1."""
         return next(self.ids)
 
-    def sent(self, outcome: Outcome | None, proposal: Proposal) -> None:
-        """Record a proposal that has left: for what is committed, or prepared for an outcome of the round."""
+    def note_proposal(self, outcome: Outcome | None, proposal: Proposal) -> None:
+        """Note a proposal that was sent, for the committed tokens or for an outcome of the round."""
         self.last_id = max(self.last_id, proposal.proposal_id)
         if self.verifying is None:
             self.offer = proposal
         elif outcome is not None:
-            self.prepared[outcome] = proposal
+            self.proposals[outcome] = proposal
 
     def accept(self, commit: Commit) -> None:
-        """Take in new committed tokens; a refused commit changes nothing.
+        """Append committed tokens; a refused commit changes nothing.
 
         Raises:
-            PrefixMismatch: they don't follow what the session holds.
+            PrefixMismatch: they don't follow the session's tokens.
             InvalidInput: a token is outside the vocabulary.
         """
         self._expect("committed_length", self.committed_length, commit.committed_length)
@@ -98,16 +98,16 @@ class DraftingSession(ServedSession):
                 self._expect("outcome.node", f"in [-1, {nodes - 1}]", commit.outcome.node)
         self.committed_length += len(commit.token_ids)
         self.verifying = None
-        self.offer = self.prepared.get(commit.outcome)
-        self.prepared = {}
+        self.offer = self.proposals.get(commit.outcome)
+        self.proposals = {}
 
     @property
     def lacks_features(self) -> bool:
-        """Whether its drafter reads features that have not come: the last token's can't have."""
+        """Whether its drafter reads features that have not come; those of the last token can't have come."""
         return self.drafter.manifest.need.any and self.features_end < self.committed_length - 1
 
-    def known(self, features: Features) -> Iterator[Features]:
-        """Take note that features have come; what they say of tokens that are committed.
+    def accept_features(self, features: Features) -> Iterator[Features]:
+        """Note that features have come, and return those of committed tokens.
 
         Raises:
             InvalidInput: the drafter reads none, or other layers.
@@ -120,19 +120,19 @@ class DraftingSession(ServedSession):
         return features.within(0, self.committed_length)
 
     def note(self, verifying: Verifying) -> None:
-        """Record what left for the target.
+        """Note the round that left for the target.
 
         Raises:
-            PrefixMismatch: the round doesn't verify what follows the committed tokens.
+            PrefixMismatch: the round doesn't follow the committed tokens.
             InvalidInput: it names a proposal that was never sent, more nodes than it had, or a token
                 outside the vocabulary.
         """
         self._expect("base_length", self.committed_length - 1, verifying.base_length)
-        known = verifying.proposal_id <= self.last_id
-        require(known, "proposal_id", verifying.proposal_id, f"at most {self.last_id}, the last one sent")
+        was_sent = verifying.proposal_id <= self.last_id
+        require(was_sent, "proposal_id", verifying.proposal_id, f"at most {self.last_id}, the last one sent")
         if verifying.proposal_id:
-            offered, nodes = (self.offer.proposal_id, len(self.offer)) if self.offer is not None else (0, 0)
-            self._expect("proposal_id", offered, verifying.proposal_id)
+            offer_id, nodes = (self.offer.proposal_id, len(self.offer)) if self.offer is not None else (0, 0)
+            self._expect("proposal_id", offer_id, verifying.proposal_id)
             require(
                 verifying.node_count <= nodes, "node_count", verifying.node_count, f"at most {nodes}, the nodes sent"
             )
@@ -141,25 +141,25 @@ class DraftingSession(ServedSession):
             fits = verifying.proposal.is_chain or self.facts.acceptance is Acceptance.COUPLED
             require(fits, "proposal parents", verifying.proposal.parents, "a chain unless acceptance is coupled")
         self.verifying = verifying
-        self.prepared = {}
+        self.proposals = {}
 
 
 @dataclass(eq=False)
 class DraftTask:
     """A proposal that a session waits for; the executor's thread drafts it, the event loop sends it.
 
-    `outcome` is that of the commit which asked for it (None: the open did). Times
-    are on the monotonic clock, seconds.
+    `outcome` is that of the commit which asked for it; None: the opening asked.
+    Times are on the monotonic clock, seconds.
     """
 
     session: DraftingSession
     outcome: Outcome | None
     budget: DraftBudget
     proposal_id: int
-    arrived: float
+    arrived_at: float
     traceparent: str
     draft: Draft | None = None
-    started: float = 0.0
+    started_at: float = 0.0
     forward_ms: float = 0.0
     sample_ms: float = 0.0
     rows: int = 0
@@ -167,23 +167,23 @@ class DraftTask:
 
     def begin(self) -> None:
         """Start to draft."""
-        self.started = time.monotonic()
+        self.started_at = time.monotonic()
         self.draft = self.session.drafter.begin(self.session.key, self.budget, self.proposal_id)
 
     @property
     def deadline(self) -> float | None:
-        """When the proposal is no longer of use."""
+        """When the proposal is of no use any more; None: never."""
         if self.budget.deadline_ms is None:
             return None
-        return self.arrived + self.budget.deadline_ms / 1e3
+        return self.arrived_at + self.budget.deadline_ms / 1e3
 
     def timings(self, now: float) -> StepTimings:
         """Where the time went; `forward_ms` are the drafter's steps, with their draws."""
         return StepTimings(
-            queue_ms=(self.started - self.arrived) * 1e3,
+            queue_ms=(self.started_at - self.arrived_at) * 1e3,
             forward_ms=self.forward_ms,
             sample_ms=self.sample_ms,
-            service_ms=(now - self.arrived) * 1e3,
+            service_ms=(now - self.arrived_at) * 1e3,
             rows=self.rows,
             sessions=self.batch,
         )
@@ -191,27 +191,27 @@ class DraftTask:
 
 @dataclass(eq=False)
 class SpeculationTask:
-    """A round for whose outcomes a session prepares while it is verified; `timings` are of its last step.
+    """A round for whose outcomes a session prepares; `timings` are those of the last step.
 
-    `speculating` is None before it has started, and where the drafter prepares nothing.
+    `speculating` is None before the task has started, and where the drafter prepares nothing.
     """
 
     session: DraftingSession
     verifying: Verifying
     speculating: Speculating | None = None
-    started: bool = False
+    is_started: bool = False
     timings: StepTimings = field(default_factory=StepTimings)
 
     def begin(self) -> None:
         """Start to prepare."""
-        self.started = True
+        self.is_started = True
         drafter, next_id = self.session.drafter, self.session.next_proposal_id
         self.speculating = drafter.speculate(self.session.key, self.verifying, next_id)
 
     @property
-    def over(self) -> bool:
+    def is_over(self) -> bool:
         """Whether nothing is left to compute."""
-        return self.started and (self.speculating is None or self.speculating.done)
+        return self.is_started and (self.speculating is None or self.speculating.done)
 
 
 @dataclass(eq=False)
@@ -220,25 +220,25 @@ class CatchUpTask:
 
     session: DraftingSession
     catching_up: CatchingUp | None = None
-    started: bool = False
+    is_started: bool = False
 
     def begin(self) -> None:
         """Start to compute."""
-        self.started = True
+        self.is_started = True
         self.catching_up = self.session.drafter.catch_up(self.session.key)
 
     @property
-    def over(self) -> bool:
+    def is_over(self) -> bool:
         """Whether nothing is left to compute."""
-        return self.started and (self.catching_up is None or self.catching_up.done)
+        return self.is_started and (self.catching_up is None or self.catching_up.done)
 
 
 @dataclass(frozen=True)
-class Grown:
-    """What a step added to a speculation's proposals, and its timings."""
+class SpeculationGrowth:
+    """The proposals of a speculation that a step has extended, and the step's timings."""
 
     task: SpeculationTask
-    prepared: list[Prepared]
+    proposals: list[PreparedProposal]
     timings: StepTimings
 
 

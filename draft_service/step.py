@@ -1,7 +1,7 @@
-"""Steps on the executor's thread: what arrived is applied, then all unfinished work advances step by step.
+"""Steps on the executor's thread: calls of drafters are made, then all unfinished work advances step by step.
 
-What a step adds is published at once and sent while the next step runs. Steps end when nothing is left to do, or
-as soon as something else has arrived.
+The results of a step are published at once and sent while the next step runs. Steps end when nothing is left to do,
+or as soon as a new command has arrived.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from draft_service.drafters.interface import AnyDrafter
 from draft_service.drafters.shadow import ShadowRun
-from draft_service.session import CatchUpTask, DraftingSession, DraftTask, Grown, SpeculationTask
+from draft_service.session import CatchUpTask, DraftingSession, DraftTask, SpeculationGrowth, SpeculationTask
 from paceline.protocol.errors import PacelineError
 from paceline.protocol.proposal import Proposal
 from paceline.protocol.records import StepTimings
@@ -36,32 +36,32 @@ class SessionCall:
     closes: bool = False
 
     @property
-    def wanted(self) -> bool:
+    def is_needed(self) -> bool:
         """Whether its session still needs it."""
         return self.closes or not self.session.closed
 
 
 @dataclass
 class StepResults:
-    """What calls or a step have done that the event loop must send; false if there is nothing.
+    """Results of calls or of a step that the event loop must send; false if there are none.
 
-    `opened` says how many prefix tokens each opened session reused; a session
-    in `failures` can't be used again; `drafted` has proposals that are done, or
+    `openings` has the number of prefix tokens that each opened session reused. A session
+    in `failures` can't be used again. `drafted` has proposals that are done, or
     as far as they got by their deadlines. `sessions` and `rows` are the latest step's.
     """
 
-    opened: dict[DraftingSession, int] = field(default_factory=dict)
+    openings: dict[DraftingSession, int] = field(default_factory=dict)
     failures: dict[DraftingSession, PacelineError] = field(default_factory=dict)
     drafted: dict[DraftTask, Proposal] = field(default_factory=dict)
-    grown: list[Grown] = field(default_factory=list)
+    growths: list[SpeculationGrowth] = field(default_factory=list)
     sessions: int = 0
     rows: int = 0
     shadows: list[tuple[DraftingSession, ShadowRun]] = field(default_factory=list)
-    took: list[tuple[float, int, int]] = field(default_factory=list)
-    """Seconds, rows and sessions of each step, where metrics are on; of no hurry."""
+    step_times: list[tuple[float, int, int]] = field(default_factory=list)
+    """Seconds, rows and sessions of each step, where metrics are on; they are not urgent."""
 
     def __bool__(self) -> bool:
-        return bool(self.opened or self.failures or self.drafted or self.grown or self.shadows)
+        return bool(self.openings or self.failures or self.drafted or self.growths or self.shadows)
 
 
 @dataclass
@@ -82,20 +82,20 @@ def run_steps(
     calls: Sequence[SessionCall],
     drafts: Sequence[DraftTask],
     speculations: Sequence[SpeculationTask],
-    interrupted: Callable[[], bool],
+    should_stop: Callable[[], bool],
     publish: Callable[[StepResults], object],
     catch_ups: Sequence[CatchUpTask] = (),
 ) -> int:
     """Make the calls, then advance all work, a step at a time for each drafter.
 
-    What a call left ready is published before the first step. A call that fails
-    fails its session alone; a step that fails fails the sessions of that step alone.
+    Proposals that the calls completed are published before the first step. A call that
+    fails fails its session alone; a step that fails fails the sessions of that step alone.
 
     Args:
-        calls: what arrived.
+        calls: of drafters, in order.
         drafts: proposals that coordinators wait for.
-        speculations: proposals that are prepared.
-        interrupted: whether something else has arrived; asked after each step.
+        speculations: rounds for whose outcomes proposals are prepared.
+        should_stop: whether a new command has arrived; called after each step.
         publish: takes results; called on this thread.
         catch_ups: sessions whose rows are kept current, in steps that no proposal waits for.
 
@@ -114,13 +114,13 @@ def run_steps(
             drafts = [task for task in _sound(drafts, results) if task not in results.drafted]
             speculations, catch_ups = _sound(speculations, results), _sound(catch_ups, results)
             results = StepResults()
-        if steps and interrupted():
+        if steps and should_stop():
             break
-        taken = sum(_advance(*each, results) for each in _by_drafter(drafts, speculations, catch_ups).items())
-        if not taken and not results:
+        count = sum(_advance(*each, results) for each in _by_drafter(drafts, speculations, catch_ups).items())
+        if not count and not results:
             break
-        steps += taken
-    if results.took:
+        steps += count
+    if results.step_times:
         publish(results)
     return steps
 
@@ -136,9 +136,9 @@ def _take_shadows(sessions: Iterable[DraftingSession], results: StepResults) -> 
 
 def _run(call: SessionCall, results: StepResults) -> None:
     try:
-        reused = call.run()
+        reused_tokens = call.run()
         if call.opens:
-            results.opened[call.session] = reused or 0
+            results.openings[call.session] = reused_tokens or 0
     except PacelineError as error:
         results.failures[call.session] = error
     except Exception as error:
@@ -167,7 +167,7 @@ def _by_drafter(
 
 @contextmanager
 def _failing(sessions: Sequence[DraftingSession], what: str, results: StepResults) -> Iterator[None]:
-    """An error within fails these sessions and no others."""
+    """Let an error in the block fail these sessions and no others."""
     try:
         yield
     except Exception as error:
@@ -177,7 +177,7 @@ def _failing(sessions: Sequence[DraftingSession], what: str, results: StepResult
 
 def _advance(drafter: AnyDrafter, group: _DrafterBatch, results: StepResults) -> bool:
     """Take a step; returns whether it computed any rows."""
-    started, rows = time.monotonic(), 0
+    started_at, rows = time.monotonic(), 0
     with _failing(group.sessions, f"draft step of {drafter.manifest.name}", results):
         rows = drafter.advance(
             [task.draft for task in group.drafts],
@@ -185,11 +185,11 @@ def _advance(drafter: AnyDrafter, group: _DrafterBatch, results: StepResults) ->
             [task.catching_up for task in group.catch_ups],
         )
         _take_shadows(group.sessions, results)
-    step_ms = (time.monotonic() - started) * 1e3
+    step_ms = (time.monotonic() - started_at) * 1e3
     batch = len(group.sessions)
     results.sessions, results.rows = batch, rows
     if rows and metrics.is_on():
-        results.took.append((step_ms / 1e3, rows, batch))
+        results.step_times.append((step_ms / 1e3, rows, batch))
     for task in group.drafts:
         task.forward_ms += step_ms
         task.rows, task.batch = rows, batch
@@ -215,17 +215,17 @@ def _is_over(task: DraftTask, now: float) -> bool:
 
 
 def _read_draft(task: DraftTask, results: StepResults) -> None:
-    started = time.monotonic()
+    started_at = time.monotonic()
     assert task.draft is not None, "its begin call ran"
     with _failing([task.session], "reading a proposal", results):
         proposal = task.draft.proposal()
-        task.sample_ms = (time.monotonic() - started) * 1e3
+        task.sample_ms = (time.monotonic() - started_at) * 1e3
         results.drafted[task] = proposal
 
 
 def _read_grown(task: SpeculationTask, results: StepResults) -> None:
     assert task.speculating is not None, "checked before"
     with _failing([task.session], "reading prepared proposals", results):
-        prepared = task.speculating.take_grown()
-        if prepared:
-            results.grown.append(Grown(task, prepared, task.timings))
+        proposals = task.speculating.take_grown()
+        if proposals:
+            results.growths.append(SpeculationGrowth(task, proposals, task.timings))

@@ -1,8 +1,8 @@
-"""One proposal in the making: what is drafted below one node of the tree.
+"""One proposal in the making: the tokens drafted below one node of the tree.
 
-The order of its nodes depends on nothing but the path to its root, the seed and the budget, and never
-on what was computed when. So a proposal that was drafted for an outcome ahead of time and one that is
-drafted after it are the same tokens, the shorter a prefix of the longer, and a branch can be used at any time.
+The order of its nodes depends only on the path to its root, the seed and the budget, and never on the time at which
+rows are computed. So a proposal drafted before its outcome is known has the same tokens as one drafted after it. The
+shorter of the two is a prefix of the longer, and a branch can be used at any time.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ Odds = Callable[[float, int], float]
 
 
 class Branch:
-    """The nodes drafted below `root`, which `ROOT` stands for, in order; append-only.
+    """The nodes drafted below `root`, whose index is `ROOT`, in order; append-only.
 
     `chances[i]` is the probability, given the root, that the target's text runs through node i.
-    Nodes are added by levels (a static shape, or a chain: each node's children once those of the
-    nodes before it are there) or by chances (a dynamic shape: the most probable candidates, once all
-    nodes are computed). The branch ends before the first node whose chance is below `least_chance`.
+    A static shape, or a chain, grows by levels: a node gets its children after the nodes before it
+    have theirs. A dynamic shape grows by chances: it takes the most probable candidates once all
+    nodes are computed. The branch ends before the first node whose chance is below `least_chance`.
     """
 
     def __init__(self, root: Node, shape: Shape, draws: Draws, odds: Odds, least_chance: float = 0.0) -> None:
@@ -35,7 +35,7 @@ class Branch:
         self.chances: list[float] = []
         self.parents: list[int] = []
         self._shape, self._draws, self._odds = shape, draws, odds
-        self._least_chance, self._ended = least_chance, False
+        self._least_chance, self._is_over = least_chance, False
         self._ranks: list[int] = []
         self._q: list[float] = []
         self._next = ROOT
@@ -44,19 +44,19 @@ class Branch:
 
     @property
     def done(self) -> bool:
-        """Whether no row would add a node."""
-        if self._ended or len(self.nodes) >= self._shape.max_nodes or not self._shape.max_depth:
+        """Whether no further row would add a node."""
+        if self._is_over or len(self.nodes) >= self._shape.max_nodes or not self._shape.max_depth:
             return True
         if self._next == ROOT or self._candidates:
             return False
         return not any(self._expandable(node) for node in self.nodes[self._next :])
 
-    def wanted(self) -> list[int]:
-        """Nodes (or `ROOT`) whose rows would add nodes, most urgent first."""
+    def nodes_to_compute(self) -> list[int]:
+        """Indices of the nodes, or `ROOT`, whose rows would add nodes, the most urgent first."""
         if self.done:
             return []
-        ahead = range(self._next, len(self.nodes))
-        missing = [i for i in ahead if self.node(i).distribution is None and self._expandable(self.node(i))]
+        rest = range(self._next, len(self.nodes))
+        missing = [i for i in rest if self.node(i).distribution is None and self._expandable(self.node(i))]
         # A dynamic shape chooses among the children of all nodes; by levels each computed node adds children.
         return missing if self._shape.dynamic else missing[: self._shape.max_nodes - len(self.nodes)]
 
@@ -69,16 +69,16 @@ class Branch:
         return 1.0 if index == ROOT else self.chances[index]
 
     def grow(self) -> bool:
-        """Add every node that the computed rows determine; returns whether there was one."""
-        before = len(self.nodes)
+        """Add every node that the computed rows determine, and return whether there was one."""
+        old_count = len(self.nodes)
         if self._shape.dynamic:
             self._grow_by_chances()
         else:
             self._grow_by_levels()
-        return len(self.nodes) > before
+        return len(self.nodes) > old_count
 
     def proposal(self, proposal_id: int, drafter: str) -> Proposal:
-        """What is drafted so far."""
+        """The proposal as far as it is drafted."""
         return Proposal(
             proposal_id,
             tuple(node.token for node in self.nodes),
@@ -98,7 +98,7 @@ class Branch:
                     self._add(parent, child, rank, best)
 
     def _grow_by_chances(self) -> None:
-        while not self.done and not self.wanted():
+        while not self.done and not self.nodes_to_compute():
             for parent in range(self._next, len(self.nodes)):
                 if self._expandable(self.node(parent)):
                     self._offer_children(parent)
@@ -110,11 +110,11 @@ class Branch:
                 self._add(parent, child, rank, self._children(parent)[0])
 
     def _offer_children(self, parent: int) -> None:
-        """Candidates are ranked by the fixed prior, since learned chances change with time."""
+        """Add the children to the candidates, ranked by the fixed prior, since learned chances change with time."""
         best, children = self._children(parent)
-        above = self._prior(parent)
+        parent_chance = self._prior(parent)
         for rank, child in enumerate(children, start=1):
-            chance = above * prior_chance(best, rank)
+            chance = parent_chance * prior_chance(best, rank)
             heapq.heappush(self._candidates, (-chance, parent, rank, child.token, child))
 
     def _prior(self, index: int) -> float:
@@ -126,7 +126,7 @@ class Branch:
         return chance
 
     def _children(self, index: int) -> tuple[float, list[NextToken]]:
-        """The best child's q, and the children that a computed node can have."""
+        """The best child's q, and the children of a node whose row is computed."""
         node = self.node(index)
         assert node.distribution is not None, "its row is computed"
         width = self._shape.width(node.position + 1 - self.root.position)
@@ -135,8 +135,8 @@ class Branch:
 
     def _add(self, parent: int, child: NextToken, rank: int, best: float) -> None:
         chance = self.chance(parent) * self._odds(best, rank)
-        self._ended |= chance < self._least_chance
-        if self._ended:  # those behind it in order, too
+        self._is_over |= chance < self._least_chance
+        if self._is_over:  # for all nodes after it, too
             return
         self.nodes.append(self.node(parent).child(child.token))
         self.chances.append(chance)
@@ -148,5 +148,5 @@ class Branch:
         return node.position - self.root.position < self._shape.max_depth
 
     def _supports(self) -> tuple[SparseDistribution, ...]:
-        drawn_from = [self.node(parent).distribution for parent in self.parents]
-        return tuple(each.support for each in drawn_from if each is not None and each.support is not None)
+        distributions = [self.node(parent).distribution for parent in self.parents]
+        return tuple(each.support for each in distributions if each is not None and each.support is not None)

@@ -1,8 +1,8 @@
-"""How often the target's token stands at a rank of the drafter's ranking, learned from commits.
+"""How often the target's token has a rank in the drafter's ranking, learned from commits.
 
-A table of counts: bins of the best token's q, by rank. It starts from a prior that suits a middling
-draft under shared noise (`exactness` §1a) and forgets slowly, so it follows the text. Counts rather than
-the running means of `paceline.costs`: a commit updates one of 16 ranks, and the prior, which depends on q
+It is a table of counts by rank, in bins of the best token's q. It starts from a prior that suits a middling
+draft under shared noise (`exactness` §1a) and forgets slowly, so it follows the text. It has counts instead of
+the running means of `paceline.costs`, since a commit updates one of 16 ranks, and the prior, which depends on q
 itself and not on its bin, is never forgotten.
 """
 
@@ -12,11 +12,11 @@ from bisect import bisect_right
 
 Q_EDGES = (0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.97)
 RANKS = 16
-"""Ranks that are told apart; a token beyond them counts as not guessed."""
+"""Ranks that have counts of their own; a token beyond them counts as not guessed."""
 PRIOR_WEIGHT = 16.0
-"""Observations that the prior of a bin is worth."""
+"""The prior of a bin counts as many observations."""
 MEMORY = 4096.0
-"""Observations of a bin after which they are halved."""
+"""Observations of a bin after which its counts are halved."""
 
 
 class Calibration:
@@ -27,18 +27,18 @@ class Calibration:
         self._totals = [0.0] * (len(Q_EDGES) + 1)
 
     def chance(self, best_q: float, rank: int) -> float:
-        """For rank 1, 2, …; positive."""
+        """Chance of rank 1, 2, …; positive."""
         place = bisect_right(Q_EDGES, best_q)
-        seen = self._counts[place][rank - 1] if rank <= RANKS else 0.0
-        return (seen + PRIOR_WEIGHT * prior_chance(best_q, rank)) / (self._totals[place] + PRIOR_WEIGHT)
+        count = self._counts[place][rank - 1] if rank <= RANKS else 0.0
+        return (count + PRIOR_WEIGHT * prior_chance(best_q, rank)) / (self._totals[place] + PRIOR_WEIGHT)
 
     def average(self) -> float:
         """Chance of rank 1 over all q."""
-        seen, prior = sum(counts[0] for counts in self._counts), PRIOR_WEIGHT * prior_chance(0.5, 1)
-        return (seen + prior) / (sum(self._totals) + PRIOR_WEIGHT)
+        count, prior = sum(counts[0] for counts in self._counts), PRIOR_WEIGHT * prior_chance(0.5, 1)
+        return (count + prior) / (sum(self._totals) + PRIOR_WEIGHT)
 
     def observe(self, best_q: float, rank: int | None) -> None:
-        """The target's token was the one of this rank; None: it was not among the guesses."""
+        """Count the rank of the target's token; None: it was not among the guesses."""
         place = bisect_right(Q_EDGES, best_q)
         if rank is not None and rank <= RANKS:
             self._counts[place][rank - 1] += 1
@@ -49,6 +49,6 @@ class Calibration:
 
 
 def prior_chance(best_q: float, rank: int) -> float:
-    """Before anything is learned: the best is right more often the surer it is; behind it chances halve by rank."""
+    """Chance of a rank before anything is learned. It rises with q for the best token, and halves with each rank."""
     first = 0.4 + 0.55 * best_q
     return first if rank == 1 else (1 - first) * 0.5 ** (rank - 1)

@@ -27,9 +27,10 @@ from paceline.runtime.config import DraftConfig
 
 @dataclass(frozen=True)
 class Catalogue:
-    """Drafters by name, the default first, the engines that they run on, and who follows grammars (None: nobody).
+    """Drafters by name, the default first, with their engines.
 
-    `default_name`: what the default was configured as, which it is called, too; empty: nothing that fits a message.
+    `grammars` follows the sessions' grammars; None: nobody does. `default_name` is a second name of the default
+    drafter, the one in the configuration; empty: that name is too long for a message.
     """
 
     drafters: Mapping[str, AnyDrafter]
@@ -39,12 +40,12 @@ class Catalogue:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names on offer, the default first."""
+        """The drafters' names, the default first."""
         return tuple(self.drafters)
 
     @property
     def needs(self) -> tuple[FeatureNeed, ...]:
-        """What each of them reads of the target's hidden states, in the order of the names."""
+        """The hidden states of the target that each drafter reads, in the order of the names."""
         return tuple(drafter.manifest.need for drafter in self.drafters.values())
 
     @property
@@ -59,7 +60,7 @@ class Catalogue:
 
     @property
     def kv_rows(self) -> int:
-        """KV rows held by all engines."""
+        """The number of KV rows in use in all engines."""
         return sum(engine.kv_rows for engine in self.engines)
 
     @property
@@ -69,7 +70,7 @@ class Catalogue:
 
     @property
     def lines(self) -> Mapping[str, CostLine]:
-        """What each drafter's steps take, the default's under its empty name."""
+        """The cost line of each drafter; the default's is under the empty name."""
         default, *others = self.names
         return {DEFAULT: self.drafters[default].line, **{name: self.drafters[name].line for name in others}}
 
@@ -86,16 +87,16 @@ class Catalogue:
 
 
 def build_catalogue(config: DraftConfig) -> Catalogue:
-    """Load every drafter of a configuration, and time its steps; slow, runs on the executor's thread.
+    """Load every drafter of a configuration and time its steps. It is slow and runs on the executor's thread.
 
-    A model of another tokenizer than the target's drafts in what both vocabularies have, if the target is named.
+    If the target is named, a model with another tokenizer drafts in the tokens that both vocabularies have.
 
-    Each model is called `model:NAME` in full, the first `model`, too. Of the configuration's target `model:default`
-    is the default draft, `model:mtp` its own multi-token prediction.
+    A model's name is `model:NAME`; the first one is named `model`, too. `model:default` is the default draft of the
+    configuration's target, `model:mtp` the target's own multi-token prediction.
 
     Raises:
-        InvalidInput: an unknown kind of drafter, none, one named twice, a draft of another target, or a default
-            draft where there is none.
+        InvalidInput: an unknown kind of drafter, no drafter, one named twice, a draft of another target, or a
+            default draft where there is none.
         VocabularyMismatch: models whose tokenizers differ from each other, or have too little in common with the
             target's, or another target's draft.
     """
@@ -118,7 +119,7 @@ def build_catalogue(config: DraftConfig) -> Catalogue:
 
 
 def _load(model: str, config: DraftConfig, target: Tokenizer | None) -> Engine:
-    """The engine of what a name stands for: a draft that `paceline train draft` made, another kind's, or a model."""
+    """Load the engine of a draft by `paceline train draft`, of a draft of another kind, or of a model."""
     if model == OWN_MTP:
         return _load_own_mtp(config)
     if is_draft(model):
@@ -128,7 +129,7 @@ def _load(model: str, config: DraftConfig, target: Tokenizer | None) -> Engine:
 
 
 def _load_by_kind(folder: Path, config: DraftConfig) -> Engine | None:
-    """The engine of a folder that drafts by the target's features; None: it doesn't."""
+    """Load the engine of a folder whose draft reads the target's features; None: it is none of these kinds."""
     from paceline.drafters.formats.kinds import kind_of, load_kind
 
     kind = kind_of(folder)
@@ -164,21 +165,25 @@ def _load_model(model: str, config: DraftConfig, target: Tokenizer | None) -> En
 
 
 def _is_of(fingerprint: Fingerprint, target: Tokenizer) -> bool:
-    """Whether a model's ids are the target's; of one tokenizer it may have logits for more or fewer of them."""
+    """Whether a model has the target's ids, and logits for as many of them."""
     return (fingerprint.tokenizer, fingerprint.vocab_size) == (target.fingerprint, target.vocab_size)
 
 
 def _check_vocabularies(engines: list[Engine], config: DraftConfig, target: Tokenizer | None) -> None:
-    """All say the target's tokens; where no target is named, they must say the same."""
-    found = [engine.info.fingerprint for engine in engines]
-    expected, whose = found[0].tokenizer, found[0].model
+    """Check that all drafters have the target's tokenizer or, where no target is named, the same one.
+
+    Raises:
+        VocabularyMismatch: naming the first one that differs.
+    """
+    fingerprints = [engine.info.fingerprint for engine in engines]
+    tokenizer, whose = fingerprints[0].tokenizer, fingerprints[0].model
     if target is not None:
-        expected, whose = target.fingerprint, str(config.target_model)
-    for fingerprint in found:
-        if fingerprint.tokenizer != expected:
+        tokenizer, whose = target.fingerprint, str(config.target_model)
+    for fingerprint in fingerprints:
+        if fingerprint.tokenizer != tokenizer:
             remedy = "" if target is not None else "; name the target (target_model) that both are to draft for"
             raise VocabularyMismatch(
                 f"drafter model {fingerprint.model!r}: its tokenizer {fingerprint.tokenizer[:12]} "
-                f"differs from {whose!r}'s {expected[:12]}{remedy}",
-                metadata={"field": "tokenizer", "value": fingerprint.tokenizer, "limit": expected},
+                f"differs from {whose!r}'s {tokenizer[:12]}{remedy}",
+                metadata={"field": "tokenizer", "value": fingerprint.tokenizer, "limit": tokenizer},
             )

@@ -1,13 +1,13 @@
-"""What a drafter draws after a token: the tokens that it proposes, and its guesses at the target's own token.
+"""A drafter's draws after a token: the tokens that it proposes, and its guesses at the target's own token.
 
-Coupled acceptance: draft and target race the same noise, so one ranking serves for both; a node's
-children are the best of it (`exactness` §1a). Greedy: the noise is absent and the ranking is that
-of the plain scores.
+Coupled acceptance: draft and target race the same noise, so one ranking serves for both. A node's
+children are the best of it (`exactness` §1a). Greedy decoding has no noise: the ranking is that of
+the plain scores.
 
 Rejection and block acceptance: the proposed token is drawn from exactly the float32 values that are
-sent, with the key of the round that will carry it. The draft's noise is its own: it can't know what
-the target draws, so q in order of size, without the proposed token, is its guess at the bonus and at
-the token after a rejection (`exactness` §1b).
+sent, with the key of the round that will carry it. The draft's noise is its own, so it can't know
+what the target draws. Its guess at the bonus, and at the token after a rejection, is the order of q
+without the proposed token (`exactness` §1b).
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ class NextToken(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """What is kept of one row of logits: the best of its race, and the support that tokens are drawn from."""
+    """An extract of one row of logits: the best tokens of its race, and the support that tokens are drawn from."""
 
-    ranked: tuple[NextToken, ...] = ()
+    top_tokens: tuple[NextToken, ...] = ()
     support: SparseDistribution | None = None
 
 
@@ -57,24 +57,28 @@ class Draws(Protocol):
     """A session's draws. Positions are absolute indices of the token drawn; a round key is a base length."""
 
     pre_drawn: bool
-    """Whether what is proposed was drawn with the key of its round, and no choice may look at it."""
+    """Whether proposed tokens are drawn with the key of their round; then no choice may depend on them."""
 
     def read(self, logits: Logits, positions: Sequence[int], count: int) -> Sequence[Distribution]:
-        """Keep what rows of logits [n, V] say of the tokens at `positions`, `count` ranks of each."""
+        """Read rows of logits [n, V] for the tokens at `positions`, with `count` ranks of each."""
 
     def ranking_of(self, positions: tuple[int, ...], count: int) -> Ranking | None:
-        """What an engine may rank in place of `read`; the next tokens are at `positions`. None: nothing."""
+        """The ranking with which an engine may replace `read` for the tokens at `positions`; None: it may not."""
 
     def proposed(self, distribution: Distribution, width: int, position: int, round_key: int) -> Sequence[NextToken]:
-        """The children that a node gets in the round of that key, best first; at most `width`."""
+        """The children of a node in the round of that key, best first; at most `width`."""
 
     def ranking(self, distribution: Distribution, proposed: Sequence[int], count: int) -> Sequence[NextToken]:
-        """Guesses at the target's own token where `proposed` ones are verified, best first; `count` of them or more,
-        if there are as many."""
+        """Guesses at the target's own token where the `proposed` ones are verified, best first.
+
+        There are `count` or more, if the distribution has as many.
+        """
 
     def standing(self, distribution: Distribution, token: int) -> Standing:
-        """How a committed token stands in the drafter's own order: in the race that target and draft share, else by q
-        alone. What was drawn to be proposed has no say (`exactness` §7)."""
+        """The rank of a committed token in the drafter's own order: that of the shared race, or else that of q.
+
+        The draws of proposed tokens have no influence on it (`exactness` §7).
+        """
 
 
 @dataclass(frozen=True)
@@ -94,19 +98,19 @@ class CoupledDraws:
 
     def ranking_of(self, positions: tuple[int, ...], count: int) -> Ranking | None:  # noqa: D102
         temperature = self.sampling.temperature
-        alone = replace(self.sampling, logprobs=None) == SamplingParams(temperature=temperature)
-        if not alone or 0 < temperature < LEAST_SHARED_TEMPERATURE:
+        is_plain = replace(self.sampling, logprobs=None) == SamplingParams(temperature=temperature)
+        if not is_plain or 0 < temperature < LEAST_SHARED_TEMPERATURE:
             return None
         return Ranking(self.noise, temperature, positions, count)
 
     def proposed(self, distribution: Distribution, width: int, position: int, round_key: int) -> Sequence[NextToken]:  # noqa: D102
-        return distribution.ranked[:width]
+        return distribution.top_tokens[:width]
 
     def ranking(self, distribution: Distribution, proposed: Sequence[int], count: int) -> Sequence[NextToken]:  # noqa: D102
-        return distribution.ranked
+        return distribution.top_tokens
 
     def standing(self, distribution: Distribution, token: int) -> Standing:  # noqa: D102
-        return Standing(_rank(distribution.ranked, token), distribution.ranked[0].q)
+        return Standing(_rank(distribution.top_tokens, token), distribution.top_tokens[0].q)
 
 
 @dataclass(frozen=True)
@@ -122,7 +126,7 @@ class PreDrawnDraws:
         supports = [sparse_support(scores) for scores in processed_scores(logits, self.sampling)]
         if self.sampling.greedy:
             best = _best_of(logits, count)
-            return [Distribution(each.ranked, support) for each, support in zip(best, supports, strict=True)]
+            return [Distribution(each.top_tokens, support) for each, support in zip(best, supports, strict=True)]
         return [Distribution((), support) for support in supports]
 
     def ranking_of(self, positions: tuple[int, ...], count: int) -> Ranking | None:  # noqa: D102
@@ -136,7 +140,7 @@ class PreDrawnDraws:
     def ranking(self, distribution: Distribution, proposed: Sequence[int], count: int) -> Sequence[NextToken]:  # noqa: D102
         support = distribution.support
         assert support is not None, "read above"
-        guesses = distribution.ranked or _largest(support, count + len(proposed))
+        guesses = distribution.top_tokens or _largest(support, count + len(proposed))
         q = dict(zip(support.token_ids, support.probabilities, strict=True)) | dict(guesses)
         first = tuple(NextToken(token, q.get(token, _TINY)) for token in proposed)
         return (*first, *(each for each in guesses if each.token not in proposed))
@@ -144,7 +148,7 @@ class PreDrawnDraws:
     def standing(self, distribution: Distribution, token: int) -> Standing:  # noqa: D102
         support = distribution.support
         assert support is not None, "read above"
-        order = distribution.ranked or _largest(support, len(support.token_ids))
+        order = distribution.top_tokens or _largest(support, len(support.token_ids))
         return Standing(_rank(order, token), support.probability(token))
 
     def _scores(self, distribution: Distribution) -> NDArray[np.float64]:
@@ -152,9 +156,9 @@ class PreDrawnDraws:
         return support_scores(distribution.support, self.vocab_size)
 
 
-def ranked_distribution(ranked: RankedTokens) -> Distribution:
+def ranked_distribution(row: RankedTokens) -> Distribution:
     """The distribution of a row that an engine has ranked."""
-    pairs = zip(ranked.token_ids, ranked.probabilities, strict=True)
+    pairs = zip(row.token_ids, row.probabilities, strict=True)
     return Distribution(tuple(NextToken(token, q) for token, q in pairs))
 
 
@@ -189,6 +193,6 @@ def _with_q(scores: Logits, token_ids: NDArray[np.intp], divisor: float = 1.0) -
     """Tokens of each row with the row's softmax as q: a confidence, from which nothing is drawn."""
     distributions = []
     for ids, q in zip(token_ids.tolist(), shares(scores, token_ids, divisor).tolist(), strict=True):
-        ranked = (NextToken(token, max(value, _TINY)) for token, value in zip(ids, q, strict=True) if token >= 0)
-        distributions.append(Distribution(tuple(ranked)))
+        tokens = (NextToken(token, max(value, _TINY)) for token, value in zip(ids, q, strict=True) if token >= 0)
+        distributions.append(Distribution(tuple(tokens)))
     return distributions

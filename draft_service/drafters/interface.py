@@ -3,8 +3,8 @@
 The scheduler drives drafters on the executor's thread. A session waits for a
 proposal (a draft), or prepares for the outcomes of the round that is being
 verified (a speculation), or rests. All unfinished work advances together, one
-step per call, until it is done or no longer wanted. A proposal can be read at any
-time, so a late commit costs one step at most.
+step per call, until it is done or dropped. A proposal can be read at any time, so
+a late commit costs one step at most.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from paceline.sampling.processors import Follower
 
 @dataclass(frozen=True)
 class DrafterManifest:
-    """What a drafter is called, and what it reads of the target's hidden states: then it is a `FeatureDrafter`."""
+    """A drafter's name, and the hidden states of the target that it reads; with a need it is a `FeatureDrafter`."""
 
     name: str
     need: FeatureNeed = NO_FEATURES
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedProposal:
     """A proposal for the outcome (`node`, `next_token`) of the round that is being verified."""
 
     node: int
@@ -48,7 +48,7 @@ class Draft(Protocol):
         """Whether advancing would change nothing."""
 
     def proposal(self) -> Proposal:
-        """What is drafted so far, whole nodes only; may be empty."""
+        """The proposal as far as it is drafted, in whole nodes; may be empty."""
 
 
 class Speculating(Protocol):
@@ -58,7 +58,7 @@ class Speculating(Protocol):
     def done(self) -> bool:
         """Whether advancing would change nothing."""
 
-    def take_grown(self) -> list[Prepared]:
+    def take_grown(self) -> list[PreparedProposal]:
         """The proposals that have grown since the last call, at least one node each.
 
         A proposal keeps its id as it grows, and the earlier nodes are a prefix
@@ -92,14 +92,14 @@ class Drafter(Protocol[D, S, C]):
 
     @property
     def line(self) -> CostLine:
-        """What its steps take, rows of prefixes left aside; may be read on any thread."""
+        """The cost line of its steps, without rows of prefixes; may be read on any thread."""
 
     def open(self, session: int, spec: SessionSpec, follower: Follower | None = None) -> int:
-        """Begin a session; returns how many prefix tokens were reused.
+        """Begin a session, and return how many prefix tokens were reused.
 
         Args:
             session: its number.
-            spec: what the target is told of it.
+            spec: of the session, as the target has it.
             follower: of its grammar; None: it has none, or none that can be followed here.
 
         Raises:
@@ -109,11 +109,11 @@ class Drafter(Protocol[D, S, C]):
     def commit(self, session: int, token_ids: Sequence[int], *, shadow: bool = False) -> None:
         """Append committed tokens; ends the session's draft, speculation or catching up, if any.
 
-        `shadow`: what is computed of them from now on has its shadow taken, too.
+        `shadow`: rows of them that are computed from now on get a shadow, too.
         """
 
     def take_shadow(self, session: int) -> Sequence[ShadowRun]:
-        """What has become known of committed tokens since the last call; unknown sessions have nothing."""
+        """The shadow of committed tokens that has become known since the last call; empty for an unknown session."""
 
     def begin(self, session: int, budget: DraftBudget, proposal_id: int) -> D:
         """Start a proposal that hangs from the last committed token."""
@@ -130,9 +130,9 @@ class Drafter(Protocol[D, S, C]):
         """Start to compute the rows of committed tokens that are missing. None: the drafter computes none."""
 
     def advance(self, drafts: Sequence[D], speculations: Sequence[S] = (), catching_up: Sequence[C] = ()) -> int:
-        """Take every draft at least one node deeper in one batched step; returns the rows computed.
+        """Take every draft at least one node deeper in one batched step, and return the number of rows computed.
 
-        Rows that the step can spare go to the sessions that catch up, in their order, and to the most
+        Rows that the step has to spare go to the sessions that catch up, in their order, and to the most
         probable nodes of all speculations.
         """
 
@@ -142,12 +142,12 @@ class Drafter(Protocol[D, S, C]):
 
 @runtime_checkable
 class FeatureDrafter(Protocol):
-    """A drafter that reads the target's hidden states: they come behind the commits of their tokens."""
+    """A drafter that reads the target's hidden states, which come after the commits of their tokens."""
 
     def take_features(self, session: int, first_position: int, rows: FeatureRows) -> None:
         """Take the features of committed tokens from `first_position` on, as the manifest's need says.
 
-        They come in order, but rows may be missing, for good, and those of a session may end at any time.
+        They come in order. Some rows may never come, and those of a session may end at any time.
 
         Raises:
             InvalidInput: rows of another width; the session fails.
@@ -155,4 +155,4 @@ class FeatureDrafter(Protocol):
 
 
 AnyDrafter = Drafter[Any, Any, Any]
-"""A drafter whose kinds of draft, speculation and catching up the caller need not know: it only hands them back."""
+"""A drafter of any kind. Its callers hand drafts, speculations and catch-ups back without looking into them."""

@@ -35,14 +35,14 @@ from paceline.protocol.session import SessionSpec
 from paceline.sampling.processors import Follower, Processors
 
 SHORT_LAG = MAX_PROPOSAL_NODES + 1
-"""A lag that one round can leave is caught up at once; prefixes and longer lags share `prefill_chunk`."""
+"""A lag of one round is caught up at once; prefixes and longer lags share `prefill_chunk`."""
 MEASURED_AS = 0
-"""The number of the session that is measured; others count from 1."""
+"""The number of the session that is used for measuring; others count from 1."""
 MEASURED_PREFIX = (0, 0)
 MEASURED_LENGTH = 4
-"""Its prefix, whose first token's features are known, and two tokens that are drafted behind it."""
+"""That session's prefix, whose first token has features, and two tokens that are drafted after it."""
 ROWS_PER_STEP = 64
-"""Rows up to which a step is filled with speculation."""
+"""Most rows of a step that is filled with speculation."""
 
 
 class ModelDraft:
@@ -60,16 +60,16 @@ class ModelDraft:
         return self.branch.done or (not self.session.tree.lag and self.session.tree.room <= 0)
 
     def proposal(self) -> Proposal:
-        """What is drafted so far."""
+        """The proposal as far as it is drafted."""
         return self.branch.proposal(self._proposal_id, self._name)
 
-    def wanted(self) -> list[Node]:
-        """Nodes to compute next, as far as there is room for their rows."""
-        nodes = [self.branch.node(index) for index in self.branch.wanted()]
+    def nodes_to_compute(self) -> list[Node]:
+        """The nodes to compute next, as far as there is room for their rows."""
+        nodes = [self.branch.node(index) for index in self.branch.nodes_to_compute()]
         return nodes[: self.session.tree.room]
 
     def absorb(self) -> None:
-        """The rows of a step are computed."""
+        """Grow the proposal by the rows of a step."""
         self.branch.grow()
 
 
@@ -81,18 +81,18 @@ class CatchUp:
 
     @property
     def done(self) -> bool:
-        """Whether all rows are there, as far as there is use for them."""
+        """Whether all rows that are of use are computed."""
         return not self.session.tree.lag or not self.session.may_compute(self.session.tree.root)
 
     def absorb(self) -> None:
-        """The rows of a step are computed."""
+        """Nothing depends on the rows of a step."""
 
 
 @dataclass
 class _Work:
-    """What one session computes in a step; `lag_nodes` are committed tokens whose logits the shadow needs."""
+    """One session's part of a step; `lag_nodes` are committed tokens whose logits the shadow needs."""
 
-    of: ModelDraft | Speculation | CatchUp
+    task: ModelDraft | Speculation | CatchUp
     lag_rows: int
     lag_nodes: list[Node] = field(default_factory=list)
     nodes: list[Node] = field(default_factory=list)
@@ -103,39 +103,39 @@ class _Work:
         return self.lag_rows + len(self.nodes)
 
     @property
-    def wanted(self) -> list[Node]:
-        """The nodes after which next tokens are needed, in the order of the step's logit rows."""
-        return [*self.lag_nodes, *([self.of.session.tree.root] if self.reaches_root else ()), *self.nodes]
+    def logit_nodes(self) -> list[Node]:
+        """The nodes whose logits are needed, in the order of the step's logit rows."""
+        return [*self.lag_nodes, *([self.task.session.tree.root] if self.reaches_root else ()), *self.nodes]
 
     def item(self) -> StepItem:
         """The session's part of the step."""
-        return self.of.session.tree.item(self.lag_rows, self.nodes, len(self.lag_nodes))
+        return self.task.session.tree.item(self.lag_rows, self.nodes, len(self.lag_nodes))
 
     def ranking(self) -> Ranking | None:
-        """How an engine may rank those tokens itself; None: their logits are read here."""
-        session, nodes = self.of.session, self.wanted
+        """The ranking with which an engine may replace those logits; None: it may not."""
+        session, nodes = self.task.session, self.logit_nodes
         if session.processors is not None or not nodes:
             return None
         return session.draws.ranking_of(tuple(node.position + 1 for node in nodes), session.ranks)
 
     def absorb(self, answer: Logits | RankedRows) -> None:
-        """Keep what the step computed, then let branches grow."""
-        session, nodes = self.of.session, self.wanted
+        """Store the step's distributions in the nodes, then let branches grow."""
+        session, nodes = self.task.session, self.logit_nodes
         distributions: Iterable[Distribution]
         if isinstance(answer, np.ndarray):
             positions = [node.position + 1 for node in nodes]
-            logits = session.processed(nodes, answer)
+            logits = session.process(nodes, answer)
             distributions = session.draws.read(logits, positions, session.ranks) if nodes else ()
         else:
             distributions = map(ranked_distribution, answer.ranked_tokens())
         for node, distribution in zip(nodes, distributions, strict=True):
             node.distribution = distribution
         session.compare(self.lag_nodes)
-        self.of.absorb()
+        self.task.absorb()
 
 
 class ModelDrafter:
-    """Drafts with an engine of its own; the contracts of its methods are `Drafter`'s."""
+    """Drafts with an engine of its own; its methods have the contracts of `Drafter`."""
 
     def __init__(
         self,
@@ -161,10 +161,10 @@ class ModelDrafter:
         return self._meter.line
 
     def measure(self) -> None:
-        """Time a few steps, before there are sessions: each a proposal's second one, whose rows are its first nodes.
+        """Time a few steps before there are sessions: a proposal's second step, whose rows are its first nodes.
 
         Raises:
-            Exception: whatever the engine raised: what can't step can't draft.
+            Exception: the engine's own; an engine that can't step can't draft.
         """
         prefix, length = MEASURED_PREFIX, MEASURED_LENGTH
         spec = SessionSpec(prefix, len(prefix), SamplingParams(), NoiseKey(0), Acceptance.COUPLED, max_length=length)
@@ -180,9 +180,9 @@ class ModelDrafter:
                     self.take_features(MEASURED_AS, 0, np.zeros((1, self._features.feature_width), np.float32))
                 draft = self.begin(MEASURED_AS, DraftBudget(max_tokens=2, tree_widths=(rows, 1)), proposal_id=1)
                 self.advance([draft])
-                started = time.perf_counter()
+                started_at = time.perf_counter()
                 self.advance([draft])
-                return (time.perf_counter() - started) * 1e3
+                return (time.perf_counter() - started_at) * 1e3
             finally:
                 self.close(MEASURED_AS)
 
@@ -203,7 +203,7 @@ class ModelDrafter:
         max_rows = min(max_length + TREE_ROWS, info.max_kv_rows)
         self._engine.open(session, max_rows)
         draws = draws_of(spec.acceptance, spec.sampling, spec.noise, info.fingerprint.vocab_size)
-        # Even where the budget is short of rows, the largest proposal fits behind the last token drafted for.
+        # Even where the budget is short of rows, the largest proposal fits after the last token that it drafts for.
         longest = min(max_length, max_rows - MAX_PROPOSAL_NODES)
         tree = DraftTree(session, prefix, max_rows, reads_features=self._features is not None)
         calibration = self._calibrations[spec.acceptance]
@@ -214,61 +214,62 @@ class ModelDrafter:
         return 0
 
     def commit(self, session: int, token_ids: Sequence[int], *, shadow: bool = False) -> None:  # noqa: D102
-        held = self._sessions[session]
+        state = self._sessions[session]
         speculation = self._speculations.pop(session, None)
-        if speculation is not None and held.draws.pre_drawn:
+        if speculation is not None and state.draws.pre_drawn:
             speculation.learn(token_ids)
-        held.commit(token_ids, shadow=shadow)
-        held.proposed = speculation.branch_below(held.tree.root) if speculation is not None else None
+        state.commit(token_ids, shadow=shadow)
+        state.proposed = speculation.branch_below(state.tree.root) if speculation is not None else None
 
     def take_features(self, session: int, first_position: int, rows: FeatureRows) -> None:
-        """As `FeatureDrafter`; of positions that are known already nothing is taken: their rows have read them."""
+        """As `FeatureDrafter`; positions that have features already are skipped, since their rows have read them."""
         tree = self._sessions[session].tree
         if self._features is None:
             raise InvalidInput.of("features of drafter", self.manifest.name, "none: it reads tokens alone")
-        new = rows[max(tree.known - first_position, 0) :]
+        new = rows[max(tree.features_end - first_position, 0) :]
         end = first_position + len(rows)
         require(
             end <= len(tree.committed), "features end", end, f"at most {len(tree.committed)}, the committed length"
         )
         if len(new):
             self._features.give(session, end - len(new), new)
-            tree.know(end)
+            tree.note_features(end)
 
     def take_shadow(self, session: int) -> Sequence[ShadowRun]:  # noqa: D102
-        held = self._sessions.get(session)
-        return held.shadow.take() if held is not None else ()
+        state = self._sessions.get(session)
+        return state.shadow.take() if state is not None else ()
 
     def catch_up(self, session: int) -> CatchUp:  # noqa: D102
-        held = self._sessions[session]
-        held.tree.settle()
-        return CatchUp(held)
+        state = self._sessions[session]
+        state.tree.settle()
+        return CatchUp(state)
 
     def begin(self, session: int, budget: DraftBudget, proposal_id: int) -> ModelDraft:  # noqa: D102
-        held = self._sessions[session]
-        held.tree.settle()
-        held.prepare_for(budget)
-        shape = held.shape(budget, held.tree.root)
-        least_chance = held.least_chance(budget, shape)
-        held.proposed = Branch(held.tree.root, shape, held.draws, held.calibration.chance, least_chance)
-        return ModelDraft(self.manifest.name, proposal_id, held, held.proposed)
+        state = self._sessions[session]
+        state.tree.settle()
+        state.prepare_for(budget)
+        shape = state.shape(budget, state.tree.root)
+        least_chance = state.least_chance(budget, shape)
+        state.proposed = Branch(state.tree.root, shape, state.draws, state.calibration.chance, least_chance)
+        return ModelDraft(self.manifest.name, proposal_id, state, state.proposed)
 
     def speculate(self, session: int, verifying: Verifying, next_id: Callable[[], int]) -> Speculation | None:
         """As `Drafter`; None where rows read features.
 
-        A proposal prepared ahead would be drafted on the engine's own features, that of its outcome on the target's:
-        they are other tokens, and a round would have to wait for the verdict's features anyway to get the better.
+        A proposal prepared ahead would be drafted on the engine's own features, and one drafted after the outcome on
+        the target's. Their tokens differ, and a round would have to wait for the verdict's features anyway to get the
+        better ones.
         """
-        held = self._sessions[session]
-        if held.tree.reads_features:
+        state = self._sessions[session]
+        if state.tree.reads_features:
             return None
-        held.prepare_for(verifying.budget)
-        verified = _verified(held, verifying)
-        if held.draws.pre_drawn:
-            _drop_all_but(held.tree, verified)
-        made = Speculation(held, verified, verifying.budget, next_id, self.manifest.name)
-        self._speculations[session] = made
-        return made
+        state.prepare_for(verifying.budget)
+        round_nodes = _round_nodes(state, verifying)
+        if state.draws.pre_drawn:
+            _drop_all_but(state.tree, round_nodes)
+        speculation = Speculation(state, round_nodes, verifying.budget, next_id, self.manifest.name)
+        self._speculations[session] = speculation
+        return speculation
 
     def advance(  # noqa: D102
         self,
@@ -280,11 +281,11 @@ class ModelDrafter:
         if not work:
             return 0
         plan = StepPlan(tuple(each.item() for each in work))
-        started = time.perf_counter()
+        started_at = time.perf_counter()
         for each, answer in zip(work, self._step(plan, work), strict=True):
             each.absorb(answer)
         if all(each.lag_rows <= each.reaches_root for each in work):  # rows of a prefix are cheaper, having no logits
-            self._meter.observe(plan.rows, (time.perf_counter() - started) * 1e3)
+            self._meter.observe(plan.rows, (time.perf_counter() - started_at) * 1e3)
         return plan.rows
 
     def close(self, session: int) -> None:  # noqa: D102
@@ -298,8 +299,10 @@ class ModelDrafter:
         return self._engine.step_and_rank(plan, [each.ranking() for each in work])
 
     def _gather(self, everyone: Sequence[ModelDraft | Speculation | CatchUp]) -> list[_Work]:
-        """What a step computes; long prefixes, and sessions that nobody waits for, share `prefill_chunk` rows of it,
-        so that they delay others less."""
+        """The work of a step.
+
+        Long prefixes, and sessions that nobody waits for, share `prefill_chunk` rows of it, to delay others less.
+        """
         work: list[_Work] = []
         guesses: list[_Work] = []
         chunk = self._prefill_chunk
@@ -309,18 +312,18 @@ class ModelDrafter:
             if lag > SHORT_LAG or each.session.tree.in_prefix or isinstance(each, CatchUp):
                 rows = min(lag, chunk)
                 chunk -= rows
-            made = _Work(each, rows, each.session.lag_nodes(rows), reaches_root=0 < lag == rows)
-            work.append(made)
+            own_work = _Work(each, rows, each.session.lag_nodes(rows), reaches_root=0 < lag == rows)
+            work.append(own_work)
             if isinstance(each, ModelDraft):
-                made.nodes = [] if lag else each.wanted()
+                own_work.nodes = [] if lag else each.nodes_to_compute()
             elif isinstance(each, Speculation) and rows == lag:
-                guesses.append(made)
+                guesses.append(own_work)
         _fill(guesses, sum(each.rows for each in work), self._rows_per_step, self.line)
         return [each for each in work if each.rows]
 
 
 def _processors(spec: SessionSpec, follower: Follower | None) -> Processors | None:
-    """What the target does to logits before temperature; a grammar that can't be followed here is left out."""
+    """The processors of the target's logits before temperature, without a grammar that can't be followed here."""
     sampling = spec.sampling if follower else replace(spec.sampling, grammar=None)
     if sampling.plain:
         return None
@@ -328,61 +331,61 @@ def _processors(spec: SessionSpec, follower: Follower | None) -> Processors | No
 
 
 def _fill(guesses: Sequence[_Work], rows: int, most: int, line: CostLine) -> None:
-    """Add the most probable nodes of all speculations to a step of `rows` rows, while they are worth it.
+    """Add the most probable nodes of all speculations to a step of `rows` rows, while they are worth their time.
 
-    The rows that the step has already count as certain to be of use.
+    The step's present rows count as certain to be of use.
     """
     order = [(-_next_chance(work), place) for place, work in enumerate(guesses)]
     heapq.heapify(order)
-    gained = float(rows)
+    gain = float(rows)
     while rows < most and order:
         chance, place = -order[0][0], order[0][1]
-        if not chance or not is_worth(line, chance, rows, gained):
+        if not chance or not is_worth(line, chance, rows, gain):
             return
         work = guesses[place]
-        assert isinstance(work.of, Speculation), "drafts come first, by themselves"
-        work.nodes.append(work.of.take())
-        rows, gained = rows + 1, gained + chance
+        assert isinstance(work.task, Speculation), "drafts come first, by themselves"
+        work.nodes.append(work.task.take())
+        rows, gain = rows + 1, gain + chance
         heapq.heapreplace(order, (-_next_chance(work), place))
 
 
-def is_worth(line: CostLine, chance: float, rows: int, gained: float) -> bool:
-    """Whether one row more raises the chances gained per millisecond.
+def is_worth(line: CostLine, chance: float, rows: int, gain: float) -> bool:
+    """Whether one more row raises the gain per millisecond.
 
-    The step has `rows` rows that gain `gained`; the next gains `chance`. What it costs is the mean of as many more
+    The step has `rows` rows that gain `gain`; the next row gains `chance`. Its cost is the mean over as many more
     rows as there are: single points of a line are less certain than their trend.
     """
-    return chance * line.ms(rows) >= gained * line.per_row(rows, max(1, rows))
+    return chance * line.ms(rows) >= gain * line.per_row(rows, max(1, rows))
 
 
 def _next_chance(work: _Work) -> float:
-    """Chance of the node that a session would compute next; 0 if it has none, or no room for its row."""
-    speculation, tree = work.of, work.of.session.tree
+    """Chance of the node that a session would compute next; 0 if there is none, or no room for its row."""
+    speculation, tree = work.task, work.task.session.tree
     assert isinstance(speculation, Speculation), "drafts come first, by themselves"
     if tree.room <= len(work.nodes):
         speculation.end()
     return speculation.best
 
 
-def _verified(held: SessionState, verifying: Verifying) -> list[Node]:
-    """The nodes of the round; those that the tree lacks are added."""
+def _round_nodes(state: SessionState, verifying: Verifying) -> list[Node]:
+    """The nodes of the announced round; those that the tree lacks are added."""
     tokens: Sequence[int] = ()
     parents: Sequence[int] = ()
     if verifying.proposal is not None:
         tokens, parents = verifying.proposal.token_ids, verifying.proposal.parents
-    elif held.proposed is not None and verifying.proposal_id:
-        tokens = [node.token for node in held.proposed.nodes[: verifying.node_count]]
-        parents = held.proposed.parents[: verifying.node_count]
+    elif state.proposed is not None and verifying.proposal_id:
+        tokens = [node.token for node in state.proposed.nodes[: verifying.node_count]]
+        parents = state.proposed.parents[: verifying.node_count]
     nodes: list[Node] = []
     for token, parent in zip(tokens, parents, strict=True):
-        nodes.append((held.tree.root if parent == ROOT else nodes[parent]).child(token))
+        nodes.append((state.tree.root if parent == ROOT else nodes[parent]).child(token))
     return nodes
 
 
-def _drop_all_but(tree: DraftTree, verified: Sequence[Node]) -> None:
+def _drop_all_but(tree: DraftTree, round_nodes: Sequence[Node]) -> None:
     """Free every row that the round does not verify."""
-    kept = {tree.root, *verified}
-    for node in [*kept]:
+    keep = {tree.root, *round_nodes}
+    for node in [*keep]:
         for child in [*node.children.values()]:
-            if child not in kept:
+            if child not in keep:
                 tree.free(child)

@@ -1,10 +1,10 @@
-"""The shadow of a session's committed tokens: how each stood in the drafter's own order, as far as its row is known.
+"""The shadow of a session's committed tokens: the rank of each in the drafter's own order, where its row is computed.
 
-A drafter that reads the target's features says how a proposal would have begun at each position: its rows deeper in a
-proposal read its own, and are right less often.
+The shadow of a drafter that reads the target's features tells how a proposal would have begun at each position. Rows
+deeper in a proposal read the drafter's own features, and are right less often.
 
 A position is known once the row before it is computed with logits: for a proposal, for an outcome, or because the
-coordinator asked for the shadow. Each is said once, in order; rows that were computed without logits are passed over.
+coordinator asked for the shadow. Each is reported once, in order; rows without logits are skipped.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from paceline.protocol.draft import MAX_SHADOW_TOKENS
 
 
 class Standing(NamedTuple):
-    """A token's rank in the drafter's order, 0 if it is not in it, and the probability that is said with it."""
+    """A token's rank in the drafter's order, 0 if it is not in it, and the probability that is reported with it."""
 
     rank: int
     probability: float
@@ -32,34 +32,34 @@ class ShadowRun:
 
 @dataclass
 class ShadowLog:
-    """What is known and not said yet; `wanted_from` is the first row to compute with logits for it, None: none is."""
+    """Standings that are not reported yet; `start_row`: first row that needs logits for them, or None."""
 
-    wanted_from: int | None = None
+    start_row: int | None = None
     _standings: dict[int, Standing] = field(default_factory=dict)
 
-    def commit(self, first_row: int, *, wanted: bool) -> None:
-        """Tokens were committed whose first one follows the row at `first_row`; `wanted`: their shadow was asked for.
+    def commit(self, first_row: int, *, is_asked: bool) -> None:
+        """Note committed tokens, the first of which follows the row at `first_row`.
 
-        What was wanted before and is not computed yet is given up where the new tokens' shadow is not wanted.
+        `is_asked` says whether their shadow was asked for. If not, earlier rows that are still missing are given up.
         """
-        if not wanted:
-            self.wanted_from = None
-        elif self.wanted_from is None:
-            self.wanted_from = first_row
+        if not is_asked:
+            self.start_row = None
+        elif self.start_row is None:
+            self.start_row = first_row
 
     def add(self, position: int, standing: Standing) -> None:
-        """The token at a position, which is behind all those added before."""
+        """Add the standing of the token at a position, which is after all earlier ones."""
         self._standings[position] = standing
 
     def take(self) -> list[ShadowRun]:
-        """All that was added since the last call."""
+        """Remove and return the standings that were added since the last call."""
         runs: list[ShadowRun] = []
-        known, self._standings = self._standings, {}
-        while known:
-            first = end = next(iter(known))
+        entries, self._standings = self._standings, {}
+        while entries:
+            first = end = next(iter(entries))
             standings: list[Standing] = []
-            while end in known and len(standings) < MAX_SHADOW_TOKENS:
-                standings.append(known.pop(end))
+            while end in entries and len(standings) < MAX_SHADOW_TOKENS:
+                standings.append(entries.pop(end))
                 end += 1
             runs.append(ShadowRun(first, tuple(standings)))
         return runs

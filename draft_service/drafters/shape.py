@@ -15,9 +15,9 @@ DYNAMIC_WIDTH = 8
 class Shape:
     """Longest path, most nodes, and how the nodes are chosen.
 
-    Static: a node has `widths[d - 1]` children at depth d, 1 past the end; no widths make a chain.
-    Dynamic: the most probable candidate, one at a time, and with the last step all nodes that may still be added:
-    those need no further row, so `max_depth` steps of one row make the whole tree.
+    Static: a node has `widths[d - 1]` children at depth d, and 1 beyond the last width; no widths make a chain.
+    Dynamic: each step adds the most probable candidate, and the last step all nodes that may still be added. These
+    need no further row, so `max_depth` steps of one row make the whole tree.
     """
 
     max_depth: int
@@ -38,9 +38,10 @@ class Shape:
 
 
 def shape_of(budget: DraftBudget, acceptance: Acceptance, room: int = MAX_PROPOSAL_NODES) -> Shape:
-    """What a budget allows. Rejection and block acceptance take chains; `room` is what the context leaves.
+    """The shape that a budget allows. Rejection and block acceptance take chains only.
 
-    Widths above 1 ask for a static tree; more nodes than tokens, and no widths, for a dynamic one.
+    `room` is the number of tokens that still fit into the context. Widths above 1 ask for a static tree. More nodes
+    than tokens, without widths, ask for a dynamic one.
     """
     depth = max(0, min(budget.max_tokens, MAX_PROPOSAL_NODES, room))
     coupled = acceptance is Acceptance.COUPLED

@@ -1,14 +1,14 @@
 """The outcomes of the round under verification, and the proposals prepared for them, most probable first.
 
-An outcome is an accepted node and the token that follows it, so it is also a node of the tree: a
-child, which was not proposed, of a node that was. Its proposal is the branch below it. The node that
-is computed next is always the one that is worth most: the product of chances along its path, and less
+An outcome is an accepted node and the token after it. So it is also a node of the tree: a child that
+was not proposed of a node that was. Its proposal is the branch below it. The node that is computed
+next is always the one of greatest worth. Its worth is the product of chances along its path, and less
 if its branch has a token already.
 
-Rejection and block acceptance: branches that hang from one accepted node share their noise, so how
-far one is drafted must not depend on what another drew (`exactness` §3: a branch length chosen by
-shared noise is biased). So their order depends on the outcomes' chances and on depth, never on what
-a branch holds, and they begin with none of their rows computed.
+Rejection and block acceptance: branches that hang from one accepted node share their noise, so the
+length of one must not depend on what another drew (`exactness` §3: a branch length chosen by shared
+noise is biased). So their order depends on the outcomes' chances and on depth, never on a branch's
+tokens, and they begin with none of their rows computed.
 """
 
 from __future__ import annotations
@@ -19,37 +19,37 @@ from dataclasses import dataclass, field
 
 from draft_service.drafters.branch import Branch, Odds
 from draft_service.drafters.draws import NextToken
-from draft_service.drafters.interface import Prepared
+from draft_service.drafters.interface import PreparedProposal
 from draft_service.drafters.state import SessionState
 from draft_service.drafters.tree import Node
 from paceline.protocol.draft import DraftBudget
 from paceline.protocol.proposal import ROOT
 
 UNKNOWN_CHANCE = 0.8
-"""Chance of a verified token behind a row that is still to be computed: it was thought worth a round."""
+"""Chance of a verified token whose parent's row is not computed: somebody thought it worth a round."""
 UNRANKED_CHANCE = 0.3
-"""Chance of a verified token that the ranking does not hold."""
+"""Chance of a verified token that is not in the ranking."""
 DEEPER = 0.5
-"""Worth of another token of a proposal relative to the first, without which the round waits for several steps."""
+"""Worth of a further token of a proposal relative to the first, without which the round waits for several steps."""
 WORTHLESS = 1e-3
-"""Rows worth less than this are not computed."""
+"""Rows of less worth are not computed."""
 
 
 @dataclass(eq=False)
 class _OutcomeBranch:
-    """An outcome's branch; its nodes before `queued` were queued, `floor` is the least chance among them."""
+    """An outcome's branch. Its nodes before `queue_end` were queued; `floor` is the least chance among them."""
 
     node: int
     weight: float
     branch: Branch
     floor: float
-    queued: int = ROOT
+    queue_end: int = ROOT
     proposal_id: int = 0
 
 
 @dataclass(order=True)
 class _Entry:
-    """A node whose row is wanted; one without an outcome is under verification. `urgency` is its worth, negated."""
+    """A node whose row is to be computed; without an outcome it is under verification. `urgency`: minus its worth."""
 
     urgency: float
     order: int
@@ -58,20 +58,20 @@ class _Entry:
 
 
 class Speculation:
-    """What one session prepares while a round is verified.
+    """The proposals that one session prepares while a round is verified.
 
     Args:
         session: its tree's root is the last committed token.
-        verified: the round's nodes, in the proposal's order.
-        budget: outcomes for each node, and what each outcome's proposal may cost.
+        round_nodes: the round's nodes, in the proposal's order.
+        budget: the number of outcomes for each node, and the size of each outcome's proposal.
         next_id: makes proposal ids.
-        drafter: named in the proposals.
+        drafter: the drafter's name in the proposals.
     """
 
     def __init__(
         self,
         session: SessionState,
-        verified: Sequence[Node],
+        round_nodes: Sequence[Node],
         budget: DraftBudget,
         next_id: Callable[[], int],
         drafter: str,
@@ -79,67 +79,67 @@ class Speculation:
         self.session = session
         self._tree, self._draws, self._calibration = session.tree, session.draws, session.calibration
         self._budget, self._next_id, self._drafter = budget, next_id, drafter
-        self._indices = {node: index for index, node in reversed([*enumerate(verified)])} | {self._tree.root: ROOT}
-        self._proposed = _children_among(verified)
+        self._indices = {node: index for index, node in reversed([*enumerate(round_nodes)])} | {self._tree.root: ROOT}
+        self._proposed = _children_among(round_nodes)
         self._chances: dict[Node, float] = {}
         self._rankings: dict[Node, tuple[float, tuple[int, ...]]] = {}
         self._outcomes: dict[Node, _OutcomeBranch] = {}
         self._queue: list[_Entry] = []
-        self._taken: list[_Entry] = []
-        self._grown: dict[_OutcomeBranch, None] = {}
+        self._step_entries: list[_Entry] = []
+        self._growth: dict[_OutcomeBranch, None] = {}
         self._orders = 0
         self._reach(self._tree.root, 1.0)
 
     @property
     def done(self) -> bool:
-        """Whether there is nothing left to compute."""
+        """Whether nothing is left to compute."""
         return not self._queue and not (self._tree.lag and self.session.may_compute(self._tree.root))
 
     @property
     def best(self) -> float:
-        """Worth of the node that is to be computed next; 0: there is none."""
+        """Worth of the next node to compute; 0: there is none."""
         return -self._queue[0].urgency if self._queue else 0.0
 
     def take(self) -> Node:
-        """The node that is worth most; its row must be computed in this step."""
+        """Remove and return the node of greatest worth; its row must be computed in this step."""
         entry = heapq.heappop(self._queue)
-        self._taken.append(entry)
+        self._step_entries.append(entry)
         return entry.node
 
     def end(self) -> None:
-        """Queue nothing more for now: the tree is full, and nothing in it is less probable."""
+        """Empty the queue: the tree is full, and nothing in it is less probable."""
         self._queue.clear()
 
     def absorb(self) -> None:
-        """The rows of a step are computed: go on from them."""
-        taken, self._taken = self._taken, []
+        """List outcomes and grow branches by the rows of a step."""
+        entries, self._step_entries = self._step_entries, []
         if self._tree.root not in self._rankings and self._tree.root.distribution is not None:
             self._expand(self._tree.root)
-        for entry in taken:
+        for entry in entries:
             if entry.outcome is None:
                 self._expand(entry.node)
             else:
                 self._grow(entry.outcome)
 
-    def take_grown(self) -> list[Prepared]:
+    def take_grown(self) -> list[PreparedProposal]:
         """The proposals that have grown since the last call, most probable outcomes first."""
-        grown, self._grown = list(self._grown), {}
-        grown.sort(key=lambda each: -each.weight)
-        return [self._read(each) for each in grown]
+        outcomes, self._growth = list(self._growth), {}
+        outcomes.sort(key=lambda each: -each.weight)
+        return [self._read(each) for each in outcomes]
 
     def branch_below(self, node: Node) -> Branch | None:
-        """The branch of the outcome that is this node."""
+        """The branch of the outcome at this node; None: the node is no outcome."""
         outcome = self._outcomes.get(node)
         return None if outcome is None else outcome.branch
 
     def learn(self, token_ids: Sequence[int]) -> None:
-        """Record at which ranks the committed tokens stood, those that were proposed first."""
+        """Calibrate by the committed tokens' ranks in the rankings in which proposed tokens come first."""
         node = self._tree.root
         for token in token_ids:
-            known = self._rankings.get(node)
-            if known is None:
+            entry = self._rankings.get(node)
+            if entry is None:
                 return
-            best, ranking = known
+            best, ranking = entry
             self._calibration.observe(best, ranking.index(token) + 1 if token in ranking else None)
             child = node.children.get(token)
             if child is None:
@@ -147,7 +147,7 @@ class Speculation:
             node = child
 
     def _reach(self, node: Node, chance: float) -> None:
-        """Take in a verified node, with the chance that it is accepted, and the nodes below it."""
+        """Add a verified node with its chance of acceptance, and the verified nodes below it."""
         self._chances[node] = chance
         if node.distribution is not None:
             self._expand(node)
@@ -158,21 +158,21 @@ class Speculation:
             self._reach(child, chance * UNKNOWN_CHANCE)
 
     def _expand(self, node: Node) -> None:
-        """List the outcomes behind a verified node whose row is computed."""
+        """Add the outcomes after a verified node whose row is computed."""
         ranking = self._ranking(node)
-        best, above = ranking[0].q, self._chances[node]
+        best, own_chance = ranking[0].q, self._chances[node]
         self._rankings[node] = best, tuple(token for token, _ in ranking)
         proposed = {child.token: child for child in self._proposed.get(node, ())}
         outcomes = 0
         for rank, (token, _) in enumerate(ranking, start=1):
-            chance = above * self._calibration.chance(best, rank)
+            chance = own_chance * self._calibration.chance(best, rank)
             if token in proposed:
                 self._reach_or_correct(proposed.pop(token), chance)
             elif outcomes < self._budget.fan_out:
                 outcomes += 1
                 self._prepare(node, token, chance)
         for child in proposed.values():
-            self._reach_or_correct(child, above * UNRANKED_CHANCE)
+            self._reach_or_correct(child, own_chance * UNRANKED_CHANCE)
 
     def _ranking(self, node: Node) -> Sequence[NextToken]:
         assert node.distribution is not None, "its row is computed"
@@ -180,7 +180,7 @@ class Speculation:
         return self._draws.ranking(node.distribution, proposed, self.session.ranks)
 
     def _reach_or_correct(self, node: Node, chance: float) -> None:
-        """Correct the chance of a node that was taken in before its parent's row was known; it is expanded later."""
+        """Correct the chance of a node that was added before its parent's row was computed; it is expanded later."""
         if node in self._chances:
             self._chances[node] = chance
         else:
@@ -191,21 +191,21 @@ class Speculation:
         branch = Branch(root, self.session.shape(self._budget, root), self._draws, self._odds())
         outcome = self._outcomes[root] = _OutcomeBranch(self._indices[node], weight, branch, weight)
         if branch.nodes:
-            self._grown[outcome] = None
+            self._growth[outcome] = None
         self._queue_nodes(outcome)
 
     def _grow(self, outcome: _OutcomeBranch) -> None:
         if outcome.branch.grow():
-            self._grown[outcome] = None
+            self._growth[outcome] = None
         self._queue_nodes(outcome)
 
     def _queue_nodes(self, outcome: _OutcomeBranch) -> None:
-        """Queue the nodes that would extend a branch, in the branch's own order: any other node adds nothing."""
+        """Queue the nodes that would extend a branch, in the branch's own order; other nodes would add nothing."""
         branch = outcome.branch
-        for index in branch.wanted():
-            if index >= outcome.queued:
+        for index in branch.nodes_to_compute():
+            if index >= outcome.queue_end:
                 outcome.floor = min(outcome.floor, outcome.weight * branch.chance(index))
-                outcome.queued = index + 1
+                outcome.queue_end = index + 1
                 worth = outcome.floor if index == ROOT else DEEPER * outcome.floor
                 if worth >= WORTHLESS:
                     self._push(branch.node(index), worth, outcome)
@@ -221,17 +221,17 @@ class Speculation:
         average = self._calibration.average()
         return lambda best, rank: average
 
-    def _read(self, outcome: _OutcomeBranch) -> Prepared:
+    def _read(self, outcome: _OutcomeBranch) -> PreparedProposal:
         outcome.proposal_id = outcome.proposal_id or self._next_id()
         proposal = outcome.branch.proposal(outcome.proposal_id, self._drafter)
-        return Prepared(outcome.node, outcome.branch.root.token, proposal)
+        return PreparedProposal(outcome.node, outcome.branch.root.token, proposal)
 
 
-def _children_among(verified: Sequence[Node]) -> dict[Node, list[Node]]:
+def _children_among(nodes: Sequence[Node]) -> dict[Node, list[Node]]:
     """The verified nodes below each node, each once."""
-    found: dict[Node, list[Node]] = {}
-    for node in dict.fromkeys(verified):
+    children: dict[Node, list[Node]] = {}
+    for node in dict.fromkeys(nodes):
         parent = node.parent
         assert parent is not None, "verified nodes hang from the root"
-        found.setdefault(parent, []).append(node)
-    return found
+        children.setdefault(parent, []).append(node)
+    return children

@@ -1,4 +1,4 @@
-"""What the model drafter holds of one session."""
+"""The model drafter's state of one session."""
 
 from __future__ import annotations
 
@@ -23,19 +23,18 @@ from paceline.sampling.processors import Processors
 logger = logging.getLogger(__name__)
 
 MIN_RANKS = 8
-"""Guesses kept of every row, so that budgets can change without computing rows again."""
+"""Guesses that are kept of every row, so that a larger budget needs no row again."""
 
 
 @dataclass
 class SessionState:
-    """One session: its tree, and what its drafts depend on.
+    """One session: its tree, and all that its drafts depend on.
 
-    `most` is the number of tokens up to which it may ever draft, `proposed` the branch that a round can name. `reach`
-    is how many rows behind the last known feature tell what follows them; None: any do.
-    `calibration` is shared by the sessions of one acceptance rule; it has learned what followed the rows before
-    `learned`, once each, though rows are computed again when the target's features come. `processors` have taken
-    `followed` committed tokens in; None: logits go through nothing before temperature, or through something that
-    can't be followed here.
+    `most` is the number of tokens up to which it may ever draft. `proposed` is the branch that a round can name.
+    `reach` is the number of rows after the last one with features that can still predict; None: any number.
+    `calibration` is shared by the sessions of one acceptance rule. It has learned from the rows before `learned_end`,
+    once each, though rows are computed again when the target's features come. `processors` have read
+    `followed_tokens` committed tokens; None: logits are not processed before temperature, or can't be followed here.
     """
 
     tree: DraftTree
@@ -47,21 +46,21 @@ class SessionState:
     ranks: int = MIN_RANKS
     proposed: Branch | None = None
     processors: Processors | None = None
-    followed: int = 0
-    learned: int = 0
+    followed_tokens: int = 0
+    learned_end: int = 0
     shadow: ShadowLog = field(default_factory=ShadowLog)
 
     @property
     def longest(self) -> int:
-        """The number of tokens up to which it drafts now: where rows read features, none without any."""
-        if self.tree.reads_features and not self.tree.known:
+        """The number of tokens up to which it drafts now; 0 where rows read features and there are none."""
+        if self.tree.reads_features and not self.tree.features_end:
             return 0
-        return self.most if self.reach is None else min(self.most, self.tree.known + self.reach + 1)
+        return self.most if self.reach is None else min(self.most, self.tree.features_end + self.reach + 1)
 
     def commit(self, token_ids: Sequence[int], *, shadow: bool) -> None:
         """Append committed tokens; `shadow`: their rows are to be computed with logits."""
         node: Node | None = self.tree.root
-        self.shadow.commit(self.tree.root.position, wanted=shadow)
+        self.shadow.commit(self.tree.root.position, is_asked=shadow)
         for token in token_ids:
             if node is not None:
                 self._compare(node, token)
@@ -71,41 +70,44 @@ class SessionState:
             self.follow(len(self.tree.committed))
 
     def compare(self, lag_nodes: Sequence[Node]) -> None:
-        """Rows of committed tokens are computed with logits: see what came behind them."""
+        """Compare computed rows of committed tokens with the tokens after them."""
         for node in lag_nodes:
             self._compare(node, self.tree.committed[node.position + 1])
 
     def _compare(self, node: Node, token: int) -> None:
-        """Rows that have not read the target's features cast no shadow: it says how a round would begin."""
+        """Add a row's shadow and calibrate by it.
+
+        Rows that have not read the target's features have no shadow, since it tells how a round would begin.
+        """
         if node.distribution is not None:
             standing = self.draws.standing(node.distribution, token)
-            if self.tree.is_true(node):
+            if self.tree.is_final(node):
                 self.shadow.add(node.position + 1, standing)
-            if not self.draws.pre_drawn and node.position >= self.learned:
+            if not self.draws.pre_drawn and node.position >= self.learned_end:
                 self.calibration.observe(standing.probability, standing.rank or None)
-                self.learned = node.position + 1
+                self.learned_end = node.position + 1
 
     def lag_nodes(self, lag_rows: int) -> list[Node]:
-        """Those of the next `lag_rows` committed tokens, before the root, whose logits the shadow needs."""
-        wanted_from = self.shadow.wanted_from
-        return [] if wanted_from is None else self.tree.lag_nodes(lag_rows, wanted_from)
+        """Those of the next `lag_rows` committed tokens before the root whose logits the shadow needs."""
+        start_row = self.shadow.start_row
+        return [] if start_row is None else self.tree.lag_nodes(lag_rows, start_row)
 
     def may_compute(self, node: Node) -> bool:
-        """Whether there is a row for it, and use for what it says."""
+        """Whether there is a row for a node, and use for its logits."""
         return node.position < self.longest
 
     def follow(self, length: int) -> None:
-        """Have processors take in the committed tokens up to `length`; those that can't follow them are dropped."""
-        new = self.tree.committed[self.followed : length]
+        """Advance the processors by the committed tokens up to `length`; processors that can't follow are dropped."""
+        new = self.tree.committed[self.followed_tokens : length]
         if self.processors is None or not new:
             return
-        self.followed += len(new)
+        self.followed_tokens += len(new)
         try:
             self.processors.advance(new)
         except PacelineError as error:
             self._do_without(error)
 
-    def processed(self, nodes: Sequence[Node], logits: Logits) -> Logits:
+    def process(self, nodes: Sequence[Node], logits: Logits) -> Logits:
         """The logits [n, V] after nodes, the committed ones first, processed as the target does before temperature.
 
         A row in which a reduced vocabulary leaves no allowed token keeps its own logits: any guess will do.
@@ -115,17 +117,17 @@ class SessionState:
         if self.processors is None or not nodes:
             return logits
         try:
-            processed = self.processors.process(logits, [*map(self._behind_followed, nodes)])
+            new_logits = self.processors.process(logits, [*map(self._unread_path, nodes)])
         except PacelineError as error:
             self._do_without(error)
             return logits
-        lost = np.isneginf(processed.max(axis=1))
-        processed[lost] = logits[lost]
-        return processed
+        dead_rows = np.isneginf(new_logits.max(axis=1))
+        new_logits[dead_rows] = logits[dead_rows]
+        return new_logits
 
-    def _behind_followed(self, node: Node) -> list[int]:
-        """The path that processors have not taken in."""
-        committed = self.tree.committed[self.followed : node.position + 1]
+    def _unread_path(self, node: Node) -> list[int]:
+        """The tokens up to a node that the processors have not read."""
+        committed = self.tree.committed[self.followed_tokens : node.position + 1]
         return committed if node.position < len(self.tree.committed) else committed + self.tree.path(node)
 
     def _do_without(self, error: PacelineError) -> None:
@@ -133,15 +135,15 @@ class SessionState:
         self.processors = None
 
     def shape(self, budget: DraftBudget, root: Node) -> Shape:
-        """The shape of a proposal that hangs from `root`."""
+        """The shape of a proposal below `root`."""
         return shape_of(budget, self.acceptance, self.longest - root.position - 1)
 
     def least_chance(self, budget: DraftBudget, shape: Shape) -> float:
-        """Where a proposal drafted just in time ends; a rule that may not look at q has no such end."""
+        """The chance below which a proposal drafted just in time ends; 0 where no choice may depend on q."""
         return 0.0 if self.draws.pre_drawn or shape.widths else budget.least_chance
 
     def prepare_for(self, budget: DraftBudget) -> None:
-        """Keep as many guesses of each row as a budget needs; rows of which fewer were kept are computed again."""
+        """Keep as many guesses of each row as a budget needs; rows with fewer are computed again."""
         ranks = budget.fan_out + self.shape(budget, self.tree.root).widest
         if ranks > self.ranks:
             self.ranks = ranks

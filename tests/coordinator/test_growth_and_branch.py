@@ -34,7 +34,7 @@ def drafted(by_depth: Sequence[float], nodes: int) -> tuple[Branch, int]:
     budget = DraftBudget(max_tokens=len(by_depth), max_nodes=nodes)
     branch = Branch(root, shape_of(budget, Acceptance.COUPLED), DRAWS, prior_chance)
     while not branch.done:
-        (index,) = branch.wanted()
+        (index,) = branch.nodes_to_compute()
         node = branch.node(index)
         best = best_q(by_depth[node.position])
         ranked = tuple(NextToken(token, best / 2**token) for token in range(DYNAMIC_WIDTH))

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from draft_service.drafters.interface import Prepared
+from draft_service.drafters.interface import PreparedProposal
 from draft_service.drafters.model import ModelDraft, ModelDrafter
 from draft_service.drafters.speculation import Speculation
 from paceline.costs.cost_meter import CostMeter
@@ -161,7 +161,7 @@ class Driver:
         drafter = ModelDrafter(TableEngine(SPEC), 64)
         return Driver(drafter, self.acceptance, self.sampling, self.seed, 1, tuple(self.committed)).draft(budget)
 
-    def _collect(self, grown: list[Prepared]) -> None:
+    def _collect(self, grown: list[PreparedProposal]) -> None:
         for each in grown:
             outcome = (each.node, each.next_token)
             before = self.prepared.get(outcome)

@@ -21,7 +21,7 @@ def committed(service: Service, key: int, count: int) -> tuple[CatchUpTask, list
     session = service.session(key)
     task = CatchUpTask(session)
     run_steps([SessionCall(session, task.begin)], [], [], never, service.results.append, [task])
-    assert task.over
+    assert task.is_over
     service.engine.steps.clear()
     commit = partial(service.drafter.commit, key, tuple(at % 24 for at in range(count)), shadow=True)
     return task, [SessionCall(session, commit), SessionCall(session, task.begin)]
@@ -42,7 +42,7 @@ def test_one_step_computes_what_a_commit_brought(service: Service) -> None:
     task, calls = committed(service, 1, 5)
     assert run_steps(calls, [], [], never, service.results.append, [task]) == 1
     assert said(service, task.session) == [*range(len(PREFIX), len(PREFIX) + 5)]
-    assert task.over
+    assert task.is_over
 
 
 def test_a_proposal_that_somebody_waits_for_comes_first(service: Service) -> None:
@@ -72,7 +72,7 @@ def test_long_lags_go_by_chunks_that_sessions_share(service: Service) -> None:
     assert max(len(step) for step in service.engine.steps) <= 64
     for task in (one, other):
         assert said(service, task.session) == [*range(len(PREFIX), len(PREFIX) + count)]
-        assert task.over
+        assert task.is_over
 
 
 def test_rows_whose_shadow_is_no_longer_wanted_are_passed_over(service: Service) -> None:
@@ -101,4 +101,4 @@ def test_a_text_beyond_what_is_drafted_for_is_left_alone(service: Service) -> No
     service.drafter = ModelDrafter(service.engine, prefill_chunk=64, meter=FreeRows())
     task, calls = committed(service, 1, rows - MAX_PROPOSAL_NODES)
     assert run_steps(calls, [], [], never, service.results.append, [task]) == 0
-    assert task.over
+    assert task.is_over

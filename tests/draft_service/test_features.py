@@ -98,7 +98,7 @@ class FeatureGiver:
         for node in range(ROOT, len(proposal)):
             path = [*self.committed, *(proposal.token_ids[each] for each in proposal.path(node))]
             logits = self.defined(path, self.given)[None]
-            found.append(dict(draws.read(logits, [len(path)], 4)[0].ranked))
+            found.append(dict(draws.read(logits, [len(path)], 4)[0].top_tokens))
         return found
 
     def differences(self, proposal: Proposal) -> int:
@@ -236,7 +236,7 @@ def test_shadow_is_said_once_of_rows_that_read_the_targets_features(kind: str) -
     draws = draws_of(giver.acceptance, giver.sampling, KEY, giver.engine.info.fingerprint.vocab_size)
     for position, rank in said.items():
         logits = giver.defined(giver.committed[:position], giver.given)[None]
-        best = [token for token, _ in draws.read(logits, [position], 8)[0].ranked]
+        best = [token for token, _ in draws.read(logits, [position], 8)[0].top_tokens]
         token = giver.committed[position]
         assert rank == (best.index(token) + 1 if token in best else 0)
 

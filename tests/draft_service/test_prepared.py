@@ -109,11 +109,11 @@ def _learned() -> Callable[[float, int], float]:
 
 def _shifted(tree: DraftTree, trunk: int, nodes: list[Any]) -> None:
     """Rows are thought to lie where they lay before the compaction."""
-    tree._trunk, tree._joined = trunk, []
-    tree._kept += nodes
+    tree._trunk, tree._committed_nodes = trunk, []
+    tree._tree_nodes += nodes
     if not tree.lag:
         tree.root.row = trunk - 1
-    for row, node in enumerate(tree._kept, start=trunk):
+    for row, node in enumerate(tree._tree_nodes, start=trunk):
         node.row = row if node.row is None else node.row
 
 

@@ -35,7 +35,7 @@ class Service:
         session = DraftingSession(key, key, cast(SessionOwner, None), spec, self.drafter, 24, len(PREFIX))
         opens = SessionCall(session, partial(self.drafter.open, key, spec), opens=True)
         run_steps([opens], [], [], never, self.results.append)
-        assert [*self.results.pop().opened] == [session]
+        assert [*self.results.pop().openings] == [session]
         return session
 
     def drafting(self, key: int = 1) -> DraftTask:
@@ -83,7 +83,10 @@ def test_what_a_step_adds_is_published_before_the_next_step(service: Service) ->
 
     def publish(results: StepResults) -> None:
         published.append(
-            (len(service.engine.steps), {each.next_token: len(each.proposal) for each in results.grown[0].prepared})
+            (
+                len(service.engine.steps),
+                {each.next_token: len(each.proposal) for each in results.growths[0].proposals},
+            )
         )
 
     steps = run_steps([begun(task)], [], [task], never, publish)
@@ -97,7 +100,7 @@ def test_a_proposal_that_is_whole_is_published_once_while_others_go_on(service: 
     draft, other = service.drafting(), service.speculation()
     steps = run_steps([begun(draft), begun(other)], [draft], [other], never, service.results.append)
     assert [len(results.drafted) for results in service.results if results.drafted] == [1]
-    assert service.results[-1].grown
+    assert service.results[-1].growths
     assert steps > DEPTH
 
 
@@ -110,7 +113,7 @@ def test_a_session_that_fails_is_published_once_and_the_others_go_on(
     first, *later = service.results
     assert [*first.failures] == [draft.session]
     assert later
-    assert all(results.grown and not results.failures for results in later)
+    assert all(results.growths and not results.failures for results in later)
 
 
 def test_no_work_takes_no_steps(service: Service) -> None:

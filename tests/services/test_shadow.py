@@ -229,7 +229,7 @@ def neighbour(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def whole_history(monkeypatch: pytest.MonkeyPatch) -> None:
     """Processors have taken in what came behind the row."""
-    monkeypatch.setattr(SessionState, "_behind_followed", lambda self, node: self.tree.committed[self.followed :])
+    monkeypatch.setattr(SessionState, "_unread_path", lambda self, node: self.tree.committed[self.followed_tokens :])
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ def test_a_tree_grows_row_by_row_as_the_draft_service_grows_it(seed: int, nodes:
     branch = Branch(Node(0, 0), shape, CoupledDraws(SamplingParams(), NoiseKey(1)), prior_chance)
     growth = Growth(chances, 0, DEPTH, nodes)
     for rows in range(1, DEPTH + 1):
-        (index,) = branch.wanted()
+        (index,) = branch.nodes_to_compute()
         node = branch.node(index)
         best = chances[node.position]
         node.distribution = Distribution(tuple(NextToken(each, best / 2**each) for each in range(DYNAMIC_WIDTH)))
