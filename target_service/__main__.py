@@ -51,12 +51,12 @@ async def serve(config: TargetConfig, place: Place | None = None) -> None:
 
         async def load() -> TargetServicer:
             engine = await executor.run(load_engine)
-            line = await executor.run(_measured, engine)
+            line = await executor.run(_measure, engine)
             return _servicer(engine, executor, config, line)
 
         async def drain(serving: TargetServicer) -> None:
-            """Sessions end by themselves, or with the engine."""
-            await first_to_end(serving.scheduler.idle(), watch.lost.wait(), asyncio.wait([serving.runner]))
+            """Wait until the sessions end, by themselves or with the engine."""
+            await first_to_end(serving.scheduler.idle(), watch.loss.wait(), asyncio.wait([serving.runner]))
 
         try:
             add = pb_grpc.add_TargetServiceServicer_to_server
@@ -69,10 +69,10 @@ async def serve(config: TargetConfig, place: Place | None = None) -> None:
     watch.check()
 
 
-def _measured(engine: Engine) -> CostLine:
-    from target_service.meter import measured_line
+def _measure(engine: Engine) -> CostLine:
+    from target_service.meter import measure_engine
 
-    return measured_line(engine)
+    return measure_engine(engine)
 
 
 def _servicer(engine: Engine, executor: Executor, config: TargetConfig, line: CostLine) -> TargetServicer:
@@ -85,10 +85,10 @@ def _servicer(engine: Engine, executor: Executor, config: TargetConfig, line: Co
 
 
 def start(config: TargetConfig) -> Coroutine[Any, Any, None]:
-    """What this process is to do: serve, or be one of the other ranks that torchrun has started.
+    """The work of this process: it serves, or is one of the other ranks that torchrun has started.
 
     Raises:
-        InvalidInput: torchrun has started another number of ranks than are configured.
+        InvalidInput: torchrun has started another number of ranks than is configured.
     """
     place = place_from(os.environ, config.tensor_parallel_size)
     if place is None or place.rank == 0:

@@ -1,6 +1,6 @@
-"""How sessions are admitted: they wait for their grammar, then for room and for blocks that another one computes.
+"""Admission of sessions: they wait for their grammar, then for room and for blocks that another session computes.
 
-Changed on the event loop, under the scheduler's lock where the engine's thread looks at it.
+It is changed on the event loop, under the scheduler's lock where the engine's thread reads it.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from target_service.turns import Turns
 
 logger = logging.getLogger(__name__)
 
-Reserved = list[int | PacelineError]
-"""For each session tried: the rows of its prefix that it holds already, or why it can't be served."""
-MakeRoom = Callable[[Sequence[Session], Sequence[Session]], Awaitable[Reserved]]
+Reservations = list[int | PacelineError]
+"""For each session that was tried: the rows of its prefix that are cached, or why it can't be served."""
+MakeRoom = Callable[[Sequence[Session], Sequence[Session]], Awaitable[Reservations]]
 """Runs `make_room` on the engine's thread."""
 
 
@@ -34,13 +34,13 @@ class Admission:
     """Sessions that wait to be admitted, and sessions whose rows are to be freed.
 
     Args:
-        max_sessions: most sessions that hold rows at once.
-        max_queue: most sessions that wait, of which no tenant may have so many that others find no place.
-        max_link_rows: most KV rows that the sessions of one link hold, unless it has but one session.
-        grammars: follows grammars; None: this target knows no tokenizer.
+        max_sessions: most sessions that have rows at once.
+        max_queue: most sessions that wait; no tenant may have so many of them that others find no place.
+        max_link_rows: most KV rows of the sessions of one link, unless it has only one session.
+        grammars: follows grammars; None: this target has no tokenizer.
         make_room: frees and reserves rows.
-        admitted: called with each session that has its rows.
-        failed: called with each session that can't be served.
+        on_admitted: called with each session whose rows are reserved.
+        on_failed: called with each session that can't be served.
         wake: called when there is something to settle.
     """
 
@@ -52,35 +52,35 @@ class Admission:
         grammars: Grammars | None,
         *,
         make_room: MakeRoom,
-        admitted: Callable[[Session], None],
-        failed: Callable[[Session, PacelineError], None],
+        on_admitted: Callable[[Session], None],
+        on_failed: Callable[[Session, PacelineError], None],
         wake: Callable[[], None],
     ) -> None:
         self._max_sessions = max_sessions
         self._places = Places("max_queue", max_queue, RETRY_AFTER_MS)
-        self._queued: set[int] = set()
+        self._queue_keys: set[int] = set()
         """Keys of the sessions that have a place in the queue."""
         self._max_link_rows = max_link_rows
         self._grammars = grammars
-        self._make_room, self._on_admitted, self._on_failed, self._wake = make_room, admitted, failed, wake
+        self._make_room, self._on_admitted, self._on_failed, self._wake = make_room, on_admitted, on_failed, wake
         self._compiling: dict[int, asyncio.Task[None]] = {}
         self._waiting: deque[Session] = deque()
         self._closing: list[Session] = []
         self._holding = 0
         self._link_rows = Counter[SessionOwner]()
-        """What the admitted sessions of each link hold."""
+        """KV rows of the admitted sessions of each link."""
         self._turns = Turns()
         self._no_room = False
-        """Whether one that waits found no room, and nobody has left since: then nobody is tried."""
+        """Whether a waiting session found no room and none has left since: then no session is tried."""
         self.prefixes = PendingPrefixes()
 
     def __len__(self) -> int:
-        """Sessions that wait."""
+        """The number of sessions that wait."""
         return len(self._places)
 
     def __contains__(self, key: int) -> bool:
         """Whether the session of this key waits, for its grammar or for room."""
-        return key in self._queued
+        return key in self._queue_keys
 
     @property
     def is_settled(self) -> bool:
@@ -91,22 +91,22 @@ class Admission:
         """Refuse a session for which there is no place.
 
         Raises:
-            Unsupported: it has a grammar, and this target knows no tokenizer.
-            Overloaded: the queue is full, or what is left of it is for other tenants.
+            Unsupported: it has a grammar, and this target has no tokenizer.
+            Overloaded: the queue is full, or its last places are for other tenants.
         """
         if facts.sampling.grammar is not None and self._grammars is None:
             raise Unsupported("grammar: this target knows no tokenizer")
         self._places.check(facts.tenant)
 
     def enter(self, session: Session) -> None:
-        """Wait for room; before that for the grammar, which another process compiles."""
+        """Queue a session for room; before that it waits for its grammar, which another process compiles."""
         facts = session.facts
-        session.processors = make_processors(facts, session.foreseen)
+        session.processors = make_processors(facts, session.follower)
         if facts.sampling.grammar is not None and self._grammars is not None:
             session.grammar = self._grammars.open(facts.sampling.grammar, facts.end_token_ids, facts.prompt_length)
-        # Only now: a session that did not come this far never leaves.
+        # The place is taken last: a session that failed before this never leaves.
         self._places.take(facts.tenant)
-        self._queued.add(session.key)
+        self._queue_keys.add(session.key)
         if session.grammar is None:
             self._waiting.append(session)
             self._wake()
@@ -116,43 +116,43 @@ class Admission:
         task.add_done_callback(lambda _: self._compiling.pop(session.key))
 
     def leave(self, session: Session) -> None:
-        """A session has ended: its rows, if it has any, are freed when next there is time."""
+        """Remove a session that has ended; its rows, if it has any, are freed at the next opportunity."""
         self._leave_queue(session)
         self.prefixes.end(session)
         if session.grammar is not None:
             session.grammar.close()
         if (compiling := self._compiling.get(session.key)) is not None:
             compiling.cancel()
-        if session.admitted:
+        if session.is_admitted:
             self._closing.append(session)
         elif session in self._waiting:
             self._waiting.remove(session)
-            # It may be the one that found no room; those behind it may want less.
+            # It may be the session that found no room; those after it may need less.
             self._no_room = False
 
     def stop(self) -> None:
-        """Follow no grammars any more."""
+        """Stop following grammars."""
         for task in self._compiling.values():
             task.cancel()
         if self._grammars is not None:
             self._grammars.close()
 
     async def settle(self, rows_to_copy: int) -> int:
-        """Free what was closed and admit what there is room for; returns what is left of `rows_to_copy`.
+        """Free the rows of closed sessions and admit others while there is room; returns the rest of `rows_to_copy`.
 
-        Of sessions that share a prefix one is let in at a time, until its blocks
+        Of sessions that share a prefix one is admitted at a time, until its blocks
         are there. It ends, with more to do, when it has copied more rows than it may.
         """
         while rows_to_copy > 0:
-            copied = await self._settle_once()
-            if copied is None:
+            rows = await self._settle_once()
+            if rows is None:
                 return rows_to_copy
-            rows_to_copy -= copied
+            rows_to_copy -= rows
         self._wake()
         return rows_to_copy
 
     async def _settle_once(self) -> int | None:
-        """Returns the rows copied for the sessions admitted, or None if there was nothing to do."""
+        """Do so once; returns the rows copied for the admitted sessions, or None if there was nothing to do."""
         closing, self._closing = self._closing, []
         self._holding -= len(closing)
         for session in closing:
@@ -168,7 +168,7 @@ class Admission:
                 self._admit(session, result)
                 continue
             self.prefixes.end(session)
-            session.claimed = 0
+            session.released_blocks = 0
             if isinstance(result, Overloaded):
                 self._no_room = not session.closed
             elif result is not None:
@@ -177,42 +177,42 @@ class Admission:
 
     def _next_to_open(self) -> list[Session]:
         room = 0 if self._no_room else self._max_sessions - self._holding
-        chosen: list[Session] = []
+        sessions: list[Session] = []
         if not self._waiting or room <= 0:
-            return chosen
-        wanted = Counter(self._link_rows)
-        for session in self._turns.order(self._waiting, chosen):
-            rows = wanted[session.owner] + session.max_rows
-            alone = rows == session.max_rows
-            if (alone or rows <= self._max_link_rows) and not self.prefixes.holds(session):
+            return sessions
+        link_rows = Counter(self._link_rows)
+        for session in self._turns.order(self._waiting, sessions):
+            rows = link_rows[session.owner] + session.max_rows
+            only_one = rows == session.max_rows
+            if (only_one or rows <= self._max_link_rows) and not self.prefixes.holds(session):
                 self.prefixes.claim(session)
-                wanted[session.owner] = rows
-                chosen.append(session)
-            if len(chosen) >= room:
+                link_rows[session.owner] = rows
+                sessions.append(session)
+            if len(sessions) >= room:
                 break
-        return chosen
+        return sessions
 
     def _hold(self, owner: SessionOwner, rows: int) -> None:
-        """Count rows of a link; one that holds none is forgotten."""
+        """Add rows to a link's count; a link without rows is forgotten."""
         self._link_rows[owner] += rows
         if not self._link_rows[owner]:
             del self._link_rows[owner]
 
     def _leave_queue(self, session: Session) -> None:
-        """A session needs its place no longer, if it has one."""
-        if session.key in self._queued:
-            self._queued.remove(session.key)
+        """Give a session's place in the queue back, if it has one."""
+        if session.key in self._queue_keys:
+            self._queue_keys.remove(session.key)
             self._places.give_back(session.facts.tenant)
 
-    def _admit(self, session: Session, reused: int) -> None:
+    def _admit(self, session: Session, reused_rows: int) -> None:
         self._holding += 1
         self._hold(session.owner, session.max_rows)
         self._turns.hold(session)
         self._leave_queue(session)
-        session.admitted = True
-        # Cached rows of which something is to be told are computed again: the first chunk rolls the engine back.
-        session.prefilled = session.reused = session.reusable(reused)
-        self.prefixes.computed(session, reused)
+        session.is_admitted = True
+        # Cached rows with something to report are computed again: the first chunk rolls the engine back.
+        session.prefilled_rows = session.reused_rows = session.reusable(reused_rows)
+        self.prefixes.release(session, reused_rows)
         if session.closed:
             # It was closed while its rows were reserved.
             self._closing.append(session)
@@ -235,15 +235,15 @@ class Admission:
                 self._wake()
 
 
-def make_room(engine: Engine, closing: Sequence[Session], opening: Sequence[Session]) -> Reserved:
+def make_room(engine: Engine, closing: Sequence[Session], opening: Sequence[Session]) -> Reservations:
     """Free closed sessions, then reserve rows for waiting ones, in order, until one finds no room.
 
     Returns:
-        One result for each session tried. The last is `Overloaded` where there was no room.
+        One result for each session that was tried. The last is `Overloaded` where there was no room.
     """
     for session in closing:
         _free(engine, session)
-    results: Reserved = []
+    results: Reservations = []
     for session in opening:
         results.append(_reserve(engine, session))
         if isinstance(results[-1], Overloaded):
@@ -260,15 +260,15 @@ def _free(engine: Engine, session: Session) -> None:
 
 def _reserve(engine: Engine, session: Session) -> int | PacelineError:
     try:
-        reused = engine.open(session.key, session.max_rows, session.prefix)
+        reused_rows = engine.open(session.key, session.max_rows, session.prefix)
         if session.features is not None:
             feature_source(engine).keep_features(session.key, session.features.need)
-        return reused
+        return reused_rows
     except PacelineError as refusal:
         error = refusal
     except Exception as failure:
         logger.exception("open failed: session=%d", session.id)
         error = session.defect(failure)
-    # What failed may have come behind the reservation, and nobody closes a session that was not admitted.
+    # It may have failed after the reservation, and nobody closes a session that was not admitted.
     _free(engine, session)
     return error

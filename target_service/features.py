@@ -1,8 +1,8 @@
-"""Hidden states of what a step has committed, for the sessions whose drafter reads them.
+"""Hidden states of the tokens that a step has committed, for sessions whose drafter reads them.
 
-Whatever the acceptance rule, its draws are keyed by the session's noise, so the target knows a round's outcome as
-soon as it has drawn: rows of tokens that were not accepted never leave. The others leave behind the verdict, which
-does not wait for them.
+Under every acceptance rule the draws are keyed by the session's noise. So the target knows a round's outcome as soon
+as it has drawn, and sends no rows of tokens that were not accepted. The rows follow the verdict, which does not wait
+for them.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ logger = logging.getLogger(__name__)
 
 
 def committed_features(engine: Engine, step: Step, result: StepResult) -> list[tuple[Session, Features]]:
-    """Those of a step that has just been run; on the engine's thread, before its next step.
+    """The features of a step that has just run; called on the engine's thread, before its next step.
 
     A failure costs the drafter these rows and the session nothing.
     """
-    found: list[tuple[Session, Features]] = []
+    features: list[tuple[Session, Features]] = []
     answers: list[Verdict | PacelineError | None] = [*result.answers, *(None for _ in step.prefills)]
     works: list[RoundWork | PrefillWork] = [*step.rounds, *step.prefills]
     for work, answer in zip(works, answers, strict=True):
@@ -37,17 +37,16 @@ def committed_features(engine: Engine, step: Step, result: StepResult) -> list[t
             continue
         try:
             rows = committed_rows(work, answer)
-            found += ((session, each) for each in _sent(engine, work, session.features, rows))
+            features += ((session, each) for each in _feature_messages(engine, work, session.features, rows))
         except Exception:
             logger.exception("features are lost: session=%d first_position=%d", session.id, work.item.base_length)
-    return found
+    return features
 
 
 def committed_rows(work: RoundWork | PrefillWork, verdict: Verdict | None) -> list[int]:
-    """Which of the new rows are of committed tokens: of a chunk all, of a round those up to its root, and the
-    accepted path behind it.
+    """The new rows of committed tokens: all of a chunk; of a round those up to its root, and the accepted path.
 
-    They stand at consecutive positions from the item's base length on.
+    Their positions are consecutive, from the item's base length on.
     """
     rows = len(work.item.token_ids)
     if isinstance(work, PrefillWork) or verdict is None or work.round_.proposal is None:
@@ -58,11 +57,11 @@ def committed_rows(work: RoundWork | PrefillWork, verdict: Verdict | None) -> li
     return [*range(behind_root), *(behind_root + each for each in proposal.path(node))]
 
 
-def _sent(
-    engine: Engine, work: RoundWork | PrefillWork, wanted: FeatureRequest, rows: list[int]
+def _feature_messages(
+    engine: Engine, work: RoundWork | PrefillWork, request: FeatureRequest, rows: list[int]
 ) -> Iterator[Features]:
     first = work.item.base_length
-    known = max(0, wanted.first_position - first)
-    if rows[known:]:
-        values = feature_source(engine).features(work.session.key)[rows[known:]]
-        yield from encode_features(work.session.id, first + known, values, len(wanted.need.layers), wanted.dtype)
+    skip = max(0, request.first_position - first)
+    if rows[skip:]:
+        values = feature_source(engine).features(work.session.key)[rows[skip:]]
+        yield from encode_features(work.session.id, first + skip, values, len(request.need.layers), request.dtype)

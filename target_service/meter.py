@@ -1,4 +1,4 @@
-"""What the target's steps take: measured at load, and kept up to date by the steps that run."""
+"""The target's cost lines: measured at load, and kept up to date by the steps that run."""
 
 from __future__ import annotations
 
@@ -18,56 +18,56 @@ from target_service.session import PendingRound, Session
 from target_service.step import RoundWork, Step, StepResult, run_step
 
 MEASURED_AS = 0
-"""The number of the session that is measured; others count from 1."""
+"""The number of the session that is used for measuring; others count from 1."""
 
 
 class TargetMeter:
     """Two lines of decode steps, and the counts of the latest step."""
 
     def __init__(self, line: CostLine) -> None:
-        self._alone = CostMeter(line)
-        self._beside = CostMeter(line)
+        self._plain_meter = CostMeter(line)
+        self._drafting_meter = CostMeter(line)
         self._sessions = self._rows = 0
 
-    def stepped(self, step: Step, ms: float) -> None:
-        """A step took so long. One with rows of a prefix, which have no logits, says nothing of decode rows."""
+    def observe(self, step: Step, ms: float) -> None:
+        """Learn from a step that took `ms`. Rows of a prefix have no logits, so steps with some are left out."""
         self._sessions, self._rows = len(step.sessions), step.plan.rows
         if step.prefixes:
             return
         if any(work.session.drafting for work in step.rounds):
-            self._beside.base = self._alone.line
-            self._beside.observe(self._rows, ms)
+            self._drafting_meter.base = self._plain_meter.line
+            self._drafting_meter.observe(self._rows, ms)
         else:
-            self._alone.observe(self._rows, ms)
+            self._plain_meter.observe(self._rows, ms)
 
     def costs(self, queue: int) -> TargetCosts:
-        """As they are now."""
-        beside = self._beside if self._beside.is_measured else self._alone
-        return TargetCosts(self._alone.line, beside.line, self._sessions, self._rows, queue)
+        """The costs now; `queue`: the sessions and rounds that wait."""
+        drafting_meter = self._drafting_meter if self._drafting_meter.is_measured else self._plain_meter
+        return TargetCosts(self._plain_meter.line, drafting_meter.line, self._sessions, self._rows, queue)
 
 
 def count_step(step: Step, result: StepResult) -> None:
-    """A step is over, and what came of it has left."""
+    """Count a step whose results have left."""
     metrics.stepped(result.seconds, step.plan.rows, len(step.sessions))
 
 
 class _Nobody:
-    """Owns the session that is measured; no event comes of it."""
+    """Owns the session that is used for measuring, and ignores its events."""
 
     def send(self, event: Any, *, urgent: bool) -> None:
-        """Nobody listens."""
+        """Ignore the event."""
 
     def forget(self, session_id: int) -> None:
-        """Nobody knows it."""
+        """Do nothing."""
 
 
-def measured_line(engine: Engine) -> CostLine:
-    """Time a few steps of an engine that serves nobody yet; on the executor's thread.
+def measure_engine(engine: Engine) -> CostLine:
+    """Time a few steps of an engine that serves nobody yet; called on the executor's thread.
 
-    They are rounds of one session, with their draws, as they will run; behind a short context, as at first.
+    They are rounds of one session with their draws, as in service, after a short context.
 
     Raises:
-        Exception: whatever the engine raised: what can't step can't serve.
+        Exception: the engine's own; an engine that can't step can't serve.
     """
     most = min(MAX_PROPOSAL_NODES, engine.info.longest_session)
     facts = SessionSpec((0,), 1, SamplingParams(), NoiseKey(0), Acceptance.COUPLED)

@@ -1,4 +1,4 @@
-"""Prefixes that are being computed: a session that shares one waits for it instead of computing it, too. Pure."""
+"""Prefixes in computation: a session that shares one waits for it instead of computing it itself. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from target_service.session import Session
 
 
 class PendingPrefixes:
-    """Blocks by key, and which opening session computes each.
+    """Blocks by key, and the opening session that computes each.
 
     Invariant: only admitted sessions claim blocks, and they compute them or
     end, so no session waits for ever.
@@ -24,12 +24,12 @@ class PendingPrefixes:
         return session.awaits is not None
 
     def claim(self, session: Session) -> None:
-        """The session is admitted; it computes the blocks that no other session does."""
+        """Claim the blocks that no other session computes for a session that is admitted."""
         for key in session.keys:
             self._claims.setdefault(key.digest, session.key)
 
-    def computed(self, session: Session, rows: int) -> None:
-        """Release the sessions that wait for the first `rows` rows of a session's prefix: they are there."""
+    def release(self, session: Session, rows: int) -> None:
+        """Release the sessions that wait for the first `rows` rows of a session's prefix, which are computed."""
         self._drop(session, rows)
 
     def end(self, session: Session) -> None:
@@ -37,8 +37,8 @@ class PendingPrefixes:
         self._drop(session, session.prefill_length)
 
     def _drop(self, session: Session, rows: int) -> None:
-        while session.claimed < len(session.keys) and session.keys[session.claimed].end <= rows:
-            digest = session.keys[session.claimed].digest
+        while session.released_blocks < len(session.keys) and session.keys[session.released_blocks].end <= rows:
+            digest = session.keys[session.released_blocks].digest
             if self._claims.get(digest) == session.key:
                 del self._claims[digest]
-            session.claimed += 1
+            session.released_blocks += 1

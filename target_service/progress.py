@@ -1,4 +1,4 @@
-"""Whether the engine gets on with what waits for it."""
+"""A watch over the engine's thread: whether it makes progress."""
 
 from __future__ import annotations
 
@@ -8,37 +8,39 @@ from contextlib import contextmanager
 
 
 class EngineProgress:
-    """Notes when the engine's thread begins and ends its work; on the monotonic clock, seconds.
+    """Notes when the engine's thread begins and ends its work, in seconds on the monotonic clock.
 
     Args:
-        timeout_s: work that takes longer hangs, and so does work that nobody begins for as long.
+        timeout_s: the engine hangs if a piece of work takes longer, or waits longer to begin.
     """
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
-        self._engaged = False
-        self._moved = time.monotonic()
+        self._is_busy = False
+        self._moved_at = time.monotonic()
 
     @contextmanager
-    def engaged(self) -> Iterator[None]:
-        """The thread works meanwhile."""
-        self._engaged, self._moved = True, time.monotonic()
+    def busy(self) -> Iterator[None]:
+        """The thread works during the block."""
+        self._is_busy, self._moved_at = True, time.monotonic()
         try:
             yield
         finally:
-            self._engaged, self._moved = False, time.monotonic()
+            self._is_busy, self._moved_at = False, time.monotonic()
 
-    def began(self) -> None:
-        """The thread goes on with other work."""
-        self._moved = time.monotonic()
+    def note_work(self) -> None:
+        """Note that the thread begins another piece of work."""
+        self._moved_at = time.monotonic()
 
     def moves(self, *, waits: bool) -> bool:
-        """Whether there is nothing to do, or something has begun or ended of late; to be asked more often than that.
+        """Whether there is nothing to do, or work has begun or ended within the timeout.
+
+        It must be called more often than the timeout.
 
         Args:
-            waits: whether there is something that could be in a step.
+            waits: whether any work waits for a step.
         """
         now = time.monotonic()
-        if not (self._engaged or waits):
-            self._moved = now
-        return now - self._moved < self._timeout_s
+        if not (self._is_busy or waits):
+            self._moved_at = now
+        return now - self._moved_at < self._timeout_s

@@ -1,4 +1,4 @@
-"""The ranks behind a target service: who loads what, and the end of the service when one of them is lost."""
+"""The ranks of a target service: how their engine is loaded, and the end of the service when a rank is lost."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 EXIT_SECONDS = 3.0
-"""After a loss the process is gone within this time, whatever a broken collective still waits for."""
+"""After a loss the process ends within this time, even if a broken collective still waits."""
 
 
 class LossWatch:
-    """Whether the engine is lost, and what ends the service then. Made on the event loop."""
+    """Notices the loss of the engine, and ends the service. It is made on the event loop."""
 
     def __init__(self) -> None:
         self.stop = asyncio.Event()
-        self.lost = asyncio.Event()
+        self.loss = asyncio.Event()
         self.reason: str | None = None
         self._loop = asyncio.get_running_loop()
 
@@ -46,7 +46,7 @@ class LossWatch:
             return
         logger.error("engine lost: %s", reason)
         self.reason = reason
-        self.lost.set()
+        self.loss.set()
         self.stop.set()
         last_resort = threading.Timer(EXIT_SECONDS, os._exit, (FAILED,))
         last_resort.daemon = True
@@ -64,12 +64,12 @@ class LossWatch:
 
 @contextmanager
 def engine_loader(config: TargetConfig, place: Place | None, watch: LossWatch) -> Iterator[Callable[[], Engine]]:
-    """Start the ranks that the service needs beside this one; yields what loads the engine, on the executor's thread.
+    """Start the other ranks; yields a function that loads the engine, to be called on the executor's thread.
 
     Args:
         config: the service's.
         place: of this process, where torchrun has started all ranks; None: the others are started here.
-        watch: told when a rank is lost.
+        watch: notified when a rank is lost.
     """
     if config.tensor_parallel_size == 1:
         yield lambda: _load(config)
@@ -94,11 +94,11 @@ def engine_loader(config: TargetConfig, place: Place | None, watch: LossWatch) -
     try:
         yield load
     finally:
-        told = engine is not None and watch.reason is None
-        if engine is not None and told:
+        is_sound = engine is not None and watch.reason is None
+        if engine is not None and is_sound:
             engine.stop()
         if ranks is not None:
-            ranks.close(graceful=told)
+            ranks.close(graceful=is_sound)
 
 
 def _lose(ranks: RankProcesses, watch: LossWatch, error: str) -> None:

@@ -1,13 +1,13 @@
 """Continuous batching: each step has the ready rounds of all sessions, and a chunk of the prefixes of opening ones.
 
-The scheduler lives on the event loop; the engine is touched on the executor's
-thread only. What arrives during a step is gathered for the next. A failed step
+The scheduler lives on the event loop; the engine runs on the executor's thread
+only. Rounds that arrive during a step are gathered for the next. A failed step
 fails its own sessions and no others.
 
-The executor's thread takes in a step's results, and starts the next step by
-itself if no session has to be admitted, awaited or freed first: the way to the
-loop and back costs half a millisecond in which nothing is computed. So sessions
-are changed under a lock. Only the loop sends.
+The executor's thread handles a step's results. It starts the next step by itself
+if no session has to be admitted, awaited or freed first: the way to the loop and
+back costs half a millisecond in which nothing is computed. So sessions are
+changed under a lock. Only the loop sends.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ from target_service.batching import Batcher
 from target_service.features import committed_features
 from target_service.meter import TargetMeter, count_step
 from target_service.progress import EngineProgress
-from target_service.prompt_rows import wanted_rows
+from target_service.prompt_rows import reported_rows
 from target_service.session import Session, check_open, rows_to_reserve, shared_prefix
 from target_service.step import PrefillWork, RoundWork, Step, StepResult, gather_step, run_step
-from target_service.timings import opened, step_timings
+from target_service.timings import opened_event, step_timings
 from target_service.turns import alternating
 from target_service.verifier import drafted_paths
 
@@ -56,16 +56,16 @@ P = ParamSpec("P")
 T = TypeVar("T")
 _Event = tuple[Session, Verdict | TargetOpened | PromptPiece | Features | PacelineError]
 _Events = list[_Event]
-"""What is to be sent, and which sessions have failed."""
+"""Events to send, with the errors of sessions that have failed."""
 
 
 class TargetScheduler(SessionScheduler[Session]):
     """Sessions in, verdicts out. All public methods run on the event loop and none blocks.
 
     A session waits for its admission, then for its prefix (`_opening`, in the
-    order in which they are served), and is in `_ready` while it has a round to
-    verify. Before that a session with a grammar is away, as if its coordinator
-    had the round: its grammar's worker finds out what may come in it.
+    order in which they are served). It is in `_ready` while it has a round to
+    verify. Before that, a session with a grammar waits for its worker's masks and
+    counts as away, as if the round were still at its coordinator.
     """
 
     opens = TargetOpen
@@ -86,7 +86,7 @@ class TargetScheduler(SessionScheduler[Session]):
         self._stopped = False
         self._loop = asyncio.get_running_loop()
         self._lock = threading.RLock()
-        """Held while sessions are changed, or the collections that they are in."""
+        """Locked while sessions change, or the collections that they are in."""
         self._batcher = Batcher()
         self._meter = TargetMeter(line)
         self._wake = asyncio.Event()
@@ -96,34 +96,34 @@ class TargetScheduler(SessionScheduler[Session]):
             int(config.max_link_share * engine.info.max_kv_rows),
             grammars,
             make_room=lambda closing, opening: self._engage(make_room, engine, closing, opening),
-            admitted=self._on_admitted,
-            failed=self._fail,
+            on_admitted=self._on_admitted,
+            on_failed=self._fail,
             wake=self._wake.set,
         )
 
     @property
     def queue_length(self) -> int:
-        """Sessions that wait for grammar, room or prefix, and rounds that wait for a step."""
+        """The number of sessions that wait for grammar, room or prefix, and of rounds that wait for a step."""
         return len(self._admission) + len(self._opening) + len(self._ready)
 
     @property
     def waiting(self) -> int:
-        """Sessions that wait for grammar, room or prefix."""
+        """The number of sessions that wait for grammar, room or prefix."""
         return len(self._admission) + len(self._opening)
 
     @property
     def costs(self) -> TargetCosts:
-        """What steps take, and who was in the latest."""
+        """The cost lines, with the sessions and rows of the latest step."""
         return self._meter.costs(self.queue_length)
 
     def moves(self) -> bool:
-        """Whether the engine gets on with what waits for a step."""
+        """Whether the engine makes progress with the work that waits for a step."""
         return self._progress.moves(waits=bool(self._ready or self._opening))
 
     def works_for(self, session: Session) -> bool:
-        """Whether a session waits for what is to come: room, its grammar, its prefix, or its round's verdict."""
+        """Whether a session waits for room, its grammar, its prefix, or its round's verdict."""
         key = session.key
-        asks = session.pending is not None and not session.masked
+        asks = session.pending is not None and not session.has_masks
         return asks or key in self._verifying or key in self._ready or key in self._opening or key in self._admission
 
     def open(self, owner: SessionOwner, command: TargetOpen) -> Session:
@@ -140,20 +140,20 @@ class TargetScheduler(SessionScheduler[Session]):
         prefix, keys = shared_prefix(facts, self._settings)
         rows = rows_to_reserve(facts, info)
         session = Session(next(self._keys), command.session_id, owner, facts, rows, time.monotonic(), prefix, keys)
-        session.wanted, session.features = wanted_rows(command), command.features
+        session.reported_rows, session.features = reported_rows(command), command.features
         self._admission.enter(session)
         self._add(session)
         return session
 
     def handle(self, session: Session, command: Round | Prefetch) -> None:
-        """Take a round or prefetched proposals in."""
+        """Handle a round, or prefetched proposals."""
         if isinstance(command, Round):
             self.submit(session, command)
         else:
             self.prefetch(session, command)
 
     def submit(self, session: Session, round_: Round) -> None:
-        """Take a round in; it waits for the session's prefix. A repeated round gets its verdict again.
+        """Queue a round, which waits for the session's prefix. A repeated round gets its verdict again.
 
         A round with a lease lets the session go on: it is ready for the next step as soon as a verdict has left.
 
@@ -164,14 +164,14 @@ class TargetScheduler(SessionScheduler[Session]):
         if session.closed:
             raise UnknownSession(f"session {session.id} has ended")
         with self._lock:
-            before = session.pending
+            earlier = session.pending
             if session.grammar is None:
-                self._batcher.back(session.key, time.monotonic())
+                self._batcher.note_return(session.key, time.monotonic())
             verdict = session.accept(round_, self._engine.info, time.monotonic())
             if verdict is not None:
                 self._send([(session, verdict)])
                 self._start_next(session)
-            elif session.pending is not before:
+            elif session.pending is not earlier:
                 self._offer(session)
             if session.key in self._ready:
                 self._wake.set()
@@ -189,7 +189,7 @@ class TargetScheduler(SessionScheduler[Session]):
         with self._lock:
             self._opening.pop(session.key, None)
             self._ready.pop(session.key, None)
-            self._batcher.gone(session.key)
+            self._batcher.forget(session.key)
             self._admission.leave(session)
         self._wake.set()
 
@@ -209,7 +209,7 @@ class TargetScheduler(SessionScheduler[Session]):
         while True:
             await self._wake.wait()
             self._wake.clear()
-            # Prompts are admitted before the wait, since the others would have to wait for their chunk.
+            # Prompts are admitted before the wait: the others would have to wait for their chunk.
             rows_to_copy = await self._admission.settle(COPIES_PER_ROW * self._settings.prefill_chunk)
             await self._await_returns()
             await self._admission.settle(rows_to_copy)
@@ -224,12 +224,12 @@ class TargetScheduler(SessionScheduler[Session]):
 
         A step of prefixes alone waits, too: otherwise they would wait for a whole chunk.
         """
-        served = len(self._ready) + len(self._opening)
-        if not served:
+        count = len(self._ready) + len(self._opening)
+        if not count:
             return
-        left = sum(session.prefill_left for session in self._opening.values())
-        window = self._batcher.window(served, time.monotonic(), min(left, self._settings.prefill_chunk))
-        while self._batcher.is_away(window.awaited) and (left_s := window.until - time.monotonic()) > 0:
+        rows_left = sum(session.prefill_left for session in self._opening.values())
+        window = self._batcher.window(count, time.monotonic(), min(rows_left, self._settings.prefill_chunk))
+        while self._batcher.is_away(window.sessions) and (left_s := window.end_s - time.monotonic()) > 0:
             self._wake.clear()
             try:
                 async with asyncio.timeout(left_s):
@@ -238,17 +238,17 @@ class TargetScheduler(SessionScheduler[Session]):
                 return
 
     def _on_admitted(self, session: Session) -> None:
-        metrics.prefix_admitted(session.reused, session.prefill_left)
+        metrics.prefix_admitted(session.reused_rows, session.prefill_left)
         if session.prefill_left:
             self._opening[session.key] = session
             return
-        session.owner.send(opened(session, StepTimings()), urgent=False)
+        session.owner.send(opened_event(session, StepTimings()), urgent=False)
         self._make_ready(session)
         if session.key in self._ready:
             self._wake.set()
 
     async def _run_step(self, step: Step) -> None:
-        """Run a step, and those after it that need nothing of the loop."""
+        """Run a step, and those after it that do not need the loop."""
         loop = asyncio.get_running_loop()
 
         def publish(events: Sequence[_Event], done: tuple[Step, StepResult] | None = None) -> None:
@@ -262,7 +262,7 @@ class TargetScheduler(SessionScheduler[Session]):
 
     async def _engage(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run `fn` on the engine's thread, which has no other work."""
-        with self._progress.engaged():
+        with self._progress.busy():
             return await self._executor.run(fn, *args, **kwargs)
 
     def _take_out(self, step: Step) -> None:
@@ -271,10 +271,10 @@ class TargetScheduler(SessionScheduler[Session]):
             self._ready.pop(key, None)
 
     def _go_on(self, first: Step, publish: Callable[..., None]) -> None:
-        """On the executor's thread: run a step, then the next, as long as those need nothing of the loop."""
+        """Run a step, then the next ones while they do not need the loop; called on the executor's thread."""
         step: Step | None = first
         while step is not None:
-            self._progress.began()
+            self._progress.note_work()
             try:
                 result = run_step(self._engine, step)
             except PeerUnavailable:
@@ -294,16 +294,16 @@ class TargetScheduler(SessionScheduler[Session]):
                 publish(features)
 
     def _may_go_on(self) -> bool:
-        """Whether a step can begin with no session admitted, freed or awaited before it."""
+        """Whether a step can begin without a session to admit, free or wait for first."""
         if self._stopped or not self._ready or self._opening or not self._admission.is_settled:
             return False
-        return not self._batcher.window(len(self._ready), time.monotonic()).awaited
+        return not self._batcher.window(len(self._ready), time.monotonic()).sessions
 
     def _take_in(self, step: Step, result: StepResult) -> _Events:
-        """Take in what a step computed, and let sessions go on that may; returns what is to be sent."""
+        """Handle a step's results, start the next rounds of sessions that may go on, and return events to send."""
         self.steps += 1
-        self._meter.stepped(step, result.seconds * 1e3)
-        self._batcher.stepped(result.seconds, sum(work.prefix_rows for work in step.prefixes))
+        self._meter.observe(step, result.seconds * 1e3)
+        self._batcher.note_step(result.seconds, sum(work.prefix_rows for work in step.prefixes))
         chunks = zip(step.prefills, result.reports, strict=True)
         events: _Events = [(work.session, each) for work, report in chunks for each in report]
         for prefix in step.prefixes:
@@ -319,71 +319,71 @@ class TargetScheduler(SessionScheduler[Session]):
         session = work.session
         if session.closed:
             return []
-        timings = step_timings(step, result, work.pending.arrived, result.started, result.forward_ms)
+        timings = step_timings(step, result, work.pending.arrived_at, result.started_at, result.forward_ms)
         verdict = session.remember(work.round_, replace(verdict, timings=timings), self._engine.info)
         self._start_next(session)
         if session.key not in self._ready:
-            self._batcher.answered(session.key, time.monotonic())
+            self._batcher.note_answer(session.key, time.monotonic())
         if work.round_.traceparent:
             telemetry.record_step(work.round_.traceparent, "verify", timings)
         return [(session, verdict)]
 
     def _start_next(self, session: Session) -> None:
-        """Let a session go on without its coordinator, if it may: no step waits for it to come back."""
+        """Start the session's next round without its coordinator, if it may: then no step waits for its return."""
         if session.start_next(self._engine.info, time.monotonic()):
             self._offer(session)
 
     def _offer(self, session: Session) -> None:
-        """A session has a new round: it may be in a step as soon as it is known what its grammar allows there."""
+        """Make a session with a new round ready, once the masks of its grammar for the round are there."""
         if session.grammar is None:
             self._make_ready(session)
             return
         assert session.pending is not None, "that is the round"
-        session.masked, round_ = False, session.pending.round_
+        session.has_masks, round_ = False, session.pending.round_
         masks = session.grammar.ask(session.newly_committed(round_), drafted_paths(round_))
 
-        def found(masks: Future[Masks]) -> None:
+        def deliver(masks: Future[Masks]) -> None:
             with suppress(RuntimeError):  # the loop has ended
                 self._loop.call_soon_threadsafe(self._on_masks, session, masks)
 
-        masks.add_done_callback(found)
+        masks.add_done_callback(deliver)
 
-    def _on_masks(self, session: Session, found: Future[Masks]) -> None:
-        error = found.exception()
+    def _on_masks(self, session: Session, masks: Future[Masks]) -> None:
+        error = masks.exception()
         if error is not None:
-            self._fail(session, _typed(session, error))
+            self._fail(session, _as_error(session, error))
             return
         with self._lock:
-            session.foreseen.next_masks, session.masked = found.result(), True
-            self._batcher.back(session.key, time.monotonic())
+            session.follower.next_masks, session.has_masks = masks.result(), True
+            self._batcher.note_return(session.key, time.monotonic())
             self._make_ready(session)
         self._wake.set()
 
     def _make_ready(self, session: Session) -> None:
-        """Have a session's round in the next step, if nothing else must come before it."""
-        if session.can_verify and session.admitted and not session.prefill_left and not session.closed:
+        """Add a session to the ready ones, if its round can be in the next step."""
+        if session.can_verify and session.is_admitted and not session.prefill_left and not session.closed:
             self._ready[session.key] = session
 
     def _advance_prefix(self, work: RoundWork | PrefillWork, step: Step, result: StepResult) -> _Events:
         session = work.session
-        session.prefilled += work.prefix_rows
+        session.prefilled_rows += work.prefix_rows
         session.forward_ms += result.forward_ms
-        session.first_step = session.first_step or result.started
+        session.first_step = session.first_step or result.started_at
         if session.closed:
             return []
-        self._admission.prefixes.computed(session, session.prefilled)
-        # A session that was served comes after those that were not.
+        self._admission.prefixes.release(session, session.prefilled_rows)
+        # A session that was served moves behind those that were not.
         del self._opening[session.key]
         if session.prefill_left:
             self._opening[session.key] = session
             return []
-        timings = step_timings(step, result, session.arrived, session.first_step, session.forward_ms)
+        timings = step_timings(step, result, session.arrived_at, session.first_step, session.forward_ms)
         if isinstance(work, PrefillWork):
             self._make_ready(session)
-        return [(session, opened(session, replace(timings, sample_ms=0.0)))]
+        return [(session, opened_event(session, replace(timings, sample_ms=0.0)))]
 
     def _send(self, events: Sequence[_Event]) -> None:
-        """A session whose round can't be answered ends here, on the loop, which has its timer."""
+        """Send events. A session whose round failed ends here, on the loop, which has its timer."""
         for session, event in events:
             if isinstance(event, PacelineError):
                 self._fail(session, event)
@@ -391,7 +391,7 @@ class TargetScheduler(SessionScheduler[Session]):
                 session.owner.send(event, urgent=isinstance(event, Verdict))
 
 
-def _typed(session: Session, error: BaseException) -> PacelineError:
+def _as_error(session: Session, error: BaseException) -> PacelineError:
     if isinstance(error, PacelineError):
         return error
     return session.defect(error if isinstance(error, Exception) else RuntimeError(error))

@@ -30,7 +30,7 @@ from target_service.session import Session
 
 
 class TargetServicer(SessionServicer[TargetScheduler], pb_grpc.TargetServiceServicer):
-    """Serves a loaded engine; `line` is what its steps took when it had loaded."""
+    """Serves a loaded engine; `line` is the cost line that was measured at load."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class TargetServicer(SessionServicer[TargetScheduler], pb_grpc.TargetServiceServ
         self._life = asyncio.create_task(self._show_life(), name="target's signs of life")
 
     async def close(self) -> None:
-        """As `SessionServicer.close`; and show no more life."""
+        """As `SessionServicer.close`, and end the signs of life."""
         self._life.cancel()
         await super().close()
 
@@ -69,10 +69,10 @@ class TargetServicer(SessionServicer[TargetScheduler], pb_grpc.TargetServiceServ
         await self.serve_link(context)
 
     async def _show_life(self) -> None:
-        """Show the coordinators which of their sessions only wait: in the queue, or for a long prompt or step.
+        """Name to the coordinators those of their sessions that wait: in the queue, or for a long prompt or step.
 
-        This proves that the event loop is alive, which it runs on, that the engine's thread gets on, and that
-        whoever waits is where somebody will find it.
+        This shows that the event loop runs, that the engine's thread makes progress, and that the sessions are in
+        one of the scheduler's collections.
         """
 
         def sign(sessions: Collection[Session]) -> pb.VerifyResponse:
@@ -87,10 +87,10 @@ class TargetServicer(SessionServicer[TargetScheduler], pb_grpc.TargetServiceServ
     async def GetTargetStatus(  # noqa: N802
         self, request: pb.GetTargetStatusRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.GetTargetStatusResponse:
-        """What the service is doing now."""
+        """The service's load and costs now."""
         costs = TARGET_COSTS.encode(self.scheduler.costs)
         return pb.GetTargetStatusResponse(status=codec.encode_service_status(self.status()), costs=costs)
 
     def status(self) -> ServiceStatus:
-        """What the service is doing now."""
+        """The service's load now."""
         return self.status_with(self._engine.kv_rows, self._engine.info.max_kv_rows)

@@ -1,4 +1,4 @@
-"""One session on the target: what it holds, which round waits for a step, and the checks of what arrives. Pure."""
+"""One session on the target: its state, its pending round, and the checks of its commands. Pure."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from paceline.rpc.sessions import ServedSession
 from paceline.runtime.config import EngineSettings
 from paceline.sampling import acceptance, processors
 from paceline.sampling.processors import Follower, Processors
-from target_service.prompt_rows import NO_ROWS, WantedRows
+from target_service.prompt_rows import NO_ROWS, ReportedRows
 
 
 @dataclass(frozen=True)
 class PendingRound:
-    """A round that waits for a step; `arrived` on the monotonic clock, seconds."""
+    """A round that waits for a step; `arrived_at` on the monotonic clock, seconds."""
 
     round_: Round
-    arrived: float
+    arrived_at: float
 
 
 @dataclass(frozen=True)
 class AnsweredRound:
-    """A round and what it got."""
+    """A round and its verdict."""
 
     round_: Round
     verdict: Verdict
@@ -39,7 +39,7 @@ class AnsweredRound:
 class Lease:
     """The last position that a session may draw without its coordinator, and the parent of those rounds' spans."""
 
-    until: int = 0
+    last_position: int = 0
     traceparent: str = ""
 
 
@@ -49,89 +49,94 @@ class Session(ServedSession):
 
     Attributes:
         max_rows: KV rows that are reserved for it; `key` is its number in the engine.
-        prefilled: tokens of the prefix whose rows are in KV, of which the first `reused` came from other sessions.
-            After the first round KV holds the rows of `last.round_`, too.
-        keys, awaits, claimed: kept by `PendingPrefixes`: the blocks of the prefix, the one that the session waits
-            for, and how many from the first on it no longer claims.
-        admitted: whether its rows are reserved.
+        prefilled_rows: the number of prefix tokens whose rows are in KV. The first `reused_rows` of them came from
+            other sessions. After the first round KV has the rows of `last.round_`, too.
+        keys, awaits, released_blocks: for `PendingPrefixes`: the blocks of the prefix, the block that the session
+            waits for, and how many of its first blocks it no longer claims.
+        is_admitted: whether its rows are reserved.
         forward_ms: of all steps that computed the prefix; `first_step` is when the first of them began.
         pending: the round that waits for a step.
-        run: the last round that was sent and those that the target began behind it, as far as they are answered.
+        run: the answered ones of the last round that was sent and of those that the target started after it.
         lease: how far the target may go on by itself from that round.
-        prefetched: rounds that may follow the pending one, by its outcomes.
-        next: the one of them whose outcome came true.
-        processors: what logits go through before temperature (None: nothing); touched on the executor's thread only.
-        grammar: its place in its grammar (None: it has none), and `foreseen`, what may come in the pending round.
-        drafting: whether a draft works for the session, as the round that was sent last says.
-        wanted: rows of the prefix whose logits are reported.
-        features: hidden states that are sent of committed tokens; None: none.
-        masked: whether `foreseen` is known for the pending round; without a grammar there is nothing to know.
+        prefetched_rounds: rounds that may follow the pending one, by its outcomes.
+        next: the prefetched round whose outcome came true.
+        processors: of logits before temperature; None: there are none. Used on the executor's thread only.
+        grammar: follows its grammar; None: it has none. `follower` has the masks of the pending round.
+        drafting: whether a draft works for the session, according to the round that was sent last.
+        reported_rows: rows of the prefix whose logits are reported.
+        features: the request for hidden states of committed tokens; None: none are sent.
+        has_masks: whether the masks of the pending round are there; always, without a grammar.
     """
 
     max_rows: int
-    arrived: float
+    arrived_at: float
     prefix: Prefix = NO_PREFIX
     keys: tuple[BlockKey, ...] = ()
     awaits: bytes | None = None
-    claimed: int = 0
-    admitted: bool = False
-    reused: int = 0
-    prefilled: int = 0
+    released_blocks: int = 0
+    is_admitted: bool = False
+    reused_rows: int = 0
+    prefilled_rows: int = 0
     first_step: float | None = None
     forward_ms: float = 0.0
     pending: PendingRound | None = None
     last: AnsweredRound | None = field(default=None, repr=False)
     run: list[AnsweredRound] = field(default_factory=list, repr=False)
     lease: Lease = Lease()
-    prefetched: dict[Outcome, Round] = field(default_factory=dict, repr=False)
+    prefetched_rounds: dict[Outcome, Round] = field(default_factory=dict, repr=False)
     next: Round | None = field(default=None, repr=False)
     processors: Processors | None = field(default=None, repr=False)
     grammar: GrammarSession | None = field(default=None, repr=False)
-    foreseen: PrecomputedFollower = field(default_factory=PrecomputedFollower, repr=False)
-    masked: bool = True
+    follower: PrecomputedFollower = field(default_factory=PrecomputedFollower, repr=False)
+    has_masks: bool = True
     drafting: bool = False
-    wanted: WantedRows = NO_ROWS
+    reported_rows: ReportedRows = NO_ROWS
     features: FeatureRequest | None = None
 
     @property
     def can_verify(self) -> bool:
-        """Whether its pending round may be in a step, but for what is left of the prefix."""
-        return self.pending is not None and self.masked
+        """Whether its pending round may be in a step, apart from missing rows of the prefix."""
+        return self.pending is not None and self.has_masks
 
     @property
     def prefill_length(self) -> int:
-        """Rows of the prefix that are computed before the first round: those of all its tokens but the last."""
+        """The number of prefix rows before the first round: those of all its tokens but the last."""
         return len(self.facts.token_ids) - 1
 
     @property
     def prefill_left(self) -> int:
-        """Rows of the prefix that are not computed yet."""
-        return self.prefill_length - self.prefilled
+        """The number of prefix rows that are not computed yet."""
+        return self.prefill_length - self.prefilled_rows
 
     def reusable(self, rows: int) -> int:
-        """How many of the first `rows` rows may come from other sessions: those of which nothing is to be told."""
-        rows = self.wanted.reusable(rows)
+        """How many of the first `rows` rows may come from other sessions: those with nothing to report."""
+        rows = self.reported_rows.reusable(rows)
         return rows if self.features is None else min(rows, self.features.first_position)
 
     def prefill_item(self, rows: int) -> StepItem:
-        """The next `rows` tokens of the prefix."""
-        chunk = self.facts.token_ids[self.prefilled : self.prefilled + rows]
-        return StepItem(self.key, self.prefilled, chunk, logit_rows=tuple(self.wanted.within(self.prefilled, rows)))
+        """The step item of the next `rows` tokens of the prefix."""
+        chunk = self.facts.token_ids[self.prefilled_rows : self.prefilled_rows + rows]
+        return StepItem(
+            self.key,
+            self.prefilled_rows,
+            chunk,
+            logit_rows=tuple(self.reported_rows.within(self.prefilled_rows, rows)),
+        )
 
     def accept(self, round_: Round, info: EngineInfo, now: float) -> Verdict | None:
-        """Take a round in, or return the verdict of one that is repeated; a refused round changes nothing.
+        """Make a round the pending one, or return the verdict of a repeated one; a refused round changes nothing.
 
-        A repeated round, even one that the target began by itself, may extend the lease.
+        A repeated round, even one that the target started by itself, may extend the lease.
 
         Raises:
-            PrefixMismatch: the round doesn't continue what the session holds.
+            PrefixMismatch: the round doesn't continue the session's tokens.
             InvalidInput: ids, lengths or the proposal are outside their limits.
         """
-        for place, answered in enumerate(self.run):
-            if round_.base_length == answered.round_.base_length:
-                _require_same(answered.round_, round_, "was answered")
+        for place, answer in enumerate(self.run):
+            if round_.base_length == answer.round_.base_length:
+                _require_same(answer.round_, round_, "was answered")
                 self._extend(round_, place)
-                return answered.verdict
+                return answer.verdict
         if self.pending is not None:
             _require_same(self.pending.round_, round_, "waits for its verdict")
             self._extend(round_, len(self.run))
@@ -139,13 +144,13 @@ class Session(ServedSession):
         self._check_continues(round_)
         check_round(round_, self.facts.acceptance, info, self.max_rows)
         self.pending = PendingRound(round_, now)
-        self.prefetched = {}
+        self.prefetched_rounds = {}
         self.run.clear()
         self.lease, self.drafting = _lease_of(round_), round_.drafting
         return None
 
     def prefetch(self, prefetch: Prefetch, info: EngineInfo) -> None:
-        """Keep proposals for outcomes of the pending round; those for another round come too late.
+        """Keep proposals for outcomes of the pending round; those for another round are too late and are ignored.
 
         Raises:
             InvalidInput: a proposal is outside its limits, or acceptance isn't coupled; then none is kept.
@@ -155,33 +160,33 @@ class Session(ServedSession):
         if self.pending is None or self.pending.round_.base_length != prefetch.base_length:
             return
         waiting = self.pending.round_
-        prefetched = {outcome: waiting.behind(outcome, proposal) for outcome, proposal in prefetch.proposals}
-        for round_ in prefetched.values():
+        rounds = {outcome: waiting.behind(outcome, proposal) for outcome, proposal in prefetch.proposals}
+        for round_ in rounds.values():
             check_round(round_, mode, info, self.max_rows)
-        prefetched = self.prefetched | prefetched
-        few = len(prefetched) <= MAX_PREFETCHED
-        require(few, "prefetched proposals", len(prefetched), f"at most {MAX_PREFETCHED} for one round")
-        self.prefetched = prefetched
+        rounds = self.prefetched_rounds | rounds
+        few = len(rounds) <= MAX_PREFETCHED
+        require(few, "prefetched proposals", len(rounds), f"at most {MAX_PREFETCHED} for one round")
+        self.prefetched_rounds = rounds
         # A coordinator that prefetches for a round has the verdicts before it, and won't ask for those again.
         self.run.clear()
 
     def remember(self, round_: Round, verdict: Verdict, info: EngineInfo) -> Verdict:
-        """The pending round is answered: its rows are what the session holds now.
+        """Note the verdict of the pending round, whose rows are in KV now.
 
         Returns:
-            The verdict. It names the next round if a prefetched proposal starts that.
+            The verdict. It names the next round if a prefetched proposal starts it.
         """
-        self.next = self._prefetched_for(round_, verdict, info)
+        self.next = self._find_prefetched(round_, verdict, info)
         if self.next is not None and self.next.proposal is not None:
             verdict = replace(verdict, self_started=SelfStarted(self.next.base_length, len(self.next.proposal)))
         self.pending = None
-        self.prefetched = {}
+        self.prefetched_rounds = {}
         self.last = AnsweredRound(round_, verdict)
         self.run.append(self.last)
         return verdict
 
     def start_next(self, info: EngineInfo, now: float) -> bool:
-        """Start the next round without the coordinator, if it was prefetched or is leased; says whether it did.
+        """Start the next round without the coordinator if it was prefetched or is leased; returns whether it did.
 
         The round needs no check: a prefetched one was checked when it came, and a leased one ends before the
         session's length, for which rows are reserved.
@@ -200,44 +205,47 @@ class Session(ServedSession):
         return True
 
     def _leased_round(self, last: AnsweredRound, info: EngineInfo) -> Round | None:
-        drawn = last.verdict.token_ids[-1]
+        token_id = last.verdict.token_ids[-1]
         position = last.round_.first_position + 1
-        leased = last.round_.proposal is None and position <= self.lease.until
-        if not leased or self._has_ended(drawn, position, info):
+        is_leased = last.round_.proposal is None and position <= self.lease.last_position
+        if not is_leased or self._has_ended(token_id, position, info):
             return None
-        return last.round_.following(drawn, self.lease.traceparent)
+        return last.round_.following(token_id, self.lease.traceparent)
 
-    def _has_ended(self, drawn: int, position: int, info: EngineInfo) -> bool:
-        """Whether the text ends with a token, before `position`."""
-        return drawn in self.facts.end_token_ids or position >= (self.facts.max_length or info.longest_session)
+    def _has_ended(self, token_id: int, position: int, info: EngineInfo) -> bool:
+        """Whether the text ends with this token, which is followed by `position`."""
+        return token_id in self.facts.end_token_ids or position >= (self.facts.max_length or info.longest_session)
 
-    def _prefetched_for(self, round_: Round, verdict: Verdict, info: EngineInfo) -> Round | None:
-        """The round that was prefetched for the outcome that the verdict gives this one; None if the text ends."""
-        if not self.prefetched:
+    def _find_prefetched(self, round_: Round, verdict: Verdict, info: EngineInfo) -> Round | None:
+        """The round that was prefetched for the verdict's outcome; None: there is none, or the text ends."""
+        if not self.prefetched_rounds:
             return None
         decision = acceptance.decide(self.facts.acceptance, round_, verdict, self.facts.noise)
-        prefetched = self.prefetched.get(decision.outcome(round_.base_length))
-        if prefetched is None or any(
-            self._has_ended(each, prefetched.first_position, info) for each in decision.committed
+        prefetched_round = self.prefetched_rounds.get(decision.outcome(round_.base_length))
+        if prefetched_round is None or any(
+            self._has_ended(each, prefetched_round.first_position, info) for each in decision.committed
         ):
             return None
-        return prefetched
+        return prefetched_round
 
-    def _extend(self, round_: Round, seen: int) -> None:
-        """A coordinator that sends a round has the verdicts before it, and won't ask for those again."""
-        del self.run[:seen]
+    def _extend(self, round_: Round, count: int) -> None:
+        """Extend the lease by a repeated round, and drop the first `count` rounds of the run.
+
+        A coordinator that sends a round has the verdicts before it, and won't ask for those again.
+        """
+        del self.run[:count]
         self.drafting = round_.drafting
         lease = _lease_of(round_)
-        if lease.until > self.lease.until:
+        if lease.last_position > self.lease.last_position:
             self.lease = lease
 
     def round_item(self, round_: Round) -> StepItem:
-        """The rows of a round: its committed tokens, then its proposal's nodes; logits from the root on.
+        """The step item of a round: its committed tokens, then its proposal's nodes; logits from the root on.
 
-        What is left of the prefix comes before them.
+        Missing rows of the prefix come before them.
         """
         committed, proposal = round_.committed, round_.proposal
-        trunk = (*self.facts.token_ids[self.prefilled : self.prefill_length], *committed)
+        trunk = (*self.facts.token_ids[self.prefilled_rows : self.prefill_length], *committed)
         root = len(trunk) - 1
         nodes = proposal.token_ids if proposal else ()
         parents: tuple[int, ...] = ()
@@ -253,7 +261,7 @@ class Session(ServedSession):
         )
 
     def newly_committed(self, round_: Round) -> tuple[int, ...]:
-        """Tokens up to the root of a round, from where the last round's root ended; the whole prefix at first."""
+        """The tokens from after the last round's root up to the root of this one; at first the whole prefix."""
         if self.last is None:
             return (*self.facts.token_ids, *round_.committed[1:])
         proposal = self.last.round_.proposal
@@ -261,7 +269,7 @@ class Session(ServedSession):
         return (*(proposal.token_ids[node] for node in path if proposal), *round_.committed)
 
     def _kept_path(self, round_: Round) -> tuple[int, ...]:
-        """Rows of the accepted path where they don't stand in place already."""
+        """The rows of the accepted path; empty if they are in place already."""
         if self.last is None or self.last.round_.proposal is None:
             return ()
         path = self.last.round_.proposal.path(round_.accepted_node)
@@ -285,14 +293,14 @@ class Session(ServedSession):
             self._check_coupled_path(self.last, path, round_)
 
     def _check_coupled_path(self, last: AnsweredRound, path: tuple[int, ...], round_: Round) -> None:
-        """Coupled: the target emits its own tokens, so the path kept and the token after it are its own."""
-        drawn, node = last.verdict.token_ids, ROOT
+        """Check that the accepted path and the token after it are the target's own, as under coupled acceptance."""
+        token_ids, node = last.verdict.token_ids, ROOT
         for child in path:
             assert last.round_.proposal is not None, "a path has nodes"
-            if last.round_.proposal.token_ids[child] != drawn[node + 1]:
+            if last.round_.proposal.token_ids[child] != token_ids[node + 1]:
                 self._expect("accepted_node", f"on the path of the target's own tokens, at most {node}", path[-1])
             node = child
-        self._expect("first committed token", drawn[node + 1], round_.committed[0])
+        self._expect("first committed token", token_ids[node + 1], round_.committed[0])
 
 
 def check_open(command: TargetOpen, info: EngineInfo) -> None:
@@ -300,7 +308,7 @@ def check_open(command: TargetOpen, info: EngineInfo) -> None:
 
     Raises:
         InvalidInput: a token id outside the vocabulary, or a session longer than context or KV budget.
-        Unsupported: hidden states are asked for that the engine can't give.
+        Unsupported: it asks for hidden states that the engine does not have.
     """
     facts = command.spec
     if command.features is not None:
@@ -313,14 +321,14 @@ def check_open(command: TargetOpen, info: EngineInfo) -> None:
     processors.check_ids(facts.sampling, facts.end_token_ids, vocab_size)
 
 
-def _check_features(wanted: FeatureRequest, info: EngineInfo) -> None:
+def _check_features(request: FeatureRequest, info: EngineInfo) -> None:
     if info.features is None:
-        raise Unsupported(f"feature layers = {list(wanted.need.layers)}: this target sends no hidden states")
-    info.features.check(wanted.need)
+        raise Unsupported(f"feature layers = {list(request.need.layers)}: this target sends no hidden states")
+    info.features.check(request.need)
 
 
 def make_processors(facts: SessionSpec, follower: Follower | None) -> Processors | None:
-    """What a session's logits go through before temperature; None: nothing. `follower` is of its grammar, if any."""
+    """The processors of a session's logits before temperature; None: none. `follower`: of its grammar, if any."""
     sampling = facts.sampling
     if sampling.plain:
         return None
@@ -346,13 +354,13 @@ def check_round(round_: Round, acceptance: Acceptance, info: EngineInfo, max_row
 
 
 def rows_to_reserve(facts: SessionSpec, info: EngineInfo) -> int:
-    """KV rows of a session: its greatest length and the largest proposal behind it, as far as the budget allows."""
+    """KV rows of a session: its greatest length and the largest proposal after it, as far as the budget allows."""
     length = facts.max_length or info.longest_session
     return min(length + MAX_PROPOSAL_NODES, info.max_kv_rows)
 
 
 def shared_prefix(facts: SessionSpec, settings: EngineSettings) -> tuple[Prefix, tuple[BlockKey, ...]]:
-    """What the engine is told of a session's prefix, and the keys of its blocks where prefixes are shared.
+    """A session's prefix for the engine, and the keys of its blocks where prefixes are shared.
 
     The prompt's last token is the root of the first round, so its row is a round's and not the prompt's.
     """
@@ -365,20 +373,26 @@ def _lease_of(round_: Round) -> Lease:
     return Lease(round_.first_position + round_.lease, round_.traceparent)
 
 
-def _require_same(held: Round, got: Round, state: str) -> None:
-    """A repeated round may differ in its trace context, its lease, whether a draft works meanwhile, and in what no
-    draw looks at: where its proposal comes from, and under coupled acceptance how probable it was."""
+def _require_same(earlier: Round, repeat: Round, state: str) -> None:
+    """Check that a repeated round is the same in all that draws depend on.
+
+    It may differ in trace context, in lease, in whether a draft works, in its proposal's drafter and, under coupled
+    acceptance, in its proposal's probabilities.
+
+    Raises:
+        PrefixMismatch: naming the first field that differs.
+    """
     for name in ("base_length", "accepted_node", "committed", "proposal"):
-        expected, found = getattr(held, name), getattr(got, name)
-        if _drawn_from(expected) != _drawn_from(found):
+        old_fact, new_fact = getattr(earlier, name), getattr(repeat, name)
+        if _draw_inputs(old_fact) != _draw_inputs(new_fact):
             raise PrefixMismatch(
-                f"session {held.session_id} {name}: expected {expected}, got {found} "
-                f"(the round at base length {held.base_length} {state})",
-                metadata={"field": name, "expected": str(expected), "got": str(found)},
+                f"session {earlier.session_id} {name}: expected {old_fact}, got {new_fact} "
+                f"(the round at base length {earlier.base_length} {state})",
+                metadata={"field": name, "expected": str(old_fact), "got": str(new_fact)},
             )
 
 
-def _drawn_from(fact: object) -> object:
+def _draw_inputs(fact: object) -> object:
     if not isinstance(fact, Proposal):
         return fact
     return fact.token_ids, fact.parents, fact.supports, fact.draft_probabilities if fact.supports else ()

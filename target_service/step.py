@@ -27,14 +27,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RoundWork:
-    """A session's round in a step; its first `prefix_rows` rows are what was left of the prefix."""
+    """A session's round in a step; its first `prefix_rows` rows complete the prefix."""
 
     session: Session
     pending: PendingRound
     item: StepItem
     prefix_rows: int = 0
     committed: tuple[int, ...] = ()
-    """Tokens before the round's proposal that the session's processors have not seen."""
+    """Tokens before the round's proposal that the session's processors have not read."""
 
     @property
     def round_(self) -> Round:
@@ -80,11 +80,11 @@ class Step:
 
 @dataclass(frozen=True)
 class StepResult:
-    """What is answered to each round and reported of each chunk, in order; `started` on the monotonic clock, s."""
+    """The answer to each round and the report on each chunk, in order; `started_at` in seconds, monotonic clock."""
 
     answers: tuple[Verdict | PacelineError, ...]
     reports: tuple[tuple[PromptPiece | PacelineError, ...], ...]
-    started: float
+    started_at: float
     forward_ms: float
     sample_ms: float
 
@@ -99,9 +99,9 @@ def gather_step(
 ) -> Step | None:
     """Waiting rounds, oldest first, up to `max_step_rows` rows, and at most `prefill_chunk` prefix tokens.
 
-    So a long prompt delays every round beside it by no more than one chunk, of which at most `logit_rows` rows have
-    logits. If a session's prefix ends in this step, its first round, if there is one, is in it, too, unless logits
-    of the chunk are wanted: a round's are its own alone.
+    So a long prompt delays other rounds by no more than one chunk, of which at most `logit_rows` rows have logits. If
+    a session's prefix ends in this step, its first round is in the step, too, if it is there. It is not where logits
+    of the chunk are reported, since a round's logits are its own alone.
     """
     rounds: list[RoundWork] = []
     prefills: list[PrefillWork] = []
@@ -117,7 +117,7 @@ def gather_step(
         rounds.append(work)
         room -= len(work.item.token_ids)
     for session, rows in share_chunk(opening, settings.prefill_chunk, logit_rows):
-        ends = rows == session.prefill_left and not session.wanted.within(session.prefilled, rows)
+        ends = rows == session.prefill_left and not session.reported_rows.within(session.prefilled_rows, rows)
         if ends and session.can_verify and fits(_round_work(session, rows)):
             rounds.append(_round_work(session, rows))
             room -= len(rounds[-1].item.token_ids) - rows
@@ -127,25 +127,25 @@ def gather_step(
 
 
 def share_chunk(opening: Sequence[Session], chunk: int, logit_rows: int) -> list[tuple[Session, int]]:
-    """Divide a step's prefix tokens among sessions, in their order; what one does not need is left to the others.
+    """Divide a step's prefix tokens among sessions, in their order; the others get the rest of a short one's share.
 
     Even shares let a short prompt overtake a long one. The scheduler moves sessions
     that were served behind those that were not, so each is served within
-    sessions · `BLOCK_ROWS` / chunk steps. Shares end at block boundaries where possible. One whose logits are wanted
-    ends where `logit_rows` rows have some; a session for which none are left waits for its turn.
+    sessions · `BLOCK_ROWS` / chunk steps. Shares end at block boundaries where possible. A share with reported rows
+    ends when `logit_rows` rows have logits; a session for which none are left waits for its turn.
     """
     shares = []
     for place, session in enumerate(opening):
         even = chunk // (len(opening) - place) // BLOCK_ROWS * BLOCK_ROWS
         rows = min(session.prefill_left, max(even, BLOCK_ROWS), chunk)
-        rows = session.wanted.cut(session.prefilled, rows, logit_rows)
+        rows = session.reported_rows.cut(session.prefilled_rows, rows, logit_rows)
         if rows < session.prefill_left:
-            beyond = (session.prefilled + rows) % BLOCK_ROWS
-            rows -= beyond if beyond < rows else 0
+            excess = (session.prefilled_rows + rows) % BLOCK_ROWS
+            rows -= excess if excess < rows else 0
         if rows:
             shares.append((session, rows))
             chunk -= rows
-            logit_rows -= len(session.wanted.within(session.prefilled, rows))
+            logit_rows -= len(session.reported_rows.within(session.prefilled_rows, rows))
     return shares
 
 
@@ -161,16 +161,18 @@ def run_step(engine: Engine, step: Step) -> StepResult:
 
     Raises:
         PeerUnavailable: a rank is gone; no session of the engine can be used again.
-        Exception: whatever the engine raised; no session of the step can be used again.
+        Exception: the engine's own; no session of the step can be used again.
     """
-    started = time.monotonic()
+    started_at = time.monotonic()
     outputs = _forward(engine, step)
-    forwarded = time.monotonic()
+    forwarded_at = time.monotonic()
     answers = tuple(_verify(work, output) for work, output in zip(step.rounds, outputs, strict=False))
     chunks = zip(step.prefills, outputs[len(step.rounds) :], strict=True)
     reports = tuple(_report(work, output) for work, output in chunks)
-    ended = time.monotonic()
-    return StepResult(answers, reports, started, (forwarded - started) * 1e3, (ended - forwarded) * 1e3)
+    ended_at = time.monotonic()
+    return StepResult(
+        answers, reports, started_at, (forwarded_at - started_at) * 1e3, (ended_at - forwarded_at) * 1e3
+    )
 
 
 def _forward(engine: Engine, step: Step) -> Sequence[Logits | Drawing]:
@@ -197,10 +199,10 @@ def _verify(work: RoundWork, output: Logits | Drawing) -> Verdict | PacelineErro
 
 
 def _report(work: PrefillWork, logits: Logits | Drawing) -> tuple[PromptPiece | PacelineError, ...]:
-    """What is said of a chunk whose logits are wanted; of others nothing."""
+    """The report on a chunk; empty where no row of it is reported."""
     session = work.session
     assert isinstance(logits, np.ndarray), "nothing is drawn for a chunk"
     try:
-        return prompt_pieces(session.id, work.item, session.facts.token_ids, logits, session.wanted.top)
+        return prompt_pieces(session.id, work.item, session.facts.token_ids, logits, session.reported_rows.top)
     except PacelineError as error:
         return (error,)

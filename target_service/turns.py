@@ -1,4 +1,4 @@
-"""In which order sessions of several tenants come: none of them waits for all that another one has sent."""
+"""The order of sessions of several tenants: no tenant waits for all sessions of another one."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from target_service.session import Session
 
 MAX_REMEMBERED = 1024
-"""Tenants whose latest turn is known: as many as a coordinator may have keys."""
+"""Most tenants whose latest turn is remembered: as many as a coordinator may have keys."""
 
 
 class Turns:
-    """Whose session is let in next: that of the tenant that holds the fewest KV rows.
+    """Orders waiting sessions: first those of the tenant with the fewest KV rows.
 
-    Rows are what sessions hold of the engine, and for as long as they hold them; so who holds
-    the least has had the least, whether its sessions are few and long or many and short. Of those who
-    hold as much, the one whose turn was longest ago comes first.
+    KV rows are what sessions use of the engine, for as long as they use them. So the tenant with
+    the fewest rows has had the least, whether its sessions are few and long or many and short. Of tenants
+    with equal rows the one whose turn was longest ago comes first.
     """
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class Turns:
         self._turn = itertools.count(1)
 
     def hold(self, session: Session) -> None:
-        """A session has been let in."""
+        """Count the rows of an admitted session."""
         tenant = session.facts.tenant
         self._rows[tenant] += session.max_rows
         self._latest.pop(tenant, None)
@@ -35,33 +35,33 @@ class Turns:
             del self._latest[next(iter(self._latest))]
 
     def free(self, session: Session) -> None:
-        """A session that was let in has ended."""
+        """Remove the rows of an admitted session that has ended."""
         tenant = session.facts.tenant
         self._rows[tenant] -= session.max_rows
         if not self._rows[tenant]:
             del self._rows[tenant]
 
-    def order(self, waiting: Iterable[Session], chosen: Sequence[Session]) -> Iterator[Session]:
-        """Sessions that wait, in the order of their tenants' turns, each tenant's as they came.
+    def order(self, waiting: Iterable[Session], picks: Sequence[Session]) -> Iterator[Session]:
+        """The waiting sessions in the order of their tenants' turns; those of one tenant keep their order.
 
         Args:
             waiting: oldest first.
-            chosen: of those that came already, the ones that are to be let in; grows meanwhile.
+            picks: the sessions so far that will be admitted; the caller extends it during the iteration.
         """
         queues, rows = _by_tenant(waiting), Counter(self._rows)
-        counted = 0
+        count = 0
         while queues:
             tenant = min(queues, key=lambda each: (rows[each], self._latest.get(each, 0)))
             yield queues[tenant].popleft()
             if not queues[tenant]:
                 del queues[tenant]
-            for session in chosen[counted:]:
+            for session in picks[count:]:
                 rows[session.facts.tenant] += session.max_rows
-            counted = len(chosen)
+            count = len(picks)
 
 
 def alternating(sessions: Iterable[Session]) -> list[Session]:
-    """The first session of each tenant, then the second of each: those of one tenant keep their order."""
+    """The first session of each tenant, then the second of each; those of one tenant keep their order."""
     turns = itertools.zip_longest(*_by_tenant(sessions).values())
     return [session for session in itertools.chain.from_iterable(turns) if session is not None]
 

@@ -1,7 +1,7 @@
 """Verification of one round: logits in, verdict out. Pure.
 
-Everything that the target draws is drawn here, before it is known what will be
-accepted (`paceline.sampling.acceptance` has the rules and their papers).
+All draws of the target happen here, before acceptance is decided
+(`paceline.sampling.acceptance` has the rules and their papers).
 """
 
 from __future__ import annotations
@@ -38,47 +38,47 @@ def verify(logits: Logits, facts: SessionSpec, round_: Round, processors: Proces
     Raises:
         InvalidInput: the logits hold NaN, or no token is left to come.
     """
-    processed = logits if processors is None else _process(logits, round_, processors)
+    new_logits = logits if processors is None else _process(logits, round_, processors)
     if facts.acceptance is Acceptance.COUPLED:
-        drawn = DrawnTokens(_draw_coupled(processed, facts, round_))
+        draws = DrawnTokens(_draw_coupled(new_logits, facts, round_))
     elif facts.acceptance is Acceptance.REJECTION:
-        p, tokens = acceptance.draw_rejection(processed_scores(processed, facts.sampling), round_, facts.noise)
-        drawn = DrawnTokens(tokens, p)
+        p, tokens = acceptance.draw_rejection(processed_scores(new_logits, facts.sampling), round_, facts.noise)
+        draws = DrawnTokens(tokens, p)
     else:
-        p, masses, tokens = acceptance.draw_block(processed_scores(processed, facts.sampling), round_, facts.noise)
-        drawn = DrawnTokens(tokens, p, masses)
-    return _verdict(drawn, round_, _logprobs(logits, facts, round_, drawn.token_ids))
+        p, masses, tokens = acceptance.draw_block(processed_scores(new_logits, facts.sampling), round_, facts.noise)
+        draws = DrawnTokens(tokens, p, masses)
+    return _verdict(draws, round_, _logprobs(logits, facts, round_, draws.token_ids))
 
 
-def _draw_coupled(processed: Logits, facts: SessionSpec, round_: Round) -> tuple[int, ...]:
+def _draw_coupled(logits: Logits, facts: SessionSpec, round_: Round) -> tuple[int, ...]:
     if facts.sampling.greedy:
-        return greedy_tokens(processed)
-    scores, divisor = divided_scores(processed, facts.sampling)
+        return greedy_tokens(logits)
+    scores, divisor = divided_scores(logits, facts.sampling)
     return acceptance.draw_coupled(scores, acceptance.draw_positions(round_), facts.noise, divisor)
 
 
 def _process(logits: Logits, round_: Round, processors: Processors) -> Logits:
-    processed = processors.process(logits, drafted_paths(round_))
-    for row in (processed.max(axis=1) == -math.inf).nonzero()[0].tolist():
+    new_logits = processors.process(logits, drafted_paths(round_))
+    for row in (new_logits.max(axis=1) == -math.inf).nonzero()[0].tolist():
         position = acceptance.draw_positions(round_)[row]
         raise InvalidInput.of(
             f"tokens left at position {position}", 0, "at least 1: bad_words, min_tokens and grammar forbid every one"
         )
-    return processed
+    return new_logits
 
 
 def drafted_paths(round_: Round) -> list[list[int]]:
-    """For each row of a round the drafted tokens that lead to it: none to the root's, then those to each node."""
+    """For each row of a round the drafted tokens on the path to it: none for the root's, then those to each node."""
     proposal = round_.proposal or acceptance.EMPTY
     nodes = [proposal.path(node) for node in range(ROOT, len(proposal))]
     return [[proposal.token_ids[i] for i in path] for path in nodes]
 
 
 def draw_of(facts: SessionSpec, round_: Round, vocab_size: int) -> Draw | None:
-    """How an engine may draw the round where its logits are; None: it takes whole rows.
+    """How an engine may draw the round where its logits are; None: whole rows are needed here.
 
-    Temperature alone keeps every id's score its own. Whatever else a request asks for (filters,
-    log-probabilities) looks at other ids' scores, so its rows are brought here.
+    With temperature alone every id's score depends on its own logit. Anything else (filters,
+    log-probabilities) needs the scores of other ids, so whole rows come here.
     """
     temperature = facts.sampling.temperature
     if facts.sampling != SamplingParams(temperature=temperature):
@@ -98,20 +98,22 @@ def drawn_verdict(drawing: Drawing, round_: Round) -> Verdict:
     return _verdict(drawing.drawn_tokens(), round_)
 
 
-def _verdict(drawn: DrawnTokens, round_: Round, logprobs: tuple[RowLogprobs, ...] = ()) -> Verdict:
-    p, masses = drawn.target_probabilities, drawn.residual_masses
-    return Verdict(round_.session_id, round_.base_length, drawn.token_ids, p, masses, logprobs)
+def _verdict(draws: DrawnTokens, round_: Round, logprobs: tuple[RowLogprobs, ...] = ()) -> Verdict:
+    p, masses = draws.target_probabilities, draws.residual_masses
+    return Verdict(round_.session_id, round_.base_length, draws.token_ids, p, masses, logprobs)
 
 
-def _logprobs(logits: Logits, facts: SessionSpec, round_: Round, drawn: tuple[int, ...]) -> tuple[RowLogprobs, ...]:
-    """One for each row: the proposed children and the drawn token may be emitted there, then the top n."""
+def _logprobs(
+    logits: Logits, facts: SessionSpec, round_: Round, token_ids: tuple[int, ...]
+) -> tuple[RowLogprobs, ...]:
+    """One entry for each row: the proposed children and the drawn token, one of which is emitted, then the top n."""
     top = facts.sampling.logprobs
     if top is None:
         return ()
     proposal = round_.proposal
     rows = []
-    for row, token in enumerate(drawn):
-        below = children(proposal.parents, row - 1) if proposal else ()
-        proposed = [proposal.token_ids[child] for child in below] if proposal else []
+    for row, token in enumerate(token_ids):
+        child_nodes = children(proposal.parents, row - 1) if proposal else ()
+        proposed = [proposal.token_ids[child] for child in child_nodes] if proposal else []
         rows.append(row_logprobs(logits[row], [*proposed, token], top))
     return tuple(rows)

@@ -85,7 +85,7 @@ def load_readers(wanted: PlanWanted) -> LoadedReaders:
         InvalidInput: a model that isn't there, or a draft of another target.
         VocabularyMismatch: drafters whose vocabularies don't fit.
     """
-    from target_service.meter import measured_line
+    from target_service.meter import measure_engine
 
     if not is_table(wanted.target):
         from paceline.engine.weights import set_threads
@@ -99,7 +99,7 @@ def load_readers(wanted: PlanWanted) -> LoadedReaders:
     drafters, lines = _drafters(wanted, names)
     models = dict(zip(names, wanted.drafters, strict=True))
     unmeasured = wanted.times.gpu or wanted.times.target_line.is_known
-    line = CostLine() if unmeasured else least_line([measured_line(target) for _ in range(PASSES)])
+    line = CostLine() if unmeasured else least_line([measure_engine(target) for _ in range(PASSES)])
     return LoadedReaders(EnginePasses(target, drafters), tokenizer, models, line, lines)
 
 

@@ -32,11 +32,11 @@ class PlacedSession:
     __slots__ = (
         "_agenda", "_draft", "_draft_lag", "_draft_opened", "_draft_route", "_held", "_home", "_is_at_target",
         "_is_placed", "_policy", "_request", "_target", "_target_route", "_world", "at_target", "done", "key",
-        "kv_rows", "lives", "prefill_left", "prefilled", "prefix_key", "prefix_rows", "priority", "prompt_rows",
+        "kv_rows", "lives", "prefill_left", "prefilled_rows", "prefix_key", "prefix_rows", "priority", "prompt_rows",
         "prompt_tokens", "tokens", "totals",
     )  # fmt: skip
 
-    wanted = NO_ROWS
+    reported_rows = NO_ROWS
     _policy: SessionPolicy
     _target: SimulatedTarget
     _target_route: Route
@@ -45,7 +45,7 @@ class PlacedSession:
         self.key = key
         self.tokens = request.tokens
         self.prompt_tokens = self.prompt_rows = request.prompt_tokens
-        self.prefill_left, self.prefilled = request.prompt_tokens - 1, 0
+        self.prefill_left, self.prefilled_rows = request.prompt_tokens - 1, 0
         self.kv_rows = request.prompt_tokens + request.tokens + MAX_PROPOSAL_NODES
         self.prefix_key, self.prefix_rows = request.prefix_key, request.prefix_tokens
         self.priority = request.priority
@@ -109,7 +109,7 @@ class PlacedSession:
         if not self._place_target():
             self._agenda.at(self._agenda.now + RETRY_MS, self._find_target, life)
             return
-        self.at_target, self.prefilled = self.done, 0
+        self.at_target, self.prefilled_rows = self.done, 0
         self.prefill_left = self.prompt_tokens + self.done - 1
         self._place_draft()
         self._begin_anew()

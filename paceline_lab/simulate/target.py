@@ -22,7 +22,7 @@ class VerifiedClient(AdmittedSession, Protocol):
 
     tokens: int
     at_target: int
-    prefilled: int
+    prefilled_rows: int
     round_rows: int
     ready_at: float
     drafting: bool
@@ -94,7 +94,7 @@ class SimulatedTarget:
         if session.key not in self.admission.held:
             return  # sent before its coordinator knew that the target has failed
         now = self._agenda.now
-        self._batcher.back(session.key, now / 1e3)
+        self._batcher.note_return(session.key, now / 1e3)
         session.ready_at = now
         self._ready[session.key] = session
         self._try_start()
@@ -103,7 +103,7 @@ class SimulatedTarget:
         """A session ends before its text has."""
         self._opening.pop(session.key, None)
         self._ready.pop(session.key, None)
-        self._batcher.gone(session.key)
+        self._batcher.forget(session.key)
         self.admission.leave(session)
         self._admit()
 
@@ -142,10 +142,10 @@ class SimulatedTarget:
         if self._window is None:
             left = sum(session.prefill_left for session in self._opening.values()) if self._opening else 0
             self._window = batcher.window(served, now, min(left, self._spec.prefill_chunk))
-            if self._window.awaited and self._window.until > now:
+            if self._window.sessions and self._window.end_s > now:
                 self._timer += 1
-                self._agenda.at(self._window.until * 1e3, self._window_over, self._timer)
-        if batcher.is_away(self._window.awaited) and now < self._window.until:
+                self._agenda.at(self._window.end_s * 1e3, self._window_over, self._timer)
+        if batcher.is_away(self._window.sessions) and now < self._window.end_s:
             return
         self._start()
 
@@ -200,7 +200,7 @@ class SimulatedTarget:
         used = firsts = 0
         for session, rows in shares:
             used += rows
-            session.prefilled += rows
+            session.prefilled_rows += rows
             session.prefill_left -= rows
             # A session that was served comes after those that were not.
             del self._opening[session.key]
@@ -231,7 +231,7 @@ class SimulatedTarget:
         self.rows_computed += self.rows
         self.busy_ms += took_ms
         self._state(step, took_ms)
-        self._batcher.stepped(took_ms / 1e3, self._prefix_rows)
+        self._batcher.note_step(took_ms / 1e3, self._prefix_rows)
         held, gone = self.admission.held, False
         for session in step:
             if session.key not in held:
@@ -240,9 +240,9 @@ class SimulatedTarget:
                 session.ready_at = now
                 self._ready[session.key] = session
             elif session.at_target < session.tokens:
-                self._batcher.answered(session.key, now / 1e3)
+                self._batcher.note_answer(session.key, now / 1e3)
             else:
-                self._batcher.gone(session.key)
+                self._batcher.forget(session.key)
                 self.admission.leave(session)
                 gone = True
         if gone or self.admission.waiting:

@@ -152,7 +152,7 @@ class CommitsAll(CoordinatorModel):
 
 
 def _any_outcome(self: Session, round_: Round, verdict: Verdict, info: Any) -> Round | None:
-    return next(iter(self.prefetched.values()), None)
+    return next(iter(self.prefetched_rounds.values()), None)
 
 
 def _keeps_waiting(self: TargetSession, error: PacelineError) -> None:
@@ -179,7 +179,7 @@ _STUCK, _LEFT = "nothing can happen any more", "this is left"
 PAIRED = (
     PairedMutant(
         "a round starts with what was prefetched for another outcome", _AHEAD,
-        "Refused|text", "refused|started|text", _replaced(Session, "_prefetched_for", _any_outcome),
+        "Refused|text", "refused|started|text", _replaced(Session, "_find_prefetched", _any_outcome),
         _made(target=AnyOutcomeStarts),
     ),
     PairedMutant(

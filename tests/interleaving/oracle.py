@@ -157,7 +157,7 @@ def check_bounds(made: SteppedDeployment) -> None:
     """Nothing that is kept of a request grows with its text."""
     for service in made.services.values():
         for session in service.servicer.scheduler._open:
-            for name in ("run", "prefetched", "proposals"):
+            for name in ("run", "prefetched_rounds", "proposals"):
                 kept = len(getattr(session, name, ()))
                 assert kept <= MOST_KEPT, f"{service.name} keeps {kept} of {name}"
     for peer in made.peers:

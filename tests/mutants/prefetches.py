@@ -106,7 +106,7 @@ class PrefetchedRounds:
 
     def make_session(self, rows: int) -> Session:
         """The session as it is."""
-        return Session(1, 1, mock.Mock(), self.facts, rows, arrived=0.0, prefilled=len(PROMPT) - 1)
+        return Session(1, 1, mock.Mock(), self.facts, rows, arrived_at=0.0, prefilled_rows=len(PROMPT) - 1)
 
 
 class SeamedSession(Session):
@@ -115,11 +115,16 @@ class SeamedSession(Session):
     def found_by(self, outcome: Outcome) -> tuple[int, ...]:
         return outcome.base_length, outcome.node, outcome.next_token
 
-    def _prefetched_for(self, round_: Round, verdict: Verdict, info: object) -> Round | None:
+    def _find_prefetched(self, round_: Round, verdict: Verdict, info: object) -> Round | None:
         decision = acceptance.decide(self.facts.acceptance, round_, verdict, self.facts.noise)
         wanted = self.found_by(decision.outcome(round_.base_length))
         return next(
-            (prefetched for outcome, prefetched in self.prefetched.items() if self.found_by(outcome) == wanted), None
+            (
+                prefetched
+                for outcome, prefetched in self.prefetched_rounds.items()
+                if self.found_by(outcome) == wanted
+            ),
+            None,
         )
 
 
@@ -140,8 +145,8 @@ class WhateverTheNextToken(SeamedSession):
 class KeepsTheFirstNodes(SeamedSession):
     """The round behind keeps as many rows as were accepted, and not those of the accepted path."""
 
-    def _prefetched_for(self, round_: Round, verdict: Verdict, info: object) -> Round | None:
-        prefetched = super()._prefetched_for(round_, verdict, info)
+    def _find_prefetched(self, round_: Round, verdict: Verdict, info: object) -> Round | None:
+        prefetched = super()._find_prefetched(round_, verdict, info)
         if prefetched is None or prefetched.accepted_node == ROOT or round_.proposal is None:
             return prefetched
         return replace(prefetched, accepted_node=len(round_.proposal.path(prefetched.accepted_node)) - 1)
@@ -150,8 +155,8 @@ class KeepsTheFirstNodes(SeamedSession):
 class KeyedAsIfAllWereAccepted(SeamedSession):
     """The round behind begins where the whole proposal would end."""
 
-    def _prefetched_for(self, round_: Round, verdict: Verdict, info: object) -> Round | None:
-        prefetched = super()._prefetched_for(round_, verdict, info)
+    def _find_prefetched(self, round_: Round, verdict: Verdict, info: object) -> Round | None:
+        prefetched = super()._find_prefetched(round_, verdict, info)
         if prefetched is None or round_.proposal is None:
             return prefetched
         return replace(prefetched, base_length=round_.first_position + max(round_.proposal.depths))
@@ -162,6 +167,6 @@ def mutant(kind: type[Session]) -> type[PrefetchedRounds]:
 
     class Mutant(PrefetchedRounds):
         def make_session(self, rows: int) -> Session:
-            return kind(1, 1, mock.Mock(), self.facts, rows, arrived=0.0, prefilled=len(PROMPT) - 1)
+            return kind(1, 1, mock.Mock(), self.facts, rows, arrived_at=0.0, prefilled_rows=len(PROMPT) - 1)
 
     return Mutant

@@ -46,7 +46,7 @@ class Runs:
             end_token_ids=(END,),
         )
         rows = rows_to_reserve(self.facts, INFO)
-        self.session = Session(1, 1, mock.Mock(), self.facts, rows, arrived=0.0, prefilled=len(PROMPT) - 1)
+        self.session = Session(1, 1, mock.Mock(), self.facts, rows, arrived_at=0.0, prefilled_rows=len(PROMPT) - 1)
         self.processors = make_processors(self.facts, None)
         self.ids = list(PROMPT)
 

@@ -23,7 +23,7 @@ from paceline.protocol.draft import Commit, DraftBudget, DraftedProposal
 from paceline.protocol.proposal import ROOT, Outcome
 from paceline.protocol.session import Failure
 from paceline.protocol.target import Prefetch, Round, TargetOpened, Verdict
-from target_service.meter import measured_line
+from target_service.meter import measure_engine
 from target_service.session import Session
 from tests.services.expected import own_tokens
 from tests.services.harness import (
@@ -221,7 +221,7 @@ async def test_a_round_that_waits_for_a_step_is_in_the_service_for_as_long() -> 
 
 def test_a_loaded_target_is_measured_and_holds_nothing_afterwards() -> None:
     engine = SimulatedEngine(TableEngine(SPEC), step_ms=4.0, row_ms=1.0)
-    line = measured_line(engine)
+    line = measure_engine(engine)
     assert [rows for rows, _ in line.points] == [1, 2, 4, 8, 16, 32, 64]
     for rows, ms in line.points:
         assert ms >= 4.0 + rows
@@ -229,7 +229,7 @@ def test_a_loaded_target_is_measured_and_holds_nothing_afterwards() -> None:
 
 
 def test_a_target_of_few_rows_is_measured_as_far_as_its_steps_go() -> None:
-    line = measured_line(RecordingEngine(replace(SPEC, max_kv_rows=12)))
+    line = measure_engine(RecordingEngine(replace(SPEC, max_kv_rows=12)))
     assert [rows for rows, _ in line.points] == [1, 2, 4, 8]
 
 

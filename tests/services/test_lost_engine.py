@@ -37,7 +37,7 @@ async def test_a_lost_engine_ends_the_process_in_time_even_where_no_thread_can_w
     watch = LossWatch()
     watch.lose("rank 1 ended with exit code 9")
     watch.lose("another call failed, too")
-    await watch.lost.wait()
+    await watch.loss.wait()
     assert watch.stop.is_set()
     with pytest.raises(PeerUnavailable, match="rank 1 ended"):
         watch.check()

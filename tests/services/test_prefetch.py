@@ -165,7 +165,7 @@ async def test_self_started_rounds_go_on_for_long_and_what_was_answered_is_forgo
         async for verdict in at.relayed(rounds):
             verdicts.append(verdict)
             assert len(session.run) <= 2
-            assert (session.prefetched, session.next) == ({}, None)
+            assert (session.prefetched_rounds, session.next) == ({}, None)
     assert len(verdicts) == 40
     assert written(rounds, verdicts) == OWN
 

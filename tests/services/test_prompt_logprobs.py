@@ -27,7 +27,7 @@ from paceline.protocol.target import MAX_PIECE_ROWS, PromptPiece, RowLogprobs, T
 from paceline.runtime.config import EngineSettings
 from paceline.sampling.distribution import token_logprobs
 from target_service import scheduler, step
-from target_service.prompt_rows import WantedRows
+from target_service.prompt_rows import ReportedRows
 from tests.engine import tiny
 from tests.engine.test_quantization import rounded
 from tests.services.expected import next_token
@@ -298,7 +298,7 @@ def test_the_bound_is_bytes_of_logits() -> None:
 
 @pytest.mark.parametrize(("first", "rows", "most"), [(0, 10, 3), (5, 10, 3), (8, 4, 9), (20, 9, 2), (31, 5, 4)])
 def test_wanted_rows_of_a_chunk(first: int, rows: int, most: int) -> None:
-    wanted = WantedRows(7, 30, 1)
+    wanted = ReportedRows(7, 30, 1)
     by_hand = [row for row in range(first, first + rows) if 7 <= row < 30]
     assert [first + row for row in wanted.within(first, rows)] == by_hand
     cut = wanted.cut(first, rows, most)
@@ -356,26 +356,26 @@ def of_the_token_itself(
     return (PromptPiece(session_id, first, tuple(rows)),)
 
 
-def behind_the_cache(self: WantedRows, rows: int) -> int:
+def behind_the_cache(self: ReportedRows, rows: int) -> int:
     """Rows that are cached are taken, and nothing is told of them."""
     return rows
 
 
-def one_row_late(self: WantedRows, first: int, rows: int) -> range:
+def one_row_late(self: ReportedRows, first: int, rows: int) -> range:
     """The first row of each chunk is left out, as that of a round's root would be."""
     found = within(self, first, rows)
     return range(found.start + 1, found.stop)
 
 
-within = WantedRows.within
+within = ReportedRows.within
 
 
 @pytest.mark.parametrize(
     ("place", "mutant"),
     [
         ((step, "prompt_pieces"), of_the_token_itself),
-        ((WantedRows, "reusable"), behind_the_cache),
-        ((WantedRows, "within"), one_row_late),
+        ((ReportedRows, "reusable"), behind_the_cache),
+        ((ReportedRows, "within"), one_row_late),
     ],
     ids=["off by one", "rows of a cached prefix", "chunks without their first row"],
 )

@@ -328,11 +328,11 @@ def test_work_that_nobody_begins_is_no_progress(monkeypatch: pytest.MonkeyPatch)
     assert clock.moves(waits=True), "it came a moment ago"
     now += 2
     assert not clock.moves(waits=True)
-    with clock.engaged():
+    with clock.busy():
         assert clock.moves(waits=True)
         now += 6
         assert not clock.moves(waits=False), "it hangs"
-        clock.began()
+        clock.note_work()
         assert clock.moves(waits=True)
     now += 60
     assert clock.moves(waits=False)
