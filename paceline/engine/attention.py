@@ -1,4 +1,4 @@
-"""What each layer of a decoder asks of attention, and attention itself in the library's products.
+"""Facts of a decoder's attention layers, and attention in the library's products.
 
 How far back a row sees is a matter of positions, never of KV rows: a row of a tree has the position of its depth,
 and its neighbours among the KV rows may have the same one.
@@ -22,9 +22,9 @@ from paceline.engine.ledger import key_positions
 from paceline.sampling.tree import ancestor_mask
 
 SOFTCAP = "softcap"
-"""Among a call's extras: scores are capped softly (Gemma 2, arXiv 2408.00118, section 2)."""
+"""Key of a call's extras: scores are capped softly (Gemma 2, arXiv 2408.00118, section 2)."""
 SINKS = "s_aux"
-"""Among a call's extras: a score of each query head that takes its share of the softmax and has no value (gpt-oss,
+"""Key of a call's extras: a score of each query head that takes its share of the softmax and has no value (gpt-oss,
 arXiv 2508.10925, section 2.1)."""
 PRODUCT_COPIES = 4
 """Copies of one layer's scores that exist while it attends with a soft-cap or sinks, at most."""
@@ -52,7 +52,7 @@ class Horizon:
 
 @dataclass(frozen=True, eq=False)
 class LayerKind:
-    """What layers have in common that can use one mask. `horizon`: None: rows see all that lies before them."""
+    """A kind of layers, which share one mask. `horizon` None: rows see all that lies before them."""
 
     horizon: Horizon | None
     groups: int
@@ -60,7 +60,7 @@ class LayerKind:
 
 @dataclass(frozen=True, eq=False)
 class AttentionFacts:
-    """What a decoder's layers ask of attention."""
+    """Facts of a decoder's attention layers."""
 
     shape: KVShape
     kinds: tuple[LayerKind, ...]
@@ -76,12 +76,12 @@ class AttentionFacts:
 
     @property
     def compilable(self) -> bool:
-        """Whether loops and shapes made for plain attention compute it, windows aside."""
+        """Whether loops and shapes for plain attention compute it, apart from windows."""
         return not self.uncompilable
 
     @property
     def uncompilable(self) -> str:
-        """What such loops and shapes don't know, in words; empty: nothing."""
+        """The features that such loops and shapes lack, in words; empty: none."""
         if self.terms:
             return f"attention with {' and '.join(sorted(self.terms))}"
         return "" if self.shape.uniform_layer is not None else "keys and values, or layers, of different shapes"
@@ -96,7 +96,7 @@ def whole_context(shape: KVShape) -> AttentionFacts:
 
 @dataclass(frozen=True)
 class View:
-    """Which of a session's keys its new rows see in layers of one kind: none before `first`."""
+    """The keys of a session that its new rows see in layers of one kind: none before `first`."""
 
     first: int
     mask: torch.Tensor | None = None  # [groups · new, total - first] additive; None: all, or as `causal` says
@@ -104,7 +104,7 @@ class View:
 
 
 def view_of(item: StepItem, kind: LayerKind, shape: KVShape, *, causal: bool = True) -> View:
-    """The keys that an item's new rows see in layers of a kind; `causal`: whether that may be said without a mask."""
+    """The keys that an item's new rows see in layers of a kind; `causal`: allows causal attention without a mask."""
     new, chain = len(item.token_ids), item.is_chain
     first, uneven = _first_visible(item, kind.horizon)
     if causal and chain and item.base_length == 0 and new > 1 and not (first or uneven):

@@ -23,7 +23,7 @@ A prefix that ends inside a block gets a shorter one at its end.
 """
 
 Rows = TypeVar("Rows")
-"""What an engine keeps for the rows of a block."""
+"""An engine's storage of a block's rows."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class BlockKey:
 
 @dataclass(frozen=True)
 class Sharing:
-    """What keys depend on beside tokens: whose rows they are, and how they were computed.
+    """Facts that keys depend on beside tokens: whose rows they are, and how they were computed.
 
     `prompt_rows`: in reproducible mode, how many of the session's rows have the
     prompt's shape; rows of different shapes differ in their last bits. None:

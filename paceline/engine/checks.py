@@ -1,4 +1,4 @@
-"""What packed steps can serve exactly: refusals by name, and a self-check against the plain forward pass."""
+"""Checks that packed steps are exact: refusals by name, and a self-check against the plain forward pass."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SELF_CHECK_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16
 """Largest difference from the plain forward pass, as a share of the largest logit; chosen, not tuned."""
 _ATTENTION = ("full_attention", "sliding_attention", "chunked_attention")
 _WINDOWS = ("sliding_window", "attention_chunk_size")
-"""What transformers calls the length of windows and of chunks in configurations."""
+"""Settings of the length of windows and of chunks in transformers' configurations."""
 CHECKED_WINDOW = 5
 """Positions of a window during the self-check, so that its tree begins where rows no longer see the first ones."""
 _MOVING_ROPE = ("dynamic", "longrope")

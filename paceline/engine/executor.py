@@ -40,7 +40,7 @@ class _Call:
 
 
 class Executor:
-    """One named thread; jobs run in the order they were given."""
+    """One named thread, which runs jobs in the order of their calls."""
 
     def __init__(self, name: str = "engine") -> None:
         self._jobs: SimpleQueue[_Call | None] = SimpleQueue()

@@ -28,7 +28,7 @@ class FeatureSource(Protocol):
         """Keep those of the session's rows in every step from now on, until it is closed."""
 
     def features(self, session: int) -> FeatureRows:
-        """Of the session's new rows in the latest step, in their order; valid until the next step."""
+        """Features of the session's new rows in the latest step, in their order; valid until the next step."""
 
 
 def feature_source(engine: Engine) -> FeatureSource:
@@ -60,7 +60,7 @@ class FeatureEngine(Engine, Protocol):
 
     @property
     def reach(self) -> int | None:
-        """Constant; how many rows behind the last given position can tell what follows them. None: all.
+        """Constant; the number of rows behind the last given position that can predict the next token. None: all.
 
         The logits of rows further behind are zeros.
         """

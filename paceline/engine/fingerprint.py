@@ -28,7 +28,7 @@ def numeric_fingerprint(
     device: torch.device | None = None,
     panels: torch.dtype | None = None,
 ) -> str:
-    """What decides the bits of logits: equal fingerprints may promise equal bits, others only equal distributions.
+    """A digest of all that decides the bits of logits. Equal ones promise equal bits, others only equal laws.
 
     `device`: where the model will run, if it isn't there yet; `panels`: as `panel_dtype` says.
     """

@@ -19,11 +19,11 @@ import torch
 from transformers import AttentionInterface, PreTrainedModel
 
 ATTENTION_NAME = "paceline_packed"
-"""Of our attention function, as `set_attn_implementation` takes it."""
+"""Name of our attention function for `set_attn_implementation`."""
 
 
 class AttentionCall(NamedTuple):
-    """What one layer asks of attention."""
+    """One layer's call of attention."""
 
     module: torch.nn.Module
     query: torch.Tensor  # [1, heads, rows, head_dim]
@@ -41,7 +41,7 @@ class AttentionCall(NamedTuple):
 
 
 class Attender(Protocol):
-    """What computes attention during one forward pass."""
+    """Computes attention during one forward pass."""
 
     def attend(self, call: AttentionCall) -> torch.Tensor:
         """Attention of one layer: [1, rows, heads, head_dim]."""

@@ -174,7 +174,7 @@ class KeptStates:
             low = high
 
     def rows(self, session: int) -> FeatureRows:
-        """Of a session's new rows in the latest step, in their order."""
+        """Features of a session's new rows in the latest step, in their order."""
         parts = sorted(self._parts[session], key=lambda part: part.first)
         features: FeatureRows = torch.cat([part.features() for part in parts]).float().numpy()
         return features

@@ -1,4 +1,4 @@
-"""What a model must offer to be served: sessions of KV rows, and steps over ragged batches.
+"""The interface of a served model: sessions of KV rows, and steps over ragged batches.
 
 A step's plan is a few integers, so that rank 0 of a tensor-parallel group can
 broadcast it and every rank run the same step.
@@ -161,7 +161,7 @@ class Engine(Protocol):
 
 @dataclass(frozen=True)
 class Draw:
-    """How a round is drawn from its logits, where temperature alone shapes them: 0 is greedy."""
+    """The parameters of a round's draws from logits that temperature alone shapes; 0 is greedy."""
 
     acceptance: Acceptance
     temperature: float
@@ -216,7 +216,7 @@ class DrawingEngine(Protocol):
 
 @dataclass(frozen=True)
 class Ranking:
-    """How the tokens that may follow an item's logit rows are ranked: by the race of shared noise.
+    """The parameters of a ranking of the tokens after an item's logit rows, by the race of shared noise.
 
     `positions` are those of the tokens, one for each logit row; `count` is the number of tokens to return for each.
     Temperature alone shapes the scores; 0 ranks by the logits themselves.

@@ -21,7 +21,7 @@ KVRows = tuple[torch.Tensor, ...]
 
 @dataclass(frozen=True)
 class LayerShape:
-    """What one row holds in one layer."""
+    """The shape of one row in one layer."""
 
     kv_heads: int
     key_width: int
@@ -33,7 +33,7 @@ class LayerShape:
 
 @dataclass(frozen=True)
 class Planes:
-    """Where a layer's keys or values are: planes [start, end) of the tensor of rows of this width, one a head."""
+    """The place of a layer's keys or values: planes [start, end), one a head, of the tensor of this width."""
 
     width: int
     start: int
@@ -42,7 +42,7 @@ class Planes:
 
 @dataclass(frozen=True)
 class KVShape:
-    """What one row holds in all layers, which may differ."""
+    """The shape of one row in all layers, which may differ."""
 
     layers: tuple[LayerShape, ...]
     dtype: torch.dtype
@@ -73,7 +73,7 @@ class KVShape:
 
     @cached_property
     def places(self) -> tuple[tuple[Planes, Planes], ...]:
-        """Where each layer's keys and values are; layer by layer, so that uniform ones are [layers, 2, kv_heads]."""
+        """Places of each layer's keys and values, in an order in which uniform layers are [layers, 2, kv_heads]."""
         next_planes: Counter[int] = Counter()
         places = []
         for layer in self.layers:
@@ -114,7 +114,7 @@ class SessionKV:
 
     @property
     def address(self) -> int:
-        """Where [layers, 2, kv_heads, capacity, head_dim] of uniform layers lies, until the session closes."""
+        """Address of [layers, 2, kv_heads, capacity, head_dim] of uniform layers, valid until the session closes."""
         assert len(self._rows) == 1, "uniform layers"
         return self._rows[0].data_ptr()
 

@@ -42,7 +42,7 @@ class MemoryPlan:
 
     @property
     def room(self) -> int:
-        """What is left for KV."""
+        """Bytes that are left for KV."""
         return self.available - self.packing - self.workspace - self.static
 
     def __str__(self) -> str:
@@ -127,7 +127,7 @@ def workspace_bytes(
 
 
 def refuse_weights_beyond(location: str, available: int) -> None:
-    """Refuse a folder, or a GGUF file, whose weights alone can't be held, before they are read.
+    """Refuse a folder or a GGUF file whose weights alone exceed the memory, before they are read.
 
     Raises:
         InvalidInput: naming both sizes.
@@ -143,7 +143,7 @@ def refuse_weights_beyond(location: str, available: int) -> None:
 
 
 def refuse_unpacked_beyond(model: str, size: int, available: int) -> None:
-    """Refuse weights of few bits whose floats can't be held, before they are unpacked.
+    """Refuse weights of few bits whose floats exceed the memory, before they are unpacked.
 
     Raises:
         InvalidInput: naming both sizes.

@@ -1,4 +1,4 @@
-"""What a decoder's layers ask of attention, learnt by running one row; what can't be served exactly is refused.
+"""Facts of a decoder's attention layers, learnt by running one row; layers that can't be served exactly are refused.
 
 transformers says by a mask which keys a row sees. Here its masks are functions of two positions, asked once for every
 position, so a window is what the model's own code makes of it, whatever its configuration calls it.
@@ -21,7 +21,7 @@ from paceline.engine.kv import KVShape, LayerShape
 from paceline.protocol.errors import Unsupported
 
 PROBE_NAME = "paceline_probe"
-"""Of the attention function and the masks of a probe."""
+"""Name of a probe's attention function and masks."""
 _TERMS = (SOFTCAP, SINKS)
 _HARMLESS = re.compile(r"sliding_window|position_ids|is_causal|use_cache|output_\w+")
 """Extras that repeat what masks and positions say, or ask for more outputs."""
@@ -156,7 +156,7 @@ def _facts(model: PreTrainedModel, probe: _AttentionProbe, max_length: int) -> A
 
 
 def _horizon(name: str, rule: Rule, max_length: int, device: torch.device) -> Horizon | None:
-    """How far back rows see; None: they see everything before them.
+    """The horizon of a rule for masks; None: rows see everything before them.
 
     Bisection finds the first row that doesn't see position 0, which tells the size. Then all positions are compared
     with that horizon; of a long context some thousands, so that the start takes no longer.

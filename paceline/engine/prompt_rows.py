@@ -1,4 +1,4 @@
-"""How many rows of prompts may have logits in one step."""
+"""The limit of prompt rows that have logits in one step."""
 
 from __future__ import annotations
 

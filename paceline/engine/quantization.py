@@ -17,7 +17,7 @@ from paceline.runtime.config import NOT_QUANTIZED, EngineSettings
 
 
 def quantized_name(name: str, settings: EngineSettings) -> str:
-    """What a model is called, as its weights are kept: coordinators take targets of one name alone."""
+    """A model's name, which tells how its weights are stored: a coordinator takes targets of one name alone."""
     return name if settings.quantization == NOT_QUANTIZED else f"{name}#{settings.quantization}"
 
 

@@ -41,7 +41,7 @@ class _Segment:
     high: int
     base: int
     views: tuple[View, ...]
-    """What the rows see, by kind of layer."""
+    """The keys that the rows see, by kind of layer."""
 
     @property
     def total(self) -> int:
@@ -116,19 +116,19 @@ class ServedDecoder:
 
     @property
     def kv_shape(self) -> KVShape:
-        """What one KV row holds."""
+        """The shape of one KV row."""
         return self.attention.shape
 
 
 class DecoderEngine(LedgerEngine[Rows]):
-    """What all engines of transformers decoders have: the model, its hidden states, and its compute threads."""
+    """The base of all engines of transformers decoders: the model, its hidden states, and its compute threads."""
 
     def __init__(self, decoder: ServedDecoder, blocks: BlockStore[Rows] | None = None) -> None:
         super().__init__(decoder.info, decoder.settings, blocks)
         self._model = decoder.model
         self._kv_shape = decoder.kv_shape
         self.attention = decoder.attention
-        """What its layers ask of attention; a self-check may narrow their windows while it runs."""
+        """Facts of its attention layers; a self-check may narrow their windows while it runs."""
         self._threads = ComputeThreads()
         self._states = KeptStates()
 
@@ -151,7 +151,7 @@ class TransformerEngine(DecoderEngine[KVRows]):
         on_cpu = self._kv_shape.device.type == "cpu" and self._kv_shape.dtype == ROW_DTYPE
         compiles = on_cpu and decoder.attention.compilable
         self.few_keys = EVERY_KEY if row_decoder is not None else FEW_KEYS if compiles else 0
-        """What `is_few` takes."""
+        """The limit for `is_few`."""
         self._kv: dict[int, SessionKV] = {}
 
     @torch.inference_mode()

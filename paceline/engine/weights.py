@@ -118,7 +118,7 @@ def load_decoder(source: ModelSource, settings: EngineSettings, *, on_host: bool
 
 
 def _where_weights_are(source: ModelSource, config: PreTrainedConfig, dtype: torch.dtype | str) -> dict[str, Any]:
-    """What `from_pretrained` takes for them: a place, or tensors that have been unpacked."""
+    """The arguments of `from_pretrained` for the weights: a place, or unpacked tensors."""
     if source.gguf is not None:
         return gguf_sources(source.gguf)
     method = unpacking(source.name, config.to_dict())
@@ -169,7 +169,7 @@ def _read_folder_config(source: ModelSource, settings: EngineSettings) -> tuple[
 
 
 def _refuse_larger(source: ModelSource, config: PreTrainedConfig) -> None:
-    """Refuse a folder whose configuration speaks of far more weights than its files hold, before any is made."""
+    """Refuse a folder whose configuration has far more weights than its files, before any is made."""
     kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     refuse_larger(lambda: kind(copy.deepcopy(config)), held_weights(stored_tensors(source)), "network")
 

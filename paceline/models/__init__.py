@@ -1,1 +1,1 @@
-"""Where models come from, and their tokenizers."""
+"""Models' names, files and tokenizers."""

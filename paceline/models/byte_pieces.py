@@ -6,7 +6,7 @@ import re
 from functools import cache
 
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
-"""How SentencePiece's vocabularies name a byte."""
+"""The name of a byte in SentencePiece's vocabularies."""
 
 
 def piece_bytes(piece: str) -> bytes:

@@ -28,7 +28,7 @@ _ORDERS = (None, False, "weight", "static")
 
 
 def compressed_packing(name: str, entry: Mapping[str, Any]) -> Packing:
-    """How a checkpoint's layers are packed.
+    """The packing of a checkpoint's layers.
 
     Args:
         name: the model's, as shown to users.

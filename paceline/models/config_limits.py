@@ -9,7 +9,7 @@ from typing import Any
 from paceline.protocol.errors import InvalidInput, require
 
 NESTED_KEYS = ("transformer_layer_config", "text_config", "llm_config", "language_config")
-"""Where files of more than text, and drafters', keep the decoder's settings."""
+"""Keys under which multimodal models' and drafters' files keep the decoder's settings."""
 MOST: Mapping[str, int] = {
     "num_hidden_layers": 512,
     "n_layer": 512,
@@ -31,9 +31,9 @@ MOST: Mapping[str, int] = {
     "max_position_embeddings": 1 << 31,
     "n_positions": 1 << 31,
 }
-"""Of settings that count something, each at least 1 unless it may be none; chosen: the deepest models have some 130
-layers, the widest heads 576 values. Libraries make as many layers and rotations before anybody compares them with the
-tensors."""
+"""The largest value of settings that count something, each at least 1 unless it may be none. Chosen: the deepest
+models have some 130 layers, the widest heads 576 values. Libraries make as many layers and rotations before anybody
+compares them with the tensors."""
 _OR_NONE = ("num_experts", "num_local_experts", "n_routed_experts", "qk_nope_head_dim")
 _ROPE = ("rope_parameters", "rope_scaling")
 _POSITIVE = (

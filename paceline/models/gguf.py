@@ -30,7 +30,7 @@ def library_versions() -> dict[str, str]:
 
 
 def gguf_sources(file: Path) -> dict[str, Any]:
-    """What `load_whole` takes in the place of a folder: configuration and tensors of a GGUF file.
+    """The arguments of `load_whole` for a GGUF file: its configuration and tensors, in the place of a folder.
 
     Raises:
         InvalidInput: the file is damaged, or says what can't be honoured; names it.

@@ -66,7 +66,7 @@ _ATTENTION_BIASES: Mapping[str, tuple[str, ...]] = {"attention_bias": ("attn_q",
 
 @dataclass(frozen=True)
 class GgufArchitecture:
-    """How files of one architecture become a model of transformers.
+    """The conversion of one architecture's files to a model of transformers.
 
     Attributes:
         model_type: as transformers calls it.
@@ -111,7 +111,7 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = {
 
 
 def architecture_of(header: GgufHeader) -> GgufArchitecture:
-    """How a file becomes a model.
+    """The architecture of a file.
 
     Raises:
         InvalidInput: an architecture that isn't read, no model, or a part of one.

@@ -79,7 +79,7 @@ class GgufHeader:
 
     @property
     def float32_bytes(self) -> int:
-        """Of all its tensors unpacked."""
+        """Bytes of all its tensors in float32."""
         return 4 * sum(prod(tensor.shape) for tensor in self.tensors.values())
 
 

@@ -25,7 +25,7 @@ _OUTSIDE = {
 }
 _BLOCK = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 _BARE = (".experts.gate_up_proj", ".experts.down_proj")
-"""How names of parameters end that are no module's `weight`."""
+"""Endings of parameters' names that are no module's `weight`."""
 
 
 def model_tensors(header: GgufHeader, config: PreTrainedConfig) -> dict[str, torch.Tensor]:
@@ -54,7 +54,7 @@ def model_tensors(header: GgufHeader, config: PreTrainedConfig) -> dict[str, tor
 
 
 def _sources(header: GgufHeader) -> dict[str, list[str]]:
-    """The file's tensors of which each parameter is made."""
+    """The file's tensors that make up each parameter."""
     modules = architecture_of(header).modules
     sources: dict[str, list[str]] = {}
     for name in header.tensors:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _PREFIX = "tokenizer."
 _SPACE = "\u2581"
-"""How vocabularies of model llama write a space."""
+"""A space in vocabularies of model llama."""
 _READ_KEYS = (
     "model", "pre", "tokens", "token_type", "scores", "merges", "add_bos_token", "add_eos_token", "add_space_prefix",
     "bos_token_id", "eos_token_id", "eot_token_id", "eom_token_id", "eos_token_ids", "padding_token_id",
@@ -106,7 +106,7 @@ def _refuse_others(header: GgufHeader) -> None:
 
 
 def _lists(fields: Mapping[str, Any], size: int) -> dict[str, Any]:
-    """What stands in lists, one for each token, and the merges."""
+    """The lists with an entry for each token, and the merges."""
     lists: dict[str, Any] = {}
     for key in ("token_type", "scores"):
         if fields[key] is not None:

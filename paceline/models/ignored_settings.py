@@ -32,7 +32,7 @@ _ROPE_ALIASES = {"su": "longrope", "mrope": "default"}
 _PARTIAL = "partial_rotary_factor"
 _OF_EVERY_ROPE = frozenset({"rope_type", "type", "rope_theta", _PARTIAL})
 _HARMLESS_OF_ROPE = frozenset({"finetuned", "mrope_section", "mrope_interleaved", "original_max_position_embeddings"})
-"""A note on training, what positions of images are made of, and a length that only some types read."""
+"""A note on training, parts of images' positions, and a length that only some types read."""
 _ROPE_SETTINGS: Mapping[str, frozenset[str]] = {
     "default": frozenset(),
     "linear": frozenset({"factor"}),
@@ -44,7 +44,7 @@ _ROPE_SETTINGS: Mapping[str, frozenset[str]] = {
     "llama3": frozenset({"factor", "low_freq_factor", "high_freq_factor"}),
     "proportional": frozenset(),
 }
-"""What transformers reads of each rope type."""
+"""The settings of each rope type that transformers reads."""
 
 
 def refuse_ignored(where: str, raw: Mapping[str, Any], config: PreTrainedConfig) -> None:

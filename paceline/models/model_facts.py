@@ -69,7 +69,7 @@ def end_ids(source: ModelSource) -> frozenset[int]:
 
 
 def logits_width(source: ModelSource, *, trust_remote_code: bool) -> int | None:
-    """How many ids a model has logits for; None: its tokenizer comes without a configuration."""
+    """The number of ids that a model has logits for; None: its tokenizer comes without a configuration."""
     from paceline.models.text_part import read_config
 
     if model_file(source, CONFIG_FILE) is None:

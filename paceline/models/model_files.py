@@ -20,7 +20,7 @@ _JSON_FILES = (
 _ADAPTER_FILE = "adapter_config.json"
 _WEIGHTS = "transformers_weights"
 _MOST_BYTES = 1 << 28
-"""Of a JSON file; chosen: the largest tokenizers take some 40 MB."""
+"""Most bytes of a JSON file; chosen: the largest tokenizers take some 40 MB."""
 
 
 def model_file(source: ModelSource, name: str) -> Path | None:

@@ -28,7 +28,7 @@ _LISTED_LAYERS = 3
 
 @dataclass(frozen=True)
 class Packing:
-    """How a method packs a layer.
+    """A method's packing of a layer.
 
     Attributes:
         parts: last parts of the names of a packed layer's tensors.

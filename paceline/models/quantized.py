@@ -55,14 +55,14 @@ def method_of(entry: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Unpacking:
-    """How a checkpoint's weights are unpacked: by the library, with `arguments`, or by `paceline.models.packed`."""
+    """The unpacking of a checkpoint's weights: by the library, with `arguments`, or by `paceline.models.packed`."""
 
     arguments: Mapping[str, Any] = field(default_factory=dict)
     packing: Packing | None = None
 
 
 def unpacking(name: str, config: Mapping[str, Any]) -> Unpacking:
-    """How a checkpoint's weights are unpacked; floats need nothing.
+    """The unpacking of a checkpoint's weights; floats need none.
 
     Args:
         name: the model's, as shown to users.

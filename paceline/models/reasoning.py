@@ -1,4 +1,4 @@
-"""Which tokens of a text are reasoning: those between the markers, each one token of the model's or several."""
+"""The reasoning of a text: the tokens between two markers, each of which is one token or several."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class ReasoningMarks:
 
     @classmethod
     def from_tokenizer(cls, tokenizer: Tokenizer) -> ReasoningMarks | None:
-        """The first known pair that are tokens, else the pair that the template knows; None: the model has none.
+        """The first pair of tags that are tokens, else the pair that the template uses; None: the model has none.
 
         Where they are tokens nothing else is a marker: their text in other tokens is text.
         """

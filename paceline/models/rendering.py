@@ -1,4 +1,4 @@
-"""How long a chat template may take, and how much the process may grow meanwhile.
+"""Limits of chat templates: the time that one may take, and the memory that the process may grow by meanwhile.
 
 A template is a program that comes with a model, and what it does depends on the chat: a loop over messages within a
 loop over messages, a text that doubles with each. Jinja's sandbox keeps it from the interpreter, not from endless
@@ -27,8 +27,8 @@ from paceline.protocol.errors import InvalidInput
 MAX_RENDER_MS = 2_000
 """Templates of published models write 4,096 messages within 200 ms on two slow cores; chosen beyond that."""
 MAX_RENDER_BYTES = 256 << 20
-"""What the process may grow by while a chat is rendered: the longest text of a million tokens takes some 10 MB, and
-each of the template's variables may hold it once. What others take meanwhile counts, too."""
+"""Most bytes that the process may grow by while a chat is rendered: the longest text of a million tokens takes some
+10 MB, and each of the template's variables may hold it once. What other threads take meanwhile counts, too."""
 LOOK_S = 0.02
 """Seconds between looks at time and memory."""
 AGAIN_S = 0.5
@@ -36,7 +36,7 @@ AGAIN_S = 0.5
 may have moved on between the look at where it runs and the raise, or begun a call of the collector's, where the raise
 is lost.)"""
 TEMPLATE_FILE = "<template>"
-"""What Jinja names the code of a template that came from no file."""
+"""Jinja's file name for the code of a template that came from no file."""
 
 Output = TypeVar("Output")
 

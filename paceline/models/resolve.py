@@ -17,9 +17,9 @@ from paceline.protocol.errors import InvalidInput
 
 PROVENANCE_FILE = "provenance.json"
 MANIFEST_FILE = "manifest.json"
-"""What makes a folder a draft; `paceline_training.checkpoint` says what it holds."""
+"""The file that makes a folder a draft; `paceline_training.checkpoint` describes it."""
 DRAFTS_PACKAGE = "paceline_drafts"
-"""Of the distribution `paceline-drafts`: one folder a draft, called by its target and its kind."""
+"""The package of the distribution `paceline-drafts`: one folder a draft, named by its target and its kind."""
 INSTALL_DRAFTS = "pip install paceline-drafts, or in a checkout: pip install ./drafts"
 DEFAULT_DRAFT = "default"
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
@@ -126,7 +126,7 @@ def pullable_draft(target: str) -> str | None:
 
 
 def missing_draft(target: str) -> str | None:
-    """What of a target's default draft is not here, and the command that gets it; None: nothing, or it has none."""
+    """The missing part of a target's default draft, and the command that gets it; None: nothing is missing."""
     if _lacks_package(target):
         return f"paceline-drafts is not installed (run: {INSTALL_DRAFTS})"
     draft = pullable_draft(target)
@@ -134,7 +134,7 @@ def missing_draft(target: str) -> str | None:
 
 
 def resolve_draft(model: str, target: str | None) -> str:
-    """What a drafter's `model:NAME` loads for a target: NAME itself, or for `default` the target's own draft.
+    """The model of a drafter's `model:NAME` for a target: NAME itself, or for `default` the target's own draft.
 
     That is the shipped draft's folder, or the name of the pullable model that drafts for the target. `default-KIND`
     is another one that is shipped for it.

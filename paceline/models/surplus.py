@@ -81,7 +81,7 @@ def stored_tensors(source: ModelSource) -> Mapping[str, StoredTensor]:
 
 
 def held_weights(tensors: Mapping[str, StoredTensor]) -> int:
-    """How many weights the tensors hold, at most: integers may pack 16 of two bits in four bytes."""
+    """The number of weights that the tensors hold, at most: integers may pack 16 of two bits in four bytes."""
     factors = {dtype: 4 * int(dtype[1:]) // 8 for dtype in _INTEGERS if dtype != "BOOL"}
     return sum(math.prod(tensor.shape) * factors.get(tensor.dtype, 1) for tensor in tensors.values())
 

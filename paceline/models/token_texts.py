@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _SPACE = "\u2581"
-"""How SentencePiece's vocabularies write a space."""
+"""A space in SentencePiece's vocabularies."""
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ REPLACEMENT = "\ufffd"
 _BYTES = 256
 _LETTERS = 26
 _FURTHER_LETTERS = 0x4E00
-"""Where letters go on after z: printable, one code point each, stable under normalisation."""
+"""The letters after z begin here: printable, one code point each, stable under normalisation."""
 _LETTER_BYTES = 4
 """Most bytes of a code point in UTF-8: any is read as one letter."""
 MAX_SPECIAL_TEXTS = 1000

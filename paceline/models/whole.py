@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _LONG_LINE = 160
 """Characters of a library's message from which only its first sentence is shown."""
 _PANIC = "PanicException"
-"""What libraries written in Rust raise for a defect of theirs; no `Exception`."""
+"""The name of the error that libraries written in Rust raise for their own defects; it is no `Exception`."""
 _MOST_WEIGHT_RATIO = 2
 """Weights of a configuration over those of the files, up to which each missing one is named."""
 _MOST_TABLE_BYTES = 1 << 29

@@ -46,7 +46,7 @@ EMPTY = Proposal(proposal_id=0, token_ids=(), draft_probabilities=())
 
 @dataclass(frozen=True)
 class Decision:
-    """How a round ends.
+    """The end of a round.
 
     `node` is the last accepted node or `ROOT`, `accepted` the tokens down to it, `next_token` the one
     after them and `provenance` where that came from.
@@ -111,7 +111,7 @@ def accepts(u: float, p: float, q: float) -> bool:
 
 
 def rejection_length(draws: Sequence[float], p: Sequence[float], q: Sequence[float]) -> int:
-    """How many tokens are accepted before the first rejection; p, q of the drafted tokens."""
+    """The number of tokens that are accepted before the first rejection; p, q of the drafted tokens."""
     for i, (u, p_i, q_i) in enumerate(zip(draws, p, q, strict=True)):
         if not accepts(u, p_i, q_i):
             return i

@@ -61,7 +61,7 @@ def processed_scores(logits: NDArray[np.float32], params: SamplingParams) -> NDA
 
 
 def divided_scores(logits: NDArray[np.float32], params: SamplingParams) -> tuple[NDArray[np.float32], float]:
-    """What a race may take in place of `processed_scores`: log-weights [rows, V] and what is to divide them.
+    """Log-weights [rows, V] and their divisor, which a race may take in place of `processed_scores`.
 
     Where temperature alone shapes the distribution these are the logits themselves, so that a race reads them once.
 

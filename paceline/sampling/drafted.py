@@ -23,7 +23,7 @@ DRAFT = b"paceline draft"
 """The purpose of the digest, a draft's key: another use of the seed would need another one."""
 SEED_BYTES = 8
 ROUNDING = 2.0**-22
-"""What another machine's logarithms may add to a value of a race.
+"""Most that another machine's logarithms may add to a value of a race.
 
 E is rounded to float32, so a last place of its logarithm may move log E by 2^-23; a logarithm of q in float64 moves
 less by orders. On one machine the arithmetic of draft and coordinator is the same and nothing moves.

@@ -15,7 +15,7 @@ from numba.extending import intrinsic
 from paceline.runtime.compiled import compiled
 
 REORDER = {"reassoc", "contract", "nsz", "arcp"}
-"""What compiled sums may do, so that they become vector instructions; NaN and infinity stay what they are."""
+"""Liberties of compiled sums that make them vector instructions; NaN and infinity are unchanged."""
 
 _float = np.float32
 _LOWEST = _float(-87.0)

@@ -40,7 +40,7 @@ _OPTIONS: Mapping[str, tuple[object, ...]] = {
     "item_separator": (",", ", "),
     "key_separator": (":", ": "),
 }
-"""Of `x-guidance`, with the values that leave JSON what it is."""
+"""Options of `x-guidance`, with the values that leave JSON as it is."""
 _CONTROL = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
 _MAY_BE_CONTROL = re.compile(r"[\x00-\x1f\x7f]|\\(?:v|x(?:[01]|7f|\{)|u(?:00[01]|007f|\{))", re.IGNORECASE)
 _LEAP = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)"

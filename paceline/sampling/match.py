@@ -38,7 +38,7 @@ class Match:
         return self.following[:k]
 
     def score(self, right: int = 0) -> float:
-        """How trustworthy the token after `right` correct ones is, in [0, 1): a score, not a probability.
+        """The trustworthiness of the token after `right` correct ones is, in [0, 1): a score, not a probability.
 
         It is the token's share times a factor that grows with the length of the match, correct tokens included.
         """

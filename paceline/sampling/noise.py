@@ -25,13 +25,13 @@ BLOCK = 4
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 WEYL = (0x9E3779B9, 0xBB67AE85)
 ROUNDS = 10
-"""Of Philox4x32-10, as are its multipliers and key increments (Salmon et al., SC11)."""
+"""Rounds of Philox4x32-10; its multipliers and key increments stand above (Salmon et al., SC11)."""
 WORD = 0xFFFFFFFF
 """The largest integer of 32 bits."""
 
 
 class Stream(IntEnum):
-    """What a draw is for; streams never share an integer."""
+    """The purpose of a draw; streams never share an integer."""
 
     DRAFT = 0
     ACCEPT = 1
@@ -60,7 +60,7 @@ def uniform(key: NoiseKey, stream: Stream, position: int, round_key: int = 0) ->
 
 
 def address_of(key: NoiseKey, stream: Stream, position: int, round_key: int) -> Address:
-    """Where the draws of one stream and position stand, all ids; refuses what 32 bits can't hold."""
+    """The address of one stream's draws at one position, for all ids; refuses numbers beyond 32 bits."""
     require(0 <= position <= WORD, "position", position, "in [0, 2^32)")
     require(0 <= round_key <= WORD, "round_key", round_key, "in [0, 2^32)")
     tag = int(stream) | key.sample_index << 8

@@ -45,7 +45,7 @@ class Edit:
 
 @dataclass(frozen=True)
 class Alignment:
-    """Where the text goes on in a prediction.
+    """The place in a prediction where the text goes on.
 
     Attributes:
         place: of the next token in the prediction.
@@ -60,7 +60,7 @@ class Alignment:
 
 @dataclass(frozen=True)
 class Departure:
-    """Where the text last left the prediction: the place in the prediction, and the text's length then."""
+    """The last departure of the text from the prediction: the place there, and the text's length then."""
 
     place: int
     length: int
@@ -138,7 +138,7 @@ class PredictedText:
         return edit if old == edit.old else None
 
     def _expected_alignment(self, token: int) -> Alignment | None:
-        """Where the text goes on after a token that an edit or the prediction has next; None: it departs."""
+        """The alignment after a token that an edit or the prediction has next; None: the text departs."""
         alignment = self._alignment
         if alignment is None:
             return None
@@ -192,7 +192,7 @@ class PredictedText:
         yield from reversed(places[max(0, middle - MAX_ANCHORS) : middle].tolist())
 
     def _agreement(self, place: int) -> int:
-        """How many tokens before `place` equal the text's last ones."""
+        """The number of tokens before `place` that equal the text's last ones."""
         prediction, text, end = self._prediction, self._text, len(self._text)
         most = min(place, end, LONGEST_MATCH)
         count = 0

@@ -18,8 +18,8 @@ from paceline.sampling import suffix_kernels as kernels
 from paceline.sampling.match import LONGEST_MATCH, MAX_FOLLOWING, Match
 
 MAX_TOKEN_BYTES = 160
-"""Of an automaton for each token of the worst text: 2 states, 3 edges, and 8 places of the table for each token that
-there is room for, at most twice as many."""
+"""Bytes of an automaton for each token of the worst text: 2 states, 3 edges, and 8 places of the table for each token
+that there is room for, at most twice as many."""
 LEAST_ROOM = 256
 """Tokens for which an automaton has room at first; the room doubles."""
 NO_TOKEN = kernels.NO_TOKEN

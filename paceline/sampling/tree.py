@@ -11,7 +11,7 @@ from paceline.protocol.proposal import ROOT, Proposal
 
 
 def ancestor_mask(parents: Sequence[int]) -> NDArray[np.bool_]:
-    """Which nodes each node sees: itself and its ancestors. Returns [n, n], row = the one that looks."""
+    """The nodes that each node sees: itself and its ancestors. Returns [n, n], row = the node that sees."""
     mask = np.eye(len(parents), dtype=np.bool_)
     for node, parent in enumerate(parents):
         if parent != ROOT:

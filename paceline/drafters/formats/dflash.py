@@ -132,7 +132,7 @@ def _form(config: Mapping[str, Any], layers: Any, features: int, name: str) -> B
 
 
 def _sight(config: Mapping[str, Any], layers: Any, layer: int) -> Sight:
-    """How far a layer's rows see. With a window they see no token ahead, unless a setting of speculators says so."""
+    """The horizon of a layer's rows. With a window they see no token ahead, unless speculators says so."""
     kinds = layers.layer_types or ()
     is_windowed = bool(kinds) and kinds[layer] == "sliding_attention"
     causal = is_windowed and not flag(config, "sliding_window_non_causal")

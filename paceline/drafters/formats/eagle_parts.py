@@ -1,4 +1,4 @@
-"""What both layouts of EAGLE-3 share: layer ids, vocabularies, and networks filled with tensors."""
+"""Parts that both layouts of EAGLE-3 share: layer ids, vocabularies, and networks filled with tensors."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def need_of_inputs(inputs: Sequence[int], target: TargetWeights) -> FeatureNeed:
 
 
 def check_target(draft: str, hidden: int, vocab_size: int, target: TargetWeights) -> None:
-    """Refuse a draft that was made for another target's features or ids.
+    """Refuse a draft of another target, by its features and ids.
 
     Raises:
         InvalidInput: naming what differs.
@@ -56,7 +56,7 @@ def check_target(draft: str, hidden: int, vocab_size: int, target: TargetWeights
 
 
 def draft_size(config: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], vocab_size: int) -> int:
-    """How many ids a head has logits for: as configured, else the size of the map, else all."""
+    """The number of ids that a head has logits for: as configured, else the size of the map, else all."""
     map_size = len(tensors["d2t"]) if "d2t" in tensors else vocab_size
     return int(config.get("draft_vocab_size") or map_size)
 
@@ -145,7 +145,7 @@ class Eagle3Files:
     tensors: Mapping[str, torch.Tensor]
 
     def form(self) -> Eagle3Form:
-        """How the network differs from others.
+        """The network's variation.
 
         Raises:
             Unsupported: two norms at once.

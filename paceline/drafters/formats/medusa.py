@@ -55,7 +55,7 @@ _LOSSY = (
 """Settings of typical acceptance, as Medusa's own code and vLLM's call them."""
 _METHODS = ("acceptance_method", "spec_decoding_acceptance_method", "sampling")
 _TYPICAL = "typical"
-"""What the name of such a method contains."""
+"""A part of such a method's name."""
 
 
 def is_medusa(names: Iterable[str]) -> bool:

@@ -107,7 +107,7 @@ LAYOUTS = (
 
 @dataclass(frozen=True, eq=False)
 class MtpCheckpoint:
-    """Multi-token prediction found in a folder.
+    """Multi-token prediction in a folder.
 
     Attributes:
         files: of that folder.
@@ -293,7 +293,7 @@ def _load_decoder(checkpoint: MtpCheckpoint, dtype: torch.dtype) -> PreTrainedMo
 
 
 def _stated_depths(raw: Mapping[str, Any]) -> int | None:
-    """How many depths a configuration states; None: it states none, as Qwen3-Next's."""
+    """The number of depths that a configuration states; None: it states none, as Qwen3-Next's."""
     for part in (raw, raw.get("text_config") or {}):
         for name in _DEPTH_KEYS:
             if part.get(name) is not None:

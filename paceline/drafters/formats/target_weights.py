@@ -1,4 +1,4 @@
-"""What a drafter takes from its target: its configuration, and the embedding and head that the drafter lacks."""
+"""The parts of a target that a drafter takes: its configuration, and an embedding and head if it lacks them."""
 
 from __future__ import annotations
 

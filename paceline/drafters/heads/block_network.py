@@ -26,7 +26,7 @@ Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True)
 class Sight:
-    """How far a layer's rows see: `window` positions back and, unless `causal`, as many ahead; None: all."""
+    """The horizon of a layer's rows: `window` positions back and, unless `causal`, as many ahead; None: all."""
 
     window: int | None = None
     causal: bool = False
@@ -65,7 +65,7 @@ class BlockForm:
 
     @property
     def tokens(self) -> int:
-        """How many tokens a block predicts."""
+        """The number of tokens that a block predicts."""
         return self.size if self.from_first else self.size - 1
 
 
@@ -152,12 +152,12 @@ class BlockNetwork(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of all weights."""
+        """That of all weights."""
         return self.norm.weight.dtype
 
     @property
     def device(self) -> torch.device:
-        """Of all weights."""
+        """That of all weights."""
         return self.norm.weight.device
 
     def get_input_embeddings(self) -> nn.Embedding:

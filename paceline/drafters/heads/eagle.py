@@ -83,12 +83,12 @@ class EagleNetwork(nn.Module, ABC):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of all weights."""
+        """That of all weights."""
         return self.embed_tokens.weight.dtype
 
     @property
     def device(self) -> torch.device:
-        """Of all weights."""
+        """That of all weights."""
         return self.embed_tokens.weight.device
 
     def get_input_embeddings(self) -> nn.Embedding:
@@ -169,7 +169,7 @@ class Eagle1Network(EagleNetwork):
 
 
 class InputNorm(StrEnum):
-    """How the target's features are normed before they are fused."""
+    """The norm of the target's features before they are fused."""
 
     NONE = "none"
     ALL_LAYERS = "all layers"
@@ -180,7 +180,7 @@ class InputNorm(StrEnum):
 
 @dataclass(frozen=True)
 class Eagle3Form:
-    """How published EAGLE-3 networks differ.
+    """The variations of published EAGLE-3 networks.
 
     Attributes:
         features: how many of the target's layers are joined.

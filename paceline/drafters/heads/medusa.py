@@ -61,7 +61,7 @@ class MedusaHeads(nn.Module):
 
     @property
     def heads(self) -> int:
-        """How many there are."""
+        """The number of heads."""
         return len(self.blocks)
 
     @property

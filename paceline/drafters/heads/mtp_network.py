@@ -20,7 +20,7 @@ FIRST_READ_POSITION = 1
 
 @dataclass(frozen=True)
 class MtpForm:
-    """How published networks differ beside their names.
+    """The variations of published networks, names aside.
 
     Attributes:
         embedding_first: the order in which embedding and hidden state are joined.

@@ -31,7 +31,7 @@ be missing without its rows being computed one by one.
 
 @dataclass(frozen=True, eq=False)
 class RowInputs:
-    """What the new rows of a step read beside their tokens.
+    """The inputs of a step's new rows beside their tokens.
 
     Attributes:
         features: [rows, width], zeros where there are none.
@@ -45,7 +45,7 @@ class RowInputs:
 
 @dataclass(frozen=True, eq=False)
 class RowOutputs:
-    """What a step computed: logits as `Engine.step` gives them, and every row's own features [rows, width]."""
+    """The outputs of a step: logits as `Engine.step` gives them, and every row's own features [rows, width]."""
 
     logits: Sequence[Logits]
     features: torch.Tensor
@@ -60,7 +60,7 @@ class RowNetwork(Protocol):
 
     @property
     def kv_rows(self) -> int:
-        """KV rows held by all open sessions."""
+        """KV rows of all open sessions."""
 
     @property
     def need(self) -> FeatureNeed:

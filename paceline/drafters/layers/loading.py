@@ -1,4 +1,4 @@
-"""What was trained, as the draft service runs it: stacks of ours, and published layouts by their own loaders."""
+"""The engines of trained drafts: stacks of ours, and published layouts by their own loaders."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ FORMAT = "paceline-draft/1"
 
 @dataclass(frozen=True)
 class TargetFingerprint:
-    """Which target a draft belongs to."""
+    """The target that a draft belongs to."""
 
     model: str
     tokenizer: str
@@ -32,7 +32,7 @@ class TargetFingerprint:
 
 
 class TrainedKind(StrEnum):
-    """What a draft's folder holds: layers of ours, or what others publish as this."""
+    """The content of a draft's folder: layers of ours, or a published layout."""
 
     DRAFT = "draft"
     EXIT = "exit"
@@ -55,7 +55,7 @@ class TrainedKind(StrEnum):
 
 @dataclass(frozen=True)
 class DraftManifest:
-    """What a draft is, needs, and was made from.
+    """A draft's kind, needs and origin.
 
     Attributes:
         kind: what was trained, a `TrainedKind`.

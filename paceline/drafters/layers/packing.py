@@ -16,7 +16,7 @@ Tensors = dict[str, torch.Tensor]
 
 
 class WeightFormat(StrEnum):
-    """How a draft's weights are written."""
+    """The format of a draft's weights on disk."""
 
     FLOAT16 = "float16"
     INT8 = "int8"
@@ -36,7 +36,7 @@ def pack(weights: Mapping[str, torch.Tensor], form: WeightFormat) -> Tensors:
 
 
 def unpack(tensors: Mapping[str, torch.Tensor]) -> Tensors:
-    """What `pack` was given, as close as its format allows: float32 where it was int8, else as stored.
+    """The weights that `pack` wrote, as close as its format allows: float32 where it was int8, else as stored.
 
     Raises:
         InvalidInput: a row's scale is missing or of another shape.

@@ -29,7 +29,7 @@ from paceline.runtime.config import EngineSettings
 
 @dataclass(frozen=True, eq=False)
 class Target:
-    """A loaded target: what students are made from and learn from."""
+    """A loaded target, from which students are made and learn."""
 
     model: PreTrainedModel
     tokenizer: Tokenizer
@@ -39,7 +39,7 @@ class Target:
 
     @classmethod
     def load(cls, model: str, settings: EngineSettings) -> Target:
-        """Load a model in float32 on the wanted device.
+        """Load a model in float32 on the configured device.
 
         Raises:
             InvalidInput: the name or a setting is out of its limits.

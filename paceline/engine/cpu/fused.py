@@ -111,7 +111,7 @@ def can_fuse(layer: nn.Module) -> bool:
 
 _LAYERS = ("LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer")
 _NORMS = ("LlamaRMSNorm", "MistralRMSNorm", "Qwen2RMSNorm")
-"""Classes whose forward passes are known; one of another name may compute something else with the same parts."""
+"""Classes with a known forward pass; one of another name may compute something else with the same parts."""
 
 
 @torch.inference_mode()

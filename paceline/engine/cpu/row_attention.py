@@ -28,7 +28,7 @@ from paceline.runtime.compiled import compiled
 from paceline.sampling.exponential import REORDER, exp
 
 DTYPE = torch.float32
-"""What it computes in, and what keys and values must be."""
+"""The dtype of its arithmetic, of keys and of values."""
 
 FEW_KEYS = 4096
 """Up to this many (row, key) pairs a session with several rows is faster here than in a library's product.

@@ -25,7 +25,7 @@ from paceline.engine.cpu.tiles import LANES
 from paceline.protocol.features import EMBEDDING, FINAL
 
 _MODELS = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM")
-"""Models whose forward passes are known to be embeddings, layers, a norm and a head, with nothing in between."""
+"""Models whose forward passes are embeddings, layers, a norm and a head, with nothing in between."""
 _LINE = 16
 """Numbers of a cache line."""
 
@@ -64,7 +64,7 @@ class RowDecoder:
         widths = (width, first.qkv_proj.out_features, first.o_proj.in_features, inner)
         self._buffers = _StepBuffers(pool.threads, widths, outputs)
         self.states: dict[int, torch.Tensor] = {}
-        """Of the latest step: the output [rows, width] of each of its layers, counted as `FeatureNeed` does."""
+        """In the latest step, the output [rows, width] of each of its layers, counted as `FeatureNeed` does."""
 
     @torch.inference_mode()
     def logits(
@@ -99,7 +99,7 @@ class RowDecoder:
         return buffers.logits[: len(logit_rows), : self._logits]
 
     def _copies(self, rows: int, layers: Collection[int]) -> tuple[NDArray[np.int64], dict[int, torch.Tensor]]:
-        """Where each layer's input [rows, width] is copied to, 0: nowhere. A layer's output is the next's input."""
+        """Addresses to copy layers' inputs [rows, width] to, 0: none; a layer's output is the next's input."""
         next_layers = [layer + 1 for layer in layers if EMBEDDING <= layer < self._layers - 1]
         inputs = {layer: torch.empty((rows, self._embeddings.shape[1])) for layer in next_layers}
         copies = np.zeros(self._layers, np.int64)
@@ -138,12 +138,12 @@ class _StepBuffers:
             self._scores = np.empty((self._threads, _power_of_two(keys + _LINE)), np.float32)
 
     def shared_buffers(self, cosines: torch.Tensor, sines: torch.Tensor) -> SharedBuffers:
-        """What all threads use, with the rows' angles."""
+        """The buffers of all threads, with the rows' angles."""
         parts = (self.hidden, self._qkv, self._attention, self._activations, self.logits, cosines, sines)
         return SharedBuffers(*(part.data_ptr() for part in parts))
 
     def thread_buffers(self, thread: int) -> ThreadBuffers:
-        """What one thread uses."""
+        """The buffers of one thread."""
         return ThreadBuffers(self._norm_rows[thread].data_ptr(), self._gates[thread].data_ptr(), self._scores[thread])
 
 

@@ -1,4 +1,4 @@
-"""What stands between a decoder's products, compiled for few rows on a CPU, in float32.
+"""The operations between a decoder's products, compiled for few rows on a CPU, in float32.
 
 A library operation on one row takes microseconds to start and nanoseconds to compute, and a layer has
 thirty of them. These take addresses, which cost nothing to pass. A row's numbers depend on no other row.

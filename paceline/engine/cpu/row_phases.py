@@ -31,7 +31,7 @@ _INPUT_NORM, _QKV, _QKV_BIAS, _OUT, _MLP_NORM, _GATE_UP, _GATE_UP_BIAS, _DOWN = 
 
 
 class DecoderShape(NamedTuple):
-    """Of a decoder, in compiled code."""
+    """The shape of a decoder, in compiled code."""
 
     width: int
     heads: int
@@ -54,7 +54,7 @@ class SharedBuffers(NamedTuple):
 
 
 class ThreadBuffers(NamedTuple):
-    """What a thread has for itself, in compiled code."""
+    """A thread's own buffers, in compiled code."""
 
     norm_rows: int  # address of [rows, width]
     gates: int  # address of [2, rows, PIECE]

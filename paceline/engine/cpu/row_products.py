@@ -103,7 +103,7 @@ def _in_huge_pages(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class Kernel(NamedTuple):
-    """How weights are read, in compiled code: the address of `_multiply`, and the bytes of a weight."""
+    """A reader of weights, in compiled code: the address of `_multiply`, and the bytes of a weight."""
 
     address: int
     item: int
@@ -136,7 +136,7 @@ class PanelLinear(torch.nn.Module):
 
     @property
     def addresses(self) -> tuple[int, int]:
-        """Of the weights and of the bias, 0 without one."""
+        """Addresses of the weights and of the bias, 0 without a bias."""
         return self.panels.data_ptr(), 0 if self.bias is None else self.bias.data_ptr()
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
@@ -158,7 +158,7 @@ class PanelLinear(torch.nn.Module):
 def _multiply(
     item: int, weights: int, depth: int, inputs: int, input_step: int, out: int, out_step: int, rows: int, panels: int
 ) -> None:
-    """out[rows, panels] += given · weights, for any number of rows and as many panels as a piece has."""
+    """out[rows, panels] += inputs · weights, for any number of rows and as many panels as a piece has."""
     step = panel_bytes(depth, item)
     start = 0
     while start < rows:
@@ -221,7 +221,7 @@ def multiply_piece(
     destination: tuple[int, int],
     adds: bool,
 ) -> None:
-    """In compiled code: one piece of out = given · weights + bias, or of out += given · weights.
+    """In compiled code: one piece of out = inputs · weights + bias, or of out += inputs · weights.
 
     Args:
         piece: which one, of `pieces(outputs)`.

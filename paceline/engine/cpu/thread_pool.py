@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from paceline.runtime.compiled import compiled
 
 Work = Callable[[int], None]
-"""What each thread runs with its number; it must leave the interpreter's lock alone while it computes."""
+"""The function that each thread runs with its number; it must compute without the interpreter's lock."""
 
 _declare: Any = cgutils.get_or_insert_function
 _LINE = 64

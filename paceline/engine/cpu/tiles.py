@@ -25,7 +25,7 @@ BYTE = 1
 """Bytes of a weight that is kept as an integer."""
 _declare: Any = cgutils.get_or_insert_function
 _PREFETCH_BYTES = 2048
-"""How many bytes ahead weights are prefetched; chosen, no measurement is recorded. It decides speed alone."""
+"""Bytes ahead at which weights are prefetched; chosen, no measurement is recorded. It decides speed alone."""
 
 
 def _emit_tile(
@@ -40,7 +40,7 @@ def _emit_tile(
     out: Any,
     out_step: Any,
 ) -> Any:
-    """out[row, panel] += given[row] · weights[panel], for rows and panels of one of `_TILES`.
+    """out[row, panel] += inputs[row] · weights[panel], for rows and panels of one of `_TILES`.
 
     Addresses; steps from row to row in bytes; `depth` is the number of inputs, `item` the bytes of a weight.
     """

@@ -50,7 +50,7 @@ def static_attention(
     zero_row: int,
     facts: AttentionFacts,
 ) -> StaticAttention:
-    """What all layers of a step share."""
+    """The attention of a step, as far as all layers share it."""
     groups = tuple(
         _GroupPages(
             shape,

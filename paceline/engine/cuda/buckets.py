@@ -1,4 +1,4 @@
-"""Which shapes a step may have. Pure.
+"""The shapes that a step may have. Pure.
 
 A graph serves one shape, so shapes are few: counts are rounded up to powers of two, KV lengths to half steps between
 them (at most a third is padding). Sessions attend in groups of one shape; a group's padded length times its sessions
@@ -106,7 +106,7 @@ class StepShape:
 
 @dataclass(frozen=True)
 class SessionGroup:
-    """Which items of a plan attend together, by index."""
+    """Items of a plan that attend together, by index."""
 
     shape: GroupShape
     items: tuple[int, ...]

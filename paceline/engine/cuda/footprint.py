@@ -1,4 +1,4 @@
-"""What the static engine needs on its device beside weights and KV. Pure.
+"""Memory of the static engine on its device beside weights and KV. Pure.
 
 Sizes are chosen, not tuned: nothing has been measured on a GPU yet. Bytes are upper bounds of what the code
 allocates.
@@ -13,7 +13,7 @@ from paceline.protocol.features import MAX_FEATURE_LAYERS, FeatureOffer
 from paceline.runtime.config import EngineSettings
 
 INPUT_INTEGERS = 1 << 20
-"""Of the static input buffer."""
+"""Integers of the static input buffer."""
 STATIC_ROWS = 256
 """Rows with logits up to which a step has static outputs, and so a graph."""
 STATIC_CANDIDATES = STATIC_ROWS * (2 + 3 * 128)
@@ -23,11 +23,11 @@ STATIC_STATES = STATIC_ROWS * MAX_FEATURE_LAYERS
 RACED_AT_ONCE = 32
 """Rows that race together; more would only need more memory."""
 _RACE_BYTES = 96
-"""Of one id of one racing row: its block of noise as 64-bit integers, and a few floats."""
+"""Bytes of one id of one racing row: its block of noise as 64-bit integers, and a few floats."""
 _MASK_BYTES = 24
-"""Of one key of one query, while its mask is made."""
+"""Bytes of one key of one query, while its mask is made."""
 _GRAPH_BYTES = 2 << 20
-"""Of one graph's own launches."""
+"""Bytes of one graph's own launches."""
 
 
 def static_bytes(

@@ -29,7 +29,7 @@ class Field:
 
 @dataclass(frozen=True)
 class GroupFields:
-    """Of one group that attends together."""
+    """The fields of one group that attends together."""
 
     source: Field
     """[queries]: the packed row of each query; padding points to row 0."""

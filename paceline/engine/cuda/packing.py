@@ -161,7 +161,7 @@ def _put_visible(
     items: Sequence[StepItem],
     horizons: Sequence[Horizon | None],
 ) -> None:
-    """What each query sees; padding sees row 0."""
+    """Enter the keys that each query sees; padding sees row 0."""
     first, end, bits = (_view(integers, field) for field in (fields.first, fields.end, fields.bits))
     end[:] = 1
     for place, index in enumerate(group.items):

@@ -25,7 +25,7 @@ def whole_pages(rows: int) -> int:
 
 
 class PagePool:
-    """Pages of KV rows, free, held by sessions, or holding a shared block.
+    """Pages of KV rows: free ones, those of sessions, and those of shared blocks.
 
     One page beyond the budget belongs to nobody: padding reads its first row, which is zero for good (a masked key
     must be finite, since 0 · NaN is NaN), and writes its second.
@@ -71,7 +71,7 @@ class PagePool:
         return self._session_pages[session]
 
     def rows_of(self, session: int, rows: Ids) -> Ids:
-        """Where in the pool a session's rows are."""
+        """The pool's rows of some rows of a session."""
         return self._session_pages[session][rows // PAGE_ROWS] * PAGE_ROWS + rows % PAGE_ROWS
 
     def keep(self, sessions: Sequence[tuple[int, int, Sequence[int]]]) -> None:

@@ -51,7 +51,7 @@ class _PageBlock(NamedTuple):
 
 @dataclass(frozen=True)
 class _Buffers:
-    """What a step reads and writes, on the device; `states` are on the host where the device has no room for them."""
+    """The buffers of a step, on the device; `states` are on the host where the device has no room for them."""
 
     inputs: torch.Tensor  # [layout.size] int64
     logits: torch.Tensor  # [logit rows, V] float32; the raced rows first

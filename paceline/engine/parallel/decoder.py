@@ -91,7 +91,7 @@ def _reference(model: PreTrainedModel, facts: DecoderFacts) -> PlainReference:
 
 
 def _refuse_attention(name: str, attention: AttentionFacts, ranks: int) -> None:
-    """Windows would have to be made small on every rank for the check; sinks are one number a head, kept whole."""
+    """Refuse windows, which the check would have to narrow on every rank, and sinks, which are not split by head."""
     if attention.has_windows:
         raise Unsupported(f"{name}: sliding windows or chunks with {ranks} ranks: one process only")
     if SINKS in attention.terms:

@@ -45,7 +45,7 @@ def vocabulary_shares(vocab_size: int, ranks: int) -> tuple[Share, ...]:
 
 
 def summarise(draw: Draw, logits: Logits, share: Share) -> Summaries:
-    """What the other ranks need to know of this rank's logits [k + 1, len(share)]; empty for coupled draws."""
+    """A summary of this rank's logits [k + 1, len(share)] for the other ranks; empty for coupled draws."""
     if draw.acceptance is Acceptance.COUPLED:
         return np.empty((0, 3))
     scores = _scores(draw, logits)[:-1].astype(np.float64)

@@ -1,4 +1,4 @@
-"""How the ranks of one engine talk: rank 0's commands, sums inside the model, what each drew.
+"""The ranks of one engine and their messages: rank 0's commands, sums inside the model, the draws of each.
 
 Commands and draws are a few hundred bytes that no device needs to see, so they always travel over gloo,
 on the host; the model's sums travel over NCCL where there are GPUs.
@@ -21,9 +21,9 @@ from paceline.protocol.errors import InvalidInput
 from paceline.runtime.config import LOCALHOST
 
 JOIN_SECONDS = 600.0
-"""How long ranks wait for each other while they load; chosen, not tuned: the slowest disk decides."""
+"""Seconds that ranks wait for each other while they load; chosen, not tuned: the slowest disk decides."""
 COLLECTIVE_SECONDS = 30.0
-"""How long a rank may keep the others waiting in a step, and how long rank 0 may be silent.
+"""Seconds that a rank may keep the others waiting in a step, and that rank 0 may be silent.
 
 Chosen in docs/decisions/2026-11-21-ranks-talk-over-gloo-and-end-together.md.
 """
@@ -149,7 +149,7 @@ class ProcessRanks:
 
 
 def _store(place: Place, listener: int | None) -> Any:
-    """Where ranks find each other; None: where the environment says."""
+    """The store in which ranks find each other; None: the one that the environment names."""
     if place.port is None:
         return None
     return dist.TCPStore(  # type: ignore[attr-defined]  # exported, though not explicitly

@@ -32,11 +32,11 @@ logger = logging.getLogger(__name__)
 DEATH_SECONDS = 0.5
 """From the moment in which a rank's connections break to its end: the kernel closes them first."""
 STOP_SECONDS = 5.0
-"""How long ranks may take to stop once they are told; this and the next two are chosen, not tuned."""
+"""Seconds that ranks may take to stop once they are told; this and the next two are chosen, not tuned."""
 REAP_SECONDS = 1.0
-"""How long the exit code of a process that has ended may take to appear."""
+"""Seconds that the exit code of an ended process may take to appear."""
 REFUSAL_SECONDS = 5.0
-"""How long a rank that can't serve waits before it ends: rank 0 most likely gives the same reason first."""
+"""Seconds that a rank that can't serve waits before it ends: most likely rank 0 gives the same reason first."""
 _LOOPBACK = {"linux": "lo", "darwin": "lo0"}
 _SET_PDEATHSIG = 1
 

@@ -1,4 +1,4 @@
-"""Where a rank stands among the others."""
+"""The place of a rank among the others."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from paceline.protocol.errors import InvalidInput
 
 @dataclass(frozen=True)
 class Place:
-    """Where one rank stands; `local_rank` numbers the ranks of its machine.
+    """The place of one rank; `local_rank` numbers the ranks of its machine.
 
     `port` is rank 0's on this machine; None: the environment says how to meet, as torchrun's does.
     """

@@ -47,7 +47,7 @@ def check_degree(config: PreTrainedConfig, degree: int) -> None:
 
 
 def shard_shape(shape: KVShape, degree: int, device: torch.device) -> KVShape:
-    """What a KV row holds on one rank.
+    """The shape of a KV row on one rank.
 
     Raises:
         Unsupported: a layer's KV heads can't be divided.

@@ -75,7 +75,7 @@ def encode(command: Command) -> Ints:
 
 
 def decode(ints: Ints) -> Command:
-    """The command that `encode` was given."""
+    """The command that `encode` wrote."""
     source = iter(ints.tolist())
     command: Command = _LAYOUTS[next(source)][1](source)
     assert next(source, None) is None, "all integers of a command are read"
@@ -83,7 +83,7 @@ def decode(ints: Ints) -> Command:
 
 
 def _layout(kind: Any) -> tuple[_Put, _Take]:
-    """How values of a type are written and read.
+    """The writer and the reader of a type's values.
 
     Raises:
         TypeError: a type without a layout, named.

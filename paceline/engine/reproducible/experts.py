@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from paceline.engine.reproducible.shapes import TILE_ROWS
 
 _PARAMETERS_OF_EXPERTS = ("hidden_states", "top_k_index", "top_k_weights")
-"""What the library's modules of experts take: rows [rows, width], and for each its experts and their weights."""
+"""The parameters of the library's modules of experts: rows [rows, width], their experts, and the experts' weights."""
 Experts = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 

@@ -38,7 +38,7 @@ _EMPTY_PATH = 0x243F6A8885A308D3 % _MODULUS
 TABLE_FEATURES = FeatureOffer(layers=4, hidden=8)
 """A table model has no hidden states; it makes them of its path's hash, so that tests can tell whose they are."""
 _Row = tuple[int, tuple[int, ...]]
-"""What a row keeps of its ancestors: the hash, and with a finite order the last tokens."""
+"""A row's state, from its ancestors: the hash, and with a finite order the last tokens."""
 _MANY_SESSIONS = EngineSettings(max_num_seqs=65536)
 
 
@@ -79,7 +79,7 @@ def _hash_of(tokens: Sequence[int], path_hash: int = _EMPTY_PATH) -> int:
 
 
 def table_features(tokens: Sequence[int], need: FeatureNeed, order: int = 0) -> FeatureRows:
-    """What a table model's features of the last of these tokens are: [layers · hidden], exact in float16."""
+    """A table model's features of the last of these tokens: [layers · hidden], exact in float16."""
     path = _hash_of(tokens[-order:] if order else tokens)
     features: FeatureRows = np.concatenate([_state(path, layer) for layer in need.layers])
     return features
@@ -198,7 +198,7 @@ def _normal_table(seed: int, spec: TableSpec) -> NDArray[np.float64]:
 
 
 def _disturbance(spec: TableSpec) -> NDArray[np.float64]:
-    """What a draft's logits are off by [contexts, V]; heavy-tailed where `disturb_tail` says so."""
+    """The errors of a draft's logits [contexts, V]; heavy-tailed where `disturb_tail` says so."""
     rng = np.random.default_rng((spec.noise_seed, spec.seed))
     shape = (spec.contexts, spec.vocab)
     errors = rng.standard_normal(shape)

@@ -29,7 +29,7 @@ until the rows are used up."""
 
 @dataclass(frozen=True)
 class _SessionStep:
-    """What one step changes in a session: the spellings behind its first `kept_rows` rows, and the draft's rows."""
+    """The changes of one step in a session: the spellings behind its first `kept_rows` rows, and the draft's rows."""
 
     session: _TranslatedSession
     kept_rows: int

@@ -1,4 +1,4 @@
-"""Which contexts a session of the draft's engine holds as rows, and the step that computes others. Pure.
+"""The contexts that a session of the draft's engine holds as rows, and the step that computes others. Pure.
 
 The rows are a cache: a step computes the nodes that it needs and that have no row, wherever they branch off, and
 drops those that it no longer needs.
@@ -144,7 +144,7 @@ def _kept_nodes(nodes: Sequence[ContextNode], again: set[ContextNode], start: in
 def _chain_length(
     parent: ContextNode | None, kept_nodes: Sequence[ContextNode], new_nodes: Sequence[ContextNode]
 ) -> int:
-    """How many of the kept nodes all others descend from: they join the trunk."""
+    """The number of kept nodes that all others descend from: they join the trunk."""
     branches: dict[ContextNode | None, int] = {}
     for node in (*kept_nodes, *new_nodes):
         branches[node.parent] = branches.get(node.parent, 0) + 1

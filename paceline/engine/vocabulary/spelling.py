@@ -62,7 +62,7 @@ class Contexts:
 
 @dataclass(frozen=True, slots=True)
 class Spelling:
-    """What the draft reads after a path of target tokens: `tip`; None: nothing yet.
+    """The draft's context after a path of target tokens, `tip`; None: it is still empty.
 
     `closed_tip` ends the part that stays as it is whatever follows; `open_text` is the text behind it.
     """
@@ -84,12 +84,12 @@ class Speller:
         self._cut = cut
 
     def begin(self, contexts: Contexts) -> Spelling:
-        """What the draft reads before any token."""
+        """The draft's context before any token."""
         tip = contexts.descendant(None, self._beginning)
         return Spelling(tip, tip)
 
     def follow(self, spelling: Spelling, token: int, contexts: Contexts) -> Spelling:
-        """What it reads after one target token more.
+        """The draft's context after one more target token.
 
         A special token that the draft has too ends the text before it; others say nothing to the draft.
         """
@@ -131,7 +131,7 @@ class Speller:
 
 
 def _seam(text: bytes, pieces: Sequence[Piece]) -> int:
-    """How many pieces of an open text are closed: none of a short one, all of a too long one that can't be cut."""
+    """The number of closed pieces of an open text: none of a short one, all of a too long one that can't be cut."""
     if len(text) < LONG_TEXT:
         return 0
     latest = len(text) - LONG_TEXT // 2
@@ -147,7 +147,7 @@ def _seam(text: bytes, pieces: Sequence[Piece]) -> int:
 
 
 def _start(text: bytes, pieces: Sequence[Piece], place: int) -> int:
-    """Where a piece begins; behind the last piece, where the text ends."""
+    """The byte at which a piece begins; behind the last piece, the end of the text."""
     if not place:
         return 0
     return pieces[place].start if place < len(pieces) else len(text)
