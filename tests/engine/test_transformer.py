@@ -177,7 +177,7 @@ def test_the_budget_in_rows_follows_bytes() -> None:
     engine, _ = tiny.engine_and_plain(tiny.llama(), kv_bytes=100 * row_bytes + row_bytes // 2, max_num_seqs=3)
     assert engine.info.max_kv_rows == 100
     engine.open(1, 60)
-    with pytest.raises(Overloaded, match="41 KV rows wanted, 40 free"):
+    with pytest.raises(Overloaded, match="41 KV rows needed, 40 free"):
         engine.open(2, 41)
     with pytest.raises(InvalidInput, match="max_rows = 101"):
         engine.open(2, 101)

@@ -122,8 +122,8 @@ async def test_rows_of_a_cached_prefix_are_computed_for_who_reads_them(
             assert misplaced(caller, NEEDS[0], reference) == []
 
 
-def a_layer_further(model: Any, wanted: Sequence[int], into: dict[int, Any]) -> Any:
-    return capture_states(model, wanted, dict(zip(wanted, [*into.values()][1:] + [*into.values()][:1], strict=True)))
+def a_layer_further(model: Any, layers: Sequence[int], out: dict[int, Any]) -> Any:
+    return capture_states(model, layers, dict(zip(layers, [*out.values()][1:] + [*out.values()][:1], strict=True)))
 
 
 def a_row_further(engine: StaticEngine, session: int) -> FeatureRows:

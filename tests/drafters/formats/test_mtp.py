@@ -55,14 +55,14 @@ def test_its_own_head_and_embedding_are_preferred(tmp_path: Path) -> None:
 def test_a_copy_that_dropped_the_tensors_is_named(tmp_path: Path) -> None:
     write(tmp_path, "glm4_moe")
     change(tmp_path, lambda name: not name.startswith("model.layers.2."))
-    with pytest.raises(InvalidInput, match=r"1 layers .* config.json speaks of: .* none of their tensors.*quantised"):
+    with pytest.raises(InvalidInput, match=r"1 layers .* config.json states: .* none of their tensors.*quantised"):
         find_mtp(tmp_path)
 
 
 def test_a_checkpoint_that_never_had_any_is_named(tmp_path: Path) -> None:
     write(tmp_path, "qwen3_next")
     change(tmp_path, lambda name: not name.startswith("mtp."))
-    with pytest.raises(InvalidInput, match=r"neither its config\.json nor its files speak of it"):
+    with pytest.raises(InvalidInput, match=r"neither its config\.json nor its files have any"):
         find_mtp(tmp_path)
 
 
