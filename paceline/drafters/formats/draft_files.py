@@ -23,7 +23,7 @@ CONFIG_FILE = "config.json"
 PICKLED_FILES = ("pytorch_model.bin", "medusa_lm_head.pt")
 """Names that such a file may have; a folder has one."""
 _SAFE_FILES = "*.safetensors"
-_PLAIN = (torch.float32, torch.float16, torch.bfloat16)
+FLOAT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def read_config(folder: Path) -> Mapping[str, Any]:
@@ -112,7 +112,7 @@ class TensorFiles:
         require(name in self._files, "model", str(self._folder), f"whole; tensor {name} is missing")
         with safe_open(self._files[name], "pt") as reader:
             tensor: torch.Tensor = reader.get_tensor(name)
-        if tensor.dtype not in _PLAIN:
+        if tensor.dtype not in FLOAT_DTYPES:
             raise Unsupported(f"tensor {name} of {tensor.dtype}: quantised tensors of a drafter are not served")
         return tensor
 

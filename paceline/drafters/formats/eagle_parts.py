@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from paceline.drafters.formats.draft_files import FLOAT_DTYPES
 from paceline.drafters.formats.target_weights import TargetWeights
 from paceline.drafters.heads.eagle import Eagle3Form, Eagle3Network, InputNorm
 from paceline.drafters.heads.eagle_rows import EagleDraft
@@ -24,7 +25,6 @@ Network = TypeVar("Network", bound=nn.Module)
 EMBEDDING_TENSOR = "embed_tokens.weight"
 HEAD_TENSOR = "lm_head.weight"
 MAP_TENSORS = ("d2t", "t2d")
-_PLAIN = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def default_inputs(layers: int) -> tuple[int, ...]:
@@ -121,7 +121,7 @@ def _refuse_others(kind: str, own: Mapping[str, Any], state: Mapping[str, torch.
     misshapen = {name: shape for name, shape in shapes.items() if shape[0] != shape[1]}
     refuse_incomplete("draft", kind, own.keys() - state.keys(), misshapen)
     for name, tensor in state.items():
-        if tensor.dtype not in _PLAIN:
+        if tensor.dtype not in FLOAT_DTYPES:
             raise Unsupported(
                 f"{kind}: tensor {name} of {tensor.dtype}: quantised tensors of a drafter are not served"
             )
