@@ -26,12 +26,12 @@ async def serve(config: GatewayConfig) -> None:
     telemetry.configure("paceline-gateway", config.traces)
     metrics.configure("paceline-gateway", config.server, model=config.served_model_name or config.model, exposed=True)
     try:
-        listening = open_socket(config.server, config.reader_timeout_s)
+        listener = open_socket(config.server, config.reader_timeout_s)
         tokenizer = await asyncio.to_thread(load_tokenizer, config.model)
         running = RunningRequests()
         app = create_app(Services.of(config, tokenizer), running)
         keep_loaded()
-        await run_http(app, config, listening, running)
+        await run_http(app, config, listener, running)
     finally:
         telemetry.shutdown()
         metrics.shutdown()

@@ -1,4 +1,4 @@
-"""The application: routes, and what their errors look like."""
+"""The application: all routes, and the shapes of their errors."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ logger = logging.getLogger(__name__)
 
 
 def create_app(services: Services, running: RunningRequests) -> Guard:
-    """The whole application over services, which end with it.
+    """Build the whole application over services, which end with it.
 
-    The guard is outermost: a defect, too, is answered with the request's id, and logged and counted as what it is.
+    The guard is outermost, so a defect, too, is answered with the request's id, logged and counted.
     """
 
     @asynccontextmanager
@@ -45,7 +45,7 @@ def create_app(services: Services, running: RunningRequests) -> Guard:
         description="OpenAI's API in front of speculative decoding as separate services.",
         lifespan=lifespan,
         responses=ERROR_RESPONSES,
-        # Both would load scripts from elsewhere.
+        # Both pages would load scripts from elsewhere.
         docs_url=None,
         redoc_url=None,
     )
@@ -56,30 +56,30 @@ def create_app(services: Services, running: RunningRequests) -> Guard:
     app.include_router(operating_routes(services, running))
     add_page(app)
     app.add_middleware(IgnoredFields)
-    app.add_exception_handler(HttpError, _typed)
-    app.add_exception_handler(PacelineError, _typed)
-    app.add_exception_handler(RequestValidationError, _invalid)
-    app.add_exception_handler(HTTPException, _refused)
+    app.add_exception_handler(HttpError, _typed_error)
+    app.add_exception_handler(PacelineError, _typed_error)
+    app.add_exception_handler(RequestValidationError, _invalid_request)
+    app.add_exception_handler(HTTPException, _http_exception)
     app.add_exception_handler(Exception, _defect)
     return Guard(app, services.config, running, services.coordinators.tenant, in_dialect)
 
 
-async def _typed(request: Request, error: Any) -> Response:
-    return _shown(request, as_http(error))
+async def _typed_error(request: Request, error: Any) -> Response:
+    return _error_response(request, as_http(error))
 
 
-async def _invalid(request: Request, error: Any) -> Response:
-    return _shown(request, invalid_body(error.errors()))
+async def _invalid_request(request: Request, error: Any) -> Response:
+    return _error_response(request, invalid_body(error.errors()))
 
 
-async def _refused(request: Request, error: Any) -> Response:
-    return _shown(request, HttpError(error.status_code, str(error.detail)))
+async def _http_exception(request: Request, error: Any) -> Response:
+    return _error_response(request, HttpError(error.status_code, str(error.detail)))
 
 
 async def _defect(request: Request, error: Exception) -> Response:
     logger.error("request failed: path=%s", request.url.path, exc_info=error)
-    return _shown(request, http_error(unexpected_error(error)))
+    return _error_response(request, http_error(unexpected_error(error)))
 
 
-def _shown(request: Request, error: HttpError) -> Response:
+def _error_response(request: Request, error: HttpError) -> Response:
     return in_dialect(request.url.path, error).response

@@ -25,7 +25,7 @@ from paceline_gateway.dialects.anthropic_types import (
     ToolUseBlock,
 )
 from paceline_gateway.dialects.translation import PlacedMessage, Translated, translated
-from paceline_gateway.http.shapes import joined_text, set_fields
+from paceline_gateway.http.shapes import join_text, without_nones
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _NAMES = {
@@ -53,7 +53,7 @@ def chat_of_messages(request: MessagesRequest, *, reasons: bool, switch: str | N
     """
     sampling = {name: getattr(request, name) for name in ("temperature", "top_p", "top_k", "seed", "paceline")}
     streamed = {"stream": True, "stream_options": {"include_usage": True}} if request.stream else {}
-    further = set_fields(sampling | {"stop": request.stop_sequences or None})
+    further = without_nones(sampling | {"stop": request.stop_sequences or None})
     limit = {"max_completion_tokens": request.max_tokens}
     return _translated(request, {**further, **limit, **streamed}, reasons=reasons, switch=switch)
 
@@ -68,7 +68,7 @@ def _translated(
 ) -> Translated:
     last = request.messages[-1].role
     require(last != "assistant", "messages", f"…, {last}", "ended by a user's turn: prefill is not supported")
-    system = [PlacedMessage({"role": "system", "content": joined_text(request.system)}, {"": "system"})]
+    system = [PlacedMessage({"role": "system", "content": join_text(request.system)}, {"": "system"})]
     turns = [turn for place, each in enumerate(request.messages) for turn in _turns(each, f"messages.{place}")]
     output = request.output_config
     schema = {"name": "answer", "schema": output.format.schema_} if output and output.format else None
@@ -80,7 +80,7 @@ def _translated(
     thinking = request.thinking.type if request.thinking else "adaptive"
     switched = {"chat_template_kwargs": {switch: thinking == "enabled"}} if switch and thinking != "adaptive" else {}
     unkept = not switch and thinking != "adaptive" and (thinking == "enabled") != reasons
-    fields = {**set_fields(optional), **_tools(request.tools or (), request.tool_choice), **switched, **further}
+    fields = {**without_nones(optional), **_tools(request.tools or (), request.tool_choice), **switched, **further}
     names = _NAMES | _tool_names(request.tools or ())
     return translated(fields, [*(system if request.system else []), *turns], names, ["thinking"] if unkept else [])
 
@@ -106,7 +106,7 @@ def _said(role: str, blocks: Sequence[Block], path: str) -> Iterable[PlacedMessa
         yield from _as_parts(role, texts, path)
         texts = []
         mark = "Error: " if block.is_error else ""
-        result = {"role": "tool", "tool_call_id": block.tool_use_id, "content": mark + joined_text(block.content)}
+        result = {"role": "tool", "tool_call_id": block.tool_use_id, "content": mark + join_text(block.content)}
         yield PlacedMessage(result, {"": own, "tool_call_id": f"{own}.tool_use_id"})
     yield from _as_parts(role, texts, path)
 
@@ -159,7 +159,7 @@ def _tools(tools: Sequence[AnthropicTool], choice: AnthropicToolChoice | None) -
 
 def _function(tool: AnthropicTool) -> dict[str, Any]:
     optional = {"description": tool.description, "strict": tool.strict}
-    return {"name": tool.name, "parameters": tool.input_schema, **set_fields(optional)}
+    return {"name": tool.name, "parameters": tool.input_schema, **without_nones(optional)}
 
 
 def _tool_names(tools: Sequence[AnthropicTool]) -> dict[str, str]:

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, Field, JsonValue, Tag
 
 from paceline_gateway.http.ignored_fields import Hint
-from paceline_gateway.http.shapes import BY_TYPE, Content, Prose, RequestShape, Several, Text, of_type
+from paceline_gateway.http.shapes import TYPE_TAG, BoundedList, Content, Prose, RequestShape, Text, one_of_types
 
 
 class _Cacheable(RequestShape):
@@ -51,7 +51,7 @@ class ToolUseBlock(_Cacheable):
     caller: Hint = None
 
 
-TextAlone = Annotated[TextBlock, of_type("content block", "text")]
+TextAlone = Annotated[TextBlock, one_of_types("content block", "text")]
 
 
 class ToolResultBlock(_Cacheable):
@@ -69,8 +69,8 @@ Block = Annotated[
     | Annotated[RedactedThinkingBlock, Tag("[redacted_thinking]")]
     | Annotated[ToolUseBlock, Tag("[tool_use]")]
     | Annotated[ToolResultBlock, Tag("[tool_result]")],
-    BY_TYPE,
-    of_type("content block", "text", "thinking", "redacted_thinking", "tool_use", "tool_result"),
+    TYPE_TAG,
+    one_of_types("content block", "text", "thinking", "redacted_thinking", "tool_use", "tool_result"),
 ]
 
 
@@ -91,7 +91,7 @@ class AnthropicTool(_Cacheable):
     strict: bool | None = None
     eager_input_streaming: Hint = None
     defer_loading: Literal[False] | None = None
-    allowed_callers: Several[Literal["direct"]] | None = None
+    allowed_callers: BoundedList[Literal["direct"]] | None = None
 
 
 class AnthropicToolChoice(RequestShape):
@@ -130,15 +130,15 @@ class CountTokensRequest(_Cacheable):
     """`/v1/messages/count_tokens`."""
 
     model: Text | None = None
-    messages: Several[AnthropicMessage] = Field(min_length=1)
+    messages: BoundedList[AnthropicMessage] = Field(min_length=1)
     system: Content[TextAlone] | None = None
-    tools: Several[Annotated[AnthropicTool, of_type("tool", "custom", default="custom")]] | None = None
+    tools: BoundedList[Annotated[AnthropicTool, one_of_types("tool", "custom", default="custom")]] | None = None
     tool_choice: AnthropicToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
 
-    mcp_servers: Several[JsonValue] | None = Field(None, max_length=0)
-    fallbacks: Several[JsonValue] | None = Field(None, max_length=0)
+    mcp_servers: BoundedList[JsonValue] | None = Field(None, max_length=0)
+    fallbacks: BoundedList[JsonValue] | None = Field(None, max_length=0)
     betas: Hint = None
     context_management: Hint = None
     speed: Hint = None
@@ -165,7 +165,7 @@ class MessagesRequest(CountTokensRequest):
 
     max_tokens: int = Field(ge=1)
     stream: bool | None = None
-    stop_sequences: Several[Text] | None = None
+    stop_sequences: BoundedList[Text] | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None

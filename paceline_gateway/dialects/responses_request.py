@@ -17,7 +17,7 @@ from paceline_gateway.dialects.responses_types import (
     TextFormat,
 )
 from paceline_gateway.dialects.translation import PlacedMessage, Translated, translated
-from paceline_gateway.http.shapes import joined_text, set_fields
+from paceline_gateway.http.shapes import join_text, without_nones
 
 _SAME = ("model", "temperature", "top_p", "seed", "paceline", "parallel_tool_calls", "stream")
 _FUNCTION = {"name", "description", "parameters", "strict"}
@@ -57,7 +57,7 @@ def chat_of_response(request: ResponsesRequest) -> Translated:
         "stream_options": {"include_usage": True} if request.stream else None,
     }
     functions = {f"tools.{place}.function": f"tools.{place}" for place in range(len(request.tools or ()))}
-    return translated(set_fields(fields), messages, _NAMES | functions)
+    return translated(without_nones(fields), messages, _NAMES | functions)
 
 
 def _messages(items: Sequence[InputItem]) -> list[PlacedMessage]:
@@ -68,10 +68,10 @@ def _messages(items: Sequence[InputItem]) -> list[PlacedMessage]:
         path = f"input.{place}"
         if isinstance(item, InputMessage) and item.role != "assistant":
             answer = None
-            messages.append(PlacedMessage({"role": item.role, "content": joined_text(item.content)}, {"": path}))
+            messages.append(PlacedMessage({"role": item.role, "content": join_text(item.content)}, {"": path}))
         elif isinstance(item, FunctionCallOutputItem):
             answer = None
-            output = {"role": "tool", "tool_call_id": item.call_id, "content": joined_text(item.output)}
+            output = {"role": "tool", "tool_call_id": item.call_id, "content": join_text(item.output)}
             paths = {"": path, "tool_call_id": f"{path}.call_id", "content": f"{path}.output"}
             messages.append(PlacedMessage(output, paths))
         else:
@@ -93,13 +93,13 @@ def _goes_on(answer: dict[str, Any], item: InputItem) -> bool:
 
 def _add(answer: PlacedMessage, item: InputItem, path: str) -> None:
     if isinstance(item, ReasoningItem):
-        answer.message["reasoning_content"] = joined_text(item.content)
+        answer.message["reasoning_content"] = join_text(item.content)
     elif isinstance(item, FunctionCallItem):
         function = {"name": item.name, "arguments": item.arguments}
         call = {"id": item.call_id, "type": "function", "function": function}
         answer.add_call(call, {"id": f"{path}.call_id", "function": path})
     elif isinstance(item, InputMessage):
-        answer.message["content"] = joined_text(item.content)
+        answer.message["content"] = join_text(item.content)
         answer.paths["content"] = f"{path}.content"
 
 

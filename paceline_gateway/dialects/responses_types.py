@@ -10,8 +10,18 @@ from typing import Annotated, Literal
 
 from pydantic import Field, JsonValue, Tag
 
-from paceline_gateway.http.ignored_fields import IGNORED, Hint
-from paceline_gateway.http.shapes import BY_TYPE, Content, Either, Few, Prose, RequestShape, Several, Text, of_type
+from paceline_gateway.http.ignored_fields import HINT_MARK, Hint
+from paceline_gateway.http.shapes import (
+    TYPE_TAG,
+    BoundedList,
+    BoundedObject,
+    Content,
+    Either,
+    Prose,
+    RequestShape,
+    Text,
+    one_of_types,
+)
 from paceline_gateway.openai.types import RefusalPart
 
 Status = Literal["in_progress", "completed", "incomplete"]
@@ -49,8 +59,8 @@ Part = Annotated[
     | Annotated[InputPart, Tag("[output_text]")]
     | Annotated[InputPart, Tag("[text]")]
     | Annotated[RefusalPart, Tag("[refusal]")],
-    BY_TYPE,
-    of_type("content part", "input_text", "output_text", "text", "refusal"),
+    TYPE_TAG,
+    one_of_types("content part", "input_text", "output_text", "text", "refusal"),
 ]
 
 
@@ -94,7 +104,9 @@ class ReasoningItem(_Labelled):
     """Reasoning of an earlier answer."""
 
     type: Literal["reasoning"]
-    content: Several[Annotated[ReasoningPart, of_type("content part", "reasoning_text", "text")]] | None = None
+    content: BoundedList[Annotated[ReasoningPart, one_of_types("content part", "reasoning_text", "text")]] | None = (
+        None
+    )
     summary: Hint = None
     encrypted_content: Hint = None
 
@@ -104,8 +116,8 @@ InputItem = Annotated[
     | Annotated[FunctionCallItem, Tag("[function_call]")]
     | Annotated[FunctionCallOutputItem, Tag("[function_call_output]")]
     | Annotated[ReasoningItem, Tag("[reasoning]")],
-    BY_TYPE,
-    of_type("item", "message", "function_call", "function_call_output", "reasoning", default="message"),
+    TYPE_TAG,
+    one_of_types("item", "message", "function_call", "function_call_output", "reasoning", default="message"),
 ]
 
 
@@ -121,7 +133,7 @@ class ResponsesTool(RequestShape):
     parameters: dict[Text, JsonValue] | None = None
     strict: bool | None = None
     defer_loading: Literal[False] | None = None
-    allowed_callers: Several[Literal["direct"]] | None = None
+    allowed_callers: BoundedList[Literal["direct"]] | None = None
 
 
 class ResponsesToolChoice(RequestShape):
@@ -178,13 +190,13 @@ class ResponsesRequest(RequestShape):
     stream_options: ResponsesStreamOptions | None = None
     text: TextConfig | None = None
     reasoning: ReasoningConfig | None = None
-    tools: Several[Annotated[ResponsesTool, of_type("tool", "function")]] | None = None
-    tool_choice: Either[Choice, Annotated[ResponsesToolChoice, of_type("tool choice", "function")]] | None = None
+    tools: BoundedList[Annotated[ResponsesTool, one_of_types("tool", "function")]] | None = None
+    tool_choice: Either[Choice, Annotated[ResponsesToolChoice, one_of_types("tool choice", "function")]] | None = None
     parallel_tool_calls: bool | None = None
     paceline: dict[Text, JsonValue] | None = None
 
-    include: Annotated[Several[Included] | None, IGNORED] = None
-    metadata: Annotated[dict[Text, Text] | None, Few, IGNORED] = None
+    include: Annotated[BoundedList[Included] | None, HINT_MARK] = None
+    metadata: Annotated[dict[Text, Text] | None, BoundedObject, HINT_MARK] = None
     top_logprobs: Literal[0] | None = None
     background: Literal[False] | None = None
     user: Hint = None

@@ -21,7 +21,7 @@ from paceline_gateway.dialects.responses_reply import ResponseEvents, response_o
 from paceline_gateway.dialects.responses_request import chat_of_response
 from paceline_gateway.dialects.responses_types import ResponsesRequest
 from paceline_gateway.dialects.translation import Translated
-from paceline_gateway.http.answers import STREAMED, EventStream, WholeReply, event_json
+from paceline_gateway.http.answers import STREAM_RESPONSES, EventStream, WholeReply, event_json
 from paceline_gateway.http.bodies import JsonRoute
 from paceline_gateway.http.errors import ERROR_RESPONSES, FAILURES, HttpError, as_http, invalid_body
 from paceline_gateway.http.ignored_fields import hints_of, ignore
@@ -68,7 +68,7 @@ def dialect_routes(services: Services) -> APIRouter:
     """The routes over services."""
     router = APIRouter(route_class=JsonRoute)
 
-    @router.post(ANTHROPIC_PATH, responses=ANTHROPIC_ERRORS | STREAMED)
+    @router.post(ANTHROPIC_PATH, responses=ANTHROPIC_ERRORS | STREAM_RESPONSES)
     async def messages(request: Request, body: Annotated[MessagesRequest, Body()]) -> Response:
         """Anthropic's Messages; streamed as server-sent events with `stream`."""
         events = MessageEvents()
@@ -87,7 +87,7 @@ def dialect_routes(services: Services) -> APIRouter:
         """Tokens of a prompt."""
         return {"input_tokens": await _count(services, body, request)}
 
-    @router.post("/v1/responses", responses=STREAMED)
+    @router.post("/v1/responses", responses=STREAM_RESPONSES)
     async def responses(request: Request, body: Annotated[ResponsesRequest, Body()]) -> Response:
         """OpenAI's Responses, which are not stored; streamed as server-sent events with `stream`."""
         made = _chunks(services, body, chat_of_response(body), request)
@@ -163,7 +163,7 @@ def _stream(services: Services, made: AsyncGenerator[Chunk, None], events: Diale
         plain = HttpError(error.status, error.message, error.type, error.param, error.code)
         return _named(events.fail(error.status, plain.body))
 
-    return EventStream(sent(), reader_timeout_s=services.config.reader_timeout_s, last=b"", shown=failed)
+    return EventStream(sent(), reader_timeout_s=services.config.reader_timeout_s, terminator=b"", error_event=failed)
 
 
 def _named(events: list[dict[str, Any]]) -> bytes:

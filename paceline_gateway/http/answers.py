@@ -28,26 +28,26 @@ from paceline_gateway.http.errors import FAILURES, HttpError, as_http, http_erro
 
 logger = logging.getLogger(__name__)
 
-STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
-"""What the description of a route says that streams beside sending JSON whole."""
+STREAM_RESPONSES: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
+"""OpenAPI's description of a route that can stream."""
 _LINE_ENDS = "\u0085\u2028\u2029"
 DONE = b"data: [DONE]\n\n"
 _MARKER = re.compile(rb'"(long lists [0-9a-f]{32})"')
 
 
 class UntilDisconnect(Response):
-    """A response whose making ends when its client has gone."""
+    """A response whose work is cancelled when its client has gone."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it; returns without it where nobody is there to read."""
-        await first_to_end(self._answer(scope, receive, send), _gone(receive))
+        """Send the response, or return without it where the client has gone."""
+        await first_to_end(self._answer(scope, receive, send), _disconnect(receive))
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         raise NotImplementedError
 
 
 class WholeReply(UntilDisconnect):
-    """JSON of what a coroutine returns."""
+    """A response that is the JSON of what a coroutine returns."""
 
     def __init__(self, make: Callable[[], Awaitable[dict[str, Any]]]) -> None:
         super().__init__()
@@ -63,15 +63,16 @@ class WholeReply(UntilDisconnect):
 
 
 class EventStream(UntilDisconnect):
-    """Server-sent events of what a generator yields.
+    """A response that streams what a generator yields as server-sent events.
 
-    A failure before the first event is an HTTP status; a later one is an event, since the status has been sent.
+    A failure before the first event becomes an HTTP status. A later one becomes an event, since the status has been
+    sent.
 
     Args:
-        events: the data of each event.
-        last: behind the last one, errors included.
+        events: the events, as they are sent.
+        terminator: sent behind the last event, an error included.
         reader_timeout_s: how long the client may take nothing.
-        shown: an error as an event.
+        error_event: writes an error as an event.
     """
 
     def __init__(
@@ -79,15 +80,15 @@ class EventStream(UntilDisconnect):
         events: AsyncGenerator[bytes, None],
         *,
         reader_timeout_s: float,
-        last: bytes = DONE,
-        shown: Callable[[HttpError], bytes] = lambda error: data_event(error.body),
+        terminator: bytes = DONE,
+        error_event: Callable[[HttpError], bytes] = lambda error: data_event(error.body),
     ) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self.headers["content-type"] = "text/event-stream; charset=utf-8"
         self._events = events
-        self._last = last
-        self._shown = shown
+        self._terminator = terminator
+        self._error_event = error_event
         self._reader_timeout_s = reader_timeout_s
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -111,18 +112,18 @@ class EventStream(UntilDisconnect):
             await send(first)
             async for event in events:
                 await send(event)
-            await send(self._last)
+            await send(self._terminator)
         except FAILURES as error:
-            await send(self._shown(as_http(error)) + self._last)
+            await send(self._error_event(as_http(error)) + self._terminator)
         except Exception as error:
             logger.exception("stream failed: path=%s", path)
-            await send(self._shown(http_error(unexpected_error(error))) + self._last)
+            await send(self._error_event(http_error(unexpected_error(error))) + self._terminator)
 
 
 class _PatientSend:
-    """Sends parts of a body while it is open; one that its client takes nothing of for too long ends in TimeoutError.
+    """Sends parts of a body within its context; a client that takes nothing for too long ends it with TimeoutError.
 
-    One timer watches all sends of a response: one for each would cost more than the send itself.
+    One timer watches all sends of a response: a timer for each would cost more than the send itself.
     """
 
     def __init__(self, send: Send, timeout_s: float) -> None:
@@ -135,7 +136,7 @@ class _PatientSend:
 
     async def __aenter__(self) -> Self:
         await self._limit.__aenter__()
-        self._look()
+        self._watch()
         return self
 
     async def __aexit__(
@@ -150,22 +151,22 @@ class _PatientSend:
         await self._send({"type": "http.response.body", "body": body, "more_body": True})
         self._sending_since = None
 
-    def _look(self) -> None:
+    def _watch(self) -> None:
         now = self._loop.time()
-        waited = 0.0 if self._sending_since is None else now - self._sending_since
-        if waited < self._timeout_s:
-            self._timer = self._loop.call_later(self._timeout_s - waited, self._look)
+        wait_s = 0.0 if self._sending_since is None else now - self._sending_since
+        if wait_s < self._timeout_s:
+            self._timer = self._loop.call_later(self._timeout_s - wait_s, self._watch)
         else:
             self._limit.reschedule(now)
 
 
 def data_event(value: dict[str, Any]) -> bytes:
-    """One event of JSON."""
+    """Write one event of JSON."""
     return b"data: %b\n\n" % event_json(value)
 
 
 def event_json(value: dict[str, Any]) -> bytes:
-    """JSON without what some clients take for a line's end: it can stand in strings alone, where it is escaped."""
+    """Write JSON, and escape what some clients take for a line's end; that can stand in strings alone."""
     content = to_json(value, inf_nan_mode="null")
     for end in _LINE_ENDS:
         content = content.replace(end.encode(), b"\\u%04x" % ord(end))
@@ -173,50 +174,51 @@ def event_json(value: dict[str, Any]) -> bytes:
 
 
 class LongLists:
-    """An object whose lists grow; its other values are the first ones."""
+    """An object whose lists grow; its other values are those of the first extension."""
 
     def __init__(self) -> None:
         self.size = 0
         """Bytes so far."""
         self.marker = f"long lists {secrets.token_hex(16)}"
-        """Stands for it while the answer around it is written; no client can name it."""
+        """Stands for this object while the answer around it is written; no client can guess it."""
         self._plain: dict[str, Any] = {}
         self._lists: dict[str, list[bytes]] = {}
 
-    def extend(self, more: Mapping[str, Any]) -> None:
-        """Take another such object's lists in behind these."""
-        for key, value in more.items():
+    def extend(self, addition: Mapping[str, Any]) -> None:
+        """Append another such object's lists to these."""
+        for key, value in addition.items():
             if not isinstance(value, list):
                 self._plain.setdefault(key, value)
                 continue
             pieces = self._lists.setdefault(key, [])
-            if written := to_json(value, inf_nan_mode="null")[1:-1]:
-                pieces.append(written)
-                self.size += len(written) + 1
+            if items_json := to_json(value, inf_nan_mode="null")[1:-1]:
+                pieces.append(items_json)
+                self.size += len(items_json) + 1
 
     @property
     def json(self) -> bytes:
-        """All of it."""
+        """The whole object."""
         fields = [to_json({key: value})[1:-1] for key, value in self._plain.items()]
         lists = (to_json(key) + b":[" + b",".join(pieces) + b"]" for key, pieces in self._lists.items())
         return b"{" + b",".join((*lists, *fields)) + b"}"
 
 
 def answer_json(answer: Mapping[str, Any]) -> bytes:
-    """An answer that may hold such objects."""
-    long: dict[bytes, LongLists] = {}
+    """Write an answer that may have `LongLists` in it."""
+    lists_by_marker: dict[bytes, LongLists] = {}
 
     def mark(value: object) -> str:
         assert isinstance(value, LongLists), "an answer is JSON otherwise"
-        long[value.marker.encode()] = value
+        lists_by_marker[value.marker.encode()] = value
         return value.marker
 
-    around = to_json(answer, inf_nan_mode="null", fallback=mark)
-    if not long:
-        return around
-    return b"".join(long[piece].json if place % 2 else piece for place, piece in enumerate(_MARKER.split(around)))
+    answer_text = to_json(answer, inf_nan_mode="null", fallback=mark)
+    if not lists_by_marker:
+        return answer_text
+    pieces = enumerate(_MARKER.split(answer_text))
+    return b"".join(lists_by_marker[piece].json if place % 2 else piece for place, piece in pieces)
 
 
-async def _gone(receive: Receive) -> None:
+async def _disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass

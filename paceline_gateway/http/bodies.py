@@ -1,4 +1,4 @@
-"""Bodies of requests: come whole, within their limits, before anything is done for them."""
+"""Bodies of requests: they come whole and within their limits before any work is done for them."""
 
 from __future__ import annotations
 
@@ -23,88 +23,88 @@ JSON_AT_ONCE = 16 * AT_ONCE_BYTES
 
 
 class JsonRequest(Request):
-    """Has its body read beside the event loop where it is long."""
+    """A request whose body, if it is long, is read beside the event loop."""
 
-    async def checked(self) -> JsonRequest:
-        """Itself, if its body has not too many parts.
+    async def check(self) -> JsonRequest:
+        """Return the request itself.
 
         Raises:
-            HttpError: it has.
+            HttpError: its body has too many parts.
         """
         body = await self.body()
-        await self._beside(lambda: _check_parts(body), body)
+        await self._beside_loop(lambda: _check_parts(body), body)
         return self
 
     async def json(self) -> Any:
-        """The body. Raises as `json.loads`."""
+        """Read the body. Raises as `json.loads`."""
         if not hasattr(self, "_json"):
             body = await self.body()
-            self._json = await self._beside(lambda: json.loads(body), body)
+            self._json = await self._beside_loop(lambda: json.loads(body), body)
         return self._json
 
-    async def _beside(self, work: Callable[[], Any], body: bytes) -> Any:
+    async def _beside_loop(self, work: Callable[[], Any], body: bytes) -> Any:
         prompts: PromptReader = self.app.state.prompts
         return await prompts.run(work, len(body) if len(body) > JSON_AT_ONCE else 0)
 
 
 class JsonRoute(APIRoute):
-    """A route whose requests are such."""
+    """A route that reads its requests as `JsonRequest`."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """As FastAPI has it for requests of another class."""
+        """Override FastAPI's handler, which is the way to requests of another class."""
         handle = super().get_route_handler()
 
-        async def handled(request: Request) -> Response:
-            return await handle(await JsonRequest(request.scope, request.receive).checked())
+        async def handler(request: Request) -> Response:
+            return await handle(await JsonRequest(request.scope, request.receive).check())
 
-        return handled
+        return handler
 
 
 def check_length(headers: Headers, config: GatewayConfig) -> None:
-    """Refuse what says itself that it is too long. Raises as `read_body`."""
+    """Refuse a body whose `Content-Length` is too long. Raises as `read_body`."""
     length = headers.get("content-length", "0")
     if length.isdecimal() and int(length) > config.max_body_bytes:
-        raise _too_large(config)
+        raise _length_error(config)
 
 
 async def read_body(receive: Receive, config: GatewayConfig) -> bytes | None:
-    """A request's whole body; None: its client has gone.
+    """Read a request's whole body; None: its client has gone.
 
     Raises:
-        HttpError: it is too long, or takes too long.
+        HttpError: the body is too long, or takes too long.
     """
     pieces: list[bytes] = []
-    left, more = config.max_body_bytes, True
+    remaining, is_open = config.max_body_bytes, True
     try:
         async with asyncio.timeout(config.body_timeout_s):
-            while more:
+            while is_open:
                 message = await receive()
                 if message["type"] == "http.disconnect":
                     return None
                 pieces.append(message.get("body", b""))
-                left -= len(pieces[-1])
-                if left < 0:
-                    raise _too_large(config)
-                more = message.get("more_body", False)
+                remaining -= len(pieces[-1])
+                if remaining < 0:
+                    raise _length_error(config)
+                is_open = message.get("more_body", False)
     except TimeoutError:
         limit = f"{config.body_timeout_s:g} s"
         raise HttpError(408, f"body: must be sent within {limit}", code="timeout") from None
     return b"".join(pieces)
 
 
-def replayed(body: bytes, receive: Receive) -> Receive:
-    """What an application receives: the whole body at once, then what comes."""
-    first: Message | None = {"type": "http.request", "body": body, "more_body": False}
+def replay(body: bytes, receive: Receive) -> Receive:
+    """Return a `receive` that yields the whole body at once, then what comes."""
+    whole_body: Message | None = {"type": "http.request", "body": body, "more_body": False}
 
-    async def received() -> Message:
-        nonlocal first
-        message, first = first, None
+    async def next_message() -> Message:
+        nonlocal whole_body
+        message, whole_body = whole_body, None
         return await receive() if message is None else message
 
-    return received
+    return next_message
 
 
-def _too_large(config: GatewayConfig) -> HttpError:
+def _length_error(config: GatewayConfig) -> HttpError:
     return HttpError(413, f"body: must be at most max_body_bytes = {config.max_body_bytes}", code="body_too_large")
 
 

@@ -1,8 +1,8 @@
 """Connections as uvicorn has them, bounded: the time and size of a request's head, and how many may wait.
 
-uvicorn bounds none of them; a body is bounded by `paceline_gateway.http.guard`. An address answers for its own
-connections. Beyond a limit the oldest one of the address that has most is dropped: who floods loses what it began
-itself, and others' requests, which come whole at once, are served.
+uvicorn bounds none of them; bodies are bounded by `paceline_gateway.http.guard`. An address answers for its own
+connections: beyond a limit the address that has most loses its oldest one. So a flood costs the flooder, and others'
+requests, which come whole at once, are served.
 """
 
 from __future__ import annotations
@@ -20,196 +20,199 @@ from paceline.runtime.gateway_config import GatewayConfig
 logger = logging.getLogger(__name__)
 
 MAX_HEAD_BYTES = 64 << 10
-"""Of a request's line and headers, of what frames a chunk, and of trailers: far more than clients send, chosen."""
+"""Limit of a request's line and headers, of a chunk's frame, and of trailers: far more than clients send, chosen."""
 PIECE_BYTES = 4 << 10
-"""What is parsed at once, so that little is parsed beyond a limit; the parser takes 2 µs for as much of a body."""
-MAX_AHEAD = 16
-"""Requests that may wait behind one that runs: a connection's own, since one is answered at a time."""
+"""Bytes that are parsed at once, so that little is parsed beyond a limit; a piece of a body takes the parser 2 µs."""
+MAX_PIPELINED_REQUESTS = 16
+"""Requests of a connection that may wait behind the one that is answered."""
 
 
 class BoundedConnection(HttpToolsProtocol):
-    """Ends when a head is awaited for too long, or when what is no body gets too long; what runs is left alone.
+    """A connection that is dropped if a head takes too long, or if all that is no body gets too long.
 
-    A head is awaited from the first byte of a connection's life, and behind a reply from the next byte on: until
-    then uvicorn's own time for idle connections runs. Trailers, which nobody reads, are not kept.
+    A request that runs is left alone. The time for a head runs from the connection's first byte, and behind a reply
+    from the next byte on: until then uvicorn's own time for idle connections runs. Trailers, which nobody reads, are
+    not kept.
     """
 
-    def __init__(self, *args: Any, head_timeout_s: float, waiting: WaitingConnections, **options: Any) -> None:
+    def __init__(
+        self, *args: Any, head_timeout_s: float, waiting_connections: WaitingConnections, **options: Any
+    ) -> None:
         super().__init__(*args, **options)
         self.address = ""
-        """The peer's, without its port."""
+        """The peer's address, without its port."""
         self.body_bytes = 0
-        self._waiting = waiting
+        self._waiting_connections = waiting_connections
         self._head_timeout_s = head_timeout_s
         self._timer: TimerHandle | None = None
         self._in_head = False
-        self._unended_bytes = 0
-        """Parsed since the last end of a head and the last byte of a body: of a head, a chunk's frame or trailers."""
+        self._framing_bytes = 0
+        """Bytes of a head, a chunk's frame or trailers, since the last end of a head or byte of a body."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """As `asyncio.Protocol`."""
+        """Override `asyncio.Protocol`."""
         super().connection_made(transport)
         self.address = self.client[0] if self.client else ""
         self._await_head()
-        self._waiting.add(self)
+        self._waiting_connections.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """As `asyncio.Protocol`."""
+        """Override `asyncio.Protocol`."""
         self._stop_timer()
-        self._waiting.remove(self)
+        self._waiting_connections.remove(self)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """As `asyncio.Protocol`; in pieces, so that a limit holds however much is read at once."""
-        at = 0
-        while at < len(data) and not self.transport.is_closing():
-            piece = data[at : at + min(PIECE_BYTES, MAX_HEAD_BYTES - self._unended_bytes)]
-            at += len(piece)
-            self._unended_bytes += len(piece)
+        """Override `asyncio.Protocol`, in pieces, so that a limit holds however much is read at once."""
+        offset = 0
+        while offset < len(data) and not self.transport.is_closing():
+            piece = data[offset : offset + min(PIECE_BYTES, MAX_HEAD_BYTES - self._framing_bytes)]
+            offset += len(piece)
+            self._framing_bytes += len(piece)
             super().data_received(piece)
-            if self._unended_bytes >= MAX_HEAD_BYTES:
+            if self._framing_bytes >= MAX_HEAD_BYTES:
                 self.drop(f"a request's head, a chunk's frame or trailers are longer than {MAX_HEAD_BYTES} bytes")
-            elif len(self.pipeline) > MAX_AHEAD:
-                self.drop(f"more than {MAX_AHEAD} requests wait behind one that runs")
-        if self._timer is None and not self._runs and not self.transport.is_closing():
+            elif len(self.pipeline) > MAX_PIPELINED_REQUESTS:
+                self.drop(f"more than {MAX_PIPELINED_REQUESTS} requests wait behind one that runs")
+        if self._timer is None and not self._is_answering and not self.transport.is_closing():
             self._await_head()  # an empty line in front of a request, or a body whose request is answered
 
     def on_message_begin(self) -> None:
-        """As the parser has it: the first byte of a request."""
+        """Take the first byte of a request from the parser."""
         super().on_message_begin()
         self.scope["connection"] = self  # type: ignore[typeddict-unknown-key]  # ours, for `paceline_gateway.http.guard`
         self._in_head = True
-        self._waiting.renew(self)
+        self._waiting_connections.renew(self)
         self._await_head()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """As the parser has it, which has trailers, too."""
+        """Take a header from the parser, and leave out trailers."""
         if self._in_head:
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """As the parser has it."""
+        """Take the end of a head from the parser."""
         self._stop_timer()
-        self._in_head, self._unended_bytes = False, 0
+        self._in_head, self._framing_bytes = False, 0
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        """As the parser has it."""
-        self._unended_bytes = 0
-        if self._runs:
-            self._waiting.grow(self, len(body))
+        """Take a piece of a body from the parser."""
+        self._framing_bytes = 0
+        if self._is_answering:
+            self._waiting_connections.grow(self, len(body))
         super().on_body(body)
 
-    def let_in(self) -> None:
-        """The request that runs is let in."""
-        self._waiting.let_in(self)
+    def admit(self) -> None:
+        """Admit the request that is answered."""
+        self._waiting_connections.admit(self)
 
     @property
-    def waits(self) -> bool:
-        """Whether no request has come whole that isn't answered."""
-        return not self._runs or self.cycle.more_body
+    def is_waiting(self) -> bool:
+        """Whether the connection has no whole request that is unanswered."""
+        return not self._is_answering or self.cycle.more_body
 
     @property
-    def _runs(self) -> bool:
-        """Whether a request is answered."""
+    def _is_answering(self) -> bool:
+        """Whether a request is being answered."""
         return self.cycle is not None and not self.cycle.response_complete
 
     def _await_head(self) -> None:
         if self._timer is None:
-            self._timer = self.loop.call_later(self._head_timeout_s, self._late)
+            self._timer = self.loop.call_later(self._head_timeout_s, self._on_head_timeout)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
         self._timer = None
 
-    def _late(self) -> None:
+    def _on_head_timeout(self) -> None:
         self._timer = None
-        if self._runs:
-            self._await_head()  # the next request's, which was sent early
+        if self._is_answering:
+            self._await_head()  # of the next request, which the client sent early
         else:
             self.drop(f"no whole head of a request within {self._head_timeout_s:g} s")
 
-    def drop(self, why: str) -> None:
-        """End it, whatever it does."""
-        logger.info("connection dropped: client=%s why=%s", self.client, why)
+    def drop(self, reason: str) -> None:
+        """End the connection, whatever it does."""
+        logger.info("connection dropped: client=%s why=%s", self.client, reason)
         self._stop_timer()
         self.transport.abort()
 
 
 class WaitingConnection(Protocol):
-    """One whose request has not come whole."""
+    """A connection as `WaitingConnections` needs it."""
 
     address: str
     body_bytes: int
-    """What came of its request's body, until that is let in."""
+    """Bytes of its request's body, until the request is admitted."""
 
     @property
-    def waits(self) -> bool:
-        """Whether it has no request that came whole."""
+    def is_waiting(self) -> bool:
+        """Whether it has no whole request."""
 
-    def drop(self, why: str) -> None:
-        """End it; `remove` is called of it."""
+    def drop(self, reason: str) -> None:
+        """End the connection, which then calls `remove`."""
 
 
 class WaitingConnections:
-    """All connections by address, the one that began a request last behind the others.
+    """All connections by address, in the order in which they began their requests.
 
     Args:
-        config: their limits.
-        most: that the system allows.
+        config: the limits.
+        system_limit: connections that the system allows.
     """
 
-    def __init__(self, config: GatewayConfig, most: int) -> None:
-        self._most = max(1, min(config.max_waiting_connections, most))
-        self._most_bytes = config.max_waiting_bytes
-        self._of: defaultdict[str, dict[WaitingConnection, None]] = defaultdict(dict)
-        self._bytes: defaultdict[str, int] = defaultdict(int)
-        self._count = self._total_bytes = 0
+    def __init__(self, config: GatewayConfig, system_limit: int) -> None:
+        self._max_connections = max(1, min(config.max_waiting_connections, system_limit))
+        self._max_bytes = config.max_waiting_bytes
+        self._by_address: defaultdict[str, dict[WaitingConnection, None]] = defaultdict(dict)
+        self._bytes_by_address: defaultdict[str, int] = defaultdict(int)
+        self._connection_count = self._total_bytes = 0
 
     def add(self, connection: WaitingConnection) -> None:
-        """A new one, which may cost an older one its life."""
-        self._of[connection.address][connection] = None
-        self._count += 1
-        if self._count > self._most:
-            most = max(self._of, key=lambda address: len(self._of[address]))
-            self._drop_oldest(most, f"max_waiting_connections: {self._most} are reached")
+        """Take in a new connection, for which an older one may be dropped."""
+        self._by_address[connection.address][connection] = None
+        self._connection_count += 1
+        if self._connection_count > self._max_connections:
+            address = max(self._by_address, key=lambda address: len(self._by_address[address]))
+            self._drop_oldest(address, f"max_waiting_connections: {self._max_connections} are reached")
 
     def renew(self, connection: WaitingConnection) -> None:
-        """It begins a request."""
-        own = self._of[connection.address]
-        own.pop(connection, None)
-        own[connection] = None
+        """Put a connection last: it begins a request."""
+        neighbours = self._by_address[connection.address]
+        neighbours.pop(connection, None)
+        neighbours[connection] = None
 
     def remove(self, connection: WaitingConnection) -> None:
-        """It has ended."""
-        self.let_in(connection)
-        own = self._of[connection.address]
-        if own.pop(connection, self) is None:
-            self._count -= 1
-        if not own:
-            del self._of[connection.address]
+        """Take out a connection that has ended."""
+        self.admit(connection)
+        neighbours = self._by_address[connection.address]
+        if neighbours.pop(connection, self) is None:
+            self._connection_count -= 1
+        if not neighbours:
+            del self._by_address[connection.address]
 
     def grow(self, connection: WaitingConnection, size: int) -> None:
-        """So much more of its body has come."""
+        """Count `size` more bytes of a connection's body, for which an older connection may be dropped."""
         connection.body_bytes += size
-        self._bytes[connection.address] += size
+        self._bytes_by_address[connection.address] += size
         self._total_bytes += size
-        if self._total_bytes > self._most_bytes:
-            most = max(self._bytes, key=lambda address: self._bytes[address])
-            self._drop_oldest(most, f"max_waiting_bytes = {self._most_bytes} are reached")
+        if self._total_bytes > self._max_bytes:
+            address = max(self._bytes_by_address, key=lambda address: self._bytes_by_address[address])
+            self._drop_oldest(address, f"max_waiting_bytes = {self._max_bytes} are reached")
 
-    def let_in(self, connection: WaitingConnection) -> None:
-        """Its request is let in: what it holds from now on is its key's affair."""
+    def admit(self, connection: WaitingConnection) -> None:
+        """Count a connection's body no longer: from now on its key's limits hold."""
         size, connection.body_bytes = connection.body_bytes, 0
         self._total_bytes -= size
-        self._bytes[connection.address] -= size
-        if not self._bytes[connection.address]:
-            del self._bytes[connection.address]
+        self._bytes_by_address[connection.address] -= size
+        if not self._bytes_by_address[connection.address]:
+            del self._bytes_by_address[connection.address]
 
-    def _drop_oldest(self, address: str, why: str) -> None:
-        """Of those that wait; where a body is too much, of those that hold some."""
-        for connection in self._of[address]:
-            if connection.waits and (connection.body_bytes or self._count > self._most):
-                connection.drop(why)
+    def _drop_oldest(self, address: str, reason: str) -> None:
+        """Drop the oldest waiting connection of an address; beyond the limit of bytes the oldest that holds some."""
+        for connection in self._by_address[address]:
+            if connection.is_waiting and (connection.body_bytes or self._connection_count > self._max_connections):
+                connection.drop(reason)
                 return

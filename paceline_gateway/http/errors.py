@@ -23,13 +23,13 @@ from paceline_gateway.http.shapes import UNSUPPORTED_TYPE
 INVALID_REQUEST = "invalid_request_error"
 MAX_NAME_CHARACTERS = 64
 MAX_PATH_PARTS = 8
-"""Of a parameter that an error names: deeper ones are in JSON of the client's own."""
+"""Longest path of a parameter that an error names: deeper ones are in JSON of the client's own."""
 UNAVAILABLE_RETRY_S = 1
-"""When a client may try again that found no coordinator or no target: one that restarts takes longer."""
+"""When a client may try again that found no coordinator or no target; their restart takes longer."""
 
 
 class ErrorFields(BaseModel):
-    """What is said of an error."""
+    """The fields of an error."""
 
     message: str
     type: str
@@ -47,12 +47,12 @@ ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
     "4XX": {"model": ErrorReply, "description": "The request is wrong, refused, or too much."},
     "5XX": {"model": ErrorReply, "description": "No coordinator, no target, no time, or a defect."},
 }
-"""Of every route, for its description."""
+"""OpenAPI's description of the errors of every route."""
 
 
 @dataclass(eq=False)
 class HttpError(Exception):
-    """An error as it is sent. Not frozen: Python writes an exception's traceback."""
+    """An error as it is sent; not frozen, since Python writes an exception's traceback."""
 
     status: int
     message: str
@@ -63,19 +63,19 @@ class HttpError(Exception):
 
     @property
     def body(self) -> dict[str, Any]:
-        """OpenAI's shape."""
-        said = ErrorFields(message=self.message, type=self.type, param=self.param, code=self.code)
-        return ErrorReply(error=said).model_dump()
+        """The body in OpenAI's shape."""
+        fields = ErrorFields(message=self.message, type=self.type, param=self.param, code=self.code)
+        return ErrorReply(error=fields).model_dump()
 
     @property
     def response(self) -> Response:
-        """The whole response. ASCII alone: a refused value may hold what UTF-8 can't."""
+        """The whole response, in ASCII alone: a refused value may hold what UTF-8 can't."""
         content = json.dumps(self.body).encode()
         return Response(content, self.status, dict(self.headers), "application/json")
 
 
 FAILURES = (HttpError, PacelineError)
-"""What a request may fail with that a client is told."""
+"""Failures of a request that its client is told of."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ _KINDS: Mapping[Code, _Kind] = {
     Code.CANCELLED: _Kind(499, "cancelled_error", "cancelled"),
 }
 _DEFECT = _Kind(500, "server_error", "internal_error")
-_TOO_LONG = ("prompt length", "prompt bytes", "chat content bytes")
+_LENGTH_FIELDS = ("prompt length", "prompt bytes", "chat content bytes")
 _PARAMS: Mapping[str, str] = {
     "max_new_tokens": "max_tokens",
     "prompt length": "prompt",
@@ -114,16 +114,16 @@ _PARAMS: Mapping[str, str] = {
     "drafter": "paceline.drafter",
     "num_draft_tokens": "paceline.num_draft_tokens",
 }
-"""What a field of our protocol is called in HTTP; others have the same name."""
+"""HTTP's names for fields of our protocol; other fields have the same name."""
 
 
 def http_error(error: PacelineError) -> HttpError:
-    """What a typed error is over HTTP."""
+    """Translate a typed error to HTTP."""
     if isinstance(error, UnknownModel):
         return HttpError(404, error.message, param="model", code="model_not_found")
     kind = _KINDS.get(error.code, _DEFECT)
     name = error.metadata.get("field")
-    code = "context_length_exceeded" if name in _TOO_LONG else kind.code
+    code = "context_length_exceeded" if name in _LENGTH_FIELDS else kind.code
     message = error.message
     if name is None or kind.status != 400:
         return HttpError(kind.status, message, kind.type, None, code, _headers(error, kind))
@@ -134,57 +134,56 @@ def http_error(error: PacelineError) -> HttpError:
 
 
 def as_http(error: HttpError | PacelineError) -> HttpError:
-    """An error as it is sent."""
+    """Return an error as it is sent."""
     return error if isinstance(error, HttpError) else http_error(error)
 
 
-def refused(param: str, message: str, code: str = "invalid_value") -> HttpError:
-    """A parameter that is wrong, or that this gateway doesn't have."""
+def refusal(param: str, message: str, code: str = "invalid_value") -> HttpError:
+    """Build the error for a parameter that is wrong, or that this gateway doesn't have."""
     return HttpError(400, f"{param}: {message}", param=param, code=code)
 
 
 def invalid_body(errors: Sequence[Mapping[str, Any]]) -> HttpError:
-    """The first thing that is wrong with a body, as pydantic says it."""
+    """Build the error for the first thing that pydantic finds wrong with a body."""
     first = errors[0]
     kind, place = first["type"], first["loc"][1:]
     if kind == "json_invalid":
         return HttpError(400, f"body: must be JSON ({first.get('ctx', {}).get('error', first['msg'])})", code=kind)
-    param = path_of(place, whole=kind == "extra_forbidden")
+    param = field_path(place, whole=kind == "extra_forbidden")
     if kind == "extra_forbidden":
-        return refused(param, "unknown, or not supported by this server", "unsupported_parameter")
+        return refusal(param, "unknown, or not supported by this server", "unsupported_parameter")
     if kind == UNSUPPORTED_TYPE:
-        return refused(param, first["msg"], "unsupported_value")
+        return refusal(param, first["msg"], "unsupported_value")
     if not param and kind != "too_many_fields":
-        return HttpError(
-            400, "body: must be a JSON object, sent as Content-Type: application/json", code="invalid_body"
-        )
-    given = "" if kind == "missing" else f" = {reprlib.repr(first.get('input'))}"
-    return HttpError(400, f"{param or 'body'}{given}: {first['msg']}", param=param or None, code="invalid_value")
+        message = "body: must be a JSON object, sent as Content-Type: application/json"
+        return HttpError(400, message, code="invalid_body")
+    input_text = "" if kind == "missing" else f" = {reprlib.repr(first.get('input'))}"
+    return HttpError(400, f"{param or 'body'}{input_text}: {first['msg']}", param=param or None, code="invalid_value")
 
 
 def unsendable_key() -> HttpError:
-    """A key that none can be."""
+    """Build the error for a key that gRPC can't carry."""
     return http_error(Unauthenticated("authorization: must be 'Bearer KEY', the key in ASCII without white space"))
 
 
 def _param_of(name: str) -> str:
-    known = _PARAMS.get(name)
-    return known if known is not None else name.partition(" ")[0]
+    param = _PARAMS.get(name)
+    return param if param is not None else name.partition(" ")[0]
 
 
-def path_of(place: Sequence[object], *, whole: bool) -> str:
-    """A field's path as pydantic has it, without what names a union's members, as long as somebody would read.
+def field_path(place: Sequence[object], *, whole: bool) -> str:
+    """Write a field's path, without pydantic's names for members of unions, and no longer than anybody would read.
 
     Args:
         place: `loc` of pydantic's error.
-        whole: its last part is a name that the client chose.
+        whole: whether the last part is a name that the client chose.
     """
-    fields = [part for index, part in enumerate(place) if _is_field(part) or (whole and index == len(place) - 1)]
-    return ".".join(str(part)[:MAX_NAME_CHARACTERS] for part in fields[:MAX_PATH_PARTS])
+    names = [part for index, part in enumerate(place) if _is_field(part) or (whole and index == len(place) - 1)]
+    return ".".join(str(part)[:MAX_NAME_CHARACTERS] for part in names[:MAX_PATH_PARTS])
 
 
 def _is_field(part: object) -> bool:
-    """Whether a part of pydantic's path is a field's name or index, and not the name of a union's member."""
+    """Whether a part of pydantic's path is a field's name or index, not the name of a union's member."""
     if isinstance(part, int):
         return True
     text = str(part)
@@ -196,5 +195,5 @@ def _headers(error: PacelineError, kind: _Kind) -> dict[str, str]:
         return {"WWW-Authenticate": "Bearer"}
     if kind.status not in (429, 503):
         return {}
-    after_ms = error.retry_after_ms
-    return {"Retry-After": str(UNAVAILABLE_RETRY_S if after_ms is None else math.ceil(after_ms / 1000))}
+    retry_after_ms = error.retry_after_ms
+    return {"Retry-After": str(UNAVAILABLE_RETRY_S if retry_after_ms is None else math.ceil(retry_after_ms / 1000))}

@@ -1,7 +1,7 @@
-"""Fields that can't change a text: hints, labels, what to store or cache. They are taken, ignored, and named.
+"""Fields that can't change a text: hints, labels, what to store or cache. They are accepted, ignored, and named.
 
-A header of the answer names them, the debug log does, and once a process the log at INFO. Names are those of the
-shapes' own fields, so that neither header nor logs grow with what clients send.
+A header of the answer names them, and so does the debug log; the log at INFO names each once a process. Only names of
+the shapes' own fields appear there, so neither header nor logs grow with what clients send.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from paceline_gateway.upstream.caller import HttpCaller
 
 logger = logging.getLogger(__name__)
 HEADER = "X-Paceline-Ignored"
-IGNORED = "taken, and ignored"
-"""Marks such a field."""
-Hint = Annotated[Any, IGNORED]
-"""The type of one that may have any value: nobody reads it."""
-_EMPTY: tuple[Any, ...] = (None, "", [], {})
+HINT_MARK = "taken, and ignored"
+"""Marks the annotation of such a field."""
+Hint = Annotated[Any, HINT_MARK]
+"""The type of an ignored field, which may have any value."""
+_EMPTY_VALUES: tuple[Any, ...] = (None, "", [], {})
 
 
 def hints_of(part: object, path: str = "") -> Iterator[str]:
-    """Names of the hints that a request has, without the indexes of lists: `messages.content.cache_control`."""
+    """Yield the names of a request's hints, without the indexes of lists: `messages.content.cache_control`."""
     if isinstance(part, list):
         if part and isinstance(part[0], int | str):
             return  # ids, a million of them
@@ -36,30 +36,30 @@ def hints_of(part: object, path: str = "") -> Iterator[str]:
         fields = type(part).model_fields
         for name in part.model_fields_set:
             value = getattr(part, name)
-            if IGNORED not in fields[name].metadata:
+            if HINT_MARK not in fields[name].metadata:
                 yield from hints_of(value, f"{path}{name}.")
-            elif value not in _EMPTY:
+            elif value not in _EMPTY_VALUES:
                 yield f"{path}{name}"
 
 
 class IgnoredFields:
-    """Adds the header, as plain ASGI; whoever reads a request calls `ignore` before its answer begins."""
+    """Adds the header, as plain ASGI; a route calls `ignore` before its answer begins."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
         self._logged = set[str]()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """As ASGI has it."""
+        """Answer one request, as ASGI defines it."""
         names: set[str] = scope.setdefault("ignored", set())
 
-        async def told(message: Message) -> None:
+        async def send_with_header(message: Message) -> None:
             if message["type"] == "http.response.start" and names:
                 MutableHeaders(scope=message)[HEADER] = ", ".join(sorted(names))
                 self._log(names, scope["caller"])
             await send(message)
 
-        await self._app(scope, receive, told)
+        await self._app(scope, receive, send_with_header)
 
     def _log(self, names: Collection[str], caller: HttpCaller) -> None:
         for name in sorted(set(names) - self._logged):
@@ -69,5 +69,5 @@ class IgnoredFields:
 
 
 def ignore(scope: Scope, names: Iterable[str]) -> None:
-    """Note fields of the request that runs in this scope."""
+    """Note ignored fields of the request in this scope."""
     scope["ignored"].update(names)

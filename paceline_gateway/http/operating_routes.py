@@ -1,4 +1,4 @@
-"""Routes for who operates the gateway: whether it serves, its load and metrics, and the cluster behind it."""
+"""Routes for operators: whether the gateway serves, its load and metrics, and the cluster behind it."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from paceline_gateway.upstream.services import Services
 
 
 def operating_routes(services: Services, running: RunningRequests) -> APIRouter:
-    """The routes over services."""
+    """Build the routes over services."""
     router = APIRouter()
 
     @router.get("/health", response_class=Response)
     async def health() -> Response:
         """200 if a request would find a target; 503 otherwise, and while the gateway drains."""
-        if running.draining:
+        if running.is_draining:
             raise PeerUnavailable("the gateway is draining")
         await services.coordinators.check()
         return Response()
@@ -42,35 +42,35 @@ def operating_routes(services: Services, running: RunningRequests) -> APIRouter:
 
     @router.get("/load")
     async def load() -> dict[str, Any]:
-        """Requests that run now."""
+        """The number of requests that run now."""
         return {"server_load": running.count}
 
     @router.get("/metrics", response_class=PlainTextResponse)
     async def prometheus() -> Response:
-        """What Prometheus reads."""
+        """All metrics, for Prometheus."""
         content, content_type = metrics.exposition()
         return Response(content, media_type=content_type)
 
     @router.get("/cluster")
     async def cluster(request: Request) -> dict[str, Any]:
-        """What each coordinator says of itself and of its peers; as with models, to holders of a key alone."""
+        """What each coordinator says of itself and of its peers, for callers with a key alone, as with models."""
         return await cluster_view(services, request.scope["caller"])
 
     return router
 
 
 async def cluster_view(services: Services, caller: HttpCaller) -> dict[str, Any]:
-    """All coordinators, those that don't answer too.
+    """Describe all coordinators, also those that don't answer.
 
     Raises:
-        Unauthenticated: they tell the caller nothing.
+        Unauthenticated: they refuse the caller's key.
     """
-    views = (_coordinator(each, caller, services) for each in services.coordinators.members)
+    views = (_coordinator(coordinator, caller, services) for coordinator in services.coordinators.members)
     return {"coordinators": await asyncio.gather(*views)}
 
 
 async def _coordinator(coordinator: Coordinator, caller: HttpCaller, services: Services) -> dict[str, Any]:
-    """Another failure than `Unauthenticated` is part of the view."""
+    """Describe one coordinator; any failure but `Unauthenticated` becomes part of the description."""
     view = {"address": coordinator.address, "requests": coordinator.request_count}
     try:
         description = await coordinator.describe(caller)
@@ -87,12 +87,12 @@ def _model(description: ModelDescription, name: str) -> dict[str, Any]:
         "name": name,
         "max_length": description.max_length,
         "drafters": list(description.drafters),
-        "peers": [_peer(each) for each in description.peers],
+        "peers": [_peer(peer) for peer in description.peers],
     }
 
 
 def _peer(peer: PeerDescription) -> dict[str, Any]:
-    """`sessions` are the coordinator's own; those of the latest step, its rows and the queue are of all of them."""
+    """Describe one peer: `sessions` are this coordinator's; its latest step and its queue are all coordinators'."""
     return {
         "role": peer.kind.value,
         "address": peer.address,

@@ -29,13 +29,13 @@ from paceline_gateway.http.guard import RunningRequests
 logger = logging.getLogger(__name__)
 
 BACKLOG = 2048
-MOST_FILES = 1 << 20
-OTHER_FILES = 128
-"""Of the files that the process may open: what is not a client's connection."""
+MAX_FILES = 1 << 20
+RESERVED_FILES = 128
+"""Files that the process may open for other things than clients' connections."""
 
 
 class _Server(uvicorn.Server):
-    """Leaves signals to us: a second one ends the process at once, as every service of ours."""
+    """A server that leaves signals to us: a second one ends the process at once, as with every service of ours."""
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -43,74 +43,76 @@ class _Server(uvicorn.Server):
 
 
 def open_socket(settings: ServerSettings, reader_timeout_s: float) -> socket.socket:
-    """Listen, so that a port that is taken is refused before anything is loaded.
+    """Listen, so that a port in use is refused before anything is loaded.
 
-    Whoever takes nothing of what was written for `reader_timeout_s` loses the connection, where the system can do
-    that (Linux): a closed connection, too, would hold what is left to send.
+    On Linux a client that takes nothing for `reader_timeout_s` loses the connection: even a closed connection would
+    hold what is left to send.
 
     Raises:
         InvalidInput: naming host:port.
     """
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     try:
-        listening = socket.create_server((settings.host.strip("[]"), settings.port), family=family, backlog=BACKLOG)
+        listener = socket.create_server((settings.host.strip("[]"), settings.port), family=family, backlog=BACKLOG)
     except OSError as error:
         address = address_of(settings.host, settings.port)
         raise InvalidInput.of("server address", address, "a free host:port of this machine") from error
     if hasattr(socket, "TCP_USER_TIMEOUT"):  # connections inherit it
-        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, math.ceil(reader_timeout_s * 1e3))
-    return listening
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, math.ceil(reader_timeout_s * 1e3))
+    return listener
 
 
 def file_limit() -> int:
-    """Files that this process may open, raised as far as it may raise that itself."""
+    """Raise the number of files that this process may open as far as it can, and return it."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-    return most
+    limit = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    return limit
 
 
-async def run_http(app: Any, config: GatewayConfig, listening: socket.socket, running: RunningRequests) -> None:
-    """Serve until a signal, or the end of standard input where that counts; then drain and return.
+async def run_http(app: Any, config: GatewayConfig, listener: socket.socket, running: RunningRequests) -> None:
+    """Serve until a signal comes, or standard input ends where that counts; then drain and return.
 
-    A draining server takes no connection. Responses that run have `drain_seconds`; what is left is cut off.
+    A draining server takes no connection. Responses that run have `drain_seconds`, and are then cut off.
 
     Raises:
         InvalidInput: a TLS file is missing, or not what it should be.
     """
     settings = config.server
     server = _Server(uvicorn_config(app, config))
-    address = address_of(settings.host, listening.getsockname()[1])
+    address = address_of(settings.host, listener.getsockname()[1])
     stop = asyncio.Event()
     if settings.stop_with_stdin:
         stop_with_stdin(stop, settings.drain_seconds)
     with signals_stop(stop):
-        serving = asyncio.create_task(server.serve(sockets=[listening]))
+        server_task = asyncio.create_task(server.serve(sockets=[listener]))
         if settings.port_file is not None:
             replace_text(settings.port_file, address)
         logger.info("serving: address=%s tls=%s", address, settings.tls_certificate is not None)
-        stopped = asyncio.create_task(stop.wait())
+        stop_task = asyncio.create_task(stop.wait())
         try:
-            await asyncio.wait((serving, stopped), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((server_task, stop_task), return_when=asyncio.FIRST_COMPLETED)
         finally:
-            stopped.cancel()
+            stop_task.cancel()
             logger.info("draining: drain_seconds=%g running=%d", settings.drain_seconds, running.count)
-            running.draining = server.should_exit = True
+            running.is_draining = server.should_exit = True
             if settings.port_file is not None:
                 settings.port_file.unlink(missing_ok=True)
-            await serving
+            await server_task
     logger.info("stopped: address=%s", address)
 
 
 def uvicorn_config(app: Any, config: GatewayConfig) -> uvicorn.Config:
-    """What uvicorn is told. Raises as `run_http`."""
+    """Build uvicorn's configuration. Raises as `run_http`."""
     settings = config.server
     server_credentials(settings)  # checks the files, naming the one that is wrong
     files = server_files(settings)
     if settings.tls_certificate is None:
         warn_if_exposed(settings, "plaintext", "set server.tls_certificate and server.tls_key")
-    waiting = WaitingConnections(config, file_limit() - OTHER_FILES)
-    connection = partial(BoundedConnection, head_timeout_s=config.head_timeout_s, waiting=waiting)
+    waiting_connections = WaitingConnections(config, file_limit() - RESERVED_FILES)
+    connection = partial(
+        BoundedConnection, head_timeout_s=config.head_timeout_s, waiting_connections=waiting_connections
+    )
     return uvicorn.Config(
         app,
         http=cast(Any, connection),
@@ -129,42 +131,42 @@ def uvicorn_config(app: Any, config: GatewayConfig) -> uvicorn.Config:
 
 
 class RenewedContext(ssl.SSLContext):
-    """Stands for the context of the files as they are when a connection begins.
+    """A TLS context that follows its files: a connection has those of its beginning.
 
-    A context of its own for each set of files: a session that another authority let in is not resumed.
+    Each set of files has a context of its own, so a TLS session that another authority let in is not resumed.
     """
 
     _files: TlsFiles
     _make: Callable[[], ssl.SSLContext]
-    _known: TlsMaterial
-    _current: ssl.SSLContext
+    _material: TlsMaterial
+    _context: ssl.SSLContext
 
     @classmethod
     def of(cls, files: TlsFiles, make: Callable[[], ssl.SSLContext]) -> RenewedContext:
-        """Over files that are right now.
+        """Build the context over files that are right now.
 
         Args:
-            files: which have been checked.
-            make: the context of the files as they are when it is called.
+            files: the files, which have been checked.
+            make: builds the context of the files as they are when it is called.
         """
         context = cls(ssl.PROTOCOL_TLS_SERVER)
         context._files, context._make = files, make
-        context._known, context._current = files.read(), make()
+        context._material, context._context = files.read(), make()
         return context
 
     def wrap_bio(self, *args: Any, **options: Any) -> ssl.SSLObject:
-        """Called once for each connection."""
+        """Begin one connection."""
         self._renew()
-        return self._current.wrap_bio(*args, **options)
+        return self._context.wrap_bio(*args, **options)
 
     def _renew(self) -> None:
-        """Files that are replaced while they are read are read again at the next connection."""
+        """Read the files again if they have changed; a reading that fails is tried again at the next connection."""
         material = self._files.read()
-        if material is self._known:
+        if material is self._material:
             return
         try:
-            self._current = self._make()
+            self._context = self._make()
         except OSError as error:
             logger.warning("TLS files have changed again, the last ones stay: error=%s", error)
             return
-        self._known = material
+        self._material = material

@@ -24,47 +24,46 @@ from paceline.protocol.errors import require
 from paceline.protocol.generation import MAX_INPUT_TOKENS
 
 MAX_FIELDS = 1024
-"""Of one object. Each that is wrong is an error of its own, and a body has room for half a million."""
+"""Most fields of one object. Each that is wrong is an error of its own, and a body has room for half a million."""
 UNSUPPORTED_TYPE = "unsupported_type"
-"""Pydantic's name of the error for an object whose `type` is none that this server knows."""
+"""Pydantic's name of the error for an object whose `type` this server doesn't have."""
 MAX_TYPE_CHARACTERS = 64
 
 MAX_ITEMS = 4096
-"""Of one list, but for ids: as many as a chat may have messages."""
+"""Most items of one list, except of ids: as many as a chat may have messages."""
 MAX_TEXT_BYTES = 64 << 10
-"""Of a text that nobody reads for what it says: a name, a label, a stop string, a grammar."""
+"""Longest text that isn't prose: a name, a label, a stop string, a grammar."""
 MAX_DEPTH = 64
-"""Deeper than any real schema or argument; Python's own limit is near 1000 calls."""
+"""Deepest nesting of JSON, beyond any real schema or argument; Python's own limit is near 1000 calls."""
 MAX_PARTS = 1 << 17
 """Objects, lists and fields of a body, about 0.1 s: 4,096 messages have 3 each, a large schema some thousands."""
 MAX_TEXT_PARTS = 1 << 13
-"""Of JSON that stands in a string, as the arguments of a call do."""
+"""The same of JSON inside a string, such as the arguments of a call."""
 
 Item = TypeVar("Item")
-Several = Annotated[list[Item], Field(fail_fast=True, max_length=MAX_ITEMS)]
+BoundedList = Annotated[list[Item], Field(fail_fast=True, max_length=MAX_ITEMS)]
 """A list whose first wrong item is its only error: a body has room for a million."""
 TokenIds = Annotated[list[int], Field(fail_fast=True, max_length=MAX_INPUT_TOKENS)]
-"""A text as ids."""
+"""A text as token ids."""
 
 
-def _few_fields(values: object) -> object:
+def _bounded_fields(values: object) -> object:
     if isinstance(values, dict) and len(values) > MAX_FIELDS:
         raise PydanticCustomError("too_many_fields", "must have at most {limit} fields", {"limit": MAX_FIELDS})
     return values
 
 
-Few = BeforeValidator(_few_fields)
+BoundedObject = BeforeValidator(_bounded_fields)
+"""Bounds the fields of an object."""
 
 
-def _given_fields(values: object) -> object:
-    """Null is the same as left out, whoever knows the field."""
-    values = _few_fields(values)
-    return (
-        {name: value for name, value in values.items() if value is not None} if isinstance(values, dict) else values
-    )
+def _without_nulls(values: object) -> object:
+    """Leave out null fields: null means the same, also for a field that is unknown here."""
+    values = _bounded_fields(values)
+    return without_nones(values) if isinstance(values, dict) else values
 
 
-def _whole(text: str) -> str:
+def _require_unicode(text: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -73,64 +72,66 @@ def _whole(text: str) -> str:
     return text
 
 
-def _short(text: str) -> str:
-    if len(_whole(text).encode()) > MAX_TEXT_BYTES:
+def _require_short(text: str) -> str:
+    if len(_require_unicode(text).encode()) > MAX_TEXT_BYTES:
         message = "must have at most {limit} bytes in UTF-8"
         raise PydanticCustomError("too_many_bytes", message, {"limit": MAX_TEXT_BYTES})
     return text
 
 
-Prose = Annotated[str, AfterValidator(_whole)]
-"""What a model reads, as long as body and context allow. JSON can name halves of characters, which nobody reads."""
-Text = Annotated[str, AfterValidator(_short)]
+Prose = Annotated[str, AfterValidator(_require_unicode)]
+"""Text for the model, as long as body and context allow; JSON's halves of characters are refused."""
+Text = Annotated[str, AfterValidator(_require_short)]
 """Any other text."""
 
 
 class RequestShape(BaseModel):
-    """What every request and its parts keep: what isn't a field is refused, and JSON's types are meant."""
+    """Base of every request and its parts: unknown fields are refused, and types are not converted."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, protected_namespaces=())
 
-    _has_given_fields = model_validator(mode="before")(staticmethod(_given_fields))
+    _null_rule = model_validator(mode="before")(staticmethod(_without_nulls))
 
 
-def of_type(kind: str, *types: str, default: str = "") -> BeforeValidator:
-    """Refuses an object by the name of its type where it isn't one of these.
+def one_of_types(kind: str, *types: str, default: str = "") -> BeforeValidator:
+    """Build a validator that refuses an object by its `type`.
 
     Args:
         kind: what the objects are called.
-        types: those that this server knows.
-        default: of objects that name none.
+        types: the types that this server has.
+        default: the type of objects that name none.
     """
 
-    def known(value: object) -> object:
-        own = value.get("type") or default if isinstance(value, Mapping) else ""
-        if isinstance(value, Mapping) and own in types:
-            return {**value, "type": own}
-        shown = {"kind": kind, "type": str(own)[:MAX_TYPE_CHARACTERS], "types": ", ".join(types)}
-        why = "{kind} of type {type} is not supported: {types} alone" if own else "{kind} must have a type: {types}"
-        raise PydanticCustomError(UNSUPPORTED_TYPE, why, shown)
+    def check(value: object) -> object:
+        type_name = value.get("type") or default if isinstance(value, Mapping) else ""
+        if isinstance(value, Mapping) and type_name in types:
+            return {**value, "type": type_name}
+        context = {"kind": kind, "type": str(type_name)[:MAX_TYPE_CHARACTERS], "types": ", ".join(types)}
+        if not type_name:
+            raise PydanticCustomError(UNSUPPORTED_TYPE, "{kind} must have a type: {types}", context)
+        message = "{kind} of type {type} is not supported: {types} alone"
+        raise PydanticCustomError(UNSUPPORTED_TYPE, message, context)
 
-    return BeforeValidator(known)
+    return BeforeValidator(check)
 
 
 def _tag(value: object) -> str:
     return f"[{value['type']}]" if isinstance(value, Mapping) else ""
 
 
-BY_TYPE = Discriminator(_tag)
-"""Chooses among shapes whose `Tag` is their type in brackets, behind `of_type`."""
+TYPE_TAG = Discriminator(_tag)
+"""Chooses among shapes whose `Tag` is their type in brackets; `one_of_types` comes first."""
 
 
 def _is_text(value: object) -> str:
     return "[text]" if isinstance(value, str) else "[other]"
 
 
-Plain = TypeVar("Plain")
-Other = TypeVar("Other")
-Either = Annotated[Annotated[Plain, Tag("[text]")] | Annotated[Other, Tag("[other]")], Discriminator(_is_text)]
-"""Text of some kind, or something else: an error is of the one that was sent."""
-Content = Either[Prose, Several[Item]]
+TextKind = TypeVar("TextKind")
+OtherKind = TypeVar("OtherKind")
+Either = Annotated[Annotated[TextKind, Tag("[text]")] | Annotated[OtherKind, Tag("[other]")], Discriminator(_is_text)]
+"""Text of some kind, or something else; an error is about the kind that the client sent."""
+Content = Either[Prose, BoundedList[Item]]
 """Text, or parts."""
 
 
@@ -139,27 +140,27 @@ class TextPiece(Protocol):
 
     @property
     def text(self) -> str:
-        """What it says."""
+        """The part's text."""
 
 
-def joined_text(content: str | Sequence[TextPiece] | None) -> str:
-    """A content's text: its pieces joined, nothing between them."""
+def join_text(content: str | Sequence[TextPiece] | None) -> str:
+    """Join the pieces of a content, with nothing between them."""
     if content is None or isinstance(content, str):
         return content or ""
     return "".join(piece.text for piece in content)
 
 
-def set_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Those that aren't left out."""
+def without_nones(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields that are not None."""
     return {name: value for name, value in fields.items() if value is not None}
 
 
 def parts_of(text: bytes) -> int:
-    """Objects, lists and fields of JSON, counted without reading it: exactly where they may be many."""
+    """Count objects, lists and fields of JSON without reading it; the count is exact where they may be many."""
     if (parts := _marks(text)) <= MAX_TEXT_PARTS:
         return parts
-    strings_left_out = text.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')[::2]
-    return _marks(b"".join(strings_left_out))
+    outside_strings = text.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')[::2]
+    return _marks(b"".join(outside_strings))
 
 
 def _marks(text: bytes) -> int:
@@ -167,7 +168,7 @@ def _marks(text: bytes) -> int:
 
 
 def require_shallow(field: str, value: object) -> None:
-    """Refuse deeper nesting, found without recursion.
+    """Refuse nesting deeper than `MAX_DEPTH`, without recursion.
 
     Raises:
         InvalidInput: naming the field.

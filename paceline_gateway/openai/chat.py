@@ -7,7 +7,7 @@ from typing import Any
 
 from paceline.models.tokenizer import Tokenizer
 from paceline.protocol.generation import Finished, FinishReason, GenerateEvent, GenerateRequest, Started, Tokens
-from paceline_gateway.http.errors import refused
+from paceline_gateway.http.errors import refusal
 from paceline_gateway.openai.chat_prompt import ChatPrompt, read_chat
 from paceline_gateway.openai.chunks import (
     FINISH_REASONS,
@@ -142,9 +142,9 @@ class ChatWriter:
 
 def _check_chat(body: ChatRequest) -> None:
     if body.top_logprobs and not body.logprobs:
-        raise refused("top_logprobs", "must be left out without logprobs")
+        raise refusal("top_logprobs", "must be left out without logprobs")
     if body.max_completion_tokens is not None and body.max_tokens not in (None, body.max_completion_tokens):
-        raise refused("max_tokens", "must be left out with max_completion_tokens, or equal to it")
+        raise refusal("max_tokens", "must be left out with max_completion_tokens, or equal to it")
 
 
 def _within(body: ChatRequest, room: int) -> int | None:

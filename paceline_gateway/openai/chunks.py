@@ -24,7 +24,7 @@ from paceline.protocol.generation import (
 from paceline.runtime import genai
 from paceline.runtime.gateway_config import GatewayConfig
 from paceline.timeline.saved import rounds_json
-from paceline_gateway.http.errors import HttpError, refused
+from paceline_gateway.http.errors import HttpError, refusal
 from paceline_gateway.http.ignored_fields import hints_of, ignore
 from paceline_gateway.openai.choices import run_choices
 from paceline_gateway.openai.field_names import request_names, told_in_own_names
@@ -200,7 +200,7 @@ def check_answer(config: GatewayConfig, body: GenerationFields, requests: Sequen
 
 def too_large_an_answer(why: str) -> HttpError:
     """An answer beyond its limit."""
-    return refused("logprobs", f"the answer is too large: {why}; ask for less, or stream it", "answer_too_large")
+    return refusal("logprobs", f"the answer is too large: {why}; ask for less, or stream it", "answer_too_large")
 
 
 def check_fields(body: GenerationFields, prompts: int) -> None:
@@ -210,10 +210,10 @@ def check_fields(body: GenerationFields, prompts: int) -> None:
         HttpError: naming the field.
     """
     if body.stream_options is not None and not body.stream:
-        raise refused("stream_options", "must be left out without stream")
+        raise refusal("stream_options", "must be left out without stream")
     choices = (body.n or 1) * prompts
     if not 1 <= choices <= MAX_CHOICES:
-        raise refused("n", f"choices of all prompts together are {choices}: must be in [1, {MAX_CHOICES}]")
+        raise refusal("n", f"choices of all prompts together are {choices}: must be in [1, {MAX_CHOICES}]")
 
 
 def round_details(event: Tokens, asked: PacelineOptions | None, tokenizer: Tokenizer) -> Chunk:

@@ -12,7 +12,7 @@ from paceline.protocol.errors import require
 from paceline.protocol.generation import GenerateRequest, SpeculationSettings
 from paceline.protocol.proposal import Acceptance
 from paceline.protocol.sampling import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS, Grammar, GrammarKind, SamplingParams
-from paceline_gateway.http.errors import refused
+from paceline_gateway.http.errors import refusal
 from paceline_gateway.openai.types import GenerationFields, PacelineOptions, StructuredOutputs
 from paceline_gateway.upstream.services import Services
 
@@ -112,18 +112,18 @@ def grammar_of(body: GenerationFields) -> Grammar | None:
     if wanted is None or wanted.type == "text":
         return None if outputs is None else _structured(outputs)
     if outputs is not None:
-        raise refused("structured_outputs", "must be left out with response_format, which asks for JSON, too")
+        raise refusal("structured_outputs", "must be left out with response_format, which asks for JSON, too")
     if wanted.type == "json_object":
         return Grammar(GrammarKind.JSON_SCHEMA, ANY_OBJECT)
     if wanted.json_schema is None or wanted.json_schema.schema_ is None:
-        raise refused("response_format.json_schema.schema", "must be given with the type json_schema")
+        raise refusal("response_format.json_schema.schema", "must be given with the type json_schema")
     return Grammar(GrammarKind.JSON_SCHEMA, json.dumps(wanted.json_schema.schema_))
 
 
 def _structured(outputs: StructuredOutputs) -> Grammar:
     given = outputs.model_fields_set - {name for name, value in outputs if value is None}
     if len(given) != 1:
-        raise refused("structured_outputs", "must have exactly 1 of json, json_object, regex, choice, grammar")
+        raise refusal("structured_outputs", "must have exactly 1 of json, json_object, regex, choice, grammar")
     if outputs.json_ is not None:
         text = outputs.json_ if isinstance(outputs.json_, str) else json.dumps(outputs.json_)
         return Grammar(GrammarKind.JSON_SCHEMA, text)
@@ -138,7 +138,7 @@ def _structured(outputs: StructuredOutputs) -> Grammar:
 
 def _one_of(choices: Sequence[str]) -> str:
     if not choices or "" in choices:
-        raise refused("structured_outputs.choice", "must have at least 1 text, none of them empty")
+        raise refusal("structured_outputs.choice", "must have at least 1 text, none of them empty")
     return f"start: {' | '.join(json.dumps(choice, ensure_ascii=False) for choice in choices)}"
 
 
@@ -156,7 +156,7 @@ def check_bad_words(words: Sequence[str], tokenizer: Tokenizer) -> int:
 def bad_word_ids(word: str, tokenizer: Tokenizer) -> list[tuple[int, ...]]:
     """A word's ids at a text's beginning and behind a space, as vLLM forbids words; once where both are the same."""
     if not word.strip():
-        raise refused("bad_words", "must have more than white space in each")
+        raise refusal("bad_words", "must have more than white space in each")
     readings = (tokenizer.encode(text, add_special_tokens=False) for text in (word, f" {word.lstrip()}"))
     return list(dict.fromkeys(readings))
 
@@ -164,7 +164,7 @@ def bad_word_ids(word: str, tokenizer: Tokenizer) -> list[tuple[int, ...]]:
 def _logit_bias(given: dict[str, float]) -> tuple[tuple[int, float], ...]:
     for token_id in given:
         if not (token_id.isascii() and token_id.isdecimal() and len(token_id) <= len(str(SEEDS))):
-            raise refused("logit_bias", f"keys must be token ids, and one is {token_id[:20]!r}")
+            raise refusal("logit_bias", f"keys must be token ids, and one is {token_id[:20]!r}")
     return tuple((int(token_id), bias) for token_id, bias in given.items())
 
 

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Body, Request
 from starlette.responses import Response
 
 from paceline.protocol.generation import ModelDescription
-from paceline_gateway.http.answers import STREAMED, EventStream, WholeReply, data_event
+from paceline_gateway.http.answers import STREAM_RESPONSES, EventStream, WholeReply, data_event
 from paceline_gateway.http.bodies import JsonRoute
 from paceline_gateway.openai.chat import plan_chat
 from paceline_gateway.openai.chunks import planned_chunks
@@ -26,7 +26,7 @@ def openai_routes(services: Services) -> APIRouter:
     router = APIRouter(route_class=JsonRoute)
     most_bytes = services.config.max_answer_bytes
 
-    @router.post("/v1/chat/completions", responses=STREAMED)
+    @router.post("/v1/chat/completions", responses=STREAM_RESPONSES)
     async def chat_completions(request: Request, body: Annotated[ChatRequest, Body()]) -> Response:
         """OpenAI's Chat Completions; streamed as server-sent events with `stream`."""
         made = planned_chunks(request, body, lambda caller: plan_chat(services, body, caller))
@@ -34,7 +34,7 @@ def openai_routes(services: Services) -> APIRouter:
             return _stream(services, made)
         return WholeReply(lambda: whole(made, FoldedChat, "chat.completion", most_bytes))
 
-    @router.post("/v1/completions", responses=STREAMED)
+    @router.post("/v1/completions", responses=STREAM_RESPONSES)
     async def completions(request: Request, body: Annotated[CompletionRequest, Body()]) -> Response:
         """OpenAI's Completions; streamed as server-sent events with `stream`."""
         made = planned_chunks(request, body, lambda caller: plan_completion(services, body, caller))

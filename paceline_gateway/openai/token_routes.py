@@ -10,7 +10,7 @@ from fastapi import APIRouter, Body, Request
 from paceline.models.prompts import PIECE_BYTES
 from paceline.protocol.errors import require
 from paceline_gateway.http.bodies import JsonRoute
-from paceline_gateway.http.errors import refused
+from paceline_gateway.http.errors import refusal
 from paceline_gateway.http.ignored_fields import hints_of, ignore
 from paceline_gateway.openai.chat_prompt import read_chat
 from paceline_gateway.openai.logprobs import token_text
@@ -46,7 +46,7 @@ async def _tokenized(services: Services, body: TokenizeRequest, request: Request
     services.check_model(body.model, upstream.description)
     max_length = upstream.description.max_length
     if (body.prompt is None) == (body.messages is None):
-        raise refused("prompt", "exactly 1 of prompt and messages must be given")
+        raise refusal("prompt", "exactly 1 of prompt and messages must be given")
     if body.messages is not None:
         settings = template_settings(services, body)
         prompt = await read_chat(services, body.messages, ToolPlan(), max_length, settings)

@@ -19,9 +19,9 @@ from pydantic import Field, JsonValue, ValidationError
 
 from paceline.protocol.errors import InvalidInput, require
 from paceline.protocol.sampling import Grammar
-from paceline_gateway.http.errors import path_of
+from paceline_gateway.http.errors import field_path
 from paceline_gateway.http.ignored_fields import Hint, hints_of
-from paceline_gateway.http.shapes import RequestShape, Several, require_shallow
+from paceline_gateway.http.shapes import BoundedList, RequestShape, require_shallow
 from paceline_gateway.reply.call_grammar import CallRules, arguments_schema, call_grammar, grammar_after_reasoning
 from paceline_gateway.reply.deltas import ReplyParser
 from paceline_gateway.reply.format import ReplyFormat
@@ -65,7 +65,7 @@ class NamedChoice(RequestShape):
 class ToolFields(RequestShape):
     """What a request says of functions."""
 
-    tools: Several[ToolDefinition] | None = Field(None, max_length=MAX_TOOLS)
+    tools: BoundedList[ToolDefinition] | None = Field(None, max_length=MAX_TOOLS)
     tool_choice: Literal["none", "auto", "required"] | NamedChoice | None = None
     parallel_tool_calls: bool | None = None
 
@@ -147,7 +147,7 @@ def _read(tools: object, tool_choice: object, parallel: object) -> ToolFields:
         return ToolFields.model_validate(given)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        place = path_of(first["loc"], whole=first["type"] == "extra_forbidden")
+        place = field_path(first["loc"], whole=first["type"] == "extra_forbidden")
         raise InvalidInput.of(place, first["input"], f"as OpenAI has it ({first['msg']})") from error
 
 

@@ -14,16 +14,16 @@ from paceline.protocol.generation import MAX_MESSAGES
 from paceline.protocol.sampling import MAX_TOP_LOGPROBS
 from paceline_gateway.http.ignored_fields import Hint
 from paceline_gateway.http.shapes import (
-    BY_TYPE,
+    TYPE_TAG,
+    BoundedList,
+    BoundedObject,
     Content,
-    Few,
     Prose,
     RequestShape,
-    Several,
     Text,
     TokenIds,
-    joined_text,
-    of_type,
+    join_text,
+    one_of_types,
 )
 
 Chunk = dict[str, Any]
@@ -48,7 +48,7 @@ class StructuredOutputs(RequestShape):
     json_: dict[Text, JsonValue] | Text | None = Field(None, alias="json")
     json_object: Literal[True] | None = None
     regex: Text | None = None
-    choice: Several[Text] | None = None
+    choice: BoundedList[Text] | None = None
     grammar: Text | None = None
 
 
@@ -88,8 +88,8 @@ class GenerationFields(RequestShape):
     n: int | None = Field(None, ge=1, le=MAX_CHOICES)
     seed: int | None = Field(None, ge=-(1 << 63), lt=1 << 64)
     max_tokens: int | None = None
-    stop: Text | Several[Text] | None = None
-    stop_token_ids: Several[int] | None = None
+    stop: Text | BoundedList[Text] | None = None
+    stop_token_ids: BoundedList[int] | None = None
     ignore_eos: bool | None = None
     min_tokens: int | None = None
     temperature: float | None = None
@@ -99,8 +99,8 @@ class GenerationFields(RequestShape):
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
     repetition_penalty: float | None = None
-    logit_bias: Annotated[dict[Text, float], Few] | None = None
-    bad_words: Several[Text] | None = None
+    logit_bias: Annotated[dict[Text, float], BoundedObject] | None = None
+    bad_words: BoundedList[Text] | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     return_token_ids: bool | None = None
@@ -127,7 +127,7 @@ class GenerationFields(RequestShape):
 class CompletionRequest(GenerationFields):
     """`/v1/completions`."""
 
-    prompt: Prose | Several[Prose] | TokenIds | Several[TokenIds]
+    prompt: Prose | BoundedList[Prose] | TokenIds | BoundedList[TokenIds]
     echo: bool | None = None
     logprobs: int | None = None
     best_of: Literal[1] | None = None
@@ -158,8 +158,8 @@ class RefusalPart(RequestShape):
 
 MessagePart = Annotated[
     Annotated[TextPart, Tag("[text]")] | Annotated[RefusalPart, Tag("[refusal]")],
-    BY_TYPE,
-    of_type("content part", "text", "refusal"),
+    TYPE_TAG,
+    one_of_types("content part", "text", "refusal"),
 ]
 
 
@@ -186,12 +186,12 @@ class PredictedContent(RequestShape):
     """What the answer is expected to be in large part."""
 
     type: Literal["content"]
-    content: Content[Annotated[TextPart, of_type("content part", "text")]]
+    content: Content[Annotated[TextPart, one_of_types("content part", "text")]]
 
     @property
     def text(self) -> str:
         """All of it."""
-        return joined_text(self.content)
+        return join_text(self.content)
 
 
 class Message(RequestShape):
@@ -201,7 +201,7 @@ class Message(RequestShape):
     content: Content[MessagePart] | None = None
     refusal: Prose | None = None
     name: Text | None = None
-    tool_calls: Several[Annotated[ToolCall, of_type("call", "function", default="function")]] | None = None
+    tool_calls: BoundedList[Annotated[ToolCall, one_of_types("call", "function", default="function")]] | None = None
     tool_call_id: Text | None = None
     reasoning_content: Prose | None = None
     reasoning: Prose | None = None
@@ -216,7 +216,7 @@ class Message(RequestShape):
     @property
     def text(self) -> str:
         """The content's pieces joined, a refusal behind them."""
-        return joined_text(self.content) + (self.refusal or "")
+        return join_text(self.content) + (self.refusal or "")
 
 
 class TemplateFields(RequestShape):
@@ -224,23 +224,23 @@ class TemplateFields(RequestShape):
 
     verbosity: Literal["low", "medium", "high"] | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
-    chat_template_kwargs: Annotated[dict[Text, Text | bool | int | float | None], Few] | None = None
+    chat_template_kwargs: Annotated[dict[Text, Text | bool | int | float | None], BoundedObject] | None = None
 
 
 class ChatRequest(TemplateFields, GenerationFields):
     """`/v1/chat/completions`."""
 
-    messages: Several[Message] = Field(min_length=1, max_length=MAX_MESSAGES)
+    messages: BoundedList[Message] = Field(min_length=1, max_length=MAX_MESSAGES)
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
-    tools: Several[dict[Text, JsonValue]] | None = None
+    tools: BoundedList[dict[Text, JsonValue]] | None = None
     tool_choice: Text | dict[Text, JsonValue] | None = None
     parallel_tool_calls: bool | None = None
     prediction: PredictedContent | None = None
 
     modalities: tuple[Literal["text"]] | None = Field(None, strict=False)
-    functions: Several[JsonValue] | None = Field(None, max_length=0)
+    functions: BoundedList[JsonValue] | None = Field(None, max_length=0)
     function_call: Literal["none", "auto"] | None = None
     include_reasoning: Literal[True] | None = None
     add_special_tokens: Literal[False] | None = None
@@ -253,7 +253,7 @@ class TokenizeRequest(TemplateFields):
 
     model: Text | None = None
     prompt: Prose | None = None
-    messages: Several[Message] | None = Field(None, min_length=1, max_length=MAX_MESSAGES)
+    messages: BoundedList[Message] | None = Field(None, min_length=1, max_length=MAX_MESSAGES)
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
     add_generation_prompt: Literal[True] | None = None

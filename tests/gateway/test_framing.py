@@ -10,7 +10,7 @@ from contextlib import closing, suppress
 import psutil
 import pytest
 
-from paceline_gateway.http.connections import MAX_AHEAD, MAX_HEAD_BYTES
+from paceline_gateway.http.connections import MAX_HEAD_BYTES, MAX_PIPELINED_REQUESTS
 from tests.e2e.cluster import eventually
 from tests.gateway.test_connections import HEAD, SlowApp, opened, served
 
@@ -103,7 +103,7 @@ def test_trailers_are_no_headers(port: int, app: SlowApp) -> None:
     assert b"x-api-key" not in dict(app.headers)
 
 
-@pytest.mark.parametrize("ahead", [MAX_AHEAD, 50 * MAX_AHEAD])
+@pytest.mark.parametrize("ahead", [MAX_PIPELINED_REQUESTS, 50 * MAX_PIPELINED_REQUESTS])
 def test_few_requests_wait_behind_one_that_runs(port: int, app: SlowApp, ahead: int) -> None:
     app.may_end.clear()
     received = b""
@@ -111,10 +111,10 @@ def test_few_requests_wait_behind_one_that_runs(port: int, app: SlowApp, ahead: 
         connection.sendall(HEAD.replace(b" / ", b" /slow ") + b"\r\n")
         assert connection.recv(12) == b"HTTP/1.1 200"
         connection.sendall((HEAD + b"\r\n") * (ahead - 1) + HEAD + b"Connection: close\r\n\r\n")
-        if ahead == MAX_AHEAD:
+        if ahead == MAX_PIPELINED_REQUESTS:
             app.may_end.set()
         while piece := connection.recv(4096):
             received += piece
-    assert received.count(b"HTTP/1.1 200") == (ahead if ahead == MAX_AHEAD else 0)
+    assert received.count(b"HTTP/1.1 200") == (ahead if ahead == MAX_PIPELINED_REQUESTS else 0)
     app.may_end.set()
     assert honest(port)

@@ -325,7 +325,7 @@ async def test_a_text_that_comes_slowly_is_not_cut_off() -> None:
             await asyncio.sleep(0.15)
             yield event
 
-    async with answering(EventStream(events(), reader_timeout_s=0.05, last=b"last"), send):
+    async with answering(EventStream(events(), reader_timeout_s=0.05, terminator=b"last"), send):
         pass
     assert sent == [b"", b"first", b"second", b"last", b""]
 

@@ -22,22 +22,22 @@ FOREIGN = (
 
 @pytest.mark.parametrize("host", OURS)
 def test_addresses_and_names_of_this_machine_are_known(host: str) -> None:
-    assert all(Sites((), bound).knows(host) for bound in LOOPBACK)
-    assert Sites(("api.example",), "0.0.0.0").knows(host), "probes have the address of a pod"
+    assert all(Sites((), bound).is_own(host) for bound in LOOPBACK)
+    assert Sites(("api.example",), "0.0.0.0").is_own(host), "probes have the address of a pod"
 
 
 @pytest.mark.parametrize("host", FOREIGN)
 def test_other_names_are_not_known_at_a_loopback(host: str) -> None:
-    assert not any(Sites((), bound).knows(host) for bound in LOOPBACK)
-    assert not Sites(("api.example",), "0.0.0.0").knows(host)
+    assert not any(Sites((), bound).is_own(host) for bound in LOOPBACK)
+    assert not Sites(("api.example",), "0.0.0.0").is_own(host)
 
 
 def test_names_can_be_listed_and_elsewhere_all_are_known_until_one_is() -> None:
     listed = Sites(("API.example", "*.inner.example"), "127.0.0.1")
-    assert all(listed.knows(host) for host in ("api.example:443", "a.inner.example", "a.b.inner.example"))
-    assert not any(listed.knows(host) for host in ("a.api.example", "inner.example", "ainner.example"))
-    assert Sites((), "0.0.0.0").knows("evil.example")
-    assert Sites(("*",), "127.0.0.1").knows("evil.example")
+    assert all(listed.is_own(host) for host in ("api.example:443", "a.inner.example", "a.b.inner.example"))
+    assert not any(listed.is_own(host) for host in ("a.api.example", "inner.example", "ainner.example"))
+    assert Sites((), "0.0.0.0").is_own("evil.example")
+    assert Sites(("*",), "127.0.0.1").is_own("evil.example")
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 from paceline.protocol.errors import Unauthenticated
 from paceline.runtime.gateway_config import GatewayConfig
 from paceline_gateway.http.connections import WaitingConnections
-from paceline_gateway.http.guard import MAX_BEGINNING, Guard, RunningRequests
+from paceline_gateway.http.guard import MAX_STARTING_REQUESTS, Guard, RunningRequests
 from paceline_gateway.upstream.caller import HttpCaller
 from tests.gateway.test_connections import HEAD, SlowApp, opened, served
 from tests.gateway.test_guard import ReadingApp, asked, piece
@@ -24,15 +24,15 @@ class Connection:
 
     address: str
     among: WaitingConnections = field(repr=False)
-    waits: bool = True
+    is_waiting: bool = True
     body_bytes: int = 0
-    why: str = ""
+    reason: str = ""
 
     def __post_init__(self) -> None:
         self.among.add(self)
 
-    def drop(self, why: str) -> None:
-        self.why = why
+    def drop(self, reason: str) -> None:
+        self.reason = reason
         self.among.remove(self)
 
 
@@ -44,20 +44,20 @@ def test_the_address_that_has_most_loses_its_oldest() -> None:
     among = waiting(max_waiting_connections=4)
     other = Connection("other", among)
     flood = [Connection("flood", among) for _ in range(10)]
-    assert [bool(each.why) for each in flood] == [True] * 7 + [False] * 3
-    assert not other.why
-    assert "max_waiting_connections: 4" in flood[0].why
+    assert [bool(each.reason) for each in flood] == [True] * 7 + [False] * 3
+    assert not other.reason
+    assert "max_waiting_connections: 4" in flood[0].reason
 
 
 def test_what_runs_and_what_has_just_begun_a_request_stays() -> None:
     among = waiting(max_waiting_connections=3)
-    first, runs, third = (Connection("a", among, waits=waits) for waits in (True, False, True))
+    first, runs, third = (Connection("a", among, is_waiting=is_waiting) for is_waiting in (True, False, True))
     among.renew(first)
     Connection("a", among)
-    assert [bool(each.why) for each in (first, runs, third)] == [False, False, True]
+    assert [bool(each.reason) for each in (first, runs, third)] == [False, False, True]
     among.remove(first)
-    newest = [Connection("a", among, waits=False) for _ in range(3)]
-    assert not any(each.why for each in newest), "nobody waits whom it could cost"
+    newest = [Connection("a", among, is_waiting=False) for _ in range(3)]
+    assert not any(each.reason for each in newest), "nobody waits whom it could cost"
 
 
 def test_bodies_that_are_not_let_in_are_bounded_together() -> None:
@@ -67,12 +67,12 @@ def test_bodies_that_are_not_let_in_are_bounded_together() -> None:
     among.grow(other, 1024)
     for each in flood:
         among.grow(each, 1024)
-    assert [bool(each.why) for each in flood] == [True, True, False, False, False]
-    assert not (other.why or head.why)
+    assert [bool(each.reason) for each in flood] == [True, True, False, False, False]
+    assert not (other.reason or head.reason)
     for each in flood[2:]:
-        among.let_in(each)
+        among.admit(each)
     among.grow(other, 3072)
-    assert not other.why
+    assert not other.reason
 
 
 def test_a_flood_of_heads_leaves_the_next_request_its_connection() -> None:
@@ -140,21 +140,21 @@ async def test_places_without_keys_are_given_by_address(client: Any) -> None:
 
 async def test_many_of_one_key_begin_few_at_once_and_others_beside_them() -> None:
     app = Beginning()
-    names = iter(["alice"] * 3 * MAX_BEGINNING + ["bob"])
+    names = iter(["alice"] * 3 * MAX_STARTING_REQUESTS + ["bob"])
 
     async def tenant_of(caller: HttpCaller) -> str:
         return next(names)
 
     guard = Guard(app, GatewayConfig(), RunningRequests(), tenant_of)
-    many = [asyncio.create_task(asked(guard, [piece(1, more=False)])) for _ in range(3 * MAX_BEGINNING)]
+    many = [asyncio.create_task(asked(guard, [piece(1, more=False)])) for _ in range(3 * MAX_STARTING_REQUESTS)]
     await turns()
     bob = asyncio.create_task(asked(guard, [piece(1, more=False)]))
     await turns()
-    assert len(app.callers) == MAX_BEGINNING + 1
+    assert len(app.callers) == MAX_STARTING_REQUESTS + 1
     app.callers[0].on_begin()
     app.callers[0].on_begin()
     await turns()
-    assert len(app.callers) == MAX_BEGINNING + 2, "an answer that has begun lets one more begin"
+    assert len(app.callers) == MAX_STARTING_REQUESTS + 2, "an answer that has begun lets one more begin"
     app.may_answer.set()
     assert {sent[0]["status"] for sent in await asyncio.gather(*many, bob)} == {200}
 
