@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 
-from coordinator.policy.choosing import Choosing, Offered, known_as
+from coordinator.policy.choosing import Choosing, OfferedDrafter, stats_key
 from coordinator.policy.fixed import fixed_plan
 from coordinator.policy.matches import Matches
 from coordinator.policy.plan import Options, Plan, Source
@@ -54,8 +54,8 @@ TARGET_ONLY = Plan()
 
 
 @dataclass(frozen=True)
-class Prefetched:
-    """A proposal for the target in case the round in flight has this outcome; `grows`: it may become longer."""
+class PrefetchCandidate:
+    """A proposal that may be prefetched for an outcome of the round in flight; `grows`: it may become longer."""
 
     outcome: Outcome
     proposal: Proposal
@@ -74,22 +74,24 @@ class Drafting:
         library: Library | None = None,
         targets: Seq[Welcome] = (),
     ) -> None:
-        wanted = task.speculation
-        name = wanted.drafter or settings.drafter
+        speculation = task.speculation
+        name = speculation.drafter or settings.drafter
         self.features = FeatureFeed(len(task.prompt), settings.feature_dtype, settings.max_feature_bytes)
-        """What the target sends for the drafter; whoever opens the target's session asks it for the need."""
+        """The target's features for the drafter; its `need` is asked for when the target's session is opened."""
         self._session = DraftSession(pool, task, "" if name == AUTO else name, self.features)
-        self._fixed = wanted.num_draft_tokens if wanted.num_draft_tokens is not None else settings.num_draft_tokens
-        self._widths = wanted.tree_widths
-        self._off = wanted.off or name == NONE
-        self._uses_model = pool is not None and name != NGRAM and self._fixed != 0 and not self._off
+        self._fixed_tokens = (
+            speculation.num_draft_tokens if speculation.num_draft_tokens is not None else settings.num_draft_tokens
+        )
+        self._widths = speculation.tree_widths
+        self._is_off = speculation.off or name == NONE
+        self._uses_model = pool is not None and name != NGRAM and self._fixed_tokens != 0 and not self._is_off
         self._coupled = task.acceptance is Acceptance.COUPLED
         self._fan_out = settings.fan_out if self._uses_model else 0
         self._max_lease = settings.lease
         self._max_prefetched = settings.max_prefetched
-        # A predicted text repeats much more than another one: what is known of either says little of the other.
+        # A predicted text repeats much more than another one, so the two kinds have statistics of their own.
         text = "predicted" if task.prediction else ""
-        own = known_as(name, self._session.model, text)
+        own = stats_key(name, self._session.model, text)
         self._planner = RequestPlanner(planner, own, task.acceptance, greedy=task.sampling.temperature == 0)
         self._choosing: Choosing | None = None
         self._rounds = 0
@@ -101,16 +103,16 @@ class Drafting:
             self.features.need = self._session.need
         self._planner.reads_features = self.features.need.any
         self._session.on_shadow = self._planner.take_shadow
-        searched = name in (NGRAM, AUTO) and not self._off
-        volumes = partial(library.volumes, task.tenant) if library is not None and searched else None
+        searches = name in (NGRAM, AUTO) and not self._is_off
+        volumes = partial(library.volumes, task.tenant) if library is not None and searches else None
         self._matches = Matches(
-            len(task.prompt), () if self._off else task.prediction, ngrams=searched, volumes=volumes
+            len(task.prompt), () if self._is_off else task.prediction, ngrams=searches, volumes=volumes
         )
-        self._cached: RoundDraft | None = None
-        self._missed = False
+        self._cached_draft: RoundDraft | None = None
+        self._is_miss = False
         self._first_draft = False
         self._pending: PendingCommit | None = None
-        self._leased = 0
+        self._leased_rounds = 0
         self._self_started: Proposal | None = None
         self._target_can_prefetch = False
         self._room = self._rows_left = 0
@@ -119,56 +121,56 @@ class Drafting:
     def open(self, sequence: Sequence, traceparent: str) -> None:
         """Plan the first round; the draft service begins with the prefix meanwhile."""
         self._matches.extend(sequence.ids)
-        self._cached = None
+        self._cached_draft = None
         self._plan = self._next_plan(sequence)
         if self._needs_session():
-            self._session.open(sequence.ids, self._wanted_now(), traceparent)
+            self._session.open(sequence.ids, self._budget_now(), traceparent)
 
     def observe(self, recorder: RequestRecorder) -> None:
-        """Have what the planner is told of the draft kept, too."""
-        planned = self._session.on_shadow
+        """Pass shadows on to a recorder, too."""
+        to_planner = self._session.on_shadow
 
-        def told(shadow: Shadow) -> None:
-            planned(shadow)
+        def report(shadow: Shadow) -> None:
+            to_planner(shadow)
             recorder.take_shadow(shadow)
 
-        self._session.on_shadow = told
+        self._session.on_shadow = report
 
     @property
     def draft_line(self) -> CostLine:
-        """What the draft service says that its steps take."""
+        """The cost line of the drafter at work; unknown without a draft service."""
         peer = self._session.peer
         return CostLine() if peer is None else peer.costs.line_of(self._session.drafter)
 
     @property
     def lease(self) -> int:
-        """Rounds behind the planned one that the target may start by itself."""
+        """Rounds after the planned one that the target may start by itself."""
         return self._plan.lease
 
-    async def take(self, asked: Callable[[], None]) -> RoundDraft:
+    async def take(self, on_request: Callable[[], None]) -> RoundDraft:
         """The planned proposal; an n-gram match stands in for a draft that doesn't come.
 
-        If the round waits for the draft service, `asked` is called once the request for a proposal has left.
+        If the round waits for the draft service, `on_request` is called once the request for a proposal has left.
         """
-        drafted = await self._planned(asked)
+        drafted = await self._planned_draft(on_request)
         self._first_draft = drafted.first
         if drafted.proposal is not None:
             drafted = replace(drafted, proposal=drafted.proposal.first(self._rows_left))
         self._session.dispatching(drafted)
-        return replace(drafted, miss=self._missed) if self._missed else drafted
+        return replace(drafted, miss=self._is_miss) if self._is_miss else drafted
 
-    async def _planned(self, asked: Callable[[], None]) -> RoundDraft:
+    async def _planned_draft(self, on_request: Callable[[], None]) -> RoundDraft:
         plan = self._plan
         if self._self_started is not None:
-            timings = self._cached.timings if self._cached is not None else NOTHING.timings
+            timings = self._cached_draft.timings if self._cached_draft is not None else NOTHING.timings
             return RoundDraft(self._self_started, hit=self._self_started.drafter not in COPYING, timings=timings)
         if plan.source is Source.WAIT:
             self._send_pending()
             await asyncio.sleep(0)  # the link's writer runs
-            asked()
-        if plan.source is Source.CACHED and self._cached is not None:
-            cached = self._cached
-            return replace(cached, proposal=cached.proposal and cached.proposal.first(plan.nodes))
+            on_request()
+        if plan.source is Source.CACHED and self._cached_draft is not None:
+            draft = self._cached_draft
+            return replace(draft, proposal=draft.proposal and draft.proposal.first(plan.nodes))
         if plan.source is Source.WAIT:
             waiting = time.perf_counter()
             drafted = await self._session.take(plan.patience_ms / 1e3)
@@ -183,10 +185,12 @@ class Drafting:
         return NOTHING
 
     def verifying(self, round_: Round) -> None:
-        """Tell the draft service what the last rounds committed and, if it is to draft for this one's outcomes, which
-        round left for the target. Rounds of a lease are told together."""
+        """Send pending commits to the draft service, and announce a round if it is to draft for its outcomes.
+
+        The commits of a lease's rounds are sent together.
+        """
         plan = self._plan
-        in_lease = self._leased > 1 or plan.lease > 0
+        in_lease = self._leased_rounds > 1 or plan.lease > 0
         if not in_lease or self._session.is_late or self._pending is None or self._pending.must_leave:
             self._send_pending()
         if plan.fan_out:
@@ -194,7 +198,7 @@ class Drafting:
             self._session.verifying(round_, budget)
 
     def max_prefetched(self, round_: Round) -> int:
-        """Most proposals to leave with the target for a round's outcomes; coupled acceptance only."""
+        """Most proposals to prefetch for a round's outcomes; 0 unless acceptance is coupled."""
         return self._max_prefetched if self._may_prefetch and (self.copies(round_) or self.drafts_outcomes) else 0
 
     @property
@@ -203,76 +207,76 @@ class Drafting:
         return self._plan.fan_out > 0
 
     def copies(self, round_: Round) -> bool:
-        """Whether the round follows a match, or may come to: then there is something to prefetch at once."""
+        """Whether the round copies a match, or the next one may: then there is something to prefetch at once."""
         return self._matches.best is not None and (round_.proposal is None or round_.proposal.drafter in COPYING)
 
     @property
     def _may_prefetch(self) -> bool:
-        return self._coupled and not self._off and self._max_prefetched > 0
+        return self._coupled and not self._is_off and self._max_prefetched > 0
 
     def on_prepared(self, call: Callable[[], None]) -> None:
-        """Have `call` called when a proposal for an outcome that is not known yet has come, or has grown."""
+        """Set the function that is called when a proposal for an open outcome has come, or has grown."""
         self._session.on_prepared = call
 
     def verdict_due_ms(self, round_: Round, since_verdict_ms: float) -> float:
-        """How soon what leaves for the target is expected to come too late for the verdict of the round in flight.
+        """Milliseconds until a message to the target is expected to miss the verdict of the round in flight.
 
-        Asked when the round has left, or `since_verdict_ms` after the verdict with which the target started it.
+        Called when the round has left, or `since_verdict_ms` after the verdict with which the target started it.
         """
-        sent = self._self_started is None and not self._leased
-        due_ms = self._planner.verdict_due_ms(len(round_.proposal) if round_.proposal else 0, sent=sent)
-        return due_ms if sent else due_ms - since_verdict_ms
+        was_sent = self._self_started is None and not self._leased_rounds
+        due_ms = self._planner.verdict_due_ms(len(round_.proposal) if round_.proposal else 0, was_sent=was_sent)
+        return due_ms if was_sent else due_ms - since_verdict_ms
 
-    def prefetched(self, round_: Round) -> Iterator[Prefetched]:
-        """Proposals for outcomes of the round in flight, the likeliest first, as far as they are worth verifying."""
-        copied = self._copied_on(round_)
-        if copied is not None:
-            yield copied
+    def prefetch_candidates(self, round_: Round) -> Iterator[PrefetchCandidate]:
+        """Proposals for outcomes of the round in flight that are worth verifying, the likeliest first."""
+        match_candidate = self._prefetch_match(round_)
+        if match_candidate is not None:
+            yield match_candidate
         plan = self._plan
         longest = max(plan.branch_depth, plan.branch_nodes)
-        for outcome, prepared in islice(self._session.prepared_proposals(round_), self._max_prefetched):
-            if copied is None or outcome != copied.outcome:
-                proposal = self._fitting(prepared, round_, outcome)
-                worth = proposal if self._fixed is not None else self._planner.worth_verifying(proposal)
+        for outcome, outcome_proposal in islice(self._session.prepared_proposals(round_), self._max_prefetched):
+            if match_candidate is None or outcome != match_candidate.outcome:
+                proposal = self._fitting(outcome_proposal, round_, outcome)
+                worth = proposal if self._fixed_tokens is not None else self._planner.worth_verifying(proposal)
                 if worth is not None and len(worth):
-                    yield Prefetched(outcome, worth, grows=len(prepared) < longest)
+                    yield PrefetchCandidate(outcome, worth, grows=len(outcome_proposal) < longest)
 
     def commit(
-        self, outcome: Outcome, tokens: Seq[int], sequence: Sequence, ahead: TargetNext, traceparent: str
+        self, outcome: Outcome, tokens: Seq[int], sequence: Sequence, target_next: TargetNext, traceparent: str
     ) -> None:
-        """Take in what a round committed and plan the next, as far as the target has not started it.
+        """Note the tokens of a round and plan the next one, unless the target has started it.
 
-        The draft service is told by `take` if the round waits for it, else by `verifying`, after the round has left.
+        The commit is sent to the draft service by `take` if the round waits for a proposal, else by `verifying`.
         """
-        self._leased = ahead.leased_rounds
-        self._self_started, self._target_can_prefetch = ahead.self_started, ahead.can_prefetch
-        self._planner.move(ahead.peer, self._session.peer, self._session.drafter)
+        self._leased_rounds = target_next.leased_rounds
+        self._self_started, self._target_can_prefetch = target_next.self_started, target_next.can_prefetch
+        self._planner.move(target_next.peer, self._session.peer, self._session.drafter)
         if self._matches.exist:
             self._planner.take_match(self._matches.best, tokens)
         self._matches.extend(sequence.ids)
-        self._cached = self._session.settle(outcome)
-        drafted_for = self._plan.fan_out > 0
-        self._missed = drafted_for and self._cached is None
+        self._cached_draft = self._session.settle(outcome)
+        drafts_outcomes = self._plan.fan_out > 0
+        self._is_miss = drafts_outcomes and self._cached_draft is None
         self._choose(sequence)
         self._plan = self._next_plan(sequence)
-        before, self._pending = self._pending, None
-        if self._session.is_open or before is not None or self._needs_session():
-            budget = self._wanted_now()
-            pending = PendingCommit(outcome, tuple(tokens), sequence.ids, budget, traceparent, drafted_for)
-            self._pending = pending.join_to(before)
+        earlier, self._pending = self._pending, None
+        if self._session.is_open or earlier is not None or self._needs_session():
+            budget = self._budget_now()
+            pending = PendingCommit(outcome, tuple(tokens), sequence.ids, budget, traceparent, drafts_outcomes)
+            self._pending = pending.join_to(earlier)
 
     def learn(self, record: RoundRecord, proposal: Proposal | None, path: Seq[int]) -> None:
-        """Take in what the running plan cost and gave; call before `commit`."""
+        """Learn from the cost and the result of the plan that ran; called before `commit`."""
         self._rounds += 1
         if self._rounds > 1:
             self._planner.learn(self._plan, record, proposal, path, first_draft=self._first_draft)
 
     def explain(self) -> PlanExplanation:
-        """Why the request was drafted for as it was; empty where the request fixed that itself."""
+        """Explain the plans of the request; empty where the request fixed them itself."""
         return self._planner.explain()
 
     def on_refused(self, error: PacelineError) -> None:
-        """The target refused what was proposed for the round in flight, or prefetched for its outcomes."""
+        """Handle the target's refusal of a proposal, for the round in flight or prefetched."""
         self._session.on_refused(error)
 
     def close(self) -> None:
@@ -281,40 +285,40 @@ class Drafting:
         self._planner.close()
 
     def _choose(self, sequence: Sequence) -> None:
-        """Change to a better drafter, but not below a round that was started with the present one's proposal."""
+        """Change to a better drafter, unless a round was started with the present one's proposal."""
         if self._choosing is not None and self._self_started is None:
             other = self._choosing.other(self._session.drafter, len(sequence.ids), sequence.room)
             if other is not None:
-                self._cached = None
+                self._cached_draft = None
                 self._draft_with(other)
 
     def _may_read(self, targets: Seq[Welcome], need: FeatureNeed) -> bool:
-        """Whether a drafter gets what it reads: later on only what the target's session was opened for."""
+        """Whether a drafter's features can be had; after the first round only those that the target sends already."""
         return self.features.meets(need) if self._rounds else is_available(need, targets)
 
-    def _draft_with(self, offered: Offered | None) -> None:
-        if offered is not None and offered.name != self._session.drafter:
-            self._session.change(offered.name)
-            self._planner.draft_with(offered.known_as)
+    def _draft_with(self, drafter: OfferedDrafter | None) -> None:
+        if drafter is not None and drafter.name != self._session.drafter:
+            self._session.change(drafter.name)
+            self._planner.draft_with(drafter.stats_key)
             self._planner.reads_features = self._session.need.any
 
     def _send_pending(self) -> None:
-        sent, self._pending = self._pending, None
-        if sent is not None:
-            self._session.commit(sent)
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            self._session.commit(pending)
 
-    def _copied_on(self, round_: Round) -> Prefetched | None:
-        """The match's continuation behind the round, in case the round and the next token are as the match says."""
+    def _prefetch_match(self, round_: Round) -> PrefetchCandidate | None:
+        """The match's continuation after the round, for the outcome that follows the match."""
         if not self.copies(round_):
             return None
-        found = self._matches.prefetched(1 + self._rounds, round_, partial(self._copied_nodes, round_))
-        return None if found is None else Prefetched(*found, grows=False)
+        candidate = self._matches.prefetch_proposal(1 + self._rounds, round_, partial(self._match_nodes, round_))
+        return None if candidate is None else PrefetchCandidate(*candidate, grows=False)
 
-    def _copied_nodes(self, round_: Round, match: Match, k: int, outcome: Outcome) -> int:
-        """How far to follow a match behind a round that has its first k tokens."""
+    def _match_nodes(self, round_: Round, match: Match, k: int, outcome: Outcome) -> int:
+        """How far to follow a match after a round that has its first k tokens."""
         room = self._room_behind(round_, outcome)
-        if self._fixed is not None:
-            return min(room, self._fixed) if k else 0
+        if self._fixed_tokens is not None:
+            return min(room, self._fixed_tokens) if k else 0
         if not k:
             return self._planner.worth_prefetching(match, room)
         return self._planner.worth_copying(match.advance(k + 1), room)
@@ -323,10 +327,10 @@ class Drafting:
         """Most tokens of a proposal for an outcome of the round in flight."""
         return max(0, min(self._room - _accepted(round_, outcome) - 2, MAX_PROPOSAL_NODES))
 
-    def _fitting(self, prepared: Proposal, round_: Round, outcome: Outcome) -> Proposal:
-        """The first nodes of a proposal for an outcome, as far as text and rows of the target go."""
+    def _fitting(self, proposal: Proposal, round_: Round, outcome: Outcome) -> Proposal:
+        """The first nodes of a proposal for an outcome that fit into the text and the target's rows."""
         rows_left = self._rows_left - _accepted(round_, outcome) - 1
-        return prepared.within(self._room_behind(round_, outcome)).first(rows_left)
+        return proposal.within(self._room_behind(round_, outcome)).first(rows_left)
 
     def _next_plan(self, sequence: Sequence) -> Plan:
         self._room, self._rows_left = sequence.room, sequence.rows_left
@@ -339,29 +343,29 @@ class Drafting:
 
     def _open_plan(self, sequence: Sequence) -> Plan:
         lease = max(0, min(sequence.room - 1, self._max_lease))
-        if self._off or self._fixed == 0:
+        if self._is_off or self._fixed_tokens == 0:
             return Plan(lease=lease)
         room = max(0, min(sequence.room - 1, MAX_PROPOSAL_NODES))
         if not room:
             return TARGET_ONLY
-        if self._cached is not None and self._cached.proposal is not None:
-            self._cached = replace(self._cached, proposal=self._cached.proposal.within(room))
-        if self._fixed is not None:
-            k, match = min(self._fixed, room), self._matches.best
-            cached = self._cached.proposal if self._cached else None
-            return fixed_plan(k, match, cached, self._widths, fan_out=self._fan_out, model=self._may_ask)
+        if self._cached_draft is not None and self._cached_draft.proposal is not None:
+            self._cached_draft = replace(self._cached_draft, proposal=self._cached_draft.proposal.within(room))
+        if self._fixed_tokens is not None:
+            k, match = min(self._fixed_tokens, room), self._matches.best
+            cached_proposal = self._cached_draft.proposal if self._cached_draft else None
+            return fixed_plan(k, match, cached_proposal, self._widths, fan_out=self._fan_out, model=self._may_ask)
         opens = self._session.is_open or self._pending is not None
         return self._planner.plan(
             Options(
                 room=room,
                 match=self._matches.best,
-                cached=self._cached.proposal if self._cached else None,
+                cached_proposal=self._cached_draft.proposal if self._cached_draft else None,
                 drafts=self._may_ask and self._session.is_ready,
                 lag=self._session.lag if opens else len(sequence.ids),
                 open_ms=self._session.open_ms,
                 fan_out=self._fan_out,
                 trees=self._coupled,
-                leased=self._leased,
+                leased_rounds=self._leased_rounds,
                 lease=lease,
                 self_started=self._self_started is not None,
                 can_prefetch=self._may_prefetch and self._target_can_prefetch and self._matches.exist,
@@ -370,18 +374,18 @@ class Drafting:
 
     @property
     def _may_ask(self) -> bool:
-        """Whether a model may be asked. One that reads the target's features finds none before the first verdict: the
+        """Whether a model may be asked. One that reads the target's features has none before the first verdict: the
         target computes the prompt in the first round's own step."""
         return self._uses_model and (self._rounds > 0 or not self.features.need.any)
 
     def _needs_session(self) -> bool:
-        """Whether the draft service is to have the text, from the start where drafting is expected to pay."""
-        asked = self._plan.source is Source.WAIT or self._plan.shadow or self._plan.fan_out > 0
-        expected = self._fixed is not None or self._planner.expects_drafts
-        return self._uses_model and (asked or (self._fan_out > 0 and expected))
+        """Whether the draft service needs the text: for this round, or because drafting is expected to pay later."""
+        asks_now = self._plan.source is Source.WAIT or self._plan.shadow or self._plan.fan_out > 0
+        expects_drafts = self._fixed_tokens is not None or self._planner.expects_drafts
+        return self._uses_model and (asks_now or (self._fan_out > 0 and expects_drafts))
 
-    def _wanted_now(self) -> DraftBudget:
-        """What the draft service is asked for: a proposal only if the round waits for it."""
+    def _budget_now(self) -> DraftBudget:
+        """The budget of the next commit: it asks for a proposal only if the round waits for one."""
         plan = self._plan
         if self._session.is_late:
             return DraftBudget(shadow=True)  # its shadow says when it has caught up

@@ -1,13 +1,13 @@
-"""Says why a request was drafted for as it was. Pure."""
+"""The explanation of a request's plans. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from coordinator.policy.account import Account
-from coordinator.policy.cycles import Cycles, Surroundings, Way
+from coordinator.policy.acceptance_stats import MAX_DEPTH, survival
+from coordinator.policy.cycles import Cycles, Strategy, Surroundings
+from coordinator.policy.loss_budget import LossBudget
 from coordinator.policy.plan import Source
-from coordinator.policy.seen import MAX_DEPTH, survival
 from paceline.protocol.explanation import EXPLAINED_ROWS, CandidateExplanation, PlanExplanation
 from paceline.sampling.match import Match
 
@@ -16,58 +16,64 @@ EXPLAINED_MATCH = Match(2, (0,) * MAX_DEPTH)
 _NAMES = {Source.NONE: "none", Source.NGRAM: "ngram", Source.WAIT: "wait", Source.CACHED: "ahead"}
 
 
-def explained(
-    cycles: Cycles, around: Surroundings, chosen: Mapping[Way, int], account: Account, positions: int
+def explain_plan(
+    cycles: Cycles,
+    around: Surroundings,
+    round_counts: Mapping[Strategy, int],
+    loss_budget: LossBudget,
+    positions: int,
 ) -> PlanExplanation:
-    """What a planner knows now.
+    """Explain a planner's present choice.
 
     Args:
-        cycles: the ways that it compares.
-        around: what the others do.
-        chosen: rounds of each way.
-        account: of the request.
+        cycles: of the strategies that it compares.
+        around: the other sessions' behaviour.
+        round_counts: the number of rounds under each strategy.
+        loss_budget: of the request.
         positions: committed positions whose shadow has come.
     """
-    target, draft, seen = cycles.target, cycles.draft, cycles.seen
+    target, draft, stats = cycles.target, cycles.draft, cycles.stats
     return PlanExplanation(
         target_alone_ms=tuple(target.step_ms(rows) for rows in EXPLAINED_ROWS),
         target_beside_ms=tuple(target.step_ms(rows, beside=True) for rows in EXPLAINED_ROWS),
         draft_ms=draft.step_ms(1) if draft is not None else 0.0,
-        target_trip_ms=target.sent.value,
+        target_trip_ms=target.send_ms.value,
         draft_trip_ms=draft.wire.value if draft is not None else 0.0,
         target_sessions=target.sessions,
         positions=positions,
-        acceptance=tuple(survival(seen.chances(MAX_DEPTH))),
-        ngram_acceptance=tuple(seen.texts.ngrams.reached(EXPLAINED_MATCH, MAX_DEPTH)),
-        candidates=(*_modelled(cycles, around, chosen), _copied(cycles, chosen)),
-        account_ms=account.over_ms,
-        account_bound_ms=account.limit_ms,
+        acceptance=tuple(survival(stats.chances(MAX_DEPTH))),
+        ngram_acceptance=tuple(stats.texts.ngrams.prefix_chances(EXPLAINED_MATCH, MAX_DEPTH)),
+        candidates=(*_model_candidates(cycles, around, round_counts), _match_candidate(cycles, round_counts)),
+        account_ms=loss_budget.loss_ms,
+        account_bound_ms=loss_budget.limit_ms,
     )
 
 
-def _modelled(cycles: Cycles, around: Surroundings, chosen: Mapping[Way, int]) -> list[CandidateExplanation]:
-    """A cached proposal of any round counts as drafted ahead.
+def _model_candidates(
+    cycles: Cycles, around: Surroundings, round_counts: Mapping[Strategy, int]
+) -> list[CandidateExplanation]:
+    """The candidates without matches. A cached proposal of any round counts as drafted ahead.
 
-    Target-only is its one token: what matches bring to rounds without a model is a way of its own here.
+    Target-only is one token a round here, since matches are a candidate of their own.
     """
     counts: dict[tuple[Source, int], int] = {}
-    for way, rounds in chosen.items():
-        counts[way.source, way.depth] = counts.get((way.source, way.depth), 0) + rounds
+    for strategy, rounds in round_counts.items():
+        counts[strategy.source, strategy.depth] = counts.get((strategy.source, strategy.depth), 0) + rounds
     return [
         CandidateExplanation(
-            _NAMES[cycle.way.source],
-            cycle.way.depth,
-            cycle.tokens if cycle.way.depth else 1.0,
+            _NAMES[cycle.strategy.source],
+            cycle.strategy.depth,
+            cycle.tokens if cycle.strategy.depth else 1.0,
             cycle.ms,
-            counts.get((cycle.way.source, cycle.way.depth), 0),
+            counts.get((cycle.strategy.source, cycle.strategy.depth), 0),
         )
         for cycle in cycles.all(around)
     ]
 
 
-def _copied(cycles: Cycles, chosen: Mapping[Way, int]) -> CandidateExplanation:
-    """Matches differ in length and worth: what their rounds gave and took tells more than what one should."""
-    copies = cycles.seen.texts.copies
-    rounds = sum(count for way, count in chosen.items() if way.source is Source.NGRAM)
+def _match_candidate(cycles: Cycles, round_counts: Mapping[Strategy, int]) -> CandidateExplanation:
+    """The candidate of matches. They differ in length and worth, so it has measured means of their rounds."""
+    copies = cycles.stats.texts.copy_rounds
+    rounds = sum(count for strategy, count in round_counts.items() if strategy.source is Source.NGRAM)
     proposed, tokens, ms = round(copies.proposed.value), copies.tokens.value, copies.ms.value
     return CandidateExplanation(_NAMES[Source.NGRAM], proposed, tokens, ms, rounds)

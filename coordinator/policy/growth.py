@@ -1,4 +1,4 @@
-"""How many tokens of a drafted tree are expected to be accepted, by its nodes and by the steps that it takes. Pure.
+"""The expected accepted tokens of a drafted tree, by its nodes and by the steps that it takes. Pure.
 
 The draft service adds the likeliest candidate of a tree with each step, and with the last step all that may still be
 added (`DraftBudget.max_nodes` beyond `max_tokens`). Here the same tree grows on averages: by depth for a node's best
@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 MOST_LAST = 5
-"""Most nodes that are considered for the last step: as many as a drafter's order has places that are told apart
+"""Most nodes that are considered for the last step: as many as there are ranks with statistics of their own
 (`MAX_RANK`), so all of them may hang from one node."""
 SMALLEST_CHANCE = 0.02
 """Nodes that are reached more rarely are not considered: each would add less than so many tokens. Half as much moves
@@ -31,49 +31,49 @@ def expected_of_trees(by_depth: Sequence[float], by_rank: Sequence[float]) -> tu
         by_rank: chance of a second child, a third, …, given that its parent is accepted and none before it;
             empty: chains only, m is 1.
     """
-    return _grown(_rounded(by_depth), _rounded(by_rank))
+    return _grow(_round(by_depth), _round(by_rank))
 
 
-def _rounded(chances: Sequence[float]) -> tuple[int, ...]:
+def _round(chances: Sequence[float]) -> tuple[int, ...]:
     return tuple(round(each * _STEPS) for each in chances)
 
 
 class _Candidate(NamedTuple):
-    """A node that may be added; `left`: chance that its parent is accepted and no better child of it."""
+    """A node that may be added; `rest`: chance that its parent is accepted and no better child of it."""
 
     negative_chance: float
     depth: int
     rank: int
-    left: float
+    rest: float
 
 
 @lru_cache(maxsize=4096)
-def _grown(by_depth: tuple[int, ...], by_rank: tuple[int, ...]) -> tuple[tuple[float, ...], ...]:
+def _grow(by_depth: tuple[int, ...], by_rank: tuple[int, ...]) -> tuple[tuple[float, ...], ...]:
     def child(depth: int, parent: float) -> _Candidate:
         return _Candidate(-parent * by_depth[depth - 1] / _STEPS, depth, 1, parent)
 
     def take(candidates: list[_Candidate]) -> _Candidate:
-        """The likeliest; its next sibling, which is no likelier, is a candidate from then on."""
-        taken = heapq.heappop(candidates)
-        if taken.rank <= len(by_rank):
-            left = taken.left + taken.negative_chance
-            chance = max(taken.negative_chance, -left * by_rank[taken.rank - 1] / _STEPS)
-            _offer(candidates, _Candidate(chance, taken.depth, taken.rank + 1, left))
-        return taken
+        """Remove and return the likeliest candidate; its next sibling, which is no likelier, becomes one."""
+        node = heapq.heappop(candidates)
+        if node.rank <= len(by_rank):
+            rest = node.rest + node.negative_chance
+            chance = max(node.negative_chance, -rest * by_rank[node.rank - 1] / _STEPS)
+            _offer(candidates, _Candidate(chance, node.depth, node.rank + 1, rest))
+        return node
 
     candidates = [child(1, 1.0)]
-    expected: list[tuple[float, ...]] = []
+    expected_tokens: list[tuple[float, ...]] = []
     total = 0.0
-    while candidates and len(expected) < len(by_depth):
+    while candidates and len(expected_tokens) < len(by_depth):
         last, sums = [*candidates], [total]
         while last and len(sums) <= (MOST_LAST if by_rank else 1):
             sums.append(sums[-1] - take(last).negative_chance)
-        expected.append(tuple(sums[1:]))
-        taken = take(candidates)
-        total -= taken.negative_chance
-        if taken.depth < len(by_depth):
-            _offer(candidates, child(taken.depth + 1, -taken.negative_chance))
-    return tuple(expected)
+        expected_tokens.append(tuple(sums[1:]))
+        node = take(candidates)
+        total -= node.negative_chance
+        if node.depth < len(by_depth):
+            _offer(candidates, child(node.depth + 1, -node.negative_chance))
+    return tuple(expected_tokens)
 
 
 def _offer(candidates: list[_Candidate], node: _Candidate) -> None:

@@ -16,7 +16,7 @@ Volumes = Callable[[], Sequence[Volume]]
 
 
 class Matches:
-    """Where one request's text goes on as it did before, as the request predicts it, or as other texts did.
+    """Finds matches of one request's text in itself, in the request's prediction, and in other texts.
 
     Args:
         prompt_tokens: of the text, behind which the prediction begins.
@@ -29,43 +29,43 @@ class Matches:
         self, prompt_tokens: int, prediction: Sequence[int], *, ngrams: bool, volumes: Volumes | None = None
     ) -> None:
         self._own = SuffixAutomaton() if ngrams else None
-        self._predicted = PredictedText(prediction) if prediction else None
+        self._prediction = PredictedText(prediction) if prediction else None
         self._volumes = volumes
-        self._followed: dict[Volume, FollowedText] = {}
+        self._followed_texts: dict[Volume, FollowedText] = {}
         self._prompt_tokens = prompt_tokens
         self._length = 0
         self.best: Match | None = None
-        """The most trustworthy one; of equals the prediction's, then the text's own."""
+        """The match of highest score; of equals the prediction's, then the text's own."""
 
     @property
     def exist(self) -> bool:
-        """Whether there may be any."""
-        return self._own is not None or self._predicted is not None
+        """Whether there may be any matches."""
+        return self._own is not None or self._prediction is not None
 
     def extend(self, committed: Sequence[int]) -> None:
-        """Take in the whole text as it is now."""
-        found: list[Match | None] = []
-        if self._predicted is not None:
-            self._predicted.extend(committed[self._prompt_tokens + len(self._predicted) :])
-            found.append(self._predicted.match())
+        """Search for matches of the text as it is now."""
+        matches: list[Match | None] = []
+        if self._prediction is not None:
+            self._prediction.extend(committed[self._prompt_tokens + len(self._prediction) :])
+            matches.append(self._prediction.match())
         if self._own is not None:
             self._own.extend(committed[len(self._own) :])
-            found.append(self._own.match(self._own.own_suffix()))
+            matches.append(self._own.match(self._own.own_suffix()))
         if self._volumes is not None:
             self._follow(self._volumes(), committed)
-            found += [text.match() for text in self._followed.values()]
+            matches += [text.match() for text in self._followed_texts.values()]
         self._length = len(committed)
-        self.best = max((match for match in found if match is not None), key=Match.score, default=None)
+        self.best = max((match for match in matches if match is not None), key=Match.score, default=None)
 
     def _follow(self, volumes: Sequence[Volume], committed: Sequence[int]) -> None:
-        """Follow the new tokens in the texts that are still there, and the last tokens in those that are new."""
+        """Follow the new tokens in texts that were followed before, and the last tokens in new texts."""
         new, last = committed[self._length :], committed[-LONGEST_MATCH:]
-        followed: dict[Volume, FollowedText] = {}
+        texts: dict[Volume, FollowedText] = {}
         for volume in volumes:
-            known = self._followed.get(volume)
-            followed[volume] = known or FollowedText(volume.text, volume.drafter)
-            followed[volume].extend(new if known else last)
-        self._followed = followed
+            text = self._followed_texts.get(volume)
+            texts[volume] = text or FollowedText(volume.text, volume.drafter)
+            texts[volume].extend(new if text else last)
+        self._followed_texts = texts
 
     def proposal(self, proposal_id: int, k: int, width: int, *, coupled: bool) -> Proposal:
         """The best match's next k tokens, with as many other beginnings as `width` leaves room for."""
@@ -75,23 +75,23 @@ class Matches:
             paths = distinct_paths(self._own, self.best, k, width)
         return copied_proposal(proposal_id, paths, self.best.drafter, coupled=coupled)
 
-    def prefetched(
+    def prefetch_proposal(
         self, proposal_id: int, round_: Round, nodes_behind: Callable[[Match, int, Outcome], int]
     ) -> tuple[Outcome, Proposal] | None:
-        """What follows the best match behind a round, in case the round and the token after it are as the match says.
+        """The match's continuation after a round, for the outcome that follows the match; None: there is none.
 
         Args:
             proposal_id: of the proposal.
             round_: in flight; without a proposal, or with one of a match.
-            nodes_behind: how far to follow the match behind so many tokens and this outcome; 0: not at all.
+            nodes_behind: how far to follow the match after k tokens and an outcome; 0: not at all.
         """
         best, proposed = self.best, round_.proposal.token_ids if round_.proposal else ()
         k = len(proposed)
-        expected = best.continuation(k + 1) if best is not None else ()
+        continuation = best.continuation(k + 1) if best is not None else ()
         is_chain = round_.proposal is None or round_.proposal.is_chain
-        if best is None or len(expected) <= k or expected[:k] != proposed or not is_chain:
+        if best is None or len(continuation) <= k or continuation[:k] != proposed or not is_chain:
             return None
-        outcome = Outcome(round_.base_length, k - 1, expected[k])
+        outcome = Outcome(round_.base_length, k - 1, continuation[k])
         following = best.continuation(k + 1 + max(0, nodes_behind(best, k, outcome)))[k + 1 :]
         chances = (1.0,) * len(following)
         proposal = Proposal(proposal_id, following, chances, drafter=best.drafter)

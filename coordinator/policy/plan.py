@@ -1,4 +1,4 @@
-"""The plan of a round, and what it may choose from. Pure."""
+"""The plan of a round, and the options that it is chosen from. Pure."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ class Source(StrEnum):
 
 @dataclass(frozen=True)
 class Plan:
-    """The next round: whose proposal, how much of it, and how far to draft outcomes while it is verified.
+    """The plan of the next round: the source and size of its proposal, and how far to draft for its outcomes.
 
     Attributes:
         nodes: most nodes of the proposal; of a match or a cached proposal: the first ones.
         depth: longest path of a proposal that is drafted just in time; fewer than `nodes` makes a tree.
         least_chance: a proposal drafted just in time ends before the first node that is reached more rarely.
         patience_ms: how long the round may wait for its proposal.
-        fan_out: next tokens per accepted node to draft for meanwhile; 0: none.
+        fan_out: next tokens per accepted node to draft for during the round; 0: none.
         branch_depth, branch_nodes: longest path and most nodes of an outcome's proposal.
-        lease: rounds behind this one that the target may start by itself.
-        shadow: whether the draft is to say of committed tokens where they stood, though it proposed none of them.
+        lease: rounds after this one that the target may start by itself.
+        shadow: whether the draft is asked for the shadow of committed tokens, though it proposed none of them.
     """
 
     source: Source = Source.NONE
@@ -50,33 +50,32 @@ class Plan:
 
 @dataclass(frozen=True)
 class Options:
-    """What the next round could use.
+    """The options of the next round.
 
     Attributes:
         room: most tokens that a proposal may have.
         match: the coordinator's own n-gram match.
-        cached: the proposal that was drafted for this outcome before it was known.
+        cached_proposal: the proposal that was drafted for this outcome before it was known.
         drafts: whether a draft service could be asked, and would not have to catch up first.
-        lag: tokens that the draft service must compute first, if it has no session of the request yet, or may be
-            computing, if that has said nothing yet.
-        open_ms: for how long it has been computing them.
+        lag: tokens that the draft service must compute before it can draft, or may still be computing.
+        open_ms: how long it has been computing them.
         fan_out: most next tokens per accepted node that outcome drafting may prepare; 0: it is off.
         trees: whether proposals may be trees.
-        leased: rounds, this one included, that the target may have started: they are target-only in any case.
-        lease: most rounds behind this one that the target may start.
-        self_started: whether the target has started the round: only what is drafted meanwhile is open.
+        leased_rounds: rounds, this one included, that the target may have started: they are target-only in any case.
+        lease: most rounds after this one that the target may start.
+        self_started: whether the target has started the round, so that only outcome drafting is to be chosen.
         can_prefetch: whether matches may be prefetched for the rounds of a lease, which then misses none.
     """
 
     room: int
     match: Match | None = None
-    cached: Proposal | None = None
+    cached_proposal: Proposal | None = None
     drafts: bool = False
     lag: int = 0
     open_ms: float = 0.0
     fan_out: int = 0
     trees: bool = False
-    leased: int = 0
+    leased_rounds: int = 0
     lease: int = 0
     self_started: bool = False
     can_prefetch: bool = False

@@ -1,9 +1,9 @@
 """How much to draft, and with what: the greatest goodput by what is measured. Pure.
 
-Each request follows the best way to run rounds (`cycles`): its rate says what time is worth, and so which tokens of
-which proposal are worth theirs (`market`). One account bounds what being wrong may cost (`account`). A round without
-a proposal need not be sent: under a lease the target starts it by itself. Rejection and block acceptance see averages
-by depth only, never the probability of a token that might be dropped (`exactness` §7).
+Each request follows the best strategy (`cycles`). The rate of that strategy is the worth of time, which decides which
+tokens of which proposal pay (`pricing`). A loss budget bounds the cost of being wrong (`loss_budget`). A round that
+proposes nothing need not be sent: under a lease the target starts it by itself. Rejection and block acceptance see
+averages by depth only, never the probability of a token that might be dropped (`exactness` §7).
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from dataclasses import replace
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary, ref
 
-from coordinator.policy.account import Account
-from coordinator.policy.cycles import Cycle, Cycles, Way
-from coordinator.policy.explaining import explained
-from coordinator.policy.market import MESSAGE_MS, NOTHING, Choice, Market, Rates
+from coordinator.policy.acceptance_stats import MAX_DEPTH, AcceptanceStats
+from coordinator.policy.cycles import Cycle, Cycles, Strategy
+from coordinator.policy.explaining import explain_plan
+from coordinator.policy.loss_budget import LossBudget
 from coordinator.policy.plan import Options, Plan, Source
+from coordinator.policy.pricing import MESSAGE_MS, NOTHING, Choice, ProposalPricing, Rates
 from coordinator.policy.round_times import DraftTimes, TargetTimes
-from coordinator.policy.seen import MAX_DEPTH, Seen
 from coordinator.sessions.round_draft import MAX_PENDING_TOKENS
 from paceline.costs.service_costs import DEFAULT, UNKNOWN_LINE, DraftCosts, TargetCosts
 from paceline.protocol.draft import Shadow
@@ -30,10 +30,10 @@ from paceline.protocol.records import RoundRecord
 from paceline.sampling.match import Match
 
 SHADOW_SHARE = 0.02
-"""Most of the time that drafts are at work for shadow alone, all together: their cores may be the target's. No
-account counts it, so it stays below what an account allows (`ALLOWED_SHARE`)."""
+"""Largest share of time that drafts of all requests work for shadows alone: they may use the target's cores.
+No loss budget counts it, so it stays below what a loss budget allows (`ALLOWED_SHARE`)."""
 RATES_KEPT = 8
-"""Rounds for which a request's rates are kept once it has run as many: chances hardly move meanwhile."""
+"""Rounds for which a request's rates are kept once it has run as many; chances hardly move in that time."""
 
 
 class TargetPeerCosts(Protocol):
@@ -53,26 +53,26 @@ class DraftPeerCosts(Protocol):
 
 
 class Planner:
-    """What a coordinator's requests share: what rounds take at each peer, and what is known of each drafter."""
+    """Shared by a coordinator's requests: times of rounds at each peer, and each drafter's acceptance statistics."""
 
     def __init__(self) -> None:
         self._targets: WeakKeyDictionary[Any, TargetTimes] = WeakKeyDictionary()
         self._drafts: WeakKeyDictionary[Any, dict[str, DraftTimes]] = WeakKeyDictionary()
-        self._seen: dict[tuple[str, Acceptance, bool], Seen] = {}
+        self._stats: dict[tuple[str, Acceptance, bool], AcceptanceStats] = {}
 
     def target(self, peer: TargetPeerCosts) -> TargetTimes:
         """What rounds take at a target."""
         if peer not in self._targets:
-            held = ref(peer)  # the times of a peer that has gone go with it
-            self._targets[peer] = TargetTimes(lambda: found.costs if (found := held()) else TargetCosts())
+            peer_ref = ref(peer)  # the times of a peer that has gone go with it
+            self._targets[peer] = TargetTimes(lambda: live.costs if (live := peer_ref()) else TargetCosts())
         return self._targets[peer]
 
     def draft(self, peer: DraftPeerCosts, drafter: str = DEFAULT) -> DraftTimes:
         """What drafts of one of its drafters take at a draft service."""
         times = self._drafts.setdefault(peer, {})
         if drafter not in times:
-            held = ref(peer)
-            times[drafter] = DraftTimes(lambda: found.costs.line_of(drafter) if (found := held()) else UNKNOWN_LINE)
+            peer_ref = ref(peer)
+            times[drafter] = DraftTimes(lambda: live.costs.line_of(drafter) if (live := peer_ref()) else UNKNOWN_LINE)
         return times[drafter]
 
     @property
@@ -80,13 +80,13 @@ class Planner:
         """What rounds take at one of the targets, for what is to be known before a request has its own."""
         return next((times for times in self._targets.values() if times.is_known), None)
 
-    def seen(self, drafter: str, acceptance: Acceptance, *, greedy: bool) -> Seen:
-        """What is known of a drafter, with its model; greedy and sampled texts differ too much to share."""
-        return self._seen.setdefault((drafter, acceptance, greedy), Seen())
+    def stats(self, drafter: str, acceptance: Acceptance, *, greedy: bool) -> AcceptanceStats:
+        """A drafter's acceptance statistics; greedy and sampled texts differ too much to share them."""
+        return self._stats.setdefault((drafter, acceptance, greedy), AcceptanceStats())
 
 
 class RequestPlanner:
-    """Plans one request's rounds and learns from what became of them."""
+    """Plans one request's rounds and learns from their results."""
 
     def __init__(self, planner: Planner, drafter: str, acceptance: Acceptance, *, greedy: bool) -> None:
         self._coupled = acceptance is Acceptance.COUPLED
@@ -94,81 +94,81 @@ class RequestPlanner:
         self._planner = planner
         self._acceptance = acceptance
         self._drafter = drafter
-        self._pool = planner.seen(drafter, acceptance, greedy=greedy)
-        self._seen = self._pool.child()
-        self._left: dict[str, Seen] = {}
-        """What the request knows of the drafters that it has left."""
+        self._pool = planner.stats(drafter, acceptance, greedy=greedy)
+        self._stats = self._pool.child()
+        self._other_stats: dict[str, AcceptanceStats] = {}
+        """The request's statistics of drafters that it used before."""
         self._peers: tuple[TargetPeerCosts | None, DraftPeerCosts | None] = None, None
-        """Held as long as their times are read."""
+        """The peers whose times are read; a reference keeps them."""
         self._target: TargetTimes | None = None
         self._draft: DraftTimes | None = None
         self._rates = Rates()
-        self._account = Account()
-        self._chosen: Counter[Way] = Counter()
+        self._loss_budget = LossBudget()
+        self._round_counts: Counter[Strategy] = Counter()
         self._leases = False
-        """Whether the target may start rounds by itself: then a round that is sent costs that, too."""
+        """Whether the target may start rounds by itself; then a round that is sent costs the sending, too."""
         self._rounds = 0
-        self._run = self._shadowed = 0
-        """Consecutive positions up to the last one whose token was the draft's first choice; and that one's end."""
+        self._run = self._shadow_end = 0
+        """The number of latest consecutive positions whose token was the draft's first choice, and their end."""
         self._closed = False
-        self._drafted_ahead = False
+        self._drafts_ahead = False
         self.reads_features = False
-        """Whether the drafter reads the target's hidden states: the shadow of committed tokens, whose features are
-        the target's, then says nothing of depths that are drafted on the drafter's own."""
+        """Whether the drafter reads the target's hidden states. The shadow of committed tokens, which have its
+        features, then tells nothing of depths drafted on the drafter's own."""
 
     @property
     def target(self) -> TargetTimes | None:
-        """What rounds take where the request is; before it is anywhere, at some target."""
+        """The times of the request's target; before it has one, those of any target."""
         return self._target or self._planner.some_target
 
-    def seen_of(self, drafter: str) -> Seen:
-        """What the request knows of a drafter, or else what all requests do."""
+    def stats_of(self, drafter: str) -> AcceptanceStats:
+        """The request's statistics of a drafter, or else those of all requests."""
         if drafter == self._drafter:
-            return self._seen
-        return self._left.get(drafter) or self._planner.seen(drafter, self._acceptance, greedy=self._greedy)
+            return self._stats
+        return self._other_stats.get(drafter) or self._planner.stats(drafter, self._acceptance, greedy=self._greedy)
 
-    def hoped_of(self, drafter: str) -> Seen:
-        """What the request may hope for of a drafter: the less any request has tried it, the more."""
-        tried = self._planner.seen(drafter, self._acceptance, greedy=self._greedy).positions
-        return self.seen_of(drafter).hoped(tried)
+    def optimistic_stats_of(self, drafter: str) -> AcceptanceStats:
+        """An upper bound of a drafter's statistics; it is higher the less the drafter has been tried."""
+        positions = self._planner.stats(drafter, self._acceptance, greedy=self._greedy).positions
+        return self.stats_of(drafter).upper_bound(positions)
 
     def draft_with(self, drafter: str) -> None:
-        """Another drafter's tokens are planned with and learned of from now on; what is known of the texts stays."""
-        self._left[self._drafter] = before = self._seen
-        pool = self._planner.seen(drafter, self._acceptance, greedy=self._greedy)
+        """Plan with another drafter from now on. The statistics of texts stay."""
+        self._other_stats[self._drafter] = old_stats = self._stats
+        pool = self._planner.stats(drafter, self._acceptance, greedy=self._greedy)
         pool.texts = self._pool.texts
         self._drafter, self._pool = drafter, pool
-        self._seen = self._left.pop(drafter) if drafter in self._left else pool.child()
-        self._seen.texts = before.texts
-        self._run = self._shadowed = 0
+        self._stats = self._other_stats.pop(drafter) if drafter in self._other_stats else pool.child()
+        self._stats.texts = old_stats.texts
+        self._run = self._shadow_end = 0
 
     def move(self, target: TargetPeerCosts | None, draft: DraftPeerCosts | None, drafter: str = DEFAULT) -> None:
-        """The request's sessions are at these peers now, the draft's with one of its drafters."""
+        """Note the peers of the request's sessions, and the drafter of the draft's."""
         self._peers = target, draft
-        found = None if target is None else self._planner.target(target)
-        if found is not self._target:
-            for times, change in ((self._target, -1), (found, 1)):
+        times_there = None if target is None else self._planner.target(target)
+        if times_there is not self._target:
+            for times, change in ((self._target, -1), (times_there, 1)):
                 if times is not None:
                     times.running += change
-            self._target = found
+            self._target = times_there
         self._draft = None if draft is None else self._planner.draft(draft, drafter)
 
     def close(self) -> None:
-        """The request has ended; what it knew can still be explained."""
+        """Note the end of the request; it can still be explained."""
         if self._target is not None and not self._closed:
             self._target.running -= 1
         self._closed = True
 
     @property
     def expects_drafts(self) -> bool:
-        """Whether drafting was to pay when the last request began; then the draft computes the prompt at once."""
+        """Whether drafting was expected to pay when the last request began: then the prompt is drafted on at once."""
         return self._pool.pays
 
     def plan(self, options: Options) -> Plan:
-        """What the next round should do."""
-        if self._drafted_ahead:
-            for seen in self._both:
-                seen.take_ahead(options.cached)
+        """The plan of the next round."""
+        if self._drafts_ahead:
+            for stats in self._both:
+                stats.take_ahead(options.cached_proposal)
         target, self._leases = self._target, options.lease > 0
         if options.room <= 0 or target is None:
             plan = Plan()
@@ -176,59 +176,57 @@ class RequestPlanner:
             plan = Plan(lease=options.lease)
         else:
             plan = self._best(target, options)
-        self._drafted_ahead = plan.fan_out > 0
+        self._drafts_ahead = plan.fan_out > 0
         return plan
 
     def worth_verifying(self, proposal: Proposal) -> Proposal | None:
-        """The first nodes of a model's proposal that are worth their rows if its outcome comes true."""
-        market = self._market
-        nodes = market.drafted(proposal)[1] if market else 0
+        """The first nodes of a model's proposal that pay for their rows if its outcome comes true."""
+        pricing = self._pricing
+        nodes = pricing.draft_value(proposal)[1] if pricing else 0
         return proposal.first(nodes) if nodes else None
 
     def worth_copying(self, match: Match | None, room: int) -> int:
         """How far to follow a match; None: there is none."""
-        market = self._market
-        return market.copied(match, room)[1] if market and match else 0
+        pricing = self._pricing
+        return pricing.match_value(match, room)[1] if pricing and match else 0
 
     def worth_prefetching(self, match: Match, room: int) -> int:
-        """How far to follow a match behind its next token, which must come first; 0: not worth the message."""
-        market, behind = self._market, match.advance(1)
-        if market is None or behind is None:
+        """How far to follow a match after its next token, which must come first; 0: not worth the message."""
+        pricing, rest = self._pricing, match.advance(1)
+        if pricing is None or rest is None:
             return 0
-        value, nodes = market.copied(behind, room)
-        return nodes if self._seen.texts.ngrams.reached(match, 1)[0] * value > self._rates.own * MESSAGE_MS else 0
+        value, nodes = pricing.match_value(rest, room)
+        chance = self._stats.texts.ngrams.prefix_chances(match, 1)[0]
+        return nodes if chance * value > self._rates.own * MESSAGE_MS else 0
 
-    def verdict_due_ms(self, nodes: int, *, sent: bool) -> float:
-        """From when on what leaves for the target is expected to come too late for a round's verdict.
-
-        Counted from when the round was sent, or else from the verdict with which the target started it.
-        """
+    def verdict_due_ms(self, nodes: int, *, was_sent: bool) -> float:
+        """Time from a round's sending, or from the verdict with which the target started it, to its own verdict."""
         if self._target is None:
             return 0.0
         step_ms = self._target.step_ms(1 + self._rates.around.rows + nodes)
-        return step_ms if sent else max(0.0, step_ms - self._target.sent.value)
+        return step_ms if was_sent else max(0.0, step_ms - self._target.send_ms.value)
 
     def take_shadow(self, shadow: Shadow) -> None:
-        """The draft says where committed tokens stood in its order, whether it proposed them or not."""
-        if shadow.first_position != self._shadowed:
+        """Update the statistics from the shadow of committed tokens, proposed or not."""
+        if shadow.first_position != self._shadow_end:
             self._run = 0
-        self._shadowed = shadow.end
+        self._shadow_end = shadow.end
         for rank, q in zip(shadow.ranks, shadow.probabilities, strict=True):
-            for seen in self._both:
+            for stats in self._both:
                 if self._coupled:
-                    seen.take_rank(rank, q, self._run)
+                    stats.take_rank(rank, q, self._run)
                 else:
-                    # Greedy texts leave no doubt; of a sampled one q is what acceptance is at the least (Σ pq).
-                    seen.take_average(float(rank == 1) if self._greedy else q)
+                    # Greedy acceptance is certain; for sampled texts q is a lower bound of it (Σ pq).
+                    stats.take_average(float(rank == 1) if self._greedy else q)
             self._run = self._run + 1 if rank == 1 and not self.reads_features else 0
 
     def take_match(self, match: Match | None, committed: Sequence[int]) -> None:
-        """Compare the match that stood (None: there was none) with what was committed then, proposed or not."""
-        for seen in self._both:
-            seen.texts.ngrams.learn(match, committed)
+        """Update the n-gram statistics from the committed tokens; `match` is the one before them, proposed or not."""
+        for stats in self._both:
+            stats.texts.ngrams.learn(match, committed)
 
     def take_late(self, waited_ms: float, depth: int) -> None:
-        """A round waited so long for a proposal that did not come."""
+        """Learn from a round that waited `waited_ms` for a proposal that did not come."""
         if self._draft is not None:
             self._draft.learn_late(waited_ms, depth)
 
@@ -241,151 +239,151 @@ class RequestPlanner:
         *,
         first_draft: bool = False,
     ) -> None:
-        """Take in what a round cost and what became of its proposal; `path` holds the accepted nodes.
+        """Learn from a round's times and its proposal, of which `path` has the accepted nodes.
 
-        A request's first round is not to be learned from: it waits for the prompt. Nor is the wait for the first
-        draft (`first_draft`), for which the draft service computed the whole text: others cost less.
+        It must not be called for a request's first round, which waits for the prompt. The wait for the first draft
+        (`first_draft`) is left out, since the draft service computed the whole text for it.
         """
         self._rounds += 1
         self._pool.texts.elapsed_ms += record.round_ms
-        for seen in self._both:
-            seen.texts.take_round(plan.source, record)
+        for stats in self._both:
+            stats.texts.take_round(plan.source, record)
         if self._target is None:
             return
-        waited = plan.source is Source.WAIT
-        self._target.learn(record, beside=plan.fan_out > 0, late=waited)
-        if waited and proposal is not None and not first_draft and self._draft is not None:
+        was_waiting = plan.source is Source.WAIT
+        self._target.learn(record, beside=plan.fan_out > 0, late=was_waiting)
+        if was_waiting and proposal is not None and not first_draft and self._draft is not None:
             self._draft.learn(record)
         if proposal is not None and plan.source is not Source.NGRAM and (self.reads_features or not self._coupled):
-            for seen in self._both:
-                seen.take_proposal(proposal, path, first=1 if self._coupled else 0)
+            for stats in self._both:
+                stats.take_proposal(proposal, path, first=1 if self._coupled else 0)
         self._book(self._target, plan, record, proposal)
 
     def explain(self) -> PlanExplanation:
-        """Why the request was drafted for as it was."""
+        """Explain the plans of the request."""
         if self._target is None:
             return PlanExplanation()
-        cycles = Cycles(self._target, self._draft, self._seen, can_ahead=self._draft is not None)
-        return explained(cycles, self._rates.around, self._chosen, self._account, self._seen.positions)
+        cycles = Cycles(self._target, self._draft, self._stats, can_ahead=self._draft is not None)
+        return explain_plan(cycles, self._rates.around, self._round_counts, self._loss_budget, self._stats.positions)
 
     def _book(self, target: TargetTimes, plan: Plan, record: RoundRecord, proposal: Proposal | None) -> None:
         proposed = len(proposal) if proposal is not None else 0
-        ahead = self._rates.around.ahead
-        token_ms = target.without_ms(record, proposed, beside=plan.fan_out > 0, others_beside=ahead)
+        drafts_ahead = self._rates.around.drafts_ahead
+        token_ms = target.without_ms(record, proposed, beside=plan.fan_out > 0, others_beside=drafts_ahead)
         if not self._leases:
-            token_ms += target.sent.value
+            token_ms += target.send_ms.value
         if record.self_started and proposal is None and not plan.fan_out:
-            self._account.pass_by(record.round_ms, token_ms)
+            self._loss_budget.add_target_only(record.round_ms, token_ms)
             return
         committed = record.accepted + 1
         most_ms = record.draft_wait_ms + (committed + 1) * token_ms  # a pause of the machine is no one's price
-        self._account.add(min(record.round_ms, most_ms), committed, token_ms)
+        self._loss_budget.add(min(record.round_ms, most_ms), committed, token_ms)
 
     @property
-    def _both(self) -> tuple[Seen, Seen]:
-        return self._seen, self._pool
+    def _both(self) -> tuple[AcceptanceStats, AcceptanceStats]:
+        return self._stats, self._pool
 
     @property
-    def _market(self) -> Market | None:
-        return None if self._target is None else self._market_on(self._target)
+    def _pricing(self) -> ProposalPricing | None:
+        return None if self._target is None else self._pricing_on(self._target)
 
-    def _market_on(self, target: TargetTimes) -> Market:
-        return Market(target, self._draft, self._seen, self._rates, coupled=self._coupled)
+    def _pricing_on(self, target: TargetTimes) -> ProposalPricing:
+        return ProposalPricing(target, self._draft, self._stats, self._rates, coupled=self._coupled)
 
     def _best(self, target: TargetTimes, options: Options) -> Plan:
         if self._rounds <= RATES_KEPT or self._rounds % RATES_KEPT == 0:
             self._rates = self._rates_now(target, options)
-        market = self._market_on(target)
-        self._account.expect(options.room, target.step_ms(1 + self._rates.around.rows))
-        if options.leased > 1:
-            return self._running_on(market, options)
-        fan_out, branch = self._ahead(market, options)
-        nodes = market.tree_nodes(branch, options)
+        pricing = self._pricing_on(target)
+        self._loss_budget.expect(options.room, target.step_ms(1 + self._rates.around.rows))
+        if options.leased_rounds > 1:
+            return self._plan_in_lease(pricing, options)
+        fan_out, branch = self._outcome_shape(pricing, options)
+        nodes = pricing.tree_nodes(branch, options)
         if options.self_started:
             return Plan(fan_out=fan_out, branch_depth=branch, branch_nodes=nodes)
-        chosen = self._choice(market, options)
-        owed = self._account.rounds_until(chosen.risk_ms)
+        choice = self._choice(pricing, options)
+        debt_rounds = self._loss_budget.rounds_until(choice.risk_ms)
         # A round that drafts ahead has to be sent, too, whether it proposes anything or not.
-        if owed or chosen.value <= (-market.sending(options) if fan_out else 0.0):
-            chosen = NOTHING
-        if chosen is NOTHING and not fan_out:
-            return self._resting(market, options, owed)
-        plan = chosen.plan
-        self._chosen[Way(plan.source, plan.depth, ahead=fan_out > 0)] += 1
+        if debt_rounds or choice.value <= (-pricing.sending_cost(options) if fan_out else 0.0):
+            choice = NOTHING
+        if choice is NOTHING and not fan_out:
+            return self._rest(pricing, options, debt_rounds)
+        plan = choice.plan
+        self._round_counts[Strategy(plan.source, plan.depth, drafts_ahead=fan_out > 0)] += 1
         if plan.source is Source.WAIT:
-            plan = market.open_ended(plan, options.room, self._account.left_ms)
-        if options.leased:
+            plan = pricing.open_ended(plan, options.room, self._loss_budget.left_ms)
+        if options.leased_rounds:
             plan = Plan()
         return replace(plan, fan_out=fan_out, branch_depth=branch, branch_nodes=nodes) if fan_out else plan
 
-    def _running_on(self, market: Market, options: Options) -> Plan:
-        """The target starts the next round by itself, and the one behind it: there is nothing to choose."""
-        self._chosen[Way()] += 1
-        self._take_match(market.match(options))
+    def _plan_in_lease(self, pricing: ProposalPricing, options: Options) -> Plan:
+        """The plan where the target starts the next round and the one after it by itself: nothing is to be chosen."""
+        self._round_counts[Strategy()] += 1
+        self._take_match(pricing.match_choice(options))
         return Plan(shadow=options.drafts and self._may_shadow(options))
 
     def _rates_now(self, target: TargetTimes, options: Options) -> Rates:
-        """The rates of the best way, where the others do what is best for all."""
+        """The rates of the best strategy, where the others do what is best for all."""
         draft = self._draft if options.drafts else None
         most, can_ahead = min(options.room, MAX_DEPTH), options.fan_out > 0
-        around = Cycles(target, draft, self._pool, most, can_ahead=can_ahead).balanced(target.sessions)
-        step_ms, slowed = target.steps(), target.slowed(around.rows + 1)
+        around = Cycles(target, draft, self._pool, most, can_ahead=can_ahead).balance(target.sessions)
+        step_ms, slowdown = target.steps(), target.slowdown(around.rows + 1)
         alone_ms = step_ms(around.rows + 1)
 
         def net_rate(cycle: Cycle) -> float:
-            lost = around.rate * (step_ms(around.rows + cycle.way.rows) - alone_ms + slowed * cycle.draft_ms)
-            return (cycle.tokens - lost) / cycle.ms if cycle.ms > 0 else 0.0
+            loss = around.rate * (step_ms(around.rows + cycle.strategy.rows) - alone_ms + slowdown * cycle.draft_ms)
+            return (cycle.tokens - loss) / cycle.ms if cycle.ms > 0 else 0.0
 
-        best = max(Cycles(target, draft, self._seen, most, can_ahead=can_ahead).all(around), key=net_rate)
+        best = max(Cycles(target, draft, self._stats, most, can_ahead=can_ahead).all(around), key=net_rate)
         if draft is not None and not self._rounds and options.room >= MAX_DEPTH:
-            # What the request knows is still what all do; later on, late or near its end, it speaks for itself alone.
-            self._pool.pays = best.way.source is not Source.NONE
+            # A new request has the statistics of all; later its own differ, and near its end its room is small.
+            self._pool.pays = best.strategy.source is not Source.NONE
         # A draft at work beside the step slows it for all, so only all together choose that. Where they do, a wait
         # for the draft disturbs nobody any more.
-        ahead = best.way.ahead if target.sessions == 1 else around.ahead
-        disturbed = 0.0 if around.ahead else around.rate * slowed
-        return Rates(net_rate(best), disturbed, around, ahead)
+        drafts_ahead = best.strategy.drafts_ahead if target.sessions == 1 else around.drafts_ahead
+        disturbance = 0.0 if around.drafts_ahead else around.rate * slowdown
+        return Rates(net_rate(best), disturbance, around, drafts_ahead)
 
-    def _choice(self, market: Market, options: Options) -> Choice:
-        """The proposal of greatest value, which may be below 0, as far as there is any."""
-        match = market.match(options)
+    def _choice(self, pricing: ProposalPricing, options: Options) -> Choice:
+        """The proposal of greatest value, which may be below 0; `NOTHING` where there is none."""
+        match = pricing.match_choice(options)
         self._take_match(match)
-        found = (match, market.cached(options), market.wait(options, self._account.left_ms))
-        there = [choice for choice in found if choice.plan.source is not Source.NONE]
-        return max(there, key=lambda choice: choice.value, default=NOTHING)
+        choices = (match, pricing.cached_choice(options), pricing.wait_choice(options, self._loss_budget.left_ms))
+        real_choices = [choice for choice in choices if choice.plan.source is not Source.NONE]
+        return max(real_choices, key=lambda choice: choice.value, default=NOTHING)
 
     def _take_match(self, match: Choice) -> None:
-        for seen in self._both:
-            seen.texts.copied.add(max(0.0, match.value))
+        for stats in self._both:
+            stats.texts.match_value.add(max(0.0, match.value))
 
-    def _ahead(self, market: Market, options: Options) -> tuple[int, int]:
+    def _outcome_shape(self, pricing: ProposalPricing, options: Options) -> tuple[int, int]:
         """Fan-out and depth of outcome drafting."""
-        if not options.drafts or not options.fan_out or not self._rates.ahead:
+        if not options.drafts or not options.fan_out or not self._rates.drafts_ahead:
             return 0, 0
         around = self._rates.around
-        slower_ms = market.target.step_ms(1 + around.rows, beside=True) - market.target.step_ms(1 + around.rows)
-        if self._account.rounds_until(0.0 if around.ahead else slower_ms):
+        slower_ms = pricing.target.step_ms(1 + around.rows, beside=True) - pricing.target.step_ms(1 + around.rows)
+        if self._loss_budget.rounds_until(0.0 if around.drafts_ahead else slower_ms):
             return 0, 0
-        depth = market.usual_depth(options.room)
+        depth = pricing.usual_depth(options.room)
         return (options.fan_out, depth) if depth else (0, 0)
 
-    def _resting(self, market: Market, options: Options, owed: int) -> Plan:
-        """Target-only, under a lease: a run that ends when the account has recovered, or a match or the draft is due.
+    def _rest(self, pricing: ProposalPricing, options: Options, debt_rounds: int) -> Plan:
+        """A target-only plan under a lease, which ends when the loss budget has recovered or a match or draft is due.
 
-        What a round of the run saves is its way; what it may miss is what a match has been worth on average.
+        A round of the lease saves the time of sending it, and may miss the average worth of a match.
         """
-        self._chosen[Way()] += 1
-        missed = 0.0 if options.can_prefetch else self._seen.texts.copied.value
-        lease = owed or options.lease
-        if missed > 0:
-            lease = int(min(lease, 2 * market.sending(options) / missed))
+        self._round_counts[Strategy()] += 1
+        missed_tokens = 0.0 if options.can_prefetch else self._stats.texts.match_value.value
+        lease = debt_rounds or options.lease
+        if missed_tokens > 0:
+            lease = int(min(lease, 2 * pricing.sending_cost(options) / missed_tokens))
         if self._draft is not None and options.drafts and options.lag and options.open_ms:
-            step_ms = market.target.step_ms(1 + self._rates.around.rows)
+            step_ms = pricing.target.step_ms(1 + self._rates.around.rows)
             lease = int(min(lease, self._draft.catch_up_ms(options.lag, options.open_ms) / step_ms))
         return Plan(lease=min(options.lease, lease), shadow=options.drafts and self._may_shadow(options))
 
     def _may_shadow(self, options: Options) -> bool:
-        """Whether the draft may be at work for shadow alone: for a token's share of what it is told at once.
+        """Whether the draft may work for the shadow of a token alone; if so its share of a full commit is counted.
 
         A session that isn't open has the whole text to compute first.
         """

@@ -1,9 +1,9 @@
-"""Leaves proposals with the target for outcomes that the round in flight may have.
+"""Prefetches proposals to the target for possible outcomes of the round in flight.
 
-If the round has one of them, the target starts the next round as soon as it has
-drawn the verdict, and the hit costs no round trip. A proposal can't grow any more
-once its round has started: one that still grows leaves as late as possible, the
-others in good time.
+If the round has one of these outcomes, the target starts the next round as soon as
+it has drawn the verdict, and the hit costs no round trip. A proposal can't grow any
+more once its round has started. So one that still grows leaves as late as possible,
+and the others leave early.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from __future__ import annotations
 import asyncio
 import time
 
-from coordinator.policy.drafting import Drafting, Prefetched
+from coordinator.policy.drafting import Drafting, PrefetchCandidate
 from coordinator.sessions.target import TargetSession
 from paceline.protocol.proposal import Outcome
 from paceline.protocol.target import Round
 
 MAX_PREFETCHED_NODES = 56
-"""Most nodes that are sent for one round's outcomes, with those that are sent again: this bounds the bytes."""
+"""Most nodes that are sent for one round's outcomes, including repeated ones: this bounds the bytes."""
 LAST_MS = 2.0
-"""What still grows leaves this long before it would be too late."""
+"""A proposal that still grows leaves this long before it would be too late."""
 EARLY_SHARE = 0.1
-"""What doesn't grow any more leaves earlier, by this share of the time until the verdict."""
+"""A proposal that has stopped growing leaves earlier, by this share of the time until the verdict."""
 
 
 class Prefetching:
@@ -35,24 +35,24 @@ class Prefetching:
         self._timers: list[asyncio.TimerHandle] = []
         self._soon: asyncio.Handle | None = None
         self._open = self._is_last = False
-        self._sent: dict[Outcome, int] = {}
+        self._sent_nodes: dict[Outcome, int] = {}
         self._nodes_left = 0
-        drafting.on_prepared(self._prepared)
+        drafting.on_prepared(self._on_prepared)
 
     def watch(self, round_: Round) -> None:
-        """A round is in flight; what follows an n-gram match leaves at once."""
+        """Prefetch for a round in flight; the continuation of an n-gram match leaves at once."""
         self.end()
         self._most = min(self._drafting.max_prefetched(round_), self._target.max_prefetched)
         if not self._most:
             return
-        self._round, self._sent, self._nodes_left = round_, {}, MAX_PREFETCHED_NODES
+        self._round, self._sent_nodes, self._nodes_left = round_, {}, MAX_PREFETCHED_NODES
         if self._drafting.drafts_outcomes:
             self._wait_for_outcomes(round_)
         if self._drafting.copies(round_):
             self._prefetch()
 
     def end(self) -> None:
-        """The round is answered."""
+        """End the prefetching for a round that is answered."""
         self._round = None
         self._open = self._is_last = False
         for timer in self._timers:
@@ -70,16 +70,16 @@ class Prefetching:
         ]
 
     def _begin(self, is_last: bool) -> None:
-        """From now on proposals leave as they come; those that still grow only from the last call on.
+        """Send proposals from now on as they come; those that still grow only after the last call.
 
-        They leave even when they should be too late: steps take longer now and then, and under load a round may wait
+        They leave even when they are expected to be too late: a step may take longer, and under load a round may wait
         for its step.
         """
         self._open, self._is_last = True, is_last
         self._prefetch()
 
-    def _prepared(self) -> None:
-        """A proposal came; those that come with it leave together with it."""
+    def _on_prepared(self) -> None:
+        """Schedule the sending of a proposal that came, together with those that come with it."""
         if self._timers and self._soon is None:
             self._soon = asyncio.get_running_loop().call_soon(self._prefetch_what_came)
 
@@ -91,23 +91,23 @@ class Prefetching:
     def _prefetch(self) -> None:
         if self._round is None:
             return
-        chosen = {
-            prefetched.outcome: prefetched.proposal
-            for prefetched in self._drafting.prefetched(self._round)
-            if (self._is_last or not prefetched.grows) and self._takes(prefetched)
+        proposals = {
+            candidate.outcome: candidate.proposal
+            for candidate in self._drafting.prefetch_candidates(self._round)
+            if (self._is_last or not candidate.grows) and self._takes(candidate)
         }
-        if chosen:
-            self._target.prefetch(self._round, chosen)
+        if proposals:
+            self._target.prefetch(self._round, proposals)
 
-    def _takes(self, prefetched: Prefetched) -> bool:
-        """Whether to send it; if so it is counted."""
-        before = self._sent.get(prefetched.outcome, 0)
-        nodes = len(prefetched.proposal)
-        # Half of the nodes are kept for proposals that are sent again, having grown.
-        room = self._nodes_left - (MAX_PREFETCHED_NODES // 2 if prefetched.grows and not before else 0)
-        full = not before and len(self._sent) >= self._most
-        if full or nodes <= before or nodes > room:
+    def _takes(self, candidate: PrefetchCandidate) -> bool:
+        """Whether to send a candidate; if so its nodes are counted."""
+        old_nodes = self._sent_nodes.get(candidate.outcome, 0)
+        nodes = len(candidate.proposal)
+        # Half of the nodes are reserved for proposals that have grown and are sent again.
+        room = self._nodes_left - (MAX_PREFETCHED_NODES // 2 if candidate.grows and not old_nodes else 0)
+        full = not old_nodes and len(self._sent_nodes) >= self._most
+        if full or nodes <= old_nodes or nodes > room:
             return False
-        self._sent[prefetched.outcome] = nodes
+        self._sent_nodes[candidate.outcome] = nodes
         self._nodes_left -= nodes
         return True

@@ -1,7 +1,7 @@
-"""What rounds take: the services' own lines, and the factors by which they turn out on the coordinator's clock. Pure.
+"""Times of rounds: the services' cost lines, and factors that correct them on the coordinator's clock. Pure.
 
-The services measure their steps exactly, and say so. The coordinator measures only what no service sees: the ways
-there and back, and by how much a service's word is off. So a line that lies is put right by one factor.
+The services measure their steps exactly and state them. The coordinator measures only what no service sees: the trips
+there and back, and the error of a stated line. So one factor corrects a line that is wrong.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from paceline.costs.service_costs import TargetCosts
 from paceline.protocol.records import RoundRecord
 
 OUTLIER = 4.0
-"""A time that is this many times what was expected counts as so many: pauses of a machine are no one's price. A round
-that just misses a step takes twice as long, which is a price: half of 4 loses goodput (`2026-11-23-one-planner`)."""
+"""A time counts at most as this many times the expected one, so that a machine's pauses have little weight. A round
+that just misses a step takes twice as long, which must count: half of 4 loses goodput (`2026-11-23-one-planner`)."""
 NEARLY_ALL = 0.9
-"""Share of the sessions in a step in which nobody drafts: some have just come, or are about to go. Of fewer than ten
-that is all of them."""
+"""Share of the sessions that a step must have to count as one in which nobody drafts: some have just come or will go
+soon. With fewer than ten sessions it must have all of them."""
 FACTOR_WEIGHT = 16.0
 """Rounds that a factor remembers, as services remember steps (`SPEED_STEPS` of `paceline/costs/cost_meter.py`): both
 follow the speed of one machine."""
@@ -31,49 +31,49 @@ def _factor() -> RunningMean:
 
 @dataclass
 class TargetTimes:
-    """Of one target, shared by a coordinator's requests; milliseconds.
+    """Times of one target in milliseconds, shared by a coordinator's requests.
 
     Attributes:
-        costs: what the target says, now.
-        factor: a self-started round over what its step should take: the line's error, and all that such rounds add.
-        gap: a self-started round over the step that the target says it had; where several share the target, of steps
-            in which nobody drafted: others' drafts delay all verdicts where services share cores.
-        sent: what a round that the coordinator sends takes beyond that; the ways, and the wait for a step.
-        sent_late: the same of rounds that waited for their draft: they may miss the step that others share.
-        running: requests of this coordinator there.
+        costs: reads the costs that the target states now.
+        factor: ratio of a self-started round to its step by the line: the line's error, and the round's overhead.
+        gap: ratio of a self-started round to its step as the target measured it. Where several sessions share the
+            target, only steps without drafts count, since drafts on the same cores delay all verdicts.
+        send_ms: additional time of a round that the coordinator sends: the trips, and the wait for a step.
+        late_send_ms: the same for rounds that waited for their draft, which may miss the step that others share.
+        running: the number of this coordinator's requests there.
     """
 
     costs: Callable[[], TargetCosts]
     factor: RunningMean = field(default_factory=_factor)
     gap: RunningMean = field(default_factory=_factor)
-    sent: RunningMean = field(default_factory=lambda: RunningMean(1.0, 0.0))
-    sent_late: RunningMean = field(default_factory=lambda: RunningMean(1.0, 0.0))
+    send_ms: RunningMean = field(default_factory=lambda: RunningMean(1.0, 0.0))
+    late_send_ms: RunningMean = field(default_factory=lambda: RunningMean(1.0, 0.0))
     running: int = 0
 
     @property
     def is_known(self) -> bool:
-        """Whether the target has said what its steps take."""
+        """Whether the target has stated a cost line."""
         return self.costs().alone.is_known
 
     @property
     def sessions(self) -> int:
-        """Sessions that share its steps, of all coordinators, as far as is known."""
+        """The number of all coordinators' sessions that share its steps, as far as it is known."""
         return max(1, self.running, self.costs().sessions)
 
     def step_ms(self, rows: float, *, beside: bool = False) -> float:
-        """A round whose step has so many rows, started by the target itself; `beside` a draft at work or not."""
+        """Time of a self-started round whose step has so many rows; `beside`: a draft works during the step."""
         return self.factor.value * self._line(beside).ms(rows)
 
     def steps(self, *, beside: bool = False) -> Callable[[float], float]:
-        """`step_ms` as it is now, for who asks for many numbers of rows at once."""
+        """`step_ms` as a function, for callers with many numbers of rows."""
         factor, line_ms = self.factor.value, self._line(beside).ms
         return lambda rows: factor * line_ms(rows)
 
     def without_ms(self, record: RoundRecord, rows: int, *, beside: bool, others_beside: bool) -> float:
-        """What a self-started round would have taken instead of this one, without so many rows of its step.
+        """Time of a self-started round in place of this one, whose step would have `rows` rows less.
 
-        The step that ran says it, less what its rows and a draft `beside` it added, as the target says: it met the
-        same moment of the machine. With `others_beside` a draft would have been at work all the same.
+        It is computed from the step that ran, which met the same moment of the machine, less the share of its rows
+        and of a draft `beside` it by the target's lines. With `others_beside` a draft would have worked in any case.
         """
         all_rows = max(1, record.target.rows)
         others_ms = self._line(others_beside).ms(max(1, all_rows - rows))
@@ -83,13 +83,13 @@ class TargetTimes:
             return self.factor.value * others_ms
         return self.gap.value * step_ms * others_ms / said_ms
 
-    def slowed(self, rows: float) -> float:
-        """Share of its work that a target does not get done while a draft works beside it."""
+    def slowdown(self, rows: float) -> float:
+        """Share of its work that a target loses while a draft works during its step."""
         beside_ms = self.step_ms(rows, beside=True)
         return max(0.0, 1 - self.step_ms(rows) / beside_ms) if beside_ms > 0 else 0.0
 
     def learn(self, record: RoundRecord, *, beside: bool, late: bool) -> None:
-        """Take in how long a round took; not a request's first, which waits for the prompt."""
+        """Learn from a round's time. A request's first round is left out by the caller: it waits for the prompt."""
         said_ms = self._line(beside).ms(max(1, record.target.rows))
         if said_ms <= 0:
             return
@@ -100,8 +100,8 @@ class TargetTimes:
             if step_ms > 0 and (plain or self.sessions == 1):
                 self.gap.add(min(record.round_ms / step_ms, OUTLIER * self.gap.value))
             return
-        beyond = record.round_ms - record.draft_wait_ms - self.factor.value * said_ms
-        (self.sent_late if late else self.sent).add(min(max(0.0, beyond), OUTLIER * said_ms))
+        extra_ms = record.round_ms - record.draft_wait_ms - self.factor.value * said_ms
+        (self.late_send_ms if late else self.send_ms).add(min(max(0.0, extra_ms), OUTLIER * said_ms))
 
     def _line(self, beside: bool) -> CostLine:
         return self.costs().beside if beside else self.costs().alone
@@ -109,11 +109,11 @@ class TargetTimes:
 
 @dataclass
 class DraftTimes:
-    """Of one drafter of a draft service, shared by a coordinator's requests; milliseconds.
+    """Times of one drafter of a draft service in milliseconds, shared by a coordinator's requests.
 
     Attributes:
-        line: what the draft service says of the drafter's steps, now.
-        factor: what drafts took over what their steps should take; at least 1.
+        line: reads the cost line that the draft service states now.
+        factor: ratio of a draft's time to that of its steps by the line; at least 1.
         wire: the wait for a draft beyond its steps.
     """
 
@@ -123,40 +123,40 @@ class DraftTimes:
 
     @property
     def is_known(self) -> bool:
-        """Whether the draft service has said what its steps take."""
+        """Whether the draft service has stated a cost line."""
         return self.line().is_known
 
     def step_ms(self, rows: float) -> float:
-        """A step of so many rows; 0 of none."""
+        """Time of a step of so many rows; 0 without rows."""
         return 0.0 if not rows else self.factor.value * self.line().ms(rows)
 
     def catch_up_ms(self, lag: int, open_ms: float) -> float:
-        """What is left of so many rows, which it has been computing for so long, before it can draft."""
+        """Time until the draft has computed `lag` rows, on which it has worked for `open_ms`."""
         return max(0.0, self.step_ms(lag) - open_ms)
 
     def waits(self, sessions: float = 1.0) -> Callable[[int], float]:
-        """`wait_ms` as it is now by the depth, for who asks for many at once."""
+        """`wait_ms` as a function of the depth, for callers with many depths."""
         first_ms, level_ms = self.wire.value + self.step_ms(2 * sessions), self.step_ms(sessions)
         return lambda depth: first_ms + (depth - 1) * level_ms
 
     def wait_ms(self, depth: int, sessions: float = 1.0) -> float:
-        """Of a round for a proposal of this depth, when so many sessions draft at once.
+        """Wait of a round for a proposal of this depth, when so many sessions draft at once.
 
         The first step has a row for the last committed token and one for the last proposed, which was not computed.
         """
         return self.waits(sessions)(depth)
 
     def learn(self, record: RoundRecord) -> None:
-        """Take in a round that waited for its proposal; not the session's first, which computes the text."""
+        """Learn from a round that waited for its proposal; not for the session's first, which computes the text."""
         said_ms = max(1, record.proposed) * self.line().ms(max(1, record.draft.rows))
         if said_ms <= 0:
             return
-        # Rows that were there already took no time: a draft that was faster than its line says nothing of the line.
+        # Rows that were there already took no time, so a draft that was faster than its line counts as 1.
         self.factor.add(min(max(1.0, record.draft.forward_ms / said_ms), OUTLIER * self.factor.value))
         self.wire.add(min(max(0.0, record.draft_wait_ms - record.draft.forward_ms), OUTLIER * said_ms))
 
     def learn_late(self, waited_ms: float, depth: int) -> None:
-        """A proposal had not come after so long: it takes twice as long, as far as is known."""
+        """Learn that a proposal had not come after `waited_ms`: it is taken to need twice as long."""
         said_ms = depth * self.line().ms(1)
         if said_ms > 0:
             self.factor.add(min(2 * waited_ms / said_ms, OUTLIER * self.factor.value))

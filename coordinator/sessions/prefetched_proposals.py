@@ -40,13 +40,13 @@ class PrefetchedProposals:
         Raises:
             ProtocolMismatch: no such proposal was left with the target.
         """
-        prefetched = self._proposals.get(outcome)
+        own_proposal = self._proposals.get(outcome)
         subject = f"session {round_.session_id}: the target started round {self_started.base_length} by itself"
-        if prefetched is None or self_started.nodes > len(prefetched):
+        if own_proposal is None or self_started.nodes > len(own_proposal):
             raise ProtocolMismatch(
-                f"{subject} with {self_started.nodes} nodes for {outcome}, of which {len(prefetched or ())} were sent"
+                f"{subject} with {self_started.nodes} nodes for {outcome}, {len(own_proposal or ())} were sent for it"
             )
-        next_round = round_.behind(outcome, prefetched.first(self_started.nodes))
+        next_round = round_.behind(outcome, own_proposal.first(self_started.nodes))
         if next_round.base_length != self_started.base_length:
             raise ProtocolMismatch(f"{subject} behind {outcome}, expected {next_round.base_length}")
         return next_round.proposal

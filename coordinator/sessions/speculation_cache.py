@@ -20,12 +20,12 @@ class SpeculationCache(Generic[Entry]):
 
     def __init__(self) -> None:
         self._entries: dict[Outcome | None, Entry] = {}
-        self._expected: Outcome | None = None
+        self._expected_outcome: Outcome | None = None
         self._base_length = -1
 
     def expect(self, outcome: Outcome | None) -> None:
         """Keep only the proposal for the outcome that has come, if it is there."""
-        self._expected = outcome
+        self._expected_outcome = outcome
         self._base_length = -1 if outcome is None else outcome.base_length
         entry = self._entries.get(outcome)
         self._entries = {} if entry is None else {outcome: entry}
@@ -40,12 +40,12 @@ class SpeculationCache(Generic[Entry]):
         A proposal for a round before the expected outcome is stale and dropped. Returns whether it is the proposal
         for the expected outcome.
         """
-        stale = outcome != self._expected and (outcome is None or outcome.base_length <= self._base_length)
+        stale = outcome != self._expected_outcome and (outcome is None or outcome.base_length <= self._base_length)
         full = len(self._entries) >= MAX_ENTRIES and outcome not in self._entries
         if stale or full:
             return False
         self._entries[outcome] = entry
-        return outcome == self._expected
+        return outcome == self._expected_outcome
 
     def entries_of(self, base_length: int) -> Iterator[tuple[Outcome, Entry]]:
         """The entries for outcomes of a round, in the order in which they began to come: the likeliest first.
@@ -62,4 +62,4 @@ class SpeculationCache(Generic[Entry]):
 
     def take(self) -> Entry | None:
         """Remove and return the proposal for the expected outcome, if it is there."""
-        return self._entries.pop(self._expected, None)
+        return self._entries.pop(self._expected_outcome, None)

@@ -78,7 +78,7 @@ class World:
     said_target: SaidByTarget | None = None
     said_draft: SaidByDraft | None = None
     q: float = 0.8
-    over_ms: list[tuple[int, float]] = field(default_factory=list)
+    loss_ms: list[tuple[int, float]] = field(default_factory=list)
     """Of the latest request: tokens written, and the time beyond target-only's for them, at the end of each round."""
 
     def request(self, acceptance: Acceptance = Acceptance.COUPLED, *, greedy: bool = True) -> RequestPlanner:
@@ -98,7 +98,7 @@ class World:
     ) -> tuple[float, list[Plan]]:
         """A whole request; returns its time over target-only's, and its plans."""
         rng = random.Random(seed)
-        self.over_ms = []
+        self.loss_ms = []
         request, plans, written, ms = self.request(acceptance), list[Plan](), 0, 0.0
         plain_ms = 0.0
         while written < tokens:
@@ -109,7 +109,7 @@ class World:
             written += committed
             ms += took
             plain_ms += committed * self.target.step_ms
-            self.over_ms.append((written, ms - plain_ms))
+            self.loss_ms.append((written, ms - plain_ms))
         request.close()
         return ms / plain_ms, plans
 

@@ -8,7 +8,7 @@ from unittest import mock
 
 import pytest
 
-from coordinator.policy import seen
+from coordinator.policy import acceptance_stats
 from coordinator.policy.choosing import ROUNDS_BETWEEN, Choosing
 from coordinator.policy.ngram_shadow import NgramShadow
 from coordinator.policy.planner import Planner, RequestPlanner
@@ -98,7 +98,7 @@ def test_a_dear_one_that_nobody_has_tried_is_tried_once() -> None:
     """At its prior (.7) it would look slower than a cheap one that is right two times in three."""
     case = Case(default_ms=2.0, other_ms=4.0)
     case.known(DEFAULT_NAME, 1, 1, 2)
-    with mock.patch.object(seen, "HOPED_WEIGHT", 0.0):
+    with mock.patch.object(acceptance_stats, "OPTIMISM_WEIGHT", 0.0):
         assert case.first() == ""
     assert case.first() == "eagle"
     case.known(OTHER, 1, 1, 2)
@@ -128,12 +128,12 @@ def test_a_drafter_that_was_left_is_remembered() -> None:
     for drafter in (DEFAULT_NAME, OTHER):
         case.known(drafter, 1)
     case.request.take_shadow(Shadow(1, 0, (2,) * 64, (0.8,) * 64))
-    own = case.request.seen_of(DEFAULT_NAME).chances(4)
+    own = case.request.stats_of(DEFAULT_NAME).chances(4)
     case.request.draft_with(OTHER)
-    assert case.request.seen_of(DEFAULT_NAME).chances(4) == own
+    assert case.request.stats_of(DEFAULT_NAME).chances(4) == own
     case.request.take_shadow(Shadow(1, 64, (2,) * 64, (0.8,) * 64))
     case.request.draft_with(DEFAULT_NAME)
-    assert case.request.seen_of(DEFAULT_NAME).chances(4) == own
+    assert case.request.stats_of(DEFAULT_NAME).chances(4) == own
 
 
 def test_a_lone_drafter_is_never_left() -> None:
@@ -157,6 +157,6 @@ def test_what_is_known_of_texts_is_shared_by_all_drafters() -> None:
     for drafter in (DEFAULT_NAME, OTHER):
         following = RequestPlanner(case.planner, DEFAULT_NAME, Acceptance.COUPLED, greedy=True)
         following.draft_with(drafter)
-        assert following.seen_of(drafter).texts.ngrams.reached(match, 1)[0] < 0.2
+        assert following.stats_of(drafter).texts.ngrams.prefix_chances(match, 1)[0] < 0.2
     untold = NgramShadow()
-    assert untold.reached(match, 1)[0] > 0.4
+    assert untold.prefix_chances(match, 1)[0] > 0.4

@@ -205,7 +205,7 @@ class RandomPlanner:
         """Wherever the sessions are."""
 
     def plan(self, options: Options) -> Plan:
-        if options.leased <= 1 and self._random.random() < 0.3:
+        if options.leased_rounds <= 1 and self._random.random() < 0.3:
             return Plan(fan_out=4, branch_depth=2, branch_nodes=2)
         return Plan(lease=min(options.lease, self._random.choice((0, 0, 1, 3, 20))))
 
@@ -295,17 +295,17 @@ def test_a_match_is_prefetched_behind_a_round_of_a_run_for_the_outcome_that_it_e
     for token in (7, 8, 9, 10, 11, 12, 13) * 3:
         request.commit((token,), leased=3)
     round_ = Round(1, len(request.sequence.ids) - 1, ROOT, (13,))
-    (prefetched,) = request.drafting.prefetched(round_)
+    (prefetched,) = request.drafting.prefetch_candidates(round_)
     assert prefetched.outcome == Outcome(round_.base_length, ROOT, 7)
     assert prefetched.proposal.token_ids[:6] == (8, 9, 10, 11, 12, 13)
     assert not prefetched.grows
     room = request.sequence.room
     assert len(prefetched.proposal) <= room - 2, "a token of the round, and one behind the proposal"
     proposed = Round(1, round_.base_length, ROOT, (13,), chain(7, 8))
-    (prefetched,) = request.drafting.prefetched(proposed)
+    (prefetched,) = request.drafting.prefetch_candidates(proposed)
     assert prefetched.outcome == Outcome(round_.base_length, 1, 9)
     assert prefetched.proposal.token_ids[:4] == (10, 11, 12, 13)
-    assert not [*request.drafting.prefetched(Round(1, round_.base_length, ROOT, (13,), chain(7, 9)))], (
+    assert not [*request.drafting.prefetch_candidates(Round(1, round_.base_length, ROOT, (13,), chain(7, 9)))], (
         "not the match's"
     )
 
@@ -331,11 +331,11 @@ def test_what_was_wrongly_prepared_ends_the_draft_once_and_is_never_prefetched(
     sound = Outcome(base, 1, 3), Proposal(1, (4,), (0.5,))
     for outcome, proposal in (sound, (Outcome(base, node, token), drafted), (Outcome(base, ROOT, 1), drafted)):
         cast(Any, request.link).on_event(DraftedProposal(1, outcome, proposal))
-    assert [(prefetched.outcome, prefetched.proposal) for prefetched in request.drafting.prefetched(round_)] == [
-        sound
-    ]
+    assert [
+        (prefetched.outcome, prefetched.proposal) for prefetched in request.drafting.prefetch_candidates(round_)
+    ] == [sound]
     assert request.link.take() == [Close]
-    assert [*request.drafting.prefetched(round_)] == [], "nothing of a draft that is not trusted"
+    assert [*request.drafting.prefetch_candidates(round_)] == [], "nothing of a draft that is not trusted"
     assert caplog.text.count("draft failed") == 1
 
 
@@ -426,7 +426,7 @@ def test_a_prefetched_proposal_is_cut_to_the_rows_behind_its_outcome(
     round_ = Round(1, len(request.sequence.ids) - 1, ROOT, (5,), chain(8, 9))
     outcome = Outcome(round_.base_length, accepted - 1, 7)
     request.drafts(outcome, TREE)
-    (prefetched,) = request.drafting.prefetched(round_)
+    (prefetched,) = request.drafting.prefetch_candidates(round_)
     assert prefetched.proposal == TREE.first(nodes)
     assert round_.behind(outcome, prefetched.proposal).first_position == 55
 

@@ -56,14 +56,14 @@ def test_what_follows_a_round_is_ready_for_the_outcome_that_the_prediction_says(
     proposed: tuple[int, ...], node: int, token: int, behind: tuple[int, ...]
 ) -> None:
     proposal = Proposal(1, proposed, (1.0,) * len(proposed)) if proposed else None
-    found = matches().prefetched(5, round_behind(proposal), lambda match, k, outcome: 3)
+    found = matches().prefetch_proposal(5, round_behind(proposal), lambda match, k, outcome: 3)
     assert found == (Outcome(10, node, token), Proposal(5, behind, (1.0,) * 3, drafter=PREDICTION))
 
 
 @pytest.mark.parametrize("proposed", [(20, 99), PREDICTED, PREDICTED[:-1]], ids=["another", "all", "all but one"])
 def test_nothing_is_ready_behind_other_tokens_or_beyond_the_end(proposed: tuple[int, ...]) -> None:
     proposal = Proposal(1, proposed, (1.0,) * len(proposed))
-    assert matches().prefetched(5, round_behind(proposal), lambda match, k, outcome: 3) is None
+    assert matches().prefetch_proposal(5, round_behind(proposal), lambda match, k, outcome: 3) is None
 
 
 def test_at_its_end_only_what_is_left_is_proposed() -> None:

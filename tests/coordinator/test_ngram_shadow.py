@@ -26,19 +26,21 @@ def watched(text: list[int]) -> NgramShadow:
 def test_copied_text_is_expected_to_go_on_as_it_did() -> None:
     new = [*range(100, 500)]
     shadow = watched([*new, *new])
-    assert shadow.reached(match(40), 4)[-1] > 0.9
-    assert shadow.reached(match(40), 4) == sorted(shadow.reached(match(40), 4), reverse=True)
+    assert shadow.prefix_chances(match(40), 4)[-1] > 0.9
+    assert shadow.prefix_chances(match(40), 4) == sorted(shadow.prefix_chances(match(40), 4), reverse=True)
 
 
 def test_a_match_counts_up_to_its_first_wrong_token() -> None:
     shadow = NgramShadow()
     for _ in range(200):
         shadow.learn(match(3), (1, 9, 3, 4))
-    first, second = shadow.reached(match(3), 2)
+    first, second = shadow.prefix_chances(match(3), 2)
     assert first > 0.95
     assert second < 0.05
     untouched = NgramShadow()
-    assert shadow.reached(match(12), 1) == untouched.reached(match(12), 1), "nothing behind the wrong token"
+    assert shadow.prefix_chances(match(12), 1) == untouched.prefix_chances(match(12), 1), (
+        "nothing behind the wrong token"
+    )
 
 
 def test_lengths_are_told_apart() -> None:
@@ -46,19 +48,19 @@ def test_lengths_are_told_apart() -> None:
     for _ in range(200):
         shadow.learn(Match(2, (1,)), (9,))
         shadow.learn(Match(20, (1,)), (1,))
-    assert shadow.reached(match(2), 1)[0] < 0.05 < 0.95 < shadow.reached(match(20), 1)[0]
+    assert shadow.prefix_chances(match(2), 1)[0] < 0.05 < 0.95 < shadow.prefix_chances(match(20), 1)[0]
 
 
 def test_a_request_learns_on_for_itself() -> None:
     shadow = NgramShadow()
     for _ in range(50):
         shadow.learn(Match(4, (1,)), (1,))
-    before, mine = shadow.reached(match(4), 1), shadow.child(8.0)
-    assert mine.reached(match(4), 1) == before
+    before, mine = shadow.prefix_chances(match(4), 1), shadow.child(8.0)
+    assert mine.prefix_chances(match(4), 1) == before
     for _ in range(20):
         mine.learn(Match(4, (1,)), (9,))
         mine.learn(None, (9,))
-    assert mine.reached(match(4), 1)[0] < 0.5 < shadow.reached(match(4), 1)[0]
+    assert mine.prefix_chances(match(4), 1)[0] < 0.5 < shadow.prefix_chances(match(4), 1)[0]
 
 
 def test_what_follows_variously_is_trusted_less_and_each_drafter_by_itself() -> None:
@@ -68,5 +70,5 @@ def test_what_follows_variously_is_trusted_less_and_each_drafter_by_itself() -> 
         shadow.learn(sure, (1,))
         shadow.learn(unsure, (9,))
         shadow.learn(replace(sure, drafter=CORPUS), (9,))
-    assert shadow.reached(unsure, 1)[0] < 0.05 < 0.95 < shadow.reached(sure, 1)[0]
-    assert shadow.child(4.0).reached(replace(sure, drafter=CORPUS), 1)[0] < 0.05
+    assert shadow.prefix_chances(unsure, 1)[0] < 0.05 < 0.95 < shadow.prefix_chances(sure, 1)[0]
+    assert shadow.child(4.0).prefix_chances(replace(sure, drafter=CORPUS), 1)[0] < 0.05

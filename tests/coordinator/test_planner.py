@@ -6,12 +6,12 @@ import dataclasses
 
 import pytest
 
-from coordinator.policy.account import ALLOWED_SHARE, ALLOWED_TOKENS, Account
-from coordinator.policy.cycles import ALONE, Cycles, Way
+from coordinator.policy.acceptance_stats import MAX_DEPTH, AcceptanceStats
+from coordinator.policy.cycles import NO_OTHERS, Cycles, Strategy
+from coordinator.policy.loss_budget import ALLOWED_SHARE, ALLOWED_TOKENS, LossBudget
 from coordinator.policy.plan import Options, Plan, Source
 from coordinator.policy.planner import Planner, RequestPlanner
 from coordinator.policy.round_times import DraftTimes, TargetTimes
-from coordinator.policy.seen import MAX_DEPTH, Seen
 from paceline.costs.cost_line import LEAST_STEP_MS
 from paceline.costs.service_costs import TargetCosts
 from paceline.protocol.draft import Shadow
@@ -137,7 +137,7 @@ def test_a_draft_that_turns_useless_is_left_and_taken_again_when_it_is_good() ->
         world = World()
         over, plans = world.run(lambda at: 0.0 if at in useless else 0.9, tokens=900, seed=seed)
         assert over <= 1 / 0.95
-        turns, returns = (next(ms for written, ms in world.over_ms if written >= at) for at in (200, 600))
+        turns, returns = (next(ms for written, ms in world.loss_ms if written >= at) for at in (200, 600))
         assert returns - turns <= ALLOWED_SHARE * len(useless) * STEP_MS, "what was gained before pays for nothing"
         sources = [plan.source for plan in plans]
         assert Source.WAIT in sources[:40]
@@ -150,7 +150,7 @@ def test_rows_are_dearer_where_others_share_the_step() -> None:
     _, alone = taught(0.7, World(target=SaidByTarget(row_ms=1.5)))
     _, crowded = taught(0.7, World(target=SaidByTarget(row_ms=1.5, sessions=32)))
     cached = Proposal(1, (7,) * 8, (0.8,) * 8, drafter="model")
-    options = dataclasses.replace(OPTIONS, cached=cached)
+    options = dataclasses.replace(OPTIONS, cached_proposal=cached)
     assert crowded.plan(options).nodes < alone.plan(options).nodes
 
 
@@ -201,11 +201,11 @@ def test_a_sure_stretch_may_go_further_than_the_average_one() -> None:
 def test_a_draft_is_waited_for_no_longer_than_half_of_what_may_be_lost_or_twice_what_it_should_take() -> None:
     _, request = taught(0.6)
     plan = request.plan(OPTIONS)
-    assert plan.patience_ms == pytest.approx(request._account.left_ms / 2)
+    assert plan.patience_ms == pytest.approx(request._loss_budget.left_ms / 2)
     _, slow = taught(0.9, World(draft=SaidByDraft(4.0)))
     plan = slow.plan(OPTIONS)
     assert plan.source is Source.WAIT
-    assert plan.patience_ms <= slow._account.left_ms
+    assert plan.patience_ms <= slow._loss_budget.left_ms
 
 
 def test_the_target_goes_on_alone_for_as_long_as_the_draft_computes_the_prompt_and_no_longer() -> None:
@@ -237,7 +237,7 @@ def test_rejection_never_looks_at_draft_probabilities(rule: Acceptance) -> None:
     def nodes(acceptance: Acceptance, q: float) -> int:
         proposal = Proposal(1, (7,) * 8, (q,) * 8, drafter="model")
         request = World(target=SaidByTarget(row_ms=2.0)).request(acceptance)
-        return request.plan(dataclasses.replace(OPTIONS, cached=proposal)).nodes
+        return request.plan(dataclasses.replace(OPTIONS, cached_proposal=proposal)).nodes
 
     assert nodes(rule, 0.01) == nodes(rule, 0.99)
     assert nodes(Acceptance.COUPLED, 0.01) < nodes(Acceptance.COUPLED, 0.99)
@@ -294,7 +294,7 @@ def test_a_match_ends_the_run_and_is_proposed_behind_it() -> None:
     options = dataclasses.replace(OPTIONS, drafts=False)
     rested(request, 30, options)
     match = dataclasses.replace(options, match=Match(40, (5,) * 64))
-    inside = request.plan(dataclasses.replace(match, leased=2))
+    inside = request.plan(dataclasses.replace(match, leased_rounds=2))
     assert (inside.source, inside.lease) == (Source.NONE, 0)
     assert request.plan(match).source is Source.NGRAM
 
@@ -337,13 +337,13 @@ def times(target: SaidByTarget, draft: SaidByDraft | None = None) -> tuple[Targe
 def test_a_cycle_is_its_steps_and_its_waits() -> None:
     target, draft = times(SaidByTarget(), SaidByDraft())
     assert draft is not None
-    cycles = {cycle.way: cycle for cycle in Cycles(target, draft, Seen()).all(ALONE)}
-    waiting = cycles[Way(Source.WAIT, 3)]
+    cycles = {cycle.strategy: cycle for cycle in Cycles(target, draft, AcceptanceStats()).all(NO_OTHERS)}
+    waiting = cycles[Strategy(Source.WAIT, 3)]
     assert waiting.tokens == pytest.approx(1 + 0.7 + 0.7**2 + 0.7**3)
     step_ms = STEP_MS + 3 * ROW_MS
-    assert waiting.ms == pytest.approx(step_ms + target.sent_late.value + draft.wait_ms(3))
-    assert cycles[Way()].ms == STEP_MS
-    assert cycles[Way()].tokens == 1
+    assert waiting.ms == pytest.approx(step_ms + target.late_send_ms.value + draft.wait_ms(3))
+    assert cycles[Strategy()].ms == STEP_MS
+    assert cycles[Strategy()].tokens == 1
 
 
 def test_the_factor_of_a_line_that_lies_is_found() -> None:
@@ -355,7 +355,7 @@ def test_the_factor_of_a_line_that_lies_is_found() -> None:
 
 
 def test_ranks_say_what_every_length_would_have_brought() -> None:
-    seen = Seen()
+    seen = AcceptanceStats()
     for position in range(2000):
         seen.take_rank(0 if position % 4 == 3 else 1, 0.8, position % 4)
     depths = [mean.value for mean in seen.by_depth[:4]]
@@ -366,19 +366,19 @@ def test_ranks_say_what_every_length_would_have_brought() -> None:
 
 
 def test_an_account_forgives_in_time_and_banks_no_more_than_it_lends() -> None:
-    account = Account()
-    account.pass_by(STEP_MS, STEP_MS)
-    assert account.limit_ms == ALLOWED_TOKENS[0] * STEP_MS
-    account.add(4 * STEP_MS, 1, STEP_MS)
-    waits = account.rounds_until(0.0)
+    loss_budget = LossBudget()
+    loss_budget.add_target_only(STEP_MS, STEP_MS)
+    assert loss_budget.limit_ms == ALLOWED_TOKENS[0] * STEP_MS
+    loss_budget.add(4 * STEP_MS, 1, STEP_MS)
+    waits = loss_budget.rounds_until(0.0)
     assert waits > 0
     for _ in range(waits):
-        account.pass_by(STEP_MS, STEP_MS)
-    assert account.rounds_until(0.0) == 0
-    assert account.rounds_until(STEP_MS) > 0
+        loss_budget.add_target_only(STEP_MS, STEP_MS)
+    assert loss_budget.rounds_until(0.0) == 0
+    assert loss_budget.rounds_until(STEP_MS) > 0
     for _ in range(100):
-        account.add(STEP_MS, 8, STEP_MS)
-    assert account.over_ms == -account.limit_ms
+        loss_budget.add(STEP_MS, 8, STEP_MS)
+    assert loss_budget.loss_ms == -loss_budget.limit_ms
 
 
 def test_a_pause_of_the_machine_is_no_ones_price() -> None:
@@ -388,7 +388,7 @@ def test_a_pause_of_the_machine_is_no_ones_price() -> None:
     request.learn(
         Plan(Source.NGRAM, 2, 2), record(3, 2, 2, round_ms=50 * STEP_MS), Proposal(1, (1, 2), (1.0, 1.0)), (0, 1)
     )
-    assert request._account.over_ms <= 1.1 * STEP_MS
+    assert request._loss_budget.loss_ms <= 1.1 * STEP_MS
 
 
 def test_an_explanation_names_every_way_and_how_often_it_was_taken() -> None:

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from coordinator.policy.drafting import Drafting, Prefetched
+from coordinator.policy.drafting import Drafting, PrefetchCandidate
 from coordinator.policy.prefetch import MAX_PREFETCHED_NODES, Prefetching
 from coordinator.sessions.target import TargetSession
 from coordinator.sessions.verified_round import VerifiedRound
@@ -43,7 +43,7 @@ class Prepared:
         self.copied = False
         self.due_ms = SOON_MS
         self.self_started = False
-        self.there: dict[Outcome, Prefetched] = {}
+        self.there: dict[Outcome, PrefetchCandidate] = {}
         self.came: Any = None
 
     def max_prefetched(self, round_: Round) -> int:
@@ -58,12 +58,12 @@ class Prepared:
     def verdict_due_ms(self, round_: Round, since_verdict_ms: float) -> float:
         return self.due_ms - (since_verdict_ms if self.self_started else 0.0)
 
-    def prefetched(self, round_: Round) -> list[Prefetched]:
+    def prefetched(self, round_: Round) -> list[PrefetchCandidate]:
         return [*self.there.values()]
 
     def has(self, token: int, *tokens: int, grows: bool = False) -> None:
         """A proposal has come, or has grown."""
-        self.there[outcome(token)] = Prefetched(outcome(token), proposal(*tokens), grows)
+        self.there[outcome(token)] = PrefetchCandidate(outcome(token), proposal(*tokens), grows)
         self.came()
 
 

@@ -164,7 +164,7 @@ def _forgets_to_tell(self: DraftSession) -> None:
 
 
 def _keeps_all(self: SpeculationCache[Any], outcome: Any) -> None:
-    self._expected, self._base_length = outcome, -1
+    self._expected_outcome, self._base_length = outcome, -1
 
 
 def _made(**parts: Any) -> Callable[[Bounds], LinkModel]:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import NamedTuple
 from unittest import mock
 
-from coordinator.policy.choosing import Choosing, Offered
+from coordinator.policy.choosing import Choosing, OfferedDrafter
 from coordinator.policy.plan import Options, Plan, Source
 from coordinator.policy.planner import RequestPlanner
 
@@ -24,7 +24,7 @@ def any_plan(options: Options, pick: Pick) -> Plan:
     """A plan that a planner might make."""
     if options.room <= 0:
         return Plan()
-    if options.leased > 1:
+    if options.leased_rounds > 1:
         return Plan(shadow=options.drafts and pick(2) == 1)
     fan_out = options.fan_out if options.drafts and pick(3) else 0
     depth = min(options.room, 1 + pick(DEEPEST))
@@ -32,7 +32,7 @@ def any_plan(options: Options, pick: Pick) -> Plan:
     ahead = Plan(fan_out=fan_out, branch_depth=depth, branch_nodes=nodes) if fan_out else Plan()
     if options.self_started:
         return ahead
-    source = Source.NONE if options.leased else _any_source(options, pick)
+    source = Source.NONE if options.leased_rounds else _any_source(options, pick)
     if source is Source.NONE:
         return ahead if fan_out else _resting(options, pick)
     patience_ms = (float("inf"), 1.0)[pick(4) == 1]
@@ -40,8 +40,10 @@ def any_plan(options: Options, pick: Pick) -> Plan:
 
 
 def _any_source(options: Options, pick: Pick) -> Source:
-    sources = [Source.WAIT] if options.drafts and options.cached is None else []  # nobody drafts again what is there
-    sources += [Source.CACHED] if options.cached is not None else []
+    sources = (
+        [Source.WAIT] if options.drafts and options.cached_proposal is None else []
+    )  # nobody drafts again what is there
+    sources += [Source.CACHED] if options.cached_proposal is not None else []
     sources += [Source.NGRAM] if options.match is not None else []
     return [*reversed(sources), Source.NONE][pick(1 + len(sources))]
 
@@ -61,15 +63,18 @@ class Wish(NamedTuple):
 
 def wished(options: Options, wish: Wish) -> Plan:
     """What comes closest to a wish."""
-    if options.room <= 0 or options.leased > 1:
+    if options.room <= 0 or options.leased_rounds > 1:
         return Plan()
     drafts = wish.ahead and options.drafts
     ahead = Plan(fan_out=options.fan_out, branch_depth=1, branch_nodes=1) if drafts else Plan()
     if options.self_started:
         return ahead
-    if options.leased:
+    if options.leased_rounds:
         return ahead if drafts else Plan(lease=min(wish.lease, options.lease))
-    there = {"wait": options.drafts and options.cached is None, "cached": options.cached is not None}
+    there = {
+        "wait": options.drafts and options.cached_proposal is None,
+        "cached": options.cached_proposal is not None,
+    }
     if there.get(wish.source):
         return replace(ahead, source=Source(wish.source), nodes=1, depth=1)
     return ahead if drafts else Plan(lease=min(wish.lease, options.lease))
@@ -82,8 +87,8 @@ def any_policy(pick: Pick, wishes: list[Wish]) -> Iterator[None]:
     def plan(_: RequestPlanner, options: Options) -> Plan:
         return wished(options, wishes.pop(0)) if wishes else any_plan(options, pick)
 
-    def other(self: Choosing, current: str, length: int, room: int) -> Offered | None:
-        offered = [offer.offered for offer in self._offers() if offer.offered.name != current]
+    def other(self: Choosing, current: str, length: int, room: int) -> OfferedDrafter | None:
+        offered = [offer.drafter for offer in self._offers() if offer.drafter.name != current]
         return offered[0] if offered and pick(4) == 3 else None
 
     changes = {

@@ -1,0 +1,191 @@
+"""The value of a proposal to a round, and its best length: tokens against the time that they cost. Pure.
+
+A token of a proposal is worth its chance of being accepted. It costs a row, which all sessions of the step wait for,
+and its wait, if it is drafted just in time (`exactness` §7, marginal rule):
+
+    S_j  >  row ms · (tokens a ms of all)  +  wait ms · (tokens a ms of this session)
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from coordinator.policy.acceptance_stats import MAX_DEPTH, AcceptanceStats, survival
+from coordinator.policy.cycles import NO_OTHERS, Surroundings
+from coordinator.policy.growth import MOST_LAST, SMALLEST_CHANCE, expected_of_trees
+from coordinator.policy.plan import Options, Plan, Source
+from coordinator.policy.round_times import DraftTimes, TargetTimes
+from paceline.protocol.proposal import MAX_PROPOSAL_NODES, Proposal
+from paceline.sampling.match import Match
+
+MAX_MATCH_TOKENS = 32
+"""Longest continuation of an n-gram match: chances by length are told apart up to there."""
+MESSAGE_MS = 0.5
+"""Time that a message takes of its sender's and its receiver's cores (docs/reports/overlap-2026-11-22.md)."""
+
+
+@dataclass(frozen=True)
+class Rates:
+    """The worth of time to a request, in tokens a millisecond.
+
+    Attributes:
+        own: the rate of this request at its best, less the others' loss by its rows.
+        disturbance: the others' loss of rate while a draft works during their steps.
+        around: the load by the others.
+        drafts_ahead: whether the best strategy drafts for outcomes.
+    """
+
+    own: float = 0.0
+    disturbance: float = 0.0
+    around: Surroundings = NO_OTHERS
+    drafts_ahead: bool = False
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A proposal that the round could carry: its `value` in tokens, and its cost where nothing is accepted."""
+
+    value: float = 0.0
+    risk_ms: float = 0.0
+    plan: Plan = field(default_factory=Plan)
+
+
+NOTHING = Choice()
+
+
+@dataclass(frozen=True)
+class ProposalPricing:
+    """Values the proposals that a round may choose from.
+
+    Attributes:
+        target, draft: their times; draft None: no model drafts.
+        stats: the drafter's acceptance statistics.
+        rates: the worth of time.
+        coupled: whether a proposal's own probabilities may be used.
+    """
+
+    target: TargetTimes
+    draft: DraftTimes | None
+    stats: AcceptanceStats
+    rates: Rates
+    coupled: bool
+
+    def match_choice(self, options: Options) -> Choice:
+        """The match's best continuation."""
+        if options.match is None:
+            return NOTHING
+        value, nodes = self.match_value(options.match, options.room)
+        plan = Plan(Source.NGRAM, nodes, nodes)
+        return Choice(value - self.sending_cost(options), self._risk_ms(nodes), plan)
+
+    def cached_choice(self, options: Options) -> Choice:
+        """The cached proposal's first nodes that are worth their rows."""
+        if options.cached_proposal is None or not len(options.cached_proposal):
+            return NOTHING
+        value, nodes = self.draft_value(options.cached_proposal)
+        plan = Plan(Source.CACHED, nodes, nodes)
+        return Choice(value - self.sending_cost(options), self._risk_ms(nodes), plan)
+
+    def wait_choice(self, options: Options, left_ms: float) -> Choice:
+        """The best proposal to draft just in time. Its risk must be allowed twice, since it may be as late again.
+
+        Nothing is drafted where a proposal is there already.
+        """
+        if not options.drafts or options.cached_proposal is not None or self.draft is None:
+            return NOTHING
+        by_depth = self.stats.chances(min(options.room, MAX_DEPTH))
+        chains, trees = expected_of_trees(by_depth, ()), expected_of_trees(by_depth, self._others(options))
+        rows_ms = self._rows_ms(len(chains) + MOST_LAST)
+        prices = self._prices(rows_ms)
+        sent_ms = self.target.late_send_ms.value if options.lease else 0.0
+        first_ms = self.draft.catch_up_ms(options.lag, options.open_ms)
+        best, best_shape = -math.inf, (0, 0, 0.0, 0.0)
+        waits, wait_price = self.draft.waits(self.rates.around.drafting), self.rates.own + self.rates.disturbance
+        sent_price, way_ms = self.rates.own * sent_ms, self.target.send_ms.value
+        for depth, (chain, tree) in enumerate(zip(chains, trees, strict=False), 1):
+            wait_ms = waits(depth) + first_ms
+            # As many nodes as steps are a chain.
+            for nodes, accepted in enumerate((*chain, *tree[1:]), depth):
+                value = accepted - prices[nodes] - wait_ms * wait_price - sent_price
+                risk_ms = wait_ms + way_ms + rows_ms[nodes]
+                if value > best and (2 * risk_ms <= left_ms or nodes == 1):
+                    best, best_shape = value, (nodes, depth, wait_ms, risk_ms)
+        nodes, depth, wait_ms, risk_ms = best_shape
+        if not nodes:
+            return NOTHING
+        return Choice(best, risk_ms, Plan(Source.WAIT, nodes, depth, patience_ms=wait_ms))
+
+    def open_ended(self, plan: Plan, room: int, left_ms: float) -> Plan:
+        """A waiting plan with its limits: the wait is at most twice the expected one, or half of the allowed loss.
+
+        Where probabilities may be used, the draft goes on while the next token is worth its cost. So a sure stretch
+        may be longer than the average one, and an unsure one ends sooner.
+        """
+        assert self.draft is not None, "only a draft is waited for"
+        most_ms = max(2 * plan.patience_ms, left_ms / 2)
+        if self.coupled and plan.nodes == plan.depth:
+            waits = self.draft.waits(self.rates.around.drafting)
+            longer = range(plan.depth + 1, min(room, MAX_DEPTH) + 1)
+            depth = max((depth for depth in longer if waits(depth) <= most_ms), default=plan.depth)
+            level_ms = self.draft.step_ms(self.rates.around.drafting)
+            price = self._prices(self._rows_ms(1))[1] + level_ms * (self.rates.own + self.rates.disturbance)
+            plan = replace(plan, depth=depth, nodes=depth, least_chance=min(1.0, price))
+        return replace(plan, patience_ms=most_ms)
+
+    def tree_nodes(self, depth: int, options: Options) -> int:
+        """Nodes of a proposal of this depth: a second child is added where its chance exceeds a row's price."""
+        if not options.trees or not depth:
+            return depth
+        price = self._prices(self._rows_ms(1))[1]
+        chances = (1.0, *survival(self.stats.chances(depth)))
+        second = self.stats.others()[0]
+        extra = sum((parent - child) * second > price for parent, child in itertools.pairwise(chances))
+        return min(depth + extra, MAX_PROPOSAL_NODES)
+
+    def _others(self, options: Options) -> list[float]:
+        return self.stats.others() if options.trees else []
+
+    def match_value(self, match: Match, room: int) -> tuple[float, int]:
+        """Value and length of the best continuation of a match."""
+        return self._best_first(self.stats.texts.ngrams.prefix_chances(match, min(room, MAX_MATCH_TOKENS)))
+
+    def draft_value(self, proposal: Proposal) -> tuple[float, int]:
+        """Value and number of the first nodes of a model's proposal that are worth their rows."""
+        return self._best_first(self.stats.node_chances(proposal, by_q=self.coupled))
+
+    def usual_depth(self, room: int) -> int:
+        """Length of the average chain that is worth its rows."""
+        return self._best_first(survival(self.stats.chances(min(room, MAX_DEPTH))))[1]
+
+    def _best_first(self, chances: Sequence[float]) -> tuple[float, int]:
+        """The greatest value of the first n nodes, n ≥ 1, and that n; (0, 0) when none is worth anything."""
+        best = (0.0, 0)
+        likely = list(itertools.takewhile(lambda chance: chance >= SMALLEST_CHANCE, chances))
+        prices = self._prices(self._rows_ms(len(likely)))
+        for nodes, accepted in enumerate(itertools.accumulate(likely), 1):
+            best = max(best, (accepted - prices[nodes], nodes))
+        return best
+
+    def _rows_ms(self, most: int) -> list[float]:
+        """Milliseconds that n more rows add to a step, for n = 0 to `most`."""
+        rows = 1 + self.rates.around.rows
+        step_ms = self.target.steps()
+        base_ms = step_ms(rows)
+        return [step_ms(rows + more) - base_ms for more in range(most + 1)]
+
+    def _prices(self, rows_ms: Sequence[float]) -> list[float]:
+        """Tokens that all sessions of the step lose in these times."""
+        all_rates = self.rates.own + self.rates.around.rate
+        return [all_rates * more_ms for more_ms in rows_ms]
+
+    def _risk_ms(self, nodes: int) -> float:
+        """Milliseconds that verifying so many nodes costs this request if none is accepted."""
+        rows = 1 + self.rates.around.rows
+        return self.target.send_ms.value + self.target.step_ms(rows + nodes) - self.target.step_ms(rows)
+
+    def sending_cost(self, options: Options) -> float:
+        """Tokens that are lost by sending a round that the target could start by itself."""
+        return self.rates.own * self.target.send_ms.value if options.lease else 0.0
