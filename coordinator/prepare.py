@@ -17,7 +17,7 @@ from paceline.sampling import processors
 
 @dataclass(frozen=True)
 class ServedModel:
-    """What requests are checked against."""
+    """The served model, against which requests are checked."""
 
     name: str
     tokenizer: Tokenizer

@@ -178,7 +178,7 @@ class DraftTask:
         return self.arrived_at + self.budget.deadline_ms / 1e3
 
     def timings(self, now: float) -> StepTimings:
-        """Where the time went; `forward_ms` are the drafter's steps, with their draws."""
+        """The proposal's timings; `forward_ms` is that of the drafter's steps with their draws."""
         return StepTimings(
             queue_ms=(self.started_at - self.arrived_at) * 1e3,
             forward_ms=self.forward_ms,

@@ -64,7 +64,7 @@ class Step:
 
     @property
     def plan(self) -> StepPlan:
-        """What the engine computes, on every rank."""
+        """The engine's part of the step, on every rank."""
         return StepPlan((*(work.item for work in self.rounds), *(work.item for work in self.prefills)))
 
     @property

@@ -1,1 +1,1 @@
-"""What is drafted: drafters, lengths and shapes, by measured costs."""
+"""The choice of drafters, lengths and shapes, by measured costs."""

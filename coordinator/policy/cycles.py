@@ -43,7 +43,7 @@ AHEAD_STRATEGIES = tuple(Strategy(Source.CACHED, depth, drafts_ahead=True) for d
 
 
 class Cycle(NamedTuple):
-    """From one round to the next: tokens committed, and milliseconds: all, those not in a step, those of a draft."""
+    """From one round to the next: tokens committed, and milliseconds in all, outside of steps, and of the draft."""
 
     strategy: Strategy
     tokens: float

@@ -12,7 +12,7 @@ from paceline.protocol.explanation import EXPLAINED_ROWS, CandidateExplanation, 
 from paceline.sampling.match import Match
 
 EXPLAINED_MATCH = Match(2, (0,) * MAX_DEPTH)
-"""Of whose tokens an explanation says how often they are right: a match of two tokens that occurred once."""
+"""The match whose acceptance an explanation gives: two tokens that occurred once."""
 _NAMES = {Source.NONE: "none", Source.NGRAM: "ngram", Source.WAIT: "wait", Source.CACHED: "ahead"}
 
 

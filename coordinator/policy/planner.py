@@ -37,19 +37,19 @@ RATES_KEPT = 8
 
 
 class TargetPeerCosts(Protocol):
-    """A target that says what its steps take."""
+    """A target that states its costs."""
 
     @property
     def costs(self) -> TargetCosts:
-        """Now."""
+        """The latest stated costs."""
 
 
 class DraftPeerCosts(Protocol):
-    """A draft service that says what its steps take."""
+    """A draft service that states its costs."""
 
     @property
     def costs(self) -> DraftCosts:
-        """Now."""
+        """The latest stated costs."""
 
 
 class Planner:
@@ -61,14 +61,14 @@ class Planner:
         self._stats: dict[tuple[str, Acceptance, bool], AcceptanceStats] = {}
 
     def target(self, peer: TargetPeerCosts) -> TargetTimes:
-        """What rounds take at a target."""
+        """The times of rounds at a target."""
         if peer not in self._targets:
             peer_ref = ref(peer)  # the times of a peer that has gone go with it
             self._targets[peer] = TargetTimes(lambda: live.costs if (live := peer_ref()) else TargetCosts())
         return self._targets[peer]
 
     def draft(self, peer: DraftPeerCosts, drafter: str = DEFAULT) -> DraftTimes:
-        """What drafts of one of its drafters take at a draft service."""
+        """The times of one drafter at a draft service."""
         times = self._drafts.setdefault(peer, {})
         if drafter not in times:
             peer_ref = ref(peer)
@@ -77,7 +77,7 @@ class Planner:
 
     @property
     def some_target(self) -> TargetTimes | None:
-        """What rounds take at one of the targets, for what is to be known before a request has its own."""
+        """The times of any target that has stated its costs, for a request that has no target yet."""
         return next((times for times in self._targets.values() if times.is_known), None)
 
     def stats(self, drafter: str, acceptance: Acceptance, *, greedy: bool) -> AcceptanceStats:
