@@ -78,7 +78,7 @@ def prepare(
     return GenerationTask(
         prompt=prompt,
         resume_token_ids=request.resume_token_ids,
-        sampling=request.sampling.stated(model.defaults.sampling),
+        sampling=request.sampling.with_defaults(model.defaults.sampling),
         noise=NoiseKey(secrets.randbits(64) if seed is None else seed, request.sample_index),
         acceptance=request.acceptance,
         max_length=max_length,

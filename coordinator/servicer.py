@@ -115,7 +115,7 @@ class GenerationServicer(pb_grpc.GenerationServiceServicer):
         observer: RequestObserver,
     ) -> None:
         request = codec.decode_generate_request(message)
-        request = replace(request, sampling=request.sampling.stated(self._defaults.sampling))
+        request = replace(request, sampling=request.sampling.with_defaults(self._defaults.sampling))
         with self._trace(request, context) as trace, observer.in_trace(trace.traceparent):
             chat = bool(request.messages)
             await self._target.wait_up(_patience_s(context, self._target.wait_s))

@@ -163,7 +163,7 @@ class Progress(Collector):
         return replace(
             self.request,
             seed=self.start_event.seed,
-            sampling=self.request.sampling.stated(self.start_event.sampling),
+            sampling=self.request.sampling.with_defaults(self.start_event.sampling),
             resume_token_ids=self.request.resume_token_ids + self.token_ids,
             prompt_logprobs=None if whole else self.request.prompt_logprobs,
         )

@@ -15,7 +15,7 @@ from paceline.models.resolve import resolve
 from paceline.models.table_names import is_table
 from paceline.protocol.errors import InvalidInput, require
 from paceline.protocol.given_files import read_json
-from paceline.protocol.sampling import DEFAULTED, SamplingParams
+from paceline.protocol.sampling import FIELDS_WITH_DEFAULTS, SamplingParams
 
 logger = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ AUTO = "auto"
 MAX_UINT32 = (1 << 32) - 1
 WHOLE: Mapping[str, tuple[int, int | None]] = {"top_k": (0, -1), "max_new_tokens": (1, None)}
 """Fields that are whole numbers: the least, and what stands for all of them in vLLM."""
-FIELDS = (*DEFAULTED, "max_new_tokens")
+FIELDS = (*FIELDS_WITH_DEFAULTS, "max_new_tokens")
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "bad_words_ids": (),
     "begin_suppress_tokens": (),

@@ -71,8 +71,8 @@ class PacelineError(Exception):
 
         Numbers are shown. Of any other value the field is named, without what a library says of it.
         """
-        shown = self.metadata.get("value", "0")
-        if _NUMBER.fullmatch(shown):
+        refused_text = self.metadata.get("value", "0")
+        if _NUMBER.fullmatch(refused_text):
             return self.message
         return f"{self.metadata.get('field', 'a value')} was refused (the client has the message)"
 
@@ -87,10 +87,10 @@ class InvalidInput(PacelineError, code=Code.INVALID_ARGUMENT, reason="INVALID_IN
     @classmethod
     def of(cls, field: str, value: object, limit: str) -> InvalidInput:
         """Build the error for one field: `limit` reads after "must be"."""
-        shown = _shortened(repr(value))
+        short_text = _shorten(repr(value))
         return cls(
-            f"{field} = {shown}: must be {limit}",
-            metadata={"field": field, "value": shown, "limit": limit},
+            f"{field} = {short_text}: must be {limit}",
+            metadata={"field": field, "value": short_text, "limit": limit},
         )
 
 
@@ -198,5 +198,5 @@ def require_ids(name: str, ids: Iterable[int], vocab_size: int) -> None:
             raise InvalidInput.of(name, token_id, f"in [0, {vocab_size}), the vocabulary")
 
 
-def _shortened(text: str, limit: int = 120) -> str:
+def _shorten(text: str, limit: int = 120) -> str:
     return text if len(text) <= limit else f"{text[: limit - 1]}…"

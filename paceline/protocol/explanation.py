@@ -72,10 +72,10 @@ class PlanExplanation:
     def __post_init__(self) -> None:
         rows = len(EXPLAINED_ROWS)
         for name in ("target_alone_ms", "target_beside_ms"):
-            given = len(getattr(self, name))
-            require(given in (0, rows), name, given, f"0 or {rows} times, of {EXPLAINED_ROWS} rows")
+            times = len(getattr(self, name))
+            require(times in (0, rows), name, times, f"0 or {rows} times, of {EXPLAINED_ROWS} rows")
         for name in ("acceptance", "ngram_acceptance"):
-            given = len(getattr(self, name))
-            require(given <= MAX_EXPLAINED_DEPTH, name, given, f"at most {MAX_EXPLAINED_DEPTH} depths")
-        compared = len(self.candidates)
-        require(compared <= MAX_CANDIDATES, "candidates", compared, f"at most {MAX_CANDIDATES}")
+            depths = len(getattr(self, name))
+            require(depths <= MAX_EXPLAINED_DEPTH, name, depths, f"at most {MAX_EXPLAINED_DEPTH} depths")
+        candidates = len(self.candidates)
+        require(candidates <= MAX_CANDIDATES, "candidates", candidates, f"at most {MAX_CANDIDATES}")

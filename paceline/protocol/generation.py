@@ -103,8 +103,8 @@ class GenerateRequest:
     prediction_text: str = ""
 
     def __post_init__(self) -> None:
-        given = (self.prompt is not None) + bool(self.messages) + bool(self.token_ids)
-        require(given == 1, "inputs given", given, "exactly 1 of prompt, chat messages and token ids, not empty")
+        inputs = (self.prompt is not None) + bool(self.messages) + bool(self.token_ids)
+        require(inputs == 1, "inputs given", inputs, "exactly 1 of prompt, chat messages and token ids, not empty")
         require(self.prompt != "", "prompt", self.prompt, "at least 1 character")
         NoiseKey(self.seed or 0, self.sample_index)
         check_top_logprobs("prompt_logprobs", self.prompt_logprobs)
@@ -114,8 +114,8 @@ class GenerateRequest:
             size_ok = 1 <= len(text) <= MAX_STOP_CHARACTERS
             require(size_ok, "stop string", text, f"1 to {MAX_STOP_CHARACTERS} characters")
         for message in self.messages:
-            known = message.role in ("system", "user", "assistant")
-            require(known, "role", message.role, "system, user or assistant")
+            role_ok = message.role in ("system", "user", "assistant")
+            require(role_ok, "role", message.role, "system, user or assistant")
         resumable = not self.resume_token_ids or self.seed is not None
         require(resumable, "seed", self.seed, "given with resume_token_ids")
         wide = self.speculation.tree_widths and max(self.speculation.tree_widths) > 1
@@ -150,7 +150,7 @@ class GenerateRequest:
 
 @dataclass(frozen=True)
 class Started:
-    """Opens a generation's stream; `sampling` has the `DEFAULTED` numbers in force."""
+    """Opens a generation's stream; `sampling` has the numbers in force, those of `FIELDS_WITH_DEFAULTS`."""
 
     seed: int
     prompt_token_ids: tuple[int, ...]
@@ -249,4 +249,4 @@ class ModelDescription:
     def defaults(self) -> dict[str, float]:
         """What the model sets for requests that leave it open, by the fields' names; empty: nothing."""
         most = {} if self.max_new_tokens is None else {"max_new_tokens": self.max_new_tokens}
-        return {**self.sampling.known, **most}
+        return {**self.sampling.stated_numbers, **most}

@@ -105,9 +105,9 @@ class Proposal:
         same = len(self.supports) == len(self.token_ids)
         require(same, "proposal supports", len(self.supports), f"{len(self.token_ids)}, one for each node")
         for token_id, q, support in zip(self.token_ids, self.draft_probabilities, self.supports, strict=True):
-            found = support.probability(token_id)
-            require(found > 0, f"q of drafted token {token_id}", found, "positive in its support")
-            require(abs(found - q) <= 1e-6, f"q of drafted token {token_id}", q, f"its support's {found!r}")
+            support_q = support.probability(token_id)
+            require(support_q > 0, f"q of drafted token {token_id}", support_q, "positive in its support")
+            require(abs(support_q - q) <= 1e-6, f"q of drafted token {token_id}", q, f"its support's {support_q!r}")
 
     def check_for(self, acceptance: Acceptance, vocab_size: int) -> None:
         """Refuse what a target can't verify.

@@ -57,20 +57,20 @@ class Grammar:
         require(isinstance(schema, dict), self.kind.value, self.text, "a JSON object")
 
 
-class Unstated:
+class UnstatedNumber:
     """Marks a number that nobody stated: it counts as itself until a default of the model takes its place."""
 
 
-class _UnstatedFloat(Unstated, float):
+class _UnstatedFloat(UnstatedNumber, float):
     pass
 
 
-class _UnstatedInt(Unstated, int):
+class _UnstatedInt(UnstatedNumber, int):
     pass
 
 
 _ZERO, _ONE, _NO_K = _UnstatedFloat(0), _UnstatedFloat(1), _UnstatedInt(0)
-DEFAULTED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+FIELDS_WITH_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 """Fields of `SamplingParams` for which a model may have defaults."""
 
 
@@ -79,8 +79,8 @@ class SamplingParams:
     """The target's chain, applied in the order of `docs/sampling.md`.
 
     temperature 0 is greedy: a point mass on the largest logit, ties to the lowest id. `logit_bias` is
-    kept as ascending (id, bias) pairs. `DEFAULTED` fields that are left out are `Unstated`: a request has the model's
-    defaults there, a session none that is unstated.
+    kept as ascending (id, bias) pairs. Each of the `FIELDS_WITH_DEFAULTS` that is left out is an `UnstatedNumber`.
+    In a request the model's defaults take its place. In a session every number is stated.
     """
 
     temperature: float = _ONE
@@ -138,9 +138,9 @@ class SamplingParams:
             require(size_ok, "bad_words tokens", len(word), f"1 to {MAX_BAD_WORD_TOKENS} of each")
             require(min(word) >= 0, "bad_words id", min(word), "at least 0")
 
-    def stated(self, defaults: SamplingParams | None = None) -> SamplingParams:
-        """These with every number stated: what was left out is as in the defaults, or what it counts as."""
-        open_fields = [name for name in DEFAULTED if isinstance(getattr(self, name), Unstated)]
+    def with_defaults(self, defaults: SamplingParams | None = None) -> SamplingParams:
+        """A copy with every number stated: those left out are as in `defaults`, or the numbers that they count as."""
+        open_fields = [name for name in FIELDS_WITH_DEFAULTS if isinstance(getattr(self, name), UnstatedNumber)]
         if not open_fields:
             return self
         numbers = {name: getattr(defaults or self, name) for name in open_fields}
@@ -148,15 +148,15 @@ class SamplingParams:
         return replace(self, **plain)
 
     @property
-    def known(self) -> dict[str, float]:
-        """The `DEFAULTED` fields that are stated, by name, as decimals of float32."""
-        numbers = {name: getattr(self, name) for name in DEFAULTED}
-        return {name: _decimal(value) for name, value in numbers.items() if not isinstance(value, Unstated)}
+    def stated_numbers(self) -> dict[str, float]:
+        """Those of `FIELDS_WITH_DEFAULTS` that are stated, by name, as decimals of float32."""
+        numbers = {name: getattr(self, name) for name in FIELDS_WITH_DEFAULTS}
+        return {name: _decimal(value) for name, value in numbers.items() if not isinstance(value, UnstatedNumber)}
 
     @property
     def numbers(self) -> SamplingParams:
-        """The `DEFAULTED` fields alone."""
-        return SamplingParams(**{name: getattr(self, name) for name in DEFAULTED})
+        """The `FIELDS_WITH_DEFAULTS` alone; the other fields are as in `SamplingParams()`."""
+        return SamplingParams(**{name: getattr(self, name) for name in FIELDS_WITH_DEFAULTS})
 
     @property
     def greedy(self) -> bool:

@@ -37,7 +37,7 @@ class SessionSpec:
     tenant: str = ""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "sampling", self.sampling.stated())
+        object.__setattr__(self, "sampling", self.sampling.with_defaults())
         prefix = len(self.token_ids)
         require(prefix >= 1, "prefix length", prefix, "at least 1 token")
         require(1 <= self.prompt_length <= prefix, "prompt_length", self.prompt_length, f"in [1, {prefix}]")

@@ -41,10 +41,9 @@ class TargetOpen:
 
     def __post_init__(self) -> None:
         check_top_logprobs("prompt_logprobs", self.prompt_logprobs)
-        known, most = self.prompt_logprobs_known, self.spec.prompt_length - 1
-        require(
-            0 <= known <= most, "prompt_logprobs_known", known, f"in [0, {most}], the prompt behind its first token"
-        )
+        tokens, most = self.prompt_logprobs_known, self.spec.prompt_length - 1
+        limit = f"in [0, {most}], the prompt behind its first token"
+        require(0 <= tokens <= most, "prompt_logprobs_known", tokens, limit)
 
 
 @dataclass(frozen=True)
@@ -80,12 +79,12 @@ class Round:
         """Absolute position of the token that the root draws."""
         return self.base_length + len(self.committed)
 
-    def following(self, drawn: int, traceparent: str = "") -> Round:
-        """The target-only round behind this one, which is target-only and drew `drawn`.
+    def following(self, token_id: int, traceparent: str = "") -> Round:
+        """The target-only round behind this one, which is target-only and drew the token `token_id`.
 
         It is what a coordinator would send, so its draws are keyed alike whoever starts it.
         """
-        return Round(self.session_id, self.first_position, ROOT, (drawn,), traceparent=traceparent)
+        return Round(self.session_id, self.first_position, ROOT, (token_id,), traceparent=traceparent)
 
     def behind(self, outcome: Outcome, proposal: Proposal) -> Round:
         """The round that a coordinator would send with this proposal if this one ended so.
@@ -95,8 +94,8 @@ class Round:
         """
         nodes = len(self.proposal) if self.proposal else 0
         require(outcome.node < nodes, "outcome node", outcome.node, f"in [-1, {nodes - 1}]")
-        kept = len(self.proposal.path(outcome.node)) if self.proposal else 0
-        base_length = self.first_position + kept
+        path_length = len(self.proposal.path(outcome.node)) if self.proposal else 0
+        base_length = self.first_position + path_length
         committed = (outcome.next_token,)
         return Round(self.session_id, base_length, outcome.node, committed, proposal, self.traceparent)
 
@@ -113,9 +112,9 @@ class Prefetch:
     proposals: tuple[tuple[Outcome, Proposal], ...]
 
     def __post_init__(self) -> None:
-        prefetched = len(self.proposals)
-        few = prefetched <= MAX_PREFETCHED
-        require(few, "prefetched proposals", prefetched, f"at most {MAX_PREFETCHED} for one round")
+        proposals = len(self.proposals)
+        few = proposals <= MAX_PREFETCHED
+        require(few, "prefetched proposals", proposals, f"at most {MAX_PREFETCHED} for one round")
         for outcome, proposal in self.proposals:
             require(outcome.base_length == self.base_length, "outcome", outcome, f"of round {self.base_length}")
             require(len(proposal) >= 1, "prefetched proposal nodes", len(proposal), "at least 1")

@@ -11,7 +11,7 @@ _TRACEPARENT = re.compile(
     "(?!ff)(?P<version>[0-9a-f]{2})(?P<fields>-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2})(?P<more>-.*)?"
 )
 _STATE_MEMBER = re.compile(r"[a-z0-9][a-z0-9_\-*/@]{0,255}=[ -+\--<>-~]{0,255}[!-+\--<>-~]")
-_SAMPLED = 1
+_SAMPLED_FLAG = 1
 
 
 def decode_traceparent(value: str) -> str:
@@ -19,10 +19,10 @@ def decode_traceparent(value: str) -> str:
 
     A later version is rewritten to what version 00 knows of it.
     """
-    found = _TRACEPARENT.fullmatch(value)
-    if found is None or (found["version"] == "00" and found["more"] is not None):
+    match = _TRACEPARENT.fullmatch(value)
+    if match is None or (match["version"] == "00" and match["more"] is not None):
         return ""
-    return f"00{found['fields']}"
+    return f"00{match['fields']}"
 
 
 def decode_tracestate(value: str) -> str:
@@ -38,7 +38,7 @@ class TraceContext:
 
     trace_id: str
     span_id: str
-    sampled: bool
+    is_sampled: bool
     state: str = ""
 
     @classmethod
@@ -48,12 +48,12 @@ class TraceContext:
         if not valid:
             return None
         _, trace_id, span_id, flags = valid.split("-")
-        return cls(trace_id, span_id, bool(int(flags, 16) & _SAMPLED), decode_tracestate(tracestate))
+        return cls(trace_id, span_id, bool(int(flags, 16) & _SAMPLED_FLAG), decode_tracestate(tracestate))
 
     @property
     def traceparent(self) -> str:
         """The header's value."""
-        return f"00-{self.trace_id}-{self.span_id}-0{_SAMPLED if self.sampled else 0}"
+        return f"00-{self.trace_id}-{self.span_id}-0{_SAMPLED_FLAG if self.is_sampled else 0}"
 
     @property
     def headers(self) -> tuple[tuple[str, str], ...]:

@@ -137,7 +137,7 @@ def encode(span: FinishedSpan) -> Span:
         span_id=bytes.fromhex(context.span_id),
         trace_state=context.state,
         parent_span_id=bytes.fromhex(span.parent_id),
-        flags=_REMOTENESS_IS_KNOWN | (_PARENT_IS_REMOTE if remote else 0) | context.sampled,
+        flags=_REMOTENESS_IS_KNOWN | (_PARENT_IS_REMOTE if remote else 0) | context.is_sampled,
         name=span.name,
         kind=cast(Any, int(span.kind)),
         start_time_unix_nano=span.start_ns,

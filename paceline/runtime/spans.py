@@ -124,7 +124,7 @@ def child_of(
 
 def below(parent: TraceContext) -> TraceContext:
     """The context of a new child."""
-    return TraceContext(parent.trace_id, new_id(8), parent.sampled, parent.state)
+    return TraceContext(parent.trace_id, new_id(8), parent.is_sampled, parent.state)
 
 
 def new_id(size: int) -> str:

@@ -158,7 +158,7 @@ def start_request(name: str, headers: Mapping[str, str], attributes: Attributes 
     if _tracing is None:
         return RequestTrace(cause)
     trace_id = cause.trace_id if cause else new_id(16)
-    sampled = _tracing.sampler.samples(trace_id, cause.sampled if cause else None)
+    sampled = _tracing.sampler.samples(trace_id, cause.is_sampled if cause else None)
     context = TraceContext(trace_id, new_id(8), sampled, cause.state if cause else "")
     if not (sampled or _tracing.settings.slow):
         return RequestTrace(context)
@@ -176,7 +176,7 @@ def record_step(traceparent: str, name: str, timings: StepTimings) -> None:
         return
     slowest = _tracing.settings.slow_round_ms
     slow = slowest is not None and timings.service_ms > slowest
-    if slow or _tracing.sampler.samples(parent.trace_id, parent.sampled):
+    if slow or _tracing.sampler.samples(parent.trace_id, parent.is_sampled):
         _tracing.queue.put(StepSpans(parent, name, timings, time.time_ns()))
 
 
@@ -217,7 +217,7 @@ class _LiveRequest(RequestTrace):
         super().__init__(context)
         self.tracing = tracing
         self.own = context
-        self.exported = context.sampled
+        self.exported = context.is_sampled
         """Whether anything of the request is exported, so that its own span must be."""
         self._name = name
         self._parent_id = parent_id
@@ -239,7 +239,7 @@ class _LiveRequest(RequestTrace):
         """Export a decided round, or hold it until it is known whether the request is slow."""
         done = RoundSpans(context, self.own.span_id, record, self._clock_began_ns + round(decided * NS_PER_S))
         settings = self.tracing.settings
-        if self.own.sampled:
+        if self.own.is_sampled:
             self.tracing.queue.put(done)
         elif settings.slow_round_ms is not None and record.round_ms > settings.slow_round_ms:
             self.exported = True
@@ -253,7 +253,7 @@ class _LiveRequest(RequestTrace):
         self._ended = True
         end_ns = time.time_ns()
         slowest = self.tracing.settings.slow_request_ms
-        if not self.own.sampled and slowest is not None and end_ns - self._start_ns > slowest * 1e6:
+        if not self.own.is_sampled and slowest is not None and end_ns - self._start_ns > slowest * 1e6:
             self.exported = True
             for held in self._held:
                 self.tracing.queue.put(held)
@@ -263,7 +263,7 @@ class _LiveRequest(RequestTrace):
             self.tracing.queue.put(self._span(end_ns, error))
 
     def _span(self, end_ns: int, error: BaseException | None) -> FinishedSpan:
-        slow: Attributes = {} if self.own.sampled else {"paceline.slow": True}
+        slow: Attributes = {} if self.own.is_sampled else {"paceline.slow": True}
         failure: Attributes = {} if error is None else {"error.type": type(error).__name__}
         return FinishedSpan(
             self.own,

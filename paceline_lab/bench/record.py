@@ -63,7 +63,7 @@ class RecordPlan:
         """One of the requests."""
         return GenerateRequest(
             messages=self.prompts[number % len(self.prompts)].chats[0],
-            sampling=SamplingParams(temperature=self.temperature).stated(),
+            sampling=SamplingParams(temperature=self.temperature).with_defaults(),
             seed=self.seed + number,
             max_new_tokens=self.tokens,
             ignore_eos=True,

@@ -304,4 +304,4 @@ def test_generate_states_what_its_flags_say_and_leaves_the_rest_to_the_model(
     result = runner.invoke(app, ["generate", "--prompt", "x", *flags])
     assert result.exit_code == 0, result.output
     (request,) = asked
-    assert request.sampling.known == stated
+    assert request.sampling.stated_numbers == stated

@@ -14,7 +14,7 @@ from paceline.engine.table.engine import load_table
 from paceline.models.generation_defaults import GenerationDefaults
 from paceline.protocol.generation import GenerateRequest, SpeculationSettings, Started
 from paceline.protocol.proposal import Acceptance
-from paceline.protocol.sampling import DEFAULTED, SamplingParams
+from paceline.protocol.sampling import FIELDS_WITH_DEFAULTS, SamplingParams
 from tests.e2e.test_features import NEAR, TARGET, coordinator
 from tests.services.feature_spy import FeatureSpy
 from tests.services.harness import draft_service, target_service
@@ -50,7 +50,7 @@ async def test_a_request_has_what_it_leaves_out_from_the_model_and_the_rest_is_i
             explicit = await text(plain, FILE, acceptance)
             assert await text(client, SamplingParams(), acceptance) == explicit
             assert explicit != await text(plain, SamplingParams(), acceptance)
-        for name in DEFAULTED:
+        for name in FIELDS_WITH_DEFAULTS:
             override: dict[str, Any] = {name: PLAIN[name]}
             expected = await text(plain, replace(FILE, **override))
             assert await text(client, SamplingParams(**override)) == expected, name
@@ -81,7 +81,7 @@ async def test_a_text_that_is_resumed_elsewhere_keeps_the_numbers_that_it_began_
         async for event in first.stream(request(asked)):
             progress.take(event)
             if isinstance(event, Started):
-                assert event.sampling == asked.stated(FILE)
+                assert event.sampling == asked.with_defaults(FILE)
             if len(progress.token_ids) >= 10:
                 break
         resumed = await other.generate(progress.rest)

@@ -365,4 +365,4 @@ def test_a_field_that_is_left_out_or_null_is_left_to_the_model(
     fields: dict[str, Any], stated: dict[str, float]
 ) -> None:
     body = CompletionRequest.model_validate({"prompt": "x", **fields})
-    assert sampling_params(body, (), None).known == stated
+    assert sampling_params(body, (), None).stated_numbers == stated

@@ -11,7 +11,7 @@ import pytest
 
 from paceline.models.generation_defaults import NO_DEFAULTS, GenerationDefaults, load_defaults
 from paceline.protocol.errors import InvalidInput
-from paceline.protocol.sampling import DEFAULTED, SamplingParams, Unstated
+from paceline.protocol.sampling import FIELDS_WITH_DEFAULTS, SamplingParams, UnstatedNumber
 
 QWEN = {
     "do_sample": True,
@@ -31,11 +31,16 @@ def folder_with(folder: Path, **values: Any) -> str:
 
 def test_what_the_file_states_becomes_a_default_and_nothing_else_does(tmp_path: Path) -> None:
     defaults = load_defaults(folder_with(tmp_path, **QWEN))
-    assert defaults.sampling.known == {"temperature": 0.7, "top_k": 20, "top_p": 0.8, "repetition_penalty": 1.1}
-    assert isinstance(defaults.sampling.min_p, Unstated)
+    assert defaults.sampling.stated_numbers == {
+        "temperature": 0.7,
+        "top_k": 20,
+        "top_p": 0.8,
+        "repetition_penalty": 1.1,
+    }
+    assert isinstance(defaults.sampling.min_p, UnstatedNumber)
     assert defaults.max_new_tokens is None
     own = load_defaults(folder_with(tmp_path, min_p=0.05, max_new_tokens=77, top_k=-1, top_p=None, temperature=0))
-    assert own.sampling.known == {"temperature": 0.0, "top_k": 0, "min_p": 0.05}
+    assert own.sampling.stated_numbers == {"temperature": 0.0, "top_k": 0, "min_p": 0.05}
     assert own.max_new_tokens == 77
 
 
@@ -125,13 +130,15 @@ def test_one_line_says_what_is_set_and_one_what_is_not_applied(
 
 def test_a_request_overrides_each_default_also_by_the_number_that_it_had_without() -> None:
     defaults = GenerationDefaults(SamplingParams(0.7, 20, 0.8, 0.1, repetition_penalty=1.1)).sampling
-    assert SamplingParams().stated(defaults) == defaults
-    for name in DEFAULTED:
+    assert SamplingParams().with_defaults(defaults) == defaults
+    for name in FIELDS_WITH_DEFAULTS:
         plain = getattr(SamplingParams(), name)
-        stated = SamplingParams(**{name: type(plain).__mro__[2](plain)}).stated(defaults)
+        stated = SamplingParams(**{name: type(plain).__mro__[2](plain)}).with_defaults(defaults)
         assert getattr(stated, name) == plain != getattr(defaults, name)
-        assert {each: getattr(stated, each) for each in DEFAULTED if each != name} == {
-            each: getattr(defaults, each) for each in DEFAULTED if each != name
+        assert {each: getattr(stated, each) for each in FIELDS_WITH_DEFAULTS if each != name} == {
+            each: getattr(defaults, each) for each in FIELDS_WITH_DEFAULTS if each != name
         }
-    assert SamplingParams().stated() == SamplingParams()
-    assert not any(isinstance(getattr(SamplingParams().stated(), name), Unstated) for name in DEFAULTED)
+    assert SamplingParams().with_defaults() == SamplingParams()
+    assert not any(
+        isinstance(getattr(SamplingParams().with_defaults(), name), UnstatedNumber) for name in FIELDS_WITH_DEFAULTS
+    )

@@ -49,10 +49,10 @@ _BOUNDS: dict[str, Mapping[str, Most | Elsewhere]] = {}
 def bound(message: type[Message], label: str, /, **fields: int | Most | Elsewhere) -> None:
     """Bound every repeated field and every text of a message; errors name a field behind the label."""
     descriptor = message.DESCRIPTOR
-    sized = {field.name for field in descriptor.fields if _has_size(field)}
-    assert sized == fields.keys(), f"{descriptor.name}: bounds and fields differ by {sorted(sized ^ fields.keys())}"
-    named = {name: _named(descriptor, label, name, most) for name, most in fields.items()}
-    _BOUNDS[descriptor.full_name] = named
+    names = {field.name for field in descriptor.fields if _has_size(field)}
+    assert names == fields.keys(), f"{descriptor.name}: bounds and fields differ by {sorted(names ^ fields.keys())}"
+    bounds = {name: _with_name(descriptor, label, name, most) for name, most in fields.items()}
+    _BOUNDS[descriptor.full_name] = bounds
 
 
 def bounds_of(descriptor: Any) -> Mapping[str, Most | Elsewhere]:
@@ -103,7 +103,7 @@ def _has_size(field: Any) -> bool:
     return bool(field.is_repeated) or field.type in (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES)
 
 
-def _named(descriptor: Any, label: str, name: str, most: int | Most | Elsewhere) -> Most | Elsewhere:
+def _with_name(descriptor: Any, label: str, name: str, most: int | Most | Elsewhere) -> Most | Elsewhere:
     if isinstance(most, int):
         most = Most(most)
     if isinstance(most, Elsewhere) or most.name:

@@ -47,17 +47,17 @@ _COPIERS: dict[str, Copier[Any, Any]] = {}
 """By the message's full name."""
 
 
-def register(message: type[Wire], made: Copier[Domain, Wire]) -> Copier[Domain, Wire]:
-    """Have every field that holds such a message copied so, in the messages whose copiers are made later."""
-    _COPIERS[message.DESCRIPTOR.full_name] = made
-    return made
+def register(message: type[Wire], message_copier: Copier[Domain, Wire]) -> Copier[Domain, Wire]:
+    """Have fields that hold such a message copied by this copier, in every message whose own copier is made later."""
+    _COPIERS[message.DESCRIPTOR.full_name] = message_copier
+    return message_copier
 
 
 def copier(
     domain: type[Domain],
     message: type[Wire],
     check: Callable[[Wire], None] | None = None,
-    unused: Collection[str] = (),
+    unused_fields: Collection[str] = (),
     **parts: Part,
 ) -> Copier[Domain, Wire]:
     """The copier between a dataclass and a message that have the same fields.
@@ -65,18 +65,18 @@ def copier(
     A message is copied by the copier that was made for it before, any other value as it is, and a repeated field to
     a tuple, unless `parts` says how a field is converted. A field that is not set on the wire gets the dataclass's
     default; where there is none, the message's own. Its bounds are checked before anything is decoded, then `check`
-    sees it. Nobody reads or sets its `unused` fields.
+    sees it. Nobody reads or sets its `unused_fields`.
     """
     wires = message.DESCRIPTOR.fields_by_name
-    copied = [(field, parts.get(field.name)) for field in fields(domain)]  # type: ignore[arg-type] # a dataclass
-    names = [part.field if part and part.field else field.name for field, part in copied]
-    assert parts.keys() <= {field.name for field, _ in copied}, f"{domain.__name__}: unknown among {sorted(parts)}"
-    wanted = set(wires) - set(unused)
-    assert set(names) == wanted, f"{domain.__name__}: one side lacks {sorted(set(names) ^ wanted)}"
+    pairs = [(field, parts.get(field.name)) for field in fields(domain)]  # type: ignore[arg-type] # a dataclass
+    names = [part.field if part and part.field else field.name for field, part in pairs]
+    assert parts.keys() <= {field.name for field, _ in pairs}, f"{domain.__name__}: unknown among {sorted(parts)}"
+    wire_names = set(wires) - set(unused_fields)
+    assert set(names) == wire_names, f"{domain.__name__}: one side lacks {sorted(set(names) ^ wire_names)}"
     scope: dict[str, Any] = {"Domain": domain, "Message": message, "check": check, "check_bounds": check_bounds}
     reads, writes = [], []
-    for name, (field, given) in zip(names, copied, strict=True):
-        part = given or _default_part(wires[name])
+    for name, (field, explicit_part) in zip(names, pairs, strict=True):
+        part = explicit_part or _default_part(wires[name])
         decode = tuple if wires[name].is_repeated and part.decode is _as_it_is else part.decode
         has_default = wires[name].has_presence and field.default is not MISSING
         scope |= {f"read_{name}": decode, f"write_{name}": part.encode, f"default_{name}": field.default}
@@ -96,8 +96,8 @@ def copier(
 def _default_part(wire: Any) -> Part:
     if wire.message_type is None:
         return Part()
-    made = _COPIERS[wire.message_type.full_name]
-    part = Part(made.encode, made.decode)
+    message_copier = _COPIERS[wire.message_type.full_name]
+    part = Part(message_copier.encode, message_copier.decode)
     return each(part) if wire.is_repeated else part
 
 
@@ -158,5 +158,5 @@ class OneOf(Generic[Domain, Wire]):
         field = message.WhichOneof(self._oneof)
         if field is None:
             raise InvalidInput.of(self._name, field, f"one of {', '.join(self._kinds)}")
-        decoded: Domain = self._kinds[field].decode(getattr(message, field))
-        return decoded
+        domain_object: Domain = self._kinds[field].decode(getattr(message, field))
+        return domain_object

@@ -129,7 +129,7 @@ EVENT: OneOf[DraftEvent, pb.DraftEvent] = OneOf(
     pb.DraftEvent,
     {
         "proposal": replace(DRAFTED, decode=_ReceivedProposal),
-        "opened": copier(DraftOpened, pb.DraftOpened, unused=["feature_layers"], session_id=SESSION_ID),
+        "opened": copier(DraftOpened, pb.DraftOpened, unused_fields=["feature_layers"], session_id=SESSION_ID),
         "shadow": copier(Shadow, pb.Shadow, _check_shadow, session_id=SESSION_ID),
         "failure": FAILURE,
     },

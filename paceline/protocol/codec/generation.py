@@ -175,9 +175,9 @@ def _check_tokens(message: pb.GeneratedTokens) -> None:
     ends = len(message.text_ends)
     require(ends in (0, count), "text_ends", ends, f"0 or {count}, one for each token")
     require(len(message.provenance) == count, "provenance", len(message.provenance), f"{count}, one for each token")
-    replaced, recovered = len(message.replaced_token_ids), list(message.provenance).count(_RECOVERED)
-    allowed = f"0 or {recovered}, one for each recovered token"
-    require(replaced in (0, recovered), "replaced_token_ids", replaced, allowed)
+    replacements, recovered = len(message.replaced_token_ids), list(message.provenance).count(_RECOVERED)
+    limit = f"0 or {recovered}, one for each recovered token"
+    require(replacements in (0, recovered), "replaced_token_ids", replacements, limit)
     rows = len(message.logprobs)
     require(rows in (0, count), "logprobs rows", rows, f"0 or {count}, one for each token")
 

@@ -34,7 +34,7 @@ from paceline.protocol.proposal import (
 )
 from paceline.protocol.records import StepTimings
 from paceline.protocol.sampling import (
-    DEFAULTED,
+    FIELDS_WITH_DEFAULTS,
     MAX_BAD_WORD_TOKENS,
     MAX_BAD_WORDS,
     MAX_LOGIT_BIAS_ENTRIES,
@@ -43,7 +43,7 @@ from paceline.protocol.sampling import (
     GrammarKind,
     NoiseKey,
     SamplingParams,
-    Unstated,
+    UnstatedNumber,
 )
 from paceline.protocol.session import MAX_TENANT_BYTES, Close, SessionSpec
 from paceline.protocol.target import RowLogprobs
@@ -67,9 +67,9 @@ def session_of(session_id: int) -> int:
 
 def check_known(name: str, message: Message) -> None:
     """Refuse a parameter that this version doesn't know: ignored, it would change the text unnoticed."""
-    unknown = UnknownFieldSet(message)
-    if len(unknown):
-        raise Unsupported(f"{name} field number {unknown[0].field_number}: this version has no such parameter")
+    unknown_fields = UnknownFieldSet(message)
+    if len(unknown_fields):
+        raise Unsupported(f"{name} field number {unknown_fields[0].field_number}: this version has no such parameter")
 
 
 def check_ids(name: str, ids: Iterable[int]) -> None:
@@ -186,7 +186,7 @@ def _check_sampling(message: pb.SamplingParams) -> None:
 
 
 _NUMBERS: dict[str, Any] = dict.fromkeys(
-    DEFAULTED, Part(lambda number: None if isinstance(number, Unstated) else number)
+    FIELDS_WITH_DEFAULTS, Part(lambda number: None if isinstance(number, UnstatedNumber) else number)
 )
 _SAMPLING = copier(
     SamplingParams,
@@ -260,4 +260,4 @@ copier(FeatureOffer, pb.FeatureOffer)
 copier(FeatureRequest, pb.FeatureRequest, dtype=_DTYPE)
 
 
-FEATURES = copier(Features, pb.Features, unused=["layer_ids"], session_id=SESSION_ID, dtype=_DTYPE)
+FEATURES = copier(Features, pb.Features, unused_fields=["layer_ids"], session_id=SESSION_ID, dtype=_DTYPE)

@@ -57,7 +57,7 @@ bound(pb.PromptPiece, "prompt piece", rows=MAX_PIECE_ROWS)
 
 
 def _encode_prefetch(command: Prefetch) -> pb.Prefetch:
-    prefetched = [
+    proposals = [
         pb.PrefetchedProposal(
             node=outcome.node,
             next_token=outcome.next_token,
@@ -66,19 +66,19 @@ def _encode_prefetch(command: Prefetch) -> pb.Prefetch:
         )
         for outcome, proposal in command.proposals
     ]
-    return pb.Prefetch(session_id=command.session_id, base_length=command.base_length, proposals=prefetched)
+    return pb.Prefetch(session_id=command.session_id, base_length=command.base_length, proposals=proposals)
 
 
 def _decode_prefetch(message: pb.Prefetch) -> Prefetch:
     check_bounds(message)
-    prefetched = []
+    proposals = []
     for each in message.proposals:
         check_bounds(each)
         require(each.node >= ROOT, "prefetched node", each.node, "at least -1")
         certain = (1.0,) * len(each.token_ids)
         proposal = Proposal(0, tuple(each.token_ids), certain, tuple(each.parents))
-        prefetched.append((Outcome(message.base_length, each.node, each.next_token), proposal))
-    return Prefetch(session_of(message.session_id), message.base_length, tuple(prefetched))
+        proposals.append((Outcome(message.base_length, each.node, each.next_token), proposal))
+    return Prefetch(session_of(message.session_id), message.base_length, tuple(proposals))
 
 
 def _check_verdict(message: pb.Verdict) -> None:
@@ -95,7 +95,7 @@ COMMAND: OneOf[TargetCommand, pb.TargetCommand] = OneOf(
     pb.TargetCommand,
     {
         "round": copier(Round, pb.Round, session_id=SESSION_ID, traceparent=TRACEPARENT),
-        "open": copier(TargetOpen, pb.TargetOpen, unused=["feature_layers"], session_id=SESSION_ID),
+        "open": copier(TargetOpen, pb.TargetOpen, unused_fields=["feature_layers"], session_id=SESSION_ID),
         "prefetch": Copier(Prefetch, _encode_prefetch, _decode_prefetch),
         "close": CLOSE,
     },

@@ -58,7 +58,7 @@ class AbOptions:
 
     def greedy(self, *messages: ChatMessage, **fields: Any) -> GenerateRequest:
         """A request to a real model."""
-        sampling = SamplingParams(temperature=0).stated()
+        sampling = SamplingParams(temperature=0).with_defaults()
         return GenerateRequest(messages=messages, sampling=sampling, seed=0, max_new_tokens=self.tokens, **fields)
 
 

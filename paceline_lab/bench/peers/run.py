@@ -94,7 +94,7 @@ class OurContestant:
         generation = self.group.generate(
             GenerateRequest(
                 token_ids=tuple(token_ids),
-                sampling=SamplingParams(temperature=0).stated(),
+                sampling=SamplingParams(temperature=0).with_defaults(),
                 max_new_tokens=max_tokens,
                 ignore_eos=not stop_token_ids,
                 speculation=SpeculationSettings(

@@ -154,7 +154,9 @@ class DelayedPlace:
 
 def sampled(number: int, tokens: int, temperature: float) -> GenerateRequest:
     """One of the cells' requests."""
-    return replace(request(number, tokens, SPECULATION), sampling=SamplingParams(temperature=temperature).stated())
+    return replace(
+        request(number, tokens, SPECULATION), sampling=SamplingParams(temperature=temperature).with_defaults()
+    )
 
 
 def measure_remotes(verify_ms: float, acceptances: Sequence[float], folder: Path) -> Iterator[Remote]:

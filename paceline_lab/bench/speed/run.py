@@ -86,7 +86,7 @@ class Turn:
         return [
             GenerateRequest(
                 messages=chat,
-                sampling=SamplingParams(temperature=self.temperature).stated(),
+                sampling=SamplingParams(temperature=self.temperature).with_defaults(),
                 seed=self.seed,
                 max_new_tokens=self.tokens,
                 ignore_eos=not self.prompt.ends,
