@@ -28,9 +28,9 @@ from paceline_gateway.http.ignored_fields import hints_of, ignore
 from paceline_gateway.http.shapes import RequestShape
 from paceline_gateway.openai.chat import plan_chat
 from paceline_gateway.openai.chat_prompt import read_chat
-from paceline_gateway.openai.chunks import PlannedReply, planned_chunks
-from paceline_gateway.openai.field_names import in_own_names, own_name, told_in_own_names
-from paceline_gateway.openai.folding import FoldedChat, whole
+from paceline_gateway.openai.chunks import ReplyPlan, planned_chunks
+from paceline_gateway.openai.field_names import in_own_names, request_path, with_own_names
+from paceline_gateway.openai.folding import FoldedChat, fold
 from paceline_gateway.openai.template_fields import template_settings, thinking_switch
 from paceline_gateway.openai.tools import plan_tools
 from paceline_gateway.openai.types import ChatRequest, Chunk
@@ -73,7 +73,7 @@ def dialect_routes(services: Services) -> APIRouter:
         """Anthropic's Messages; streamed as server-sent events with `stream`."""
         events = MessageEvents()
 
-        def count(reply: PlannedReply) -> None:
+        def count(reply: ReplyPlan) -> None:
             events.input_tokens = len(reply.requests[0].token_ids)
 
         asked = chat_of_messages(body, **_reasoning(services))
@@ -121,21 +121,21 @@ def _chunks(
     body: RequestShape,
     asked: Translated,
     request: Request,
-    planned: Callable[[PlannedReply], None] = lambda reply: None,
+    planned: Callable[[ReplyPlan], None] = lambda reply: None,
 ) -> AsyncGenerator[Chunk, None]:
     chat = _chat(asked)
 
-    async def plan(caller: HttpCaller) -> PlannedReply:
+    async def plan(caller: HttpCaller) -> ReplyPlan:
         reply = await plan_chat(services, chat, caller)
         planned(reply)
-        return replace(reply, ignored=_ignored(body, asked, reply.ignored))
+        return replace(reply, ignored_fields=_ignored(body, asked, reply.ignored_fields))
 
-    return told_in_own_names(planned_chunks(request, chat, plan), asked.names)
+    return with_own_names(planned_chunks(request, chat, plan), asked.names)
 
 
 def _ignored(body: RequestShape, asked: Translated, of_chat: frozenset[str]) -> frozenset[str]:
     """All that changes nothing of a request, in its own names."""
-    return asked.ignored | {*hints_of(body), *(own_name(name, asked.names) for name in of_chat)}
+    return asked.ignored | {*hints_of(body), *(request_path(name, asked.names) for name in of_chat)}
 
 
 def _chat(asked: Translated) -> ChatRequest:
@@ -148,7 +148,7 @@ def _chat(asked: Translated) -> ChatRequest:
 
 
 async def _whole(services: Services, made: AsyncGenerator[Chunk, None], translate: Callable[[Chunk], Chunk]) -> Chunk:
-    return translate(await whole(made, FoldedChat, "chat.completion", services.config.max_answer_bytes))
+    return translate(await fold(made, FoldedChat, "chat.completion", services.config.max_answer_bytes))
 
 
 def _stream(services: Services, made: AsyncGenerator[Chunk, None], events: DialectEvents) -> Response:
@@ -191,5 +191,5 @@ async def _count(services: Services, body: CountTokensRequest, request: Request)
         prompt = await read_chat(services, chat.messages, tools, upstream.description.max_length, settings)
     except FAILURES as error:
         raise in_own_names(error, asked.names) from error
-    ignore(request.scope, _ignored(body, asked, prompt.ignored))
+    ignore(request.scope, _ignored(body, asked, prompt.ignored_fields))
     return len(prompt.token_ids)

@@ -12,7 +12,7 @@ from paceline_gateway.openai.chat_prompt import ChatPrompt, read_chat
 from paceline_gateway.openai.chunks import (
     FINISH_REASONS,
     Head,
-    PlannedReply,
+    ReplyPlan,
     check_answer,
     check_fields,
     round_details,
@@ -28,8 +28,8 @@ from paceline_gateway.upstream.caller import HttpCaller
 from paceline_gateway.upstream.services import Services
 
 
-async def plan_chat(services: Services, body: ChatRequest, caller: HttpCaller) -> PlannedReply:
-    """Read a request.
+async def plan_chat(services: Services, body: ChatRequest, caller: HttpCaller) -> ReplyPlan:
+    """Plan the reply to a chat.
 
     Raises:
         HttpError, PacelineError: naming field, value and limit; or no coordinator serves.
@@ -41,24 +41,23 @@ async def plan_chat(services: Services, body: ChatRequest, caller: HttpCaller) -
     tools = plan_tools(services.reply_format, body.tools, body.tool_choice, body.parallel_tool_calls)
     settings = template_settings(services, body)
     prompt = await read_chat(services, body.messages, tools, upstream.description.max_length, settings)
-    asked = generate_request(
+    plain_request = generate_request(
         body,
         prompt.token_ids,
         await read_sampling(services, body, (body.top_logprobs or 0) if body.logprobs else None),
         model=upstream.description.name,
-        max_new_tokens=_within(body, upstream.description.max_length - len(prompt.token_ids)),
+        max_new_tokens=_token_limit(body, upstream.description.max_length - len(prompt.token_ids)),
     )
-    prompt = replace(prompt, answer=asked.sampling.grammar)
-    check_answer(services.config, body, [asked])
-    request = prompt.hold(asked)
+    prompt = replace(prompt, answer=plain_request.sampling.grammar)
+    check_answer(services.config, body, [plain_request])
+    request = prompt.constrain(plain_request)
     if body.prediction is not None and body.prediction.text:
-        max_length = upstream.description.max_length
-        predicted = await services.prompts.tokenise_prediction(body.prediction.text, max_length)
-        request = replace(request, prediction=predicted)
+        prediction = await services.prompts.tokenise_prediction(body.prediction.text, upstream.description.max_length)
+        request = replace(request, prediction=prediction)
     fingerprint = upstream.fingerprint(request.acceptance)
     head = Head("chatcmpl", "chat.completion.chunk", services.served_name(upstream.description), fingerprint)
     writers = [ChatWriter(index, body, services.tokenizer, prompt, request) for index in range(body.n or 1)]
-    return PlannedReply(services.coordinators, upstream, head, body, [request], writers, prompt.ignored)
+    return ReplyPlan(services.coordinators, upstream, head, body, [request], writers, prompt.ignored_fields)
 
 
 @dataclass
@@ -75,66 +74,59 @@ class ChatWriter:
         self._parser = self.prompt.parser
         self._stop = StopWatch(self.tokenizer, self.request.stop, self.request.stop_token_ids)
         self._reasoning = self.prompt.reasoning_tokens(self.tokenizer)
-        self._called = False
-        """Whether the reply calls a tool."""
+        self._has_call = False
 
     @property
     def reasoning_tokens(self) -> int:
-        """As `ChoiceWriter`."""
+        """Implement `ChoiceWriter`."""
         return self._reasoning.count
 
-    def written(self, event: GenerateEvent) -> list[Chunk]:
-        """As `ChoiceWriter`."""
+    def write(self, event: GenerateEvent) -> list[Chunk]:
+        """Implement `ChoiceWriter`."""
         if isinstance(event, Started):
             prompt = {"prompt_token_ids": list(event.prompt_token_ids)} if self.body.return_token_ids else {}
             return [{"choices": [self._choice({"role": "assistant", "content": ""})]} | prompt]
         if isinstance(event, Finished):
-            certain = self._parser.feed(event.text)
             is_cut = event.reason is not FinishReason.STOP or self._stop.stop_reason is not None
-            ended = self._parser.finish(is_cut=is_cut)
-            deltas = [self._delta(each) for each in (*certain, *ended)]
-            *before, last = deltas or [{}]
-            return [
-                *({"choices": [self._choice(delta)]} for delta in before),
-                {"choices": [self._choice(last) | self._ended(event.reason)]},
-            ]
+            deltas = [*self._parser.feed(event.text), *self._parser.finish(is_cut=is_cut)]
+            *earlier, last = [self._choice(self._delta(delta)) for delta in deltas] or [self._choice({})]
+            return [{"choices": [choice]} for choice in (*earlier, last | self._finish_fields(event.reason))]
         assert isinstance(event, Tokens), "a chat asks for no report of its prompt"
         return self._tokens(event)
 
     def _tokens(self, event: Tokens) -> list[Chunk]:
-        """One chunk for each delta; what is told of the tokens goes with the first, or alone."""
+        """Write one chunk for each delta; figures of the tokens go with the first, or alone."""
         self._stop.see(event.token_ids)
         self._reasoning.see(event.token_ids)
-        deltas = [self._delta(each) for each in self._parser.feed(with_markers(event, self.prompt.marker_tokens))]
-        told = round_details(event, self.body.paceline, self.tokenizer)
-        extras: dict[str, Any] = {"token_ids": list(event.token_ids)} if self.body.return_token_ids else {}
+        text = with_markers(event, self.prompt.marker_tokens)
+        deltas = [self._delta(delta) for delta in self._parser.feed(text)]
+        details = round_details(event, self.body.paceline, self.tokenizer)
+        token_fields: dict[str, Any] = {"token_ids": list(event.token_ids)} if self.body.return_token_ids else {}
         if self.body.logprobs:
-            extras["logprobs"] = chat_logprobs(event.logprobs, self.body.top_logprobs or 0, self.tokenizer)
-        if not deltas and (told or extras):
+            token_fields["logprobs"] = chat_logprobs(event.logprobs, self.body.top_logprobs or 0, self.tokenizer)
+        if not deltas and (details or token_fields):
             deltas = [{}]
-        written = [{"choices": [self._choice(delta)]} for delta in deltas]
-        if written:
-            written[0]["choices"][0] |= extras
-            written[0] |= told
-        return written
+        chunks = [{"choices": [self._choice(delta)]} for delta in deltas]
+        if chunks:
+            chunks[0]["choices"][0] |= token_fields
+            chunks[0] |= details
+        return chunks
 
     def _delta(self, delta: ReplyDelta) -> dict[str, Any]:
         if (call := delta.tool_call) is not None:
-            self._called = True
-            function = {"name": call.name} if call.name else {}
-            named = {"id": call.id, "type": "function"} if call.id else {}
-            return {
-                "tool_calls": [{"index": call.index, **named, "function": function | {"arguments": call.arguments}}]
-            }
+            self._has_call = True
+            identity = {"id": call.id, "type": "function"} if call.id else {}
+            function = ({"name": call.name} if call.name else {}) | {"arguments": call.arguments}
+            return {"tool_calls": [{"index": call.index, **identity, "function": function}]}
         if delta.reasoning:
             return {"reasoning_content": delta.reasoning}
         return {"content": delta.content}
 
-    def _ended(self, reason: FinishReason) -> dict[str, Any]:
+    def _finish_fields(self, reason: FinishReason) -> dict[str, Any]:
         if reason is not FinishReason.STOP:
             return {"finish_reason": FINISH_REASONS[reason]}
-        called = self._called and not self._parser.has_partial_call
-        return {"finish_reason": "tool_calls" if called else "stop", "stop_reason": self._stop.stop_reason}
+        is_call = self._has_call and not self._parser.has_partial_call
+        return {"finish_reason": "tool_calls" if is_call else "stop", "stop_reason": self._stop.stop_reason}
 
     def _choice(self, delta: dict[str, Any]) -> dict[str, Any]:
         return {"index": self.index, "delta": delta, "logprobs": None, "finish_reason": None}
@@ -147,10 +139,10 @@ def _check_chat(body: ChatRequest) -> None:
         raise refusal("max_tokens", "must be left out with max_completion_tokens, or equal to it")
 
 
-def _within(body: ChatRequest, room: int) -> int | None:
-    """The limit that was sent, if it is one: what the context leaves is the end anyway, told by the same reason.
+def _token_limit(body: ChatRequest, remaining_context: int) -> int | None:
+    """Return the request's limit; None: the context ends the reply first, for the same reason.
 
-    Clients' defaults are limits of other models.
+    Clients' default limits are those of other models.
     """
-    sent = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-    return None if sent is not None and sent > room else sent
+    limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    return None if limit is not None and limit > remaining_context else limit

@@ -1,4 +1,4 @@
-"""A chat as the model reads it: functions, turns, and what the reply is then held to."""
+"""A chat as the model reads it: functions, turns, and the grammar of the reply."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from paceline_gateway.upstream.services import Services
 
 @dataclass(frozen=True)
 class ChatPrompt:
-    """A chat's ids, ending where the answer begins, and how the answer is read.
+    """A chat's ids, up to where the answer begins, and how the answer is read.
 
     Attributes:
         in_reasoning: whether the template opened a span of reasoning.
-        answer: the format of an answer that is no call; None: any.
-        ignored: names of fields that the prompt has nothing of.
+        answer: the grammar of an answer that is no call; None: any text.
+        ignored_fields: names of fields that the prompt leaves out.
     """
 
     token_ids: tuple[int, ...]
@@ -37,27 +37,27 @@ class ChatPrompt:
     reply_format: ReplyFormat
     in_reasoning: bool
     answer: Grammar | None = None
-    ignored: frozenset[str] = frozenset()
+    ignored_fields: frozenset[str] = frozenset()
 
     @property
     def parser(self) -> ReplyParser:
-        """A new one for a reply."""
+        """A new parser for one reply."""
         return self.tools.parser(self.reply_format, self.answer, in_reasoning=self.in_reasoning)
 
     def reasoning_tokens(self, tokenizer: Tokenizer) -> ReasoningTokens:
-        """What counts a reply's tokens of reasoning."""
+        """Build the counter of a reply's tokens of reasoning."""
         return ReasoningTokens(tokenizer, self.reply_format, in_reasoning=self.in_reasoning)
 
     @property
     def marker_tokens(self) -> Mapping[int, str]:
         """Special tokens whose text the parser must see, by id."""
-        return self.reply_format.markers(calls=bool(self.tools.callable))
+        return self.reply_format.markers(calls=bool(self.tools.functions))
 
-    def hold(self, request: GenerateRequest) -> GenerateRequest:
-        """The request, its reply held to what was promised of calls and to its answer's format.
+    def constrain(self, request: GenerateRequest) -> GenerateRequest:
+        """Return the request with the grammar of its calls and its answer.
 
         Raises:
-            Unsupported: they can't be kept.
+            Unsupported: the model's format can't keep them.
         """
         grammar = self.tools.grammar(self.reply_format, self.answer, in_reasoning=self.in_reasoning)
         return replace(request, sampling=replace(request.sampling, grammar=grammar))
@@ -73,37 +73,36 @@ async def read_chat(
     """Render a chat beside the event loop.
 
     Args:
-        services: of this process.
+        services: the process's.
         messages: in OpenAI's shape.
-        tools: what may be called.
+        tools: the functions of the request.
         max_length: the model's context length, in tokens.
-        settings: what the template reads beside the chat.
+        settings: the template's other variables.
 
     Raises:
-        InvalidInput: more bytes than the context can hold, or what the template has no way to write.
-        Unsupported: calls that the model's template can't write, or it has no chat template.
+        InvalidInput: more bytes than the context can hold, or a message that the template can't write.
+        Unsupported: the model's template can't write calls, or the model has no template.
     """
     named_roles = services.named_roles if any(message.name for message in messages) else frozenset()
 
     def read() -> tuple[list[Turn], int, int]:
         turns = template_turns(messages, services.reply_format.calls, named_roles)
-        size = _bytes("messages", turns) + _bytes("tools", tools.rendered)
-        return turns, size, len(keys_and_strings((turns, tools.rendered))[0])
+        size = _bytes("messages", turns) + _bytes("tools", tools.listing)
+        return turns, size, len(keys_and_strings((turns, tools.listing))[0])
 
-    written = sum(len(call.function.arguments) for message in messages for call in message.tool_calls or ())
-    turns, size, names = await services.prompts.run(read, PIECE_BYTES * len(messages) + written)
-    render = partial(services.tokenizer.render_turns, turns, tools.rendered, settings.variables)
+    argument_size = sum(len(call.function.arguments) for message in messages for call in message.tool_calls or ())
+    turns, size, names = await services.prompts.run(read, PIECE_BYTES * len(messages) + argument_size)
+    render = partial(services.tokenizer.render_turns, turns, tools.listing, settings.variables)
     ids = await services.prompts.read(render, size, max_length, "chat content bytes", names)
-    opened = opens_reasoning(services.tokenizer, ids, services.reply_format.reasoning)
-    unnamed = any(
-        message.name and message.name != turn.get("name") for message, turn in zip(messages, turns, strict=True)
-    )
-    ignored = tools.ignored | settings.ignored | ({"messages.name"} if unnamed else set())
-    return ChatPrompt(ids, tools, services.reply_format, opened, ignored=ignored)
+    in_reasoning = opens_reasoning(services.tokenizer, ids, services.reply_format.reasoning)
+    pairs = zip(messages, turns, strict=True)
+    drops_names = any(message.name and message.name != turn.get("name") for message, turn in pairs)
+    ignored_fields = tools.ignored_fields | settings.ignored_fields | ({"messages.name"} if drops_names else set())
+    return ChatPrompt(ids, tools, services.reply_format, in_reasoning, ignored_fields=ignored_fields)
 
 
 def _bytes(field: str, parts: Sequence[Turn]) -> int:
-    """Size of the texts in UTF-8, without keys and roles, which templates write in their own way or leave out."""
+    """Return the size of all texts in UTF-8, without keys and roles, which templates write in ways of their own."""
     _, strings = keys_and_strings([{**part, "role": ""} for part in parts])
     try:
         return sum(len(text.encode()) for text in strings)

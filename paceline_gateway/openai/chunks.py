@@ -27,33 +27,33 @@ from paceline.timeline.saved import rounds_json
 from paceline_gateway.http.errors import HttpError, refusal
 from paceline_gateway.http.ignored_fields import hints_of, ignore
 from paceline_gateway.openai.choices import run_choices
-from paceline_gateway.openai.field_names import request_names, told_in_own_names
+from paceline_gateway.openai.field_names import request_names, with_own_names
 from paceline_gateway.openai.logprobs import token_text
 from paceline_gateway.openai.types import MAX_CHOICES, Chunk, GenerationFields, PacelineOptions
-from paceline_gateway.openai.usage import Tally, observed
+from paceline_gateway.openai.usage import Tally, observe_reply
 from paceline_gateway.upstream.caller import HttpCaller
 from paceline_gateway.upstream.coordinators import Coordinators, Upstream
 from paceline_gateway.upstream.rerouting import Rerouting
 
 PIECE_ROWS = 128
-"""Positions of a prompt at once: with 20 log-probabilities each some 5 ms."""
+"""Positions of a prompt that are written at once: with 20 log-probabilities each, some 5 ms."""
 FINISH_REASONS: Mapping[FinishReason, str] = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
 
 
 class ChoiceWriter(Protocol):
     """Writes one choice's part of a stream."""
 
-    def written(self, event: GenerateEvent) -> list[Chunk]:
-        """What an event adds: keys of chunks, `choices` among them; none: nothing that the client would see."""
+    def write(self, event: GenerateEvent) -> list[Chunk]:
+        """Write an event: the fields of chunks, `choices` among them; none: the client would see nothing."""
 
     @property
     def reasoning_tokens(self) -> int:
-        """Of the tokens so far, those of reasoning."""
+        """The number of tokens so far that are reasoning."""
 
 
 @dataclass(frozen=True)
 class Head:
-    """What all chunks of a reply have."""
+    """The fields that all chunks of a reply have."""
 
     prefix: str
     object: str
@@ -64,31 +64,31 @@ class Head:
 
     @property
     def operation(self) -> str:
-        """What the conventions for traces call it."""
+        """The operation's name by the conventions for traces."""
         return genai.CHAT if self.object.startswith("chat") else genai.TEXT_COMPLETION
 
-    def chunk(self, of_choice: Chunk) -> Chunk:
-        """A whole chunk."""
+    def chunk(self, fields: Chunk) -> Chunk:
+        """Return a whole chunk."""
         return {
             "id": f"{self.prefix}-{self.id}",
             "object": self.object,
             "created": self.created,
             "model": self.model,
             "system_fingerprint": self.system_fingerprint,
-            **of_choice,
+            **fields,
         }
 
 
 @dataclass(frozen=True)
-class PlannedReply:
-    """A request that was read, and what answers it.
+class ReplyPlan:
+    """How a request is answered.
 
     Attributes:
-        coordinators: where it may go on.
+        coordinators: where a generation may go on.
         upstream: where it begins.
         requests: one for each prompt.
-        writers: one for each choice: over prompts, then samples.
-        ignored: names of fields that change nothing, beside the body's own hints.
+        writers: one for each choice, counted over prompts, then samples.
+        ignored_fields: names of fields that change nothing, without the body's own hints.
     """
 
     coordinators: Coordinators
@@ -97,69 +97,69 @@ class PlannedReply:
     body: GenerationFields
     requests: Sequence[GenerateRequest]
     writers: Sequence[ChoiceWriter]
-    ignored: frozenset[str] = frozenset()
+    ignored_fields: frozenset[str] = frozenset()
 
     @property
     def samples(self) -> int:
-        """Choices of each prompt."""
+        """The number of choices of each prompt."""
         return self.body.n or 1
 
 
 def planned_chunks(
-    request: Request, body: GenerationFields, plan: Callable[[HttpCaller], Awaitable[PlannedReply]]
+    request: Request, body: GenerationFields, plan: Callable[[HttpCaller], Awaitable[ReplyPlan]]
 ) -> AsyncGenerator[Chunk, None]:
-    """A reply's chunks, its request read first. Raises as both, in the body's own names.
+    """Plan a reply and yield its chunks. Raises as both, in the body's own names.
 
     Args:
-        request: what is answered.
-        body: its fields, or what they were translated to.
-        plan: reads them.
+        request: the HTTP request.
+        body: its fields, or their translation.
+        plan: plans the reply.
     """
     caller: HttpCaller = request.scope["caller"]
 
-    async def made() -> AsyncGenerator[Chunk, None]:
+    async def plan_and_run() -> AsyncGenerator[Chunk, None]:
         reply = await plan(caller)
-        ignore(request.scope, {*hints_of(body), *reply.ignored})
-        async with aclosing(chunks(reply, caller)) as stream:
-            async for chunk in stream:
+        ignore(request.scope, {*hints_of(body), *reply.ignored_fields})
+        async with aclosing(run_plan(reply, caller)) as chunks:
+            async for chunk in chunks:
                 yield chunk
 
-    return told_in_own_names(made(), request_names(body))
+    return with_own_names(plan_and_run(), request_names(body))
 
 
-async def chunks(plan: PlannedReply, caller: HttpCaller) -> AsyncGenerator[Chunk, None]:
-    """Yield a reply's chunks; the last has no choices and says what the reply took, if that was asked for.
+async def run_plan(plan: ReplyPlan, caller: HttpCaller) -> AsyncGenerator[Chunk, None]:
+    """Yield a reply's chunks; the last has no choices, and the reply's figures if the client wants them.
 
-    With a grammar none comes before the first text: until then the target may refuse it, and a stream that has begun
-    has no status any more.
+    With a grammar no chunk comes before the first text: until then the target may refuse the grammar, and a stream
+    that has begun has no status any more.
 
     Raises:
-        PacelineError: of the first choice that fails.
+        PacelineError: the failure of the first choice that fails.
     """
     tally = Tally(plan.samples, shows_tokens=plan.body.max_tokens != 0)
-    observing = observed(caller, plan.requests, plan.head.operation, plan.samples)
-    generating = Rerouting(plan.coordinators, plan.upstream, caller)
-    held, holds = list[Chunk](), plan.requests[0].sampling.grammar is not None
-    with observing as meter:
-        async with aclosing(run_choices(generating, plan.requests, plan.samples)) as events:
+    observation = observe_reply(caller, plan.requests, plan.head.operation, plan.samples)
+    rerouting = Rerouting(plan.coordinators, plan.upstream, caller)
+    pending, is_held = list[Chunk](), plan.requests[0].sampling.grammar is not None
+    with observation as meter:
+        async with aclosing(run_choices(rerouting, plan.requests, plan.samples)) as events:
             async for choice in events:
                 caller.on_begin()
                 tally.add(choice)
                 meter.take(choice)
                 for event in _pieces(choice.event):
-                    held += plan.writers[choice.index].written(event)
-                    holds = holds and isinstance(event, Started)
-                    while held and not holds:
-                        yield plan.head.chunk(held.pop(0))
+                    pending += plan.writers[choice.index].write(event)
+                    is_held = is_held and isinstance(event, Started)
+                    while pending and not is_held:
+                        yield plan.head.chunk(pending.pop(0))
                     if isinstance(event, PromptLogprobs) or (isinstance(event, Tokens) and event.logprobs):
-                        await asyncio.sleep(0)  # what is much takes its turns with others
+                        await asyncio.sleep(0)  # long reports take turns with other requests
     tally.reasoning_tokens = sum(writer.reasoning_tokens for writer in plan.writers)
-    if closing := _closing(plan.body, tally):
-        yield plan.head.chunk({"choices": []} | closing)
+    if fields := _final_fields(plan.body, tally):
+        yield plan.head.chunk({"choices": []} | fields)
 
 
 def _pieces(event: GenerateEvent) -> Iterator[GenerateEvent]:
-    """What is known of a long prompt, as much at a time as others may wait for."""
+    """Split a long prompt's report into pieces for which other requests may wait."""
     if not isinstance(event, PromptLogprobs):
         yield event
         return
@@ -167,22 +167,22 @@ def _pieces(event: GenerateEvent) -> Iterator[GenerateEvent]:
         yield PromptLogprobs(event.first_position + start, event.rows[start : start + PIECE_ROWS])
 
 
-def _closing(body: GenerationFields, tally: Tally) -> Chunk:
-    """What the last chunk says: everything of a reply that is sent whole; of a stream what was asked for."""
+def _final_fields(body: GenerationFields, tally: Tally) -> Chunk:
+    """Return the fields of the last chunk: all of them in a whole answer, in a stream those that the client wants."""
     options = body.stream_options
     usage = not body.stream or (options is not None and bool(options.include_usage))
-    closing: Chunk = {"usage": tally.usage, "metrics": tally.metrics} if usage else {}
+    fields: Chunk = {"usage": tally.usage, "metrics": tally.metrics} if usage else {}
     if usage or body.paceline is not None:
-        closing["paceline"] = tally.told(body.paceline or PacelineOptions())
-    return closing
+        fields["paceline"] = tally.paceline_object(body.paceline or PacelineOptions())
+    return fields
 
 
 LOGPROB_BYTES = 64
-"""Of a log-probability with its token, as it is written; an answer that gets longer is refused as it grows."""
+"""Bytes of a log-probability with its token, as JSON; an answer that gets longer is refused as it grows."""
 
 
 def check_answer(config: GatewayConfig, body: GenerationFields, requests: Sequence[GenerateRequest]) -> None:
-    """Refuse log-probabilities that a whole answer has no room for, as far as they are known before.
+    """Refuse log-probabilities that a whole answer has no room for, as far as their number is certain beforehand.
 
     Raises:
         HttpError: naming the limit.
@@ -193,18 +193,18 @@ def check_answer(config: GatewayConfig, body: GenerationFields, requests: Sequen
             entries += (body.n or 1) * (request.max_new_tokens or 0) * (1 + top)
         if (top := request.prompt_logprobs) is not None:
             entries += (body.n or 1) * len(request.token_ids) * (1 + top)
-    size, most = LOGPROB_BYTES * entries, config.max_answer_bytes
-    if size > most:
-        raise too_large_an_answer(f"{entries} log-probabilities of {LOGPROB_BYTES} bytes, max_answer_bytes = {most}")
+    limit = config.max_answer_bytes
+    if LOGPROB_BYTES * entries > limit:
+        raise answer_too_large(f"{entries} log-probabilities of {LOGPROB_BYTES} bytes, max_answer_bytes = {limit}")
 
 
-def too_large_an_answer(why: str) -> HttpError:
-    """An answer beyond its limit."""
-    return refusal("logprobs", f"the answer is too large: {why}; ask for less, or stream it", "answer_too_large")
+def answer_too_large(reason: str) -> HttpError:
+    """Build the error for an answer beyond its limit."""
+    return refusal("logprobs", f"the answer is too large: {reason}; ask for less, or stream it", "answer_too_large")
 
 
 def check_fields(body: GenerationFields, prompts: int) -> None:
-    """Refuse what the fields say together.
+    """Refuse fields that can't be combined.
 
     Raises:
         HttpError: naming the field.
@@ -216,18 +216,18 @@ def check_fields(body: GenerationFields, prompts: int) -> None:
         raise refusal("n", f"choices of all prompts together are {choices}: must be in [1, {MAX_CHOICES}]")
 
 
-def round_details(event: Tokens, asked: PacelineOptions | None, tokenizer: Tokenizer) -> Chunk:
-    """Where a chunk's tokens came from, if that was asked for.
+def round_details(event: Tokens, options: PacelineOptions | None, tokenizer: Tokenizer) -> Chunk:
+    """Tell where a chunk's tokens came from, if the client wants to know.
 
-    `replaced` has the drafts of the recovered ones, `ended_rounds` the records of the rounds that committed them.
+    `replaced` has the drafts of recovered tokens, `ended_rounds` the records of the rounds that committed the tokens.
     """
-    if asked is None or not asked.rounds:
+    if options is None or not options.rounds:
         return {}
-    shown = {
+    details = {
         "token_ids": list(event.token_ids),
         "provenance": [provenance.value for provenance in event.provenance],
         "text_ends": list(event.text_ends),
         "replaced": [token_text(token_id, tokenizer) for token_id in event.replaced_token_ids],
         **({"ended_rounds": rounds_json(event.records)} if event.records else {}),
     }
-    return {"paceline": shown}
+    return {"paceline": details}

@@ -1,4 +1,4 @@
-"""Errors in the names that the request has: a field's own path, whatever it was translated to on its way."""
+"""Errors in the request's own names: each field by its path there, whatever it was translated to."""
 
 from __future__ import annotations
 
@@ -7,60 +7,60 @@ from contextlib import aclosing
 from dataclasses import replace
 
 from paceline.protocol.errors import PacelineError
-from paceline_gateway.http.errors import HttpError, http_error
+from paceline_gateway.http.errors import FAILURES, HttpError, as_http
 from paceline_gateway.openai.types import ChatRequest, Chunk, GenerationFields
 
 Names = Mapping[str, str]
-"""Paths as errors have them, whole or their beginnings, with the request's own."""
+"""Maps paths in our errors, or beginnings of paths, to the request's own."""
 
-_OF_A_FUNCTION = "(function_"
-"""In what a target says of a rule of `paceline_gateway.reply.call_grammar`, beside which a format's may stand."""
+_FUNCTION_RULE = "(function_"
+"""Stands in a target's message about a rule of `paceline_gateway.reply.call_grammar`, not of a format."""
 
 
-def own_name(path: str, names: Names) -> str:
-    """The request's own path for one: of its beginnings the longest that has a name counts."""
+def request_path(path: str, names: Names) -> str:
+    """Return the request's own path for a path; the longest beginning that has a name counts."""
     parts = path.split(".")
     for count in range(len(parts), 0, -1):
-        own = names.get(".".join(parts[:count]))
-        if own is not None:
-            return ".".join([own, *parts[count:]])
+        request_name = names.get(".".join(parts[:count]))
+        if request_name is not None:
+            return ".".join([request_name, *parts[count:]])
     return path
 
 
 def in_own_names(error: HttpError | PacelineError, names: Names) -> HttpError:
-    """The error as it is sent, `param` and message in the request's own names."""
-    shown = error if isinstance(error, HttpError) else http_error(error)
-    if shown.param is None:
-        return shown
-    of_a_function = shown.param == "lark" and _OF_A_FUNCTION in shown.message
-    own = "tools" if of_a_function else own_name(shown.param, names)
-    message = shown.message
-    if message.startswith(shown.param):
-        message = own + message.removeprefix(shown.param)
-    return replace(shown, param=own, message=message)
+    """Return the error as it is sent, `param` and message in the request's own names."""
+    client_error = as_http(error)
+    if client_error.param is None:
+        return client_error
+    is_function_rule = client_error.param == "lark" and _FUNCTION_RULE in client_error.message
+    param = "tools" if is_function_rule else request_path(client_error.param, names)
+    message = client_error.message
+    if message.startswith(client_error.param):
+        message = param + message.removeprefix(client_error.param)
+    return replace(client_error, param=param, message=message)
 
 
-async def told_in_own_names(made: AsyncGenerator[Chunk, None], names: Names) -> AsyncGenerator[Chunk, None]:
-    """The same chunks; an error is in the request's own names."""
+async def with_own_names(chunks: AsyncGenerator[Chunk, None], names: Names) -> AsyncGenerator[Chunk, None]:
+    """Yield the same chunks; an error is in the request's own names."""
     try:
-        async with aclosing(made) as chunks:
+        async with aclosing(chunks):
             async for chunk in chunks:
                 yield chunk
-    except (HttpError, PacelineError) as error:
+    except FAILURES as error:
         raise in_own_names(error, names) from error
 
 
 def request_names(body: GenerationFields) -> Names:
-    """What OpenAI's requests call what errors of ours name."""
+    """Return OpenAI's names of the fields in our errors."""
     names = dict[str, str]()
     if isinstance(body, ChatRequest):
         names["prompt"] = "messages"
         if body.max_tokens is None:
             names["max_tokens"] = "max_completion_tokens"
-    outputs, wanted = body.structured_outputs, body.response_format
+    outputs, response_format = body.structured_outputs, body.response_format
     if outputs is None:
-        held = "tools" if wanted is None or wanted.type == "text" else "response_format"
-        return names | {"json_schema": held, "lark": held}
+        source = "tools" if response_format is None or response_format.type == "text" else "response_format"
+        return names | {"json_schema": source, "lark": source}
     schema = "json_object" if outputs.json_object else "json"
     lark = "choice" if outputs.choice is not None else "grammar"
     kinds = {"json_schema": schema, "regex": "regex", "lark": lark}

@@ -1,4 +1,4 @@
-"""A stream's chunks put together to one reply."""
+"""A stream's chunks, folded to one reply."""
 
 from __future__ import annotations
 
@@ -8,61 +8,60 @@ from io import StringIO
 from typing import Any
 
 from paceline_gateway.http.answers import LongLists
-from paceline_gateway.openai.chunks import too_large_an_answer
+from paceline_gateway.openai.chunks import answer_too_large
 from paceline_gateway.openai.types import Chunk
 
 ID_BYTES = 40
-"""Of a token's id in a list."""
+"""Bytes of a token's id in a list."""
 
 
-async def whole(
-    chunks: AsyncGenerator[Chunk, None], choice: Callable[[int], FoldedChoice], kind: str, most_bytes: int
+async def fold(
+    chunks: AsyncGenerator[Chunk, None], choice: Callable[[int], FoldedChoice], kind: str, max_bytes: int
 ) -> Chunk:
-    """The reply that chunks make.
+    """Fold chunks to one reply.
 
     Args:
-        chunks: of a stream that says at its end what it took.
-        choice: makes what a choice is put together in.
+        chunks: a stream whose last chunk has the reply's figures.
+        choice: builds an empty choice.
         kind: the reply's `object`.
-        most_bytes: that its choices may have.
+        max_bytes: the limit of all choices together.
 
     Raises:
-        HttpError: they have more.
+        HttpError: the choices have more.
     """
     reply: Chunk = {}
     choices: dict[int, FoldedChoice] = {}
     size = 0
-    async with aclosing(chunks) as stream:
-        async for chunk in stream:
+    async with aclosing(chunks):
+        async for chunk in chunks:
             for part in chunk["choices"]:
                 index = part["index"]
                 if index not in choices:
                     choices[index] = choice(index)
                 size += choices[index].add(part)
-                if size > most_bytes:
-                    raise too_large_an_answer(f"more than max_answer_bytes = {most_bytes}")
-            # Of one key the last chunk's value counts: what earlier ones tell of rounds is their own affair.
+                if size > max_bytes:
+                    raise answer_too_large(f"more than max_answer_bytes = {max_bytes}")
+            # The last chunk's fields count: earlier ones are about their own rounds.
             reply |= {key: value for key, value in chunk.items() if key != "choices"}
-    folded = [choices[index].folded for index in sorted(choices)]
-    return reply | {"object": kind, "choices": folded}
+    return reply | {"object": kind, "choices": [choices[index].choice_fields for index in sorted(choices)]}
 
 
 class FoldedChoice:
-    """One choice, growing."""
+    """One choice, which grows chunk by chunk."""
 
     def __init__(self, index: int) -> None:
         self._choice: dict[str, Any] = {"index": index, "logprobs": None, "finish_reason": None}
         self._text = StringIO()
 
     def add(self, part: dict[str, Any]) -> int:
-        """Take a chunk's part of the choice in; returns how many bytes it takes."""
+        """Take in a chunk's part of the choice; return its size in bytes."""
         size = 0
         for key, value in part.items():
             if key == "logprobs" and value is not None:
                 lists = self._choice[key] = self._choice[key] or LongLists()
-                before = lists.size
+                earlier_size = lists.size
                 lists.extend(value)
-                size += lists.size - before
+                size += lists.size - earlier_size
             elif key == "token_ids":
                 self._choice.setdefault(key, []).extend(value)
                 size += ID_BYTES * len(value)
@@ -73,7 +72,7 @@ class FoldedChoice:
         return size
 
     @property
-    def folded(self) -> dict[str, Any]:
+    def choice_fields(self) -> dict[str, Any]:
         """The whole choice."""
         return self._choice
 
@@ -85,8 +84,8 @@ class FoldedCompletion(FoldedChoice):
         return super().add(part) + self._text.write(part["text"])
 
     @property
-    def folded(self) -> dict[str, Any]:  # noqa: D102
-        return super().folded | {"text": self._text.getvalue()}
+    def choice_fields(self) -> dict[str, Any]:  # noqa: D102
+        return super().choice_fields | {"text": self._text.getvalue()}
 
 
 class FoldedChat(FoldedChoice):
@@ -107,7 +106,7 @@ class FoldedChat(FoldedChoice):
         return size
 
     @property
-    def folded(self) -> dict[str, Any]:  # noqa: D102
+    def choice_fields(self) -> dict[str, Any]:  # noqa: D102
         calls = [self._calls[index] for index in sorted(self._calls)]
         text, reasoning = self._text.getvalue(), self._reasoning.getvalue()
         message: dict[str, Any] = {
@@ -119,7 +118,7 @@ class FoldedChat(FoldedChoice):
             message["tool_calls"] = calls
         if reasoning:
             message["reasoning_content"] = reasoning
-        return super().folded | {"message": message}
+        return super().choice_fields | {"message": message}
 
     def _call(self, piece: dict[str, Any]) -> None:
         empty = {"id": "", "type": "function", "function": {"name": "", "arguments": ""}}

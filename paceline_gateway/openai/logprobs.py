@@ -12,16 +12,17 @@ from paceline.protocol.generation import PromptLogprobs
 from paceline.protocol.target import RowLogprobs
 
 LEAST = -9999.0
-"""What stands for minus infinity, which JSON has no number for; OpenAI's own."""
-MOST_HELD = 8
-"""Tokens whose text is looked for together: a character has at most 4 bytes, so more have no text of their own."""
+"""OpenAI's number for minus infinity, which JSON doesn't have."""
+MAX_PENDING_TOKENS = 8
+"""Tokens that are decoded together at most: a character has at most 4 bytes, so more tokens have no text."""
 
 
 def chat_logprobs(rows: Sequence[RowLogprobs], top: int, tokenizer: Tokenizer) -> dict[str, Any]:
-    """`choices[].logprobs` of a chat: each token with its `top` most probable ones."""
+    """Write `choices[].logprobs` of a chat: each token with the `top` most probable ones."""
     content = []
     for row in rows:
-        entries = [_entry(*each, tokenizer) for each in zip(row.token_ids, row.logprobs, strict=True)]
+        pairs = zip(row.token_ids, row.logprobs, strict=True)
+        entries = [_entry(token_id, logprob, tokenizer) for token_id, logprob in pairs]
         content.append(entries[0] | {"top_logprobs": entries[1 : top + 1]})
     return {"content": content, "refusal": None}
 
@@ -32,13 +33,13 @@ def completion_logprobs(
     starts: Sequence[int],
     tokenizer: Tokenizer,
 ) -> dict[str, Any]:
-    """`choices[].logprobs` of a completion.
+    """Write `choices[].logprobs` of a completion.
 
     Args:
-        token_ids: that were emitted.
-        rows: one for each.
-        starts: one for each: where its text begins in the choice's text, in characters.
-        tokenizer: of the model.
+        token_ids: the emitted tokens.
+        rows: one for each token.
+        starts: one for each token: where its text begins in the choice's text, in characters.
+        tokenizer: the model's.
     """
     return {
         "tokens": [token_text(token_id, tokenizer) for token_id in token_ids],
@@ -48,57 +49,57 @@ def completion_logprobs(
     }
 
 
-class EchoedPrompt:
-    """Follows a prompt token by token; the text behind which each stands is decoded in short pieces."""
+class PromptEcho:
+    """Writes log-probabilities of an echoed prompt, token by token; the prompt is decoded in short pieces."""
 
     def __init__(self, token_ids: Sequence[int], tokenizer: Tokenizer) -> None:
         self._ids = token_ids
         self._tokenizer = tokenizer
-        self._context = self._read = self._next = 0
+        self._context_start = self._read_end = self._next = 0
         self._length = 0
-        """Characters of the text that the first `_read` tokens make."""
+        """Length of the first `_read_end` tokens' text, in characters."""
 
     def first(self) -> dict[str, Any]:
-        """Of the first token, which nothing comes before: no number is known of it."""
+        """Write the first token, which has no log-probability."""
         start, token = self._start(), token_text(self._ids[0], self._tokenizer)
         return {"tokens": [token], "token_logprobs": [None], "top_logprobs": [None], "text_offset": [start]}
 
     def rows(self, event: PromptLogprobs) -> dict[str, Any]:
-        """Of the next ones."""
+        """Write the next tokens."""
         ids = [row.token_ids[0] for row in event.rows]
         starts = [self._start() for _ in ids]
         return completion_logprobs(ids, event.rows, starts, self._tokenizer)
 
     def _start(self) -> int:
-        """Where the next token's text begins, in characters."""
+        """Return where the next token's text begins, in characters, and step on."""
         start = self._length
         self._next += 1
-        before = self._tokenizer.decode(self._ids[self._context : self._read])
-        text = self._tokenizer.decode(self._ids[self._context : self._next])
-        whole = len(text) > len(before) and not text.endswith(REPLACEMENT)
-        if whole or self._next - self._read >= MOST_HELD:
-            self._length += max(0, len(text) - len(before))
-            self._context, self._read = self._read, self._next
+        context = self._tokenizer.decode(self._ids[self._context_start : self._read_end])
+        text = self._tokenizer.decode(self._ids[self._context_start : self._next])
+        is_whole = len(text) > len(context) and not text.endswith(REPLACEMENT)
+        if is_whole or self._next - self._read_end >= MAX_PENDING_TOKENS:
+            self._length += max(0, len(text) - len(context))
+            self._context_start, self._read_end = self._read_end, self._next
         return start
 
 
 @lru_cache(1 << 16)
 def token_text(token_id: int, tokenizer: Tokenizer) -> str:
-    """A token's own text; empty: a special one. Bytes that are no whole character are U+FFFD."""
+    """Return a token's own text; empty: a special token. Bytes that are no whole character become U+FFFD."""
     return tokenizer.decode((token_id,))
 
 
 def _most_probable(row: RowLogprobs, tokenizer: Tokenizer) -> dict[str, float]:
-    """By text, most probable first, the emitted token among them; of equal texts the more probable one counts."""
-    found: dict[str, float] = {}
-    for token_id, logprob in sorted(zip(row.token_ids, row.logprobs, strict=True), key=lambda each: -each[1]):
-        found.setdefault(token_text(token_id, tokenizer), _finite(logprob))
-    return found
+    """Map texts to log-probabilities, most probable first; of equal texts the more probable token counts."""
+    by_text: dict[str, float] = {}
+    for token_id, logprob in sorted(zip(row.token_ids, row.logprobs, strict=True), key=lambda pair: -pair[1]):
+        by_text.setdefault(token_text(token_id, tokenizer), _finite(logprob))
+    return by_text
 
 
 def _entry(token_id: int, logprob: float, tokenizer: Tokenizer) -> dict[str, Any]:
-    written = list(_token_bytes(token_id, tokenizer))
-    return {"token": token_text(token_id, tokenizer), "logprob": _finite(logprob), "bytes": written}
+    token_bytes = list(_token_bytes(token_id, tokenizer))
+    return {"token": token_text(token_id, tokenizer), "logprob": _finite(logprob), "bytes": token_bytes}
 
 
 @lru_cache(1 << 16)

@@ -16,31 +16,31 @@ from paceline_gateway.http.bodies import JsonRoute
 from paceline_gateway.openai.chat import plan_chat
 from paceline_gateway.openai.chunks import planned_chunks
 from paceline_gateway.openai.completions import plan_completion
-from paceline_gateway.openai.folding import FoldedChat, FoldedCompletion, whole
+from paceline_gateway.openai.folding import FoldedChat, FoldedCompletion, fold
 from paceline_gateway.openai.types import ChatRequest, Chunk, CompletionRequest
 from paceline_gateway.upstream.services import Services
 
 
 def openai_routes(services: Services) -> APIRouter:
-    """The routes over services."""
+    """Build the routes over services."""
     router = APIRouter(route_class=JsonRoute)
-    most_bytes = services.config.max_answer_bytes
+    max_bytes = services.config.max_answer_bytes
 
     @router.post("/v1/chat/completions", responses=STREAM_RESPONSES)
     async def chat_completions(request: Request, body: Annotated[ChatRequest, Body()]) -> Response:
         """OpenAI's Chat Completions; streamed as server-sent events with `stream`."""
-        made = planned_chunks(request, body, lambda caller: plan_chat(services, body, caller))
+        chunks = planned_chunks(request, body, lambda caller: plan_chat(services, body, caller))
         if body.stream:
-            return _stream(services, made)
-        return WholeReply(lambda: whole(made, FoldedChat, "chat.completion", most_bytes))
+            return _stream(services, chunks)
+        return WholeReply(lambda: fold(chunks, FoldedChat, "chat.completion", max_bytes))
 
     @router.post("/v1/completions", responses=STREAM_RESPONSES)
     async def completions(request: Request, body: Annotated[CompletionRequest, Body()]) -> Response:
         """OpenAI's Completions; streamed as server-sent events with `stream`."""
-        made = planned_chunks(request, body, lambda caller: plan_completion(services, body, caller))
+        chunks = planned_chunks(request, body, lambda caller: plan_completion(services, body, caller))
         if body.stream:
-            return _stream(services, made)
-        return WholeReply(lambda: whole(made, FoldedCompletion, "text_completion", most_bytes))
+            return _stream(services, chunks)
+        return WholeReply(lambda: fold(chunks, FoldedCompletion, "text_completion", max_bytes))
 
     @router.get("/v1/models")
     async def models(request: Request) -> dict[str, Any]:
@@ -58,10 +58,10 @@ def openai_routes(services: Services) -> APIRouter:
     return router
 
 
-def _stream(services: Services, made: AsyncGenerator[Chunk, None]) -> Response:
+def _stream(services: Services, chunks: AsyncGenerator[Chunk, None]) -> Response:
     async def events() -> AsyncGenerator[bytes, None]:
-        async with aclosing(made) as stream:
-            async for chunk in stream:
+        async with aclosing(chunks):
+            async for chunk in chunks:
                 yield data_event(chunk)
 
     return EventStream(events(), reader_timeout_s=services.config.reader_timeout_s)

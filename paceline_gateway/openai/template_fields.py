@@ -1,6 +1,6 @@
-"""What a request sets of what the model's chat template reads: `reasoning_effort`, `verbosity`, and any by its name.
+"""The variables of a chat template that a request sets: `reasoning_effort`, `verbosity`, and any other by its name.
 
-An effort is a hint: a template that has no such switch leaves it to the model.
+An effort is a hint: a template that has no such variable leaves it to the model.
 """
 
 from __future__ import annotations
@@ -16,52 +16,53 @@ from paceline_gateway.upstream.services import Services
 EFFORT = "reasoning_effort"
 NO_EFFORT = "none"
 THINKING_SWITCHES = ("enable_thinking", "thinking")
-"""What templates read that can leave reasoning out: Qwen's, SmolLM3's, GLM's; DeepSeek's, Granite's."""
+"""Variables that can switch reasoning off: the first in Qwen, SmolLM3 and GLM, the second in DeepSeek and Granite."""
 
 
 @dataclass(frozen=True)
 class TemplateSettings:
-    """The variables to render a chat with, and names of fields that the template doesn't read."""
+    """The variables that a chat is rendered with, and the names of fields that the template doesn't read."""
 
     variables: Mapping[str, Scalar] = field(default_factory=dict)
-    ignored: frozenset[str] = frozenset()
+    ignored_fields: frozenset[str] = frozenset()
 
 
-def thinking_switch(known: Collection[str]) -> str | None:
-    """The one of a template's variables that can leave reasoning out."""
-    return next((name for name in THINKING_SWITCHES if name in known), None)
+def thinking_switch(variables: Collection[str]) -> str | None:
+    """Return the variable of a template that can switch reasoning off; None: it has none."""
+    return next((name for name in THINKING_SWITCHES if name in variables), None)
 
 
 def template_settings(services: Services, body: TemplateFields) -> TemplateSettings:
-    """Read a request's fields.
+    """Read the fields of a request that set variables.
 
     Raises:
         Unsupported: the template doesn't read a variable of `chat_template_kwargs`.
-        InvalidInput: one is given twice.
+        InvalidInput: two fields set one variable to different values.
     """
     settings = dict(body.chat_template_kwargs or {})
-    known = services.tokenizer.template_variables
+    names = services.tokenizer.template_variables
     for name in settings:
-        if name not in known:
-            raise Unsupported.of(f"chat_template_kwargs.{name}", f"the model's chat template reads {_listed(known)}")
-    ignored = set[str]()
+        if name not in names:
+            reason = f"the model's chat template reads {_name_list(names)}"
+            raise Unsupported.of(f"chat_template_kwargs.{name}", reason)
+    ignored_fields = set[str]()
     for name, value in ((EFFORT, body.reasoning_effort), ("verbosity", body.verbosity)):
-        variable, setting = _variable(name, value, known)
+        variable, setting = _variable(name, value, names)
         if value is not None and variable is None:
-            ignored.add(name)
+            ignored_fields.add(name)
         elif variable is not None:
-            once = settings.get(variable, setting) == setting
-            require(once, f"chat_template_kwargs.{variable}", settings.get(variable), f"left out, or as {name} says")
+            earlier = settings.get(variable, setting)
+            require(earlier == setting, f"chat_template_kwargs.{variable}", earlier, f"left out, or as {name} says")
             settings[variable] = setting
-    return TemplateSettings(settings, frozenset(ignored))
+    return TemplateSettings(settings, frozenset(ignored_fields))
 
 
-def _variable(name: str, value: str | None, known: Collection[str]) -> tuple[str | None, Scalar]:
-    """The variable that a field sets, and to what; None: none, the field is left out or the template reads none."""
-    if value is None or name in known:
+def _variable(name: str, value: str | None, variables: Collection[str]) -> tuple[str | None, Scalar]:
+    """Return the variable that a field sets, and its value; None: the field is null, or the template reads none."""
+    if value is None or name in variables:
         return (name if value is not None else None), value
-    return (thinking_switch(known) if (name, value) == (EFFORT, NO_EFFORT) else None), False
+    return (thinking_switch(variables) if (name, value) == (EFFORT, NO_EFFORT) else None), False
 
 
-def _listed(names: frozenset[str]) -> str:
+def _name_list(names: frozenset[str]) -> str:
     return f"{', '.join(sorted(names))} alone" if names else "no variables"

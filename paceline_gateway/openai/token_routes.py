@@ -21,27 +21,27 @@ from paceline_gateway.upstream.services import Services
 
 
 def token_routes(services: Services) -> APIRouter:
-    """The routes over services."""
+    """Build the routes over services."""
     router = APIRouter(route_class=JsonRoute)
 
     @router.post("/tokenize")
     async def tokenize(request: Request, body: Annotated[TokenizeRequest, Body()]) -> dict[str, Any]:
-        """Ids of a prompt or a chat."""
-        return await _tokenized(services, body, request)
+        """The ids of a prompt or a chat."""
+        return await _tokenization(services, body, request)
 
     @router.post("/detokenize")
     async def detokenize(request: Request, body: Annotated[DetokenizeRequest, Body()]) -> dict[str, Any]:
-        """Text of ids."""
+        """The text of ids."""
         upstream = await services.coordinators.choose(request.scope["caller"])
         services.check_model(body.model, upstream.description)
-        most = upstream.description.max_length
-        require(len(body.tokens) <= most, "tokens", len(body.tokens), f"at most {most}, the context length")
+        limit = upstream.description.max_length
+        require(len(body.tokens) <= limit, "tokens", len(body.tokens), f"at most {limit}, the context length")
         return {"prompt": await services.text(body.tokens, "tokens")}
 
     return router
 
 
-async def _tokenized(services: Services, body: TokenizeRequest, request: Request) -> dict[str, Any]:
+async def _tokenization(services: Services, body: TokenizeRequest, request: Request) -> dict[str, Any]:
     upstream = await services.coordinators.choose(request.scope["caller"])
     services.check_model(body.model, upstream.description)
     max_length = upstream.description.max_length
@@ -51,18 +51,18 @@ async def _tokenized(services: Services, body: TokenizeRequest, request: Request
         settings = template_settings(services, body)
         prompt = await read_chat(services, body.messages, ToolPlan(), max_length, settings)
         ids = prompt.token_ids
-        ignore(request.scope, {*hints_of(body), *prompt.ignored})
+        ignore(request.scope, {*hints_of(body), *prompt.ignored_fields})
     else:
         special = body.add_special_tokens is not False
         ids = await services.token_ids(body.prompt or "", max_length, add_special_tokens=special)
-    strings = await _texts(services, ids) if body.return_token_strs else None
+    strings = await _token_texts(services, ids) if body.return_token_strs else None
     return {"count": len(ids), "max_model_len": max_length, "tokens": list(ids), "token_strs": strings}
 
 
-async def _texts(services: Services, token_ids: Sequence[int]) -> list[str]:
-    """The text of each id by itself, read beside the event loop where they are many."""
+async def _token_texts(services: Services, token_ids: Sequence[int]) -> list[str]:
+    """Return the text of each id by itself; many ids are read beside the event loop."""
 
-    def each() -> list[str]:
+    def read() -> list[str]:
         return [token_text(token_id, services.tokenizer) for token_id in token_ids]
 
-    return await services.prompts.run(each, PIECE_BYTES * len(token_ids))
+    return await services.prompts.run(read, PIECE_BYTES * len(token_ids))

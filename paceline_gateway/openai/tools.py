@@ -1,9 +1,9 @@
-"""Functions that a model may call: what a request says of them, and what follows for prompt, grammar and reply.
+"""Functions that a model may call: the fields of a request, and what follows for prompt, grammar and reply.
 
 | `tool_choice` | the prompt lists | the reply |
 |---|---|---|
 | none | no functions | is text, in the answer's format if there is one |
-| auto | all | is free; a grammar holds it only where a promise was asked for (`strict`, one call at most, a format) |
+| auto | all | is free; a grammar holds it only for a promise (`strict`, one call at most, a format) |
 | required | all | is calls by grammar, whatever the format |
 | a function | all | is a call of that one by grammar, whatever the format |
 """
@@ -63,7 +63,7 @@ class NamedChoice(RequestShape):
 
 
 class ToolFields(RequestShape):
-    """What a request says of functions."""
+    """The fields of a request that are about functions."""
 
     tools: BoundedList[ToolDefinition] | None = Field(None, max_length=MAX_TOOLS)
     tool_choice: Literal["none", "auto", "required"] | NamedChoice | None = None
@@ -72,100 +72,101 @@ class ToolFields(RequestShape):
 
 @dataclass(frozen=True)
 class ToolPlan:
-    """What a request's functions mean.
+    """The functions of one request.
 
     Attributes:
-        rendered: what the prompt lists.
-        callable: functions that the reply may call, with the schemas of their arguments; none: it is text.
-        rules: what a grammar must hold the reply to; None: it is free.
+        listing: the functions that the prompt lists.
+        functions: the functions that the reply may call, with the schemas of their arguments; none: it is text.
+        rules: the rules that a grammar must enforce; None: the reply is free.
         parallel: whether several calls may come.
-        ignored: names of fields that change nothing.
+        ignored_fields: names of fields that change nothing.
     """
 
-    rendered: tuple[Mapping[str, Any], ...] = ()
-    callable: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    listing: tuple[Mapping[str, Any], ...] = ()
+    functions: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     rules: CallRules | None = None
     parallel: bool = True
-    ignored: frozenset[str] = frozenset()
+    ignored_fields: frozenset[str] = frozenset()
 
     def grammar(self, form: ReplyFormat, answer: Grammar | None, *, in_reasoning: bool) -> Grammar | None:
-        """The grammar that rules and answer need.
+        """Return the grammar that rules and answer need.
 
         Args:
-            form: of the model's replies.
-            answer: what the text of a reply must be; with it, calls must fit their schemas.
+            form: the format of the model's replies.
+            answer: the grammar of a reply's text; with it, calls must fit their schemas.
             in_reasoning: whether the template opened a span of reasoning.
 
         Raises:
             Unsupported: the model's format can't keep them.
         """
-        if not self.callable:
+        if not self.functions:
             return grammar_after_reasoning(form, answer) if answer is not None and in_reasoning else answer
         rules = self.rules
         if rules is None and answer is not None:
-            rules = CallRules(self.callable, required=False, parallel=self.parallel)
+            rules = CallRules(self.functions, required=False, parallel=self.parallel)
         return None if rules is None else call_grammar(form, rules, in_reasoning=in_reasoning, answer=answer)
 
     def parser(self, form: ReplyFormat, answer: Grammar | None, *, in_reasoning: bool) -> ReplyParser:
-        """What takes one reply apart; one that has an answer calls at its beginning, or never."""
+        """Build the parser of one reply; where the answer has a grammar, calls come first or not at all."""
         must_call = self.rules is not None and self.rules.required
         return reply_parser(
-            form, self.callable, in_reasoning=in_reasoning, must_call=must_call, calls_first=answer is not None
+            form, self.functions, in_reasoning=in_reasoning, must_call=must_call, calls_first=answer is not None
         )
 
 
 def plan_tools(
     form: ReplyFormat, tools: object = None, tool_choice: object = None, parallel_tool_calls: object = None
 ) -> ToolPlan:
-    """Read a request's three fields, as JSON.
+    """Read the three fields of a request, as JSON.
 
     Raises:
         InvalidInput: a field is malformed.
         Unsupported: the model's template has no functions.
     """
-    fields = _read(tools, tool_choice, parallel_tool_calls)
-    listed = fields.tools or []
+    fields = _tool_fields(tools, tool_choice, parallel_tool_calls)
+    definitions = fields.tools or []
     choice = fields.tool_choice if fields.tool_choice is not None else "auto"
-    if not listed:
+    if not definitions:
         require(choice in ("none", "auto"), "tool_choice", choice, "none or auto without tools")
         return ToolPlan()
-    definitions = _by_name(listed)
+    functions = _by_name(definitions)
     if choice == "none":
         return ToolPlan()
     form.require_calls()
-    names = _callable(choice, definitions)
+    names = _function_names(choice, functions)
     parallel = fields.parallel_tool_calls is not False
-    schemas = {name: arguments_schema(definitions[name].parameters) for name in names}
-    strict = any(definitions[name].strict for name in names)
+    schemas = {name: arguments_schema(functions[name].parameters) for name in names}
+    strict = any(functions[name].strict for name in names)
     rules = _rules(choice, schemas, strict=strict, parallel=parallel)
-    return ToolPlan(tuple(_listing(tool) for tool in listed), schemas, rules, parallel, frozenset(hints_of(fields)))
+    listing = tuple(_tool_listing(tool) for tool in definitions)
+    return ToolPlan(listing, schemas, rules, parallel, frozenset(hints_of(fields)))
 
 
-def _read(tools: object, tool_choice: object, parallel: object) -> ToolFields:
-    given = {"tools": tools, "tool_choice": tool_choice, "parallel_tool_calls": parallel}
+def _tool_fields(tools: object, tool_choice: object, parallel: object) -> ToolFields:
+    raw_fields = {"tools": tools, "tool_choice": tool_choice, "parallel_tool_calls": parallel}
     try:
-        return ToolFields.model_validate(given)
+        return ToolFields.model_validate(raw_fields)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        place = field_path(first["loc"], whole=first["type"] == "extra_forbidden")
-        raise InvalidInput.of(place, first["input"], f"as OpenAI has it ({first['msg']})") from error
+        path = field_path(first["loc"], whole=first["type"] == "extra_forbidden")
+        raise InvalidInput.of(path, first["input"], f"as OpenAI has it ({first['msg']})") from error
 
 
 def _by_name(tools: Sequence[ToolDefinition]) -> dict[str, FunctionDefinition]:
-    found: dict[str, FunctionDefinition] = {}
+    functions: dict[str, FunctionDefinition] = {}
     for place, tool in enumerate(tools):
         function, field = tool.function, f"tools.{place}.function"
-        named = _NAME.fullmatch(function.name) is not None and function.name not in found
-        require(named, f"{field}.name", function.name, "1 to 64 letters, digits, _ or -, and no other's name")
+        is_free_name = _NAME.fullmatch(function.name) is not None and function.name not in functions
+        require(is_free_name, f"{field}.name", function.name, "1 to 64 letters, digits, _ or -, and no other's name")
         schema = function.parameters or {}
         is_object = schema.get("type", "object") == "object"
         require(is_object, f"{field}.parameters.type", schema.get("type"), "object")
         require_shallow(f"{field}.parameters", schema)
-        found[function.name] = function
-    return found
+        functions[function.name] = function
+    return functions
 
 
-def _callable(choice: str | NamedChoice, definitions: Mapping[str, FunctionDefinition]) -> list[str]:
+def _function_names(choice: str | NamedChoice, definitions: Mapping[str, FunctionDefinition]) -> list[str]:
     if isinstance(choice, str):
         return list(definitions)
     name = choice.function.name
@@ -176,12 +177,12 @@ def _callable(choice: str | NamedChoice, definitions: Mapping[str, FunctionDefin
 def _rules(
     choice: str | NamedChoice, schemas: Mapping[str, Mapping[str, Any]], *, strict: bool, parallel: bool
 ) -> CallRules | None:
-    """Free text alone can promise neither that arguments fit nor that one call is the last."""
+    """Return a grammar's rules: free text can promise neither that arguments fit nor that one call is the last."""
     if choice == "auto" and not strict and parallel:
         return None
     return CallRules(schemas, required=choice != "auto", parallel=parallel and isinstance(choice, str))
 
 
-def _listing(tool: ToolDefinition) -> Mapping[str, Any]:
-    """As templates write it: what wasn't said isn't listed; `strict` is no matter of the model's."""
+def _tool_listing(tool: ToolDefinition) -> Mapping[str, Any]:
+    """Return a tool as templates read it, without fields that are left out and without `strict`."""
     return {"type": tool.type, "function": tool.function.model_dump(exclude_none=True, exclude={"strict"})}

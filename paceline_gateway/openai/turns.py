@@ -19,33 +19,33 @@ _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 def template_turns(
     messages: Sequence[Message], calls: CallFormat | None, named_roles: Collection[str] = ()
 ) -> list[Turn]:
-    """The turns of a chat.
+    """Translate a chat to turns.
 
     Args:
         messages: in OpenAI's shape.
         calls: how the model's template writes calls; None: it can't, and messages with calls are refused.
-        named_roles: roles whose `name` the template writes; it is left out of the others' turns.
+        named_roles: roles whose `name` the template writes; other turns have no name.
 
     Raises:
         InvalidInput: naming message, value and limit.
-        Unsupported: calls where the template has none.
+        Unsupported: a message has calls, and the template can't write them.
     """
-    named: dict[str, str] = {}
-    turns = [_turn(message, f"messages.{place}", calls, named) for place, message in enumerate(messages)]
+    call_names: dict[str, str] = {}
+    turns = [_turn(message, f"messages.{place}", calls, call_names) for place, message in enumerate(messages)]
     return [
         {**turn, "name": message.name} if message.name and turn["role"] in named_roles else turn
         for turn, message in zip(turns, messages, strict=True)
     ]
 
 
-def _turn(message: Message, field: str, calls: CallFormat | None, named: dict[str, str]) -> Turn:
+def _turn(message: Message, field: str, calls: CallFormat | None, call_names: dict[str, str]) -> Turn:
     role, content = message.role, message.text
     reasoning = message.reasoning_content or message.reasoning
     if role == "tool":
-        return _result(message, field, named)
+        return _result(message, field, call_names)
     turn: dict[str, Any] = {"role": "system" if role == "developer" else role, "content": content}
     if role == "assistant" and message.tool_calls:
-        turn["tool_calls"] = _made(message.tool_calls, field, calls, named)
+        turn["tool_calls"] = _call_turns(message.tool_calls, field, calls, call_names)
     elif not content and not isinstance(message.content, str) and not (role == "assistant" and reasoning):
         parts = [part.model_dump(include={"type", "text"}) for part in message.content or ()]
         raise InvalidInput.of(f"{field}.content", parts or None, "given")
@@ -54,32 +54,33 @@ def _turn(message: Message, field: str, calls: CallFormat | None, named: dict[st
     return turn
 
 
-def _result(message: Message, field: str, named: Mapping[str, str]) -> Turn:
+def _result(message: Message, field: str, call_names: Mapping[str, str]) -> Turn:
     call_id = message.tool_call_id
-    require(call_id in named, f"{field}.tool_call_id", call_id, "the id of a call in an earlier message")
-    return {"role": "tool", "content": message.text, "tool_call_id": call_id, "name": named[str(call_id)]}
+    require(call_id in call_names, f"{field}.tool_call_id", call_id, "the id of a call in an earlier message")
+    return {"role": "tool", "content": message.text, "tool_call_id": call_id, "name": call_names[str(call_id)]}
 
 
-def _made(
-    made: Sequence[ToolCall], field: str, form: CallFormat | None, named: dict[str, str]
+def _call_turns(
+    calls: Sequence[ToolCall], field: str, form: CallFormat | None, call_names: dict[str, str]
 ) -> list[Mapping[str, Any]]:
     if form is None:
         raise Unsupported.of(f"{field}.tool_calls", "the model's chat template has none")
-    turns: list[Mapping[str, Any]] = []
-    for place, call in enumerate(made):
-        at = f"{field}.tool_calls.{place}"
+    turn_calls: list[Mapping[str, Any]] = []
+    for place, call in enumerate(calls):
+        path = f"{field}.tool_calls.{place}"
         name, arguments = call.function.name, call.function.arguments
-        require(bool(call.id), f"{at}.id", call.id, "text")
+        require(bool(call.id), f"{path}.id", call.id, "text")
         is_name = _NAME.fullmatch(name) is not None
-        require(is_name, f"{at}.function.name", name, "1 to 64 letters, digits, _, . or -")
-        named[call.id] = name
-        written = arguments if form.as_text else _object_of(arguments, f"{at}.function.arguments")
-        turns.append({"id": call.id, "type": call.type, "function": {"name": name, "arguments": written}})
-    return turns
+        require(is_name, f"{path}.function.name", name, "1 to 64 letters, digits, _, . or -")
+        call_names[call.id] = name
+        template_arguments = arguments if form.as_text else _object_of(arguments, f"{path}.function.arguments")
+        function = {"name": name, "arguments": template_arguments}
+        turn_calls.append({"id": call.id, "type": call.type, "function": function})
+    return turn_calls
 
 
 def _object_of(arguments: str, field: str) -> Mapping[str, Any]:
-    """Templates write arguments themselves. Text that is no JSON can't be rendered as the model wrote it."""
+    """Read arguments for a template that writes them itself: text that is no JSON can't be rendered as it was."""
     parts = parts_of(arguments.encode("utf-8", "surrogatepass"))
     require(parts <= MAX_TEXT_PARTS, f"{field} parts", parts, f"at most {MAX_TEXT_PARTS} objects, lists and fields")
     value = json_value(field, arguments or "{}")

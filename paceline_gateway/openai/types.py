@@ -1,4 +1,4 @@
-"""OpenAI's requests, with what vLLM's users add, as pydantic models: what isn't a field here is refused by name.
+"""OpenAI's requests, with what vLLM's users add, as pydantic models; any other field is refused by name.
 
 A field that takes one value alone (`Literal`) is accepted because that value changes nothing. A `Hint` is accepted
 because no value of it would change a text.
@@ -27,11 +27,11 @@ from paceline_gateway.http.shapes import (
 )
 
 Chunk = dict[str, Any]
-"""One of a stream, as it is sent."""
+"""One chunk of a stream, as it is sent."""
 MAX_CHOICES = 128
 """Most choices of one HTTP request, all prompts together."""
 DEFAULT_COMPLETION_TOKENS = 16
-"""Of `/v1/completions`, as OpenAI has it."""
+"""OpenAI's `max_tokens` of `/v1/completions`."""
 
 
 class StreamOptions(RequestShape):
@@ -80,7 +80,7 @@ class PacelineOptions(RequestShape):
 
 
 class GenerationFields(RequestShape):
-    """What completions and chat have in common."""
+    """The fields that completions and chat have in common."""
 
     model: Text | None = None
     stream: bool | None = None
@@ -183,14 +183,14 @@ class ToolCall(RequestShape):
 
 
 class PredictedContent(RequestShape):
-    """What the answer is expected to be in large part."""
+    """The text that the answer will mostly be."""
 
     type: Literal["content"]
     content: Content[Annotated[TextPart, one_of_types("content part", "text")]]
 
     @property
     def text(self) -> str:
-        """All of it."""
+        """The whole prediction."""
         return join_text(self.content)
 
 
@@ -215,12 +215,12 @@ class Message(RequestShape):
 
     @property
     def text(self) -> str:
-        """The content's pieces joined, a refusal behind them."""
+        """The pieces of the content, joined, and a refusal behind them."""
         return join_text(self.content) + (self.refusal or "")
 
 
 class TemplateFields(RequestShape):
-    """What a chat template may read beside the chat; `template_fields` tells what this one doesn't read."""
+    """The fields that set variables of a chat template; `template_fields` reads them."""
 
     verbosity: Literal["low", "medium", "high"] | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None

@@ -21,12 +21,12 @@ from paceline_gateway.upstream.caller import HttpCaller
 
 @dataclass
 class Tally:
-    """Counts what the events of all choices say.
+    """Counts the events of all choices, for the client.
 
     Attributes:
-        samples: choices of each prompt.
+        samples: the number of choices of each prompt.
         shows_tokens: whether the tokens are part of the reply.
-        seeds: in force, by prompt.
+        seeds: the seeds, by prompt.
     """
 
     samples: int
@@ -38,7 +38,7 @@ class Tally:
     stats: dict[int, GenerationStats] = field(default_factory=dict)
 
     def add(self, choice: ChoiceEvent) -> None:
-        """Take one event in. Samples of one prompt share its tokens."""
+        """Count one event; samples of one prompt share its tokens."""
         event, prompt = choice.event, choice.index // self.samples
         if isinstance(event, Started) and prompt not in self.seeds:
             self.seeds[prompt] = event.seed
@@ -50,9 +50,10 @@ class Tally:
 
     @property
     def usage(self) -> dict[str, Any]:
-        """OpenAI's `usage`. Of samples that share a prompt, the first one's cached tokens count, as its prompt does.
+        """OpenAI's `usage`.
 
-        Rejected prediction tokens are no part of the text, so they are not counted among the completion's.
+        Of samples that share a prompt, the first one's cached tokens count, as its prompt does. Rejected prediction
+        tokens are no part of the text, so they do not count among the completion's.
         """
         cached = self._cached_tokens
         return {
@@ -62,42 +63,43 @@ class Tally:
             "prompt_tokens_details": None if cached is None else {"cached_tokens": cached},
             "completion_tokens_details": {
                 "reasoning_tokens": self.reasoning_tokens,
-                "accepted_prediction_tokens": sum(each.prediction_accepted for each in self.stats.values()),
-                "rejected_prediction_tokens": sum(each.prediction_rejected for each in self.stats.values()),
+                "accepted_prediction_tokens": sum(stats.prediction_accepted for stats in self.stats.values()),
+                "rejected_prediction_tokens": sum(stats.prediction_rejected for stats in self.stats.values()),
             },
         }
 
     @property
     def _cached_tokens(self) -> int | None:
-        """Of all prompts; None: a coordinator does not say it."""
-        told = [stats.cached_prompt_tokens for i, stats in self.stats.items() if i % self.samples == 0]
-        known = [tokens for tokens in told if tokens is not None]
-        return sum(known) if len(known) == len(told) else None
+        """The cached tokens of all prompts; None: a coordinator does not report them."""
+        counts = [stats.cached_prompt_tokens for i, stats in self.stats.items() if i % self.samples == 0]
+        numbers = [count for count in counts if count is not None]
+        return sum(numbers) if len(numbers) == len(counts) else None
 
     @property
     def metrics(self) -> dict[str, Any] | None:
-        """vLLM's `metrics`, and parts apart where some was reasoning; None where there are several choices."""
+        """vLLM's `metrics`, with separate figures of reasoning and answer; None where there are several choices."""
         if len(self.stats) != 1 or self.samples > 1:
             return None
         (stats,) = self.stats.values()
         parts = {"reasoning": stats.reasoning, "answer": stats.answer}
-        told = {name: part_figures(part) for name, part in parts.items() if part is not None}
-        return {"speculative_decoding": speculative_decoding(stats), **told}
+        figures = {name: part_figures(part) for name, part in parts.items() if part is not None}
+        return {"speculative_decoding": speculative_decoding(stats), **figures}
 
-    def told(self, asked: PacelineOptions) -> dict[str, Any]:
-        """The `paceline` object: seeds, and what was asked for of how the rounds went."""
+    def paceline_object(self, options: PacelineOptions) -> dict[str, Any]:
+        """Return the `paceline` object: the seeds, and the optional reports of the rounds."""
         seeds = [self.seeds[prompt] for prompt in sorted(self.seeds)]
-        shown: dict[str, Any] = {"seed": seeds[0]} | ({"seeds": seeds} if len(seeds) > 1 else {})
+        fields: dict[str, Any] = {"seed": seeds[0]} | ({"seeds": seeds} if len(seeds) > 1 else {})
         stats = [self.stats[index] for index in sorted(self.stats)]
-        if asked.explain:
-            shown["explanation"] = _one_or_all([each.explanation and asdict(each.explanation) for each in stats])
-        if asked.rounds:
-            shown["rounds"] = _one_or_all([rounds_json(each.records) for each in stats])
-        return shown
+        if options.explain:
+            explanations = [choice.explanation and asdict(choice.explanation) for choice in stats]
+            fields["explanation"] = _one_or_all(explanations)
+        if options.rounds:
+            fields["rounds"] = _one_or_all([rounds_json(choice.records) for choice in stats])
+        return fields
 
 
 class ReplyMeter:
-    """Counts each choice of a reply as one request."""
+    """Counts the events of all choices, for the operator; each choice is one request."""
 
     def __init__(self, choices: Sequence[metrics.RequestMeter], operation: str) -> None:
         self._choices = choices
@@ -116,10 +118,10 @@ class ReplyMeter:
 
 
 @contextmanager
-def observed(
+def observe_reply(
     caller: HttpCaller, requests: Sequence[GenerateRequest], operation: str, samples: int
 ) -> Iterator[ReplyMeter]:
-    """Within it, calls of coordinators belong to the reply's span."""
+    """Yield the reply's meter; calls of coordinators within this context belong to the reply's span."""
     model = requests[0].model
     attributes = genai.request_attributes(requests[0], model, operation)
     choices = dict(attributes) | {"gen_ai.request.choice.count": len(requests) * samples}
@@ -130,7 +132,10 @@ def observed(
 
 
 def speculative_decoding(stats: GenerationStats) -> Mapping[str, Any]:
-    """vLLM's shape: `acceptance_histogram[j]` counts the rounds that accepted j of at most `num_spec_tokens`."""
+    """Write figures in vLLM's shape.
+
+    `acceptance_histogram[j]` counts the rounds that accepted j of at most `num_spec_tokens`.
+    """
     histogram: Sequence[int] = stats.acceptance_histogram
     return {
         **_figures(stats),
@@ -140,7 +145,7 @@ def speculative_decoding(stats: GenerationStats) -> Mapping[str, Any]:
 
 
 def part_figures(part: RoundStats) -> Mapping[str, Any]:
-    """The rounds of reasoning, or of the answer: the same figures, and how fast they were."""
+    """Write the figures of the rounds of reasoning, or of the answer, with their speed."""
     return {
         **_figures(part),
         "rounds": part.rounds,
@@ -160,5 +165,5 @@ def _figures(stats: RoundStats) -> Mapping[str, Any]:
 
 
 def _one_or_all(values: Sequence[Any]) -> Any:
-    """One choice's value as it is; of several a list."""
+    """Return the only value, or the list of several."""
     return values[0] if len(values) == 1 else list(values)

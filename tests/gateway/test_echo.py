@@ -5,7 +5,7 @@ from __future__ import annotations
 from paceline.models.tokenizer import TransformersTokenizer
 from paceline.protocol.generation import PromptLogprobs
 from paceline.protocol.target import RowLogprobs
-from paceline_gateway.openai.logprobs import MOST_HELD, EchoedPrompt
+from paceline_gateway.openai.logprobs import MAX_PENDING_TOKENS, PromptEcho
 from tests.models.saving import byte_level_tokenizer
 
 TOKENIZER = TransformersTokenizer(byte_level_tokenizer())
@@ -13,7 +13,7 @@ END = 1
 
 
 def offsets(ids: tuple[int, ...]) -> list[int]:
-    echoed = EchoedPrompt(ids, TOKENIZER)
+    echoed = PromptEcho(ids, TOKENIZER)
     rows = tuple(RowLogprobs((token,), (-1.0,)) for token in ids[1:])
     found: list[int] = echoed.first()["text_offset"]
     for start in range(0, len(rows), 3):
@@ -28,5 +28,5 @@ def test_tokens_of_one_character_begin_where_it_begins() -> None:
 
 
 def test_special_tokens_have_no_text_however_many_there_are() -> None:
-    ids = (END,) * (3 * MOST_HELD) + TOKENIZER.encode("ab", add_special_tokens=False)
-    assert offsets(ids) == [0] * (3 * MOST_HELD + 1) + [1]
+    ids = (END,) * (3 * MAX_PENDING_TOKENS) + TOKENIZER.encode("ab", add_special_tokens=False)
+    assert offsets(ids) == [0] * (3 * MAX_PENDING_TOKENS + 1) + [1]

@@ -17,7 +17,7 @@ from paceline.runtime.gateway_config import GatewayConfig
 from paceline_gateway.http.answers import LongLists, answer_json
 from paceline_gateway.http.errors import HttpError
 from paceline_gateway.openai.chunks import LOGPROB_BYTES, check_answer
-from paceline_gateway.openai.folding import FoldedChat, FoldedCompletion, whole
+from paceline_gateway.openai.folding import FoldedChat, FoldedCompletion, fold
 from paceline_gateway.openai.types import CompletionRequest
 from tests.gateway.gateways import GatewayCluster
 
@@ -70,7 +70,7 @@ async def test_an_answer_that_grows_too_long_ends(kind: Any, part: dict[str, Any
 
     most = 20 * size
     with pytest.raises(HttpError, match=f"max_answer_bytes = {most}") as caught:
-        await whole(chunks(), kind, "kind", most)
+        await fold(chunks(), kind, "kind", most)
     assert made == 21
     assert (caught.value.status, caught.value.code) == (400, "answer_too_large")
 

@@ -39,10 +39,10 @@ from paceline.v1 import generation_service_pb2_grpc as pb_grpc
 from paceline_gateway.http.answers import EventStream
 from paceline_gateway.http.errors import http_error, invalid_body
 from paceline_gateway.openai.choices import READ_AHEAD, run_choices
-from paceline_gateway.openai.folding import FoldedChat, whole
+from paceline_gateway.openai.folding import FoldedChat, fold
 from paceline_gateway.openai.params import bad_word_ids, sampling_params
 from paceline_gateway.openai.types import CompletionRequest
-from paceline_gateway.openai.usage import observed
+from paceline_gateway.openai.usage import observe_reply
 from paceline_gateway.upstream.caller import caller_of
 from paceline_gateway.upstream.coordinators import Coordinator, Upstream
 
@@ -106,7 +106,7 @@ def test_keys_of_headers(headers: dict[str, str], key: str | None, sendable: boo
     ids=["both", "no traceparent", "none"],
 )
 def test_a_trace_is_passed_on_if_it_is_one(headers: dict[str, str], sent: tuple[tuple[str, str], ...]) -> None:
-    with observed(caller_of(headers), [GenerateRequest(token_ids=(1,))], "chat", 1):
+    with observe_reply(caller_of(headers), [GenerateRequest(token_ids=(1,))], "chat", 1):
         assert telemetry.outgoing() == sent
     assert telemetry.outgoing() == ()
 
@@ -344,7 +344,7 @@ async def test_calls_of_tools_and_reasoning_are_put_together() -> None:
             yield {"choices": [{"index": 0, "delta": delta, "finish_reason": None}]}
         yield {"choices": [{"index": 0, "delta": {}, "finish_reason": "tool_calls"}]}
 
-    (choice,) = (await whole(chunks(), FoldedChat, "chat.completion", 1 << 20))["choices"]
+    (choice,) = (await fold(chunks(), FoldedChat, "chat.completion", 1 << 20))["choices"]
     call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a":1}'}}
     assert choice["message"]["tool_calls"] == [call]
     assert (choice["message"]["reasoning_content"], choice["message"]["content"]) == ("hm", None)

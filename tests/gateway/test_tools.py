@@ -75,15 +75,15 @@ def test_a_template_without_tools_refuses_them(template: str) -> None:
     form = read_reply_format(templated(template))
     with pytest.raises(Unsupported, match="tools: the model's chat template"):
         plan_tools(form, [ADD])
-    assert plan_tools(form, [ADD], "none").rendered == ()
+    assert plan_tools(form, [ADD], "none").listing == ()
 
 
 def test_what_each_choice_means() -> None:
     free = plan_tools(HERMES_FORMAT, [ADD])
-    assert (set(free.callable), free.rules) == ({"add"}, None)
-    assert free.rendered == (ADD,)
+    assert (set(free.functions), free.rules) == ({"add"}, None)
+    assert free.listing == (ADD,)
     none = plan_tools(HERMES_FORMAT, [ADD], "none")
-    assert (none.rendered, none.callable, none.rules) == ((), {}, None)
+    assert (none.listing, none.functions, none.rules) == ((), {}, None)
     both = [ADD, function("sub")]
     required = plan_tools(HERMES_FORMAT, both, "required").rules
     assert (
@@ -91,7 +91,7 @@ def test_what_each_choice_means() -> None:
     )
     named = plan_tools(HERMES_FORMAT, both, {"type": "function", "function": {"name": "sub"}})
     assert named.rules is not None and set(named.rules.functions) == {"sub"} and not named.rules.parallel
-    assert len(named.rendered) == 2
+    assert len(named.listing) == 2
 
 
 @pytest.mark.parametrize(
