@@ -43,8 +43,9 @@ class PrefetchedProposals:
         own_proposal = self._proposals.get(outcome)
         subject = f"session {round_.session_id}: the target started round {self_started.base_length} by itself"
         if own_proposal is None or self_started.nodes > len(own_proposal):
+            nodes = len(own_proposal or ())
             raise ProtocolMismatch(
-                f"{subject} with {self_started.nodes} nodes for {outcome}, {len(own_proposal or ())} were sent for it"
+                f"{subject} with {self_started.nodes} nodes for {outcome}, {nodes} were prefetched for it"
             )
         next_round = round_.behind(outcome, own_proposal.first(self_started.nodes))
         if next_round.base_length != self_started.base_length:

@@ -58,7 +58,7 @@ class Prepared:
     def verdict_due_ms(self, round_: Round, since_verdict_ms: float) -> float:
         return self.due_ms - (since_verdict_ms if self.self_started else 0.0)
 
-    def prefetched(self, round_: Round) -> list[PrefetchCandidate]:
+    def prefetch_candidates(self, round_: Round) -> list[PrefetchCandidate]:
         return [*self.there.values()]
 
     def has(self, token: int, *tokens: int, grows: bool = False) -> None:
