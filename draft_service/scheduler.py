@@ -253,7 +253,7 @@ class DraftScheduler(SessionScheduler[DraftingSession]):
         for session, run in results.shadows:
             self._send_shadow(session, run)
         for took in results.step_times:
-            metrics.stepped(*took)
+            metrics.step_done(*took)
 
     def _send_opened(self, session: DraftingSession, reused_tokens: int) -> None:
         if not session.closed:
@@ -269,7 +269,7 @@ class DraftScheduler(SessionScheduler[DraftingSession]):
         session.note_proposal(task.outcome, proposal)
         session.owner.send(DraftedProposal(session.id, task.outcome, proposal, timings), urgent=True)
         telemetry.record_step(task.traceparent, "draft", timings)
-        metrics.proposal_sent(len(proposal), asked=True)
+        metrics.proposal_sent(len(proposal), on_request=True)
 
     def _send_prepared(self, growth: SpeculationGrowth) -> None:
         """Send a step's proposals. All are queued before the writer runs, so they travel in one frame."""
@@ -280,7 +280,7 @@ class DraftScheduler(SessionScheduler[DraftingSession]):
             outcome = Outcome(task.verifying.base_length, each.node, each.next_token)
             session.note_proposal(outcome, each.proposal)
             session.owner.send(DraftedProposal(session.id, outcome, each.proposal, growth.timings), urgent=True)
-            metrics.proposal_sent(len(each.proposal), asked=False)
+            metrics.proposal_sent(len(each.proposal), on_request=False)
 
     def _send_shadow(self, session: DraftingSession, run: ShadowRun) -> None:
         """Send a shadow, which is useful whatever has come since. Urgent, as later proposals would wait for it."""

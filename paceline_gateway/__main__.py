@@ -24,7 +24,9 @@ async def serve(config: GatewayConfig) -> None:
     """
     logs.use_format(config.server.log_format)
     telemetry.configure("paceline-gateway", config.traces)
-    metrics.configure("paceline-gateway", config.server, model=config.served_model_name or config.model, exposed=True)
+    metrics.configure(
+        "paceline-gateway", config.server, model=config.served_model_name or config.model, prometheus=True
+    )
     try:
         listener = open_socket(config.server, config.reader_timeout_s)
         tokenizer = await asyncio.to_thread(load_tokenizer, config.model)

@@ -14,7 +14,7 @@ from typing import Any
 import uvloop
 
 from paceline.protocol.errors import PacelineError
-from paceline.runtime.process import FAILED, REFUSALS
+from paceline.runtime.process import FAILURE, REFUSALS
 from paceline_ray.records import ActorState
 
 logger = logging.getLogger(__name__)
@@ -75,4 +75,4 @@ class ServiceThread:
     def _end_process(self, error: BaseException) -> None:
         logger.critical("%s failed, its process ends: error=%r", self._name, error, exc_info=error)
         logging.shutdown()
-        os._exit(FAILED)
+        os._exit(FAILURE)

@@ -48,7 +48,7 @@ class TargetMeter:
 
 def count_step(step: Step, result: StepResult) -> None:
     """Count a step whose results have left."""
-    metrics.stepped(result.seconds, step.plan.rows, len(step.sessions))
+    metrics.step_done(result.seconds, step.plan.rows, len(step.sessions))
 
 
 class _Nobody:

@@ -15,7 +15,7 @@ from paceline.engine.parallel.launch import RankProcesses
 from paceline.engine.parallel.place import Place
 from paceline.protocol.errors import PeerUnavailable
 from paceline.runtime.config import TargetConfig
-from paceline.runtime.process import FAILED
+from paceline.runtime.process import FAILURE
 from paceline.sampling import racing
 
 if TYPE_CHECKING:
@@ -48,13 +48,13 @@ class LossWatch:
         self.reason = reason
         self.loss.set()
         self.stop.set()
-        last_resort = threading.Timer(EXIT_SECONDS, os._exit, (FAILED,))
+        last_resort = threading.Timer(EXIT_SECONDS, os._exit, (FAILURE,))
         last_resort.daemon = True
         try:
             last_resort.start()
         except RuntimeError:
             # Without a thread to wait on, nothing would end a process that still waits for a broken collective.
-            os._exit(FAILED)
+            os._exit(FAILURE)
 
     def check(self) -> None:
         """Raise `PeerUnavailable` if the engine was lost."""

@@ -64,26 +64,26 @@ def _row(spec: MetricSpec) -> str:
     labels = "; ".join(map(_label, spec.labels)) or "–"
     unit = "s" if spec.unit == "s" else "–"
     kind = str(spec.kind)
-    return f"| `{spec.exposed}` | {kind} | {unit} | {', '.join(spec.services)} | {labels} | {spec.meaning} |"
+    return f"| `{spec.exposed_name}` | {kind} | {unit} | {', '.join(spec.services)} | {labels} | {spec.meaning} |"
 
 
 def _label(label: MetricLabel) -> str:
     values = [value for value in label.values if value]
     if not values:
-        return f"`{label.exposed}`"
+        return f"`{label.exposed_name}`"
     if len(values) > MOST_SHOWN:
         values = [*values[: MOST_SHOWN - 2], "…", values[-1]]
-    return f"`{label.exposed}`: {', '.join(values)}"
+    return f"`{label.exposed_name}`: {', '.join(values)}"
 
 
 def _alias_row(alias: VllmName) -> str:
-    return f"| `{alias.exposed}` | {alias.kind} | {' or '.join(_sources(alias))} |"
+    return f"| `{alias.exposed_name}` | {alias.kind} | {' or '.join(_sources(alias))} |"
 
 
 def _sources(alias: VllmName) -> Iterator[str]:
     for source in alias.sources:
         selector = ", ".join(f'{label}="{value}"' for label, value in alias.only.items())
-        yield f"`{source.exposed}{{{selector}}}`" if selector else f"`{source.exposed}`"
+        yield f"`{source.exposed_name}{{{selector}}}`" if selector else f"`{source.exposed_name}`"
 
 
 if __name__ == "__main__":

@@ -16,8 +16,8 @@ from paceline.runtime.config import CoordinatorConfig, DraftConfig, TargetConfig
 from paceline.runtime.fields import every_setting
 from paceline.runtime.gateway_config import GatewayConfig
 from paceline.runtime.options import parse
-from paceline.runtime.sources import Loaded
-from paceline.runtime.toml_text import annotated
+from paceline.runtime.sources import SourcedConfig
+from paceline.runtime.toml_text import config_text
 
 config = typer.Typer(help="The services' settings: shown, checked, described.", no_args_is_help=True)
 
@@ -44,7 +44,7 @@ SCHEMA = "https://json-schema.org/draft/2020-12/schema"
 )
 def show(context: typer.Context, service: Program) -> None:
     """Print the settings in force as TOML, each with its source; takes the service's own flags."""
-    typer.echo(annotated(_load(context, service), every_setting(PROGRAMS[service])), nl=False)
+    typer.echo(config_text(_load(context, service), every_setting(PROGRAMS[service])), nl=False)
 
 
 @config.command(
@@ -63,7 +63,7 @@ def schema(service: Program) -> None:
     typer.echo(json.dumps({"$schema": SCHEMA} | PROGRAMS[service].model_json_schema(), indent=2))
 
 
-def _load(context: typer.Context, service: ProgramName) -> Loaded[Any]:
+def _load(context: typer.Context, service: ProgramName) -> SourcedConfig[Any]:
     """The settings that the service would run with, from the same flags, variables and file.
 
     Raises:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from paceline.protocol.generation import Finished, GenerateEvent, GenerateRequest, Started, Tokens
 from paceline.runtime import genai
-from paceline.runtime.telemetry import Headers, outgoing, said_of
+from paceline.runtime.telemetry import Headers, error_text, outgoing
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
@@ -89,5 +89,5 @@ class _SpannedCall(CallTrace):
             from opentelemetry.trace import Status, StatusCode
 
             self._span.set_attribute("error.type", type(error).__name__)
-            self._span.set_status(Status(StatusCode.ERROR, said_of(error)))
+            self._span.set_status(Status(StatusCode.ERROR, error_text(error)))
         self._span.end()

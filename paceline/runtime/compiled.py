@@ -18,23 +18,23 @@ _config: Any = numba.config
 _PACKAGE = Path(__file__).parents[1]
 
 
-def compiled(function: _Function, fastmath: Any = False, *, inlined: bool = False) -> _Function:
+def compiled(function: _Function, fastmath: Any = False, *, inline: bool = False) -> _Function:
     """Compile, with the machine code kept on disk where a folder for it is writable.
 
     Args:
         fastmath: what the compiler may assume or reorder, as numba's option of that name.
-        inlined: into every caller, so that what is constant there is constant here.
+        inline: whether every caller has it inlined, so that what is constant there is constant here.
     """
     options: dict[str, Any] = {
         "nogil": True,
         "fastmath": fastmath,
-        "forceinline": inlined,
+        "forceinline": inline,
         # Division by zero gives infinity; a check for it would keep loops from becoming vector instructions.
         "error_model": "numpy",
     }
     with _machine_code() as is_kept:
-        made: _Function = numba.njit(function, cache=is_kept, **options)
-    return made
+        dispatcher: _Function = numba.njit(function, cache=is_kept, **options)
+    return dispatcher
 
 
 def compiled_pointer(function: Callable[..., None], words: int) -> int:
@@ -45,8 +45,8 @@ def compiled_pointer(function: Callable[..., None], words: int) -> int:
     options: dict[str, Any] = {"nopython": True, "error_model": "numpy"}
     signature = types.void(*[types.int64] * words)
     with _machine_code() as is_kept:
-        made: Any = numba.cfunc(signature, cache=is_kept, **options)(function)
-    return int(made.address)
+        callback: Any = numba.cfunc(signature, cache=is_kept, **options)(function)
+    return int(callback.address)
 
 
 @cache
@@ -56,9 +56,9 @@ def _folder() -> str | None:
     Numba looks only at the file of a function for changes, and a function here holds constants and code of
     other files: what was compiled against an older one would write where it must not.
     """
-    named: str = _config.CACHE_DIR
+    numba_folder: str = _config.CACHE_DIR
     beside = _PACKAGE if os.access(_PACKAGE, os.W_OK) else Path("~/.cache/paceline").expanduser()
-    folder = Path(named or beside / "__pycache__") / f"compiled-{_digest()}"
+    folder = Path(numba_folder or beside / "__pycache__") / f"compiled-{_digest()}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError:

@@ -21,7 +21,7 @@ from paceline.protocol.target import LIFE_SIGN_MS
 from paceline.runtime.logs import LogFormat
 from paceline.runtime.roles import PeerRole, RolePolicy
 from paceline.runtime.settings import NO_FLAG, SECTION_FLAG, Flag, Settings
-from paceline.runtime.sources import Given, load
+from paceline.runtime.sources import SourcedValue, load
 
 DEFAULT_MODEL = "smollm2-135m"
 FAST_DTYPE: Literal["fast"] = "fast"
@@ -195,7 +195,7 @@ class TargetConfig(RankSettings):
     """The target service."""
 
     variables: ClassVar[str] = "PACELINE_TARGET_"
-    unused: ClassVar[tuple[str, ...]] = ("traces.slow_request_ms",)
+    unused_keys: ClassVar[tuple[str, ...]] = ("traces.slow_request_ms",)
 
     model: str = Field(DEFAULT_MODEL, description="Pulled model, hub id, folder, .gguf file or table:… name.")
     server: ServerSettings = ServerSettings(port=TARGET_PORT)
@@ -220,7 +220,7 @@ class DraftConfig(Settings):
     """The draft service."""
 
     variables: ClassVar[str] = "PACELINE_DRAFT_"
-    unused: ClassVar[tuple[str, ...]] = (
+    unused_keys: ClassVar[tuple[str, ...]] = (
         "engine.reproducible",
         "engine.reproducible_rows",
         "engine.quantization",
@@ -375,4 +375,4 @@ def load_config(kind: type[Config], file: Path | None, flags: Mapping[str, objec
     Raises:
         InvalidInput: naming the key, its value and the limit.
     """
-    return load(kind, file, {key: Given(value) for key, value in flags.items() if value is not None}).config
+    return load(kind, file, {key: SourcedValue(value) for key, value in flags.items() if value is not None}).config

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 from paceline.protocol.errors import InvalidInput
 from paceline.runtime.fields import Setting, variable_of
-from paceline.runtime.sources import Given
+from paceline.runtime.sources import SourcedValue
 
 FILE = "config"
 """`<PREFIX>CONFIG` names the file, as `--config` does."""
@@ -21,8 +21,8 @@ _LINK = re.compile(r"(tcp|udp|sctp)://")
 
 
 def settings_from(
-    environment: Mapping[str, str], settings: Iterable[Setting], prefix: str, known: Collection[str] = ()
-) -> dict[str, Given]:
+    environment: Mapping[str, str], settings: Iterable[Setting], prefix: str, other_variables: Collection[str] = ()
+) -> dict[str, SourcedValue]:
     """What variables give, by dotted key; an empty variable gives nothing.
 
     A list is what stands between blanks. Other values are text, which the setting's type parses.
@@ -31,21 +31,21 @@ def settings_from(
         environment: the process's.
         settings: of the program.
         prefix: of its variables.
-        known: further variables that mean something.
+        other_variables: further ones that mean something.
 
     Raises:
         InvalidInput: a variable that begins with the prefix and names no setting.
     """
     by_name = {setting.variable: setting for setting in settings}
-    found: dict[str, Given] = {}
+    values: dict[str, SourcedValue] = {}
     for name in of_program(environment, prefix):
         setting, text = by_name.get(name), environment[name]
         if setting is not None:
             if text:
-                found[setting.key] = Given(text.split() if setting.is_list else text, name)
-        elif name not in known and name != variable_of(prefix, FILE):
+                values[setting.key] = SourcedValue(text.split() if setting.is_list else text, name)
+        elif name not in other_variables and name != variable_of(prefix, FILE):
             raise InvalidInput.of("variable", name, _nearest(name, by_name))
-    return found
+    return values
 
 
 def of_program(environment: Mapping[str, str], prefix: str) -> list[str]:
@@ -59,6 +59,6 @@ def of_program(environment: Mapping[str, str], prefix: str) -> list[str]:
     return sorted(name for name in environment if name.startswith(prefix) and not name.startswith(links))
 
 
-def _nearest(name: str, known: Collection[str]) -> str:
-    near = difflib.get_close_matches(name, known, 1, cutoff=0.0)
+def _nearest(name: str, names: Collection[str]) -> str:
+    near = difflib.get_close_matches(name, names, 1, cutoff=0.0)
     return f"the name of a setting, such as {near[0]}" if near else "left out: there is no such setting"

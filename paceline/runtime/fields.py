@@ -12,7 +12,7 @@ from pydantic.fields import FieldInfo
 
 from paceline.runtime.settings import NO_FLAG, SECTION_FLAG, Flag
 
-NESTED = "__"
+KEY_SEPARATOR = "__"
 """What stands in a variable's name where a key has a dot. Names that an orchestrator makes of services lack it."""
 LARGE_BITS = 20
 """Bounds above it are shown as powers of two."""
@@ -52,8 +52,8 @@ class Setting:
 
 def every_setting(kind: type[BaseModel]) -> tuple[Setting, ...]:
     """All settings of a type, but those that its program has no use for."""
-    prefix, unused = getattr(kind, "variables", ""), getattr(kind, "unused", ())
-    return tuple(each for each in _walk(kind, "", None, _Section(), prefix) if each.key not in unused)
+    prefix, unused_keys = getattr(kind, "variables", ""), getattr(kind, "unused_keys", ())
+    return tuple(each for each in _walk(kind, "", None, _Section(), prefix) if each.key not in unused_keys)
 
 
 class _Section(NamedTuple):
@@ -87,7 +87,7 @@ def _walk(kind: type[BaseModel], path: str, defaults: object, section: _Section,
 
 def variable_of(prefix: str, key: str) -> str:
     """The variable that gives the setting with a dotted key."""
-    return prefix + key.upper().replace(".", NESTED)
+    return prefix + key.upper().replace(".", KEY_SEPARATOR)
 
 
 def _without_none(annotation: Any) -> Any:

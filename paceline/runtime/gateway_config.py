@@ -25,7 +25,7 @@ class GatewayConfig(Settings):
     """The HTTP gateway, in front of one coordinator or of several that serve one model."""
 
     variables: ClassVar[str] = "PACELINE_GATEWAY_"
-    unused: ClassVar[tuple[str, ...]] = ("server.health_port", "server.tls_roles", "traces.slow_round_ms")
+    unused_keys: ClassVar[tuple[str, ...]] = ("server.health_port", "server.tls_roles", "traces.slow_round_ms")
 
     model: str = Field(DEFAULT_MODEL, description="Names tokenizer and chat template; must be the target's.")
     served_model_name: str | None = Field(None, description="Name that requests use; unset: the coordinator's.")

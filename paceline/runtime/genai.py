@@ -30,7 +30,7 @@ def request_attributes(request: GenerateRequest, model: str, operation: str = ""
     Every stream of tokens is a streaming request.
     """
     sampling = request.sampling
-    found: dict[str, AttributeValue | None] = {
+    attributes: dict[str, AttributeValue | None] = {
         "gen_ai.operation.name": operation or operation_of(request),
         "gen_ai.provider.name": PROVIDER,
         "gen_ai.request.model": model or None,
@@ -44,15 +44,15 @@ def request_attributes(request: GenerateRequest, model: str, operation: str = ""
         "gen_ai.request.frequency_penalty": float(sampling.frequency_penalty) or None,
         "paceline.acceptance_rule": request.acceptance.value,
     }
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: value for name, value in attributes.items() if value is not None}
 
 
-def response_attributes(finished: Finished, model: str, prompt_tokens: int) -> Attributes:
+def response_attributes(event: Finished, model: str, prompt_tokens: int) -> Attributes:
     """Of a request's span, as it ends."""
-    stats = finished.stats
+    stats = event.stats
     return {
         "gen_ai.response.model": model,
-        "gen_ai.response.finish_reasons": (finished.reason.value,),
+        "gen_ai.response.finish_reasons": (event.reason.value,),
         TIME_TO_FIRST_CHUNK: stats.time_to_first_token_ms / 1e3,
         INPUT_TOKENS: prompt_tokens,
         "gen_ai.usage.output_tokens": stats.committed,

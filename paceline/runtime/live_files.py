@@ -30,8 +30,8 @@ def read_live(field: str, file: Path, kind: str, most_bytes: int = MAX_LIVE_BYTE
         InvalidInput: it is missing, unreadable, too large or no regular file.
     """
     try:
-        with open(file, "rb", opener=_open) as opened:
-            content = opened.read(most_bytes + 1)
+        with open(file, "rb", opener=_open) as stream:
+            content = stream.read(most_bytes + 1)
     except _Irregular as error:
         raise InvalidInput.of(field, str(file), f"a readable {kind} file (it is {error})") from error
     except OSError as error:

@@ -37,9 +37,9 @@ def one_line(text: str, limit: int = MAX_LINE_CHARACTERS) -> str:
 
     What is longer than `limit` is cut, and ends with how much was left out.
     """
-    left_out = len(text) - limit
-    shown = "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text[:limit])
-    return f"{shown}… ({left_out} more characters)" if left_out > 0 else shown
+    excess = len(text) - limit
+    line = "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text[:limit])
+    return f"{line}… ({excess} more characters)" if excess > 0 else line
 
 
 @contextmanager

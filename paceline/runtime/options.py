@@ -22,7 +22,7 @@ from paceline.protocol.errors import InvalidInput
 from paceline.runtime.config import Config
 from paceline.runtime.environment import FILE, settings_from
 from paceline.runtime.fields import Setting, every_setting, variable_of
-from paceline.runtime.sources import Given, Loaded, load
+from paceline.runtime.sources import SourcedConfig, SourcedValue, load
 
 Callback = Callable[..., Any]
 ConfigFile = Annotated[
@@ -44,22 +44,22 @@ def takes_settings(
     """
 
     def decorate(command: Callback) -> Callback:
-        flagged = [setting for setting in every_setting(kind) if setting.flag and setting.key not in without]
-        settings = [setting for setting in flagged if only is None or setting.key in only]
+        candidates = [setting for setting in every_setting(kind) if setting.flag and setting.key not in without]
+        settings = [setting for setting in candidates if only is None or setting.key in only]
         signature = inspect.signature(command, eval_str=True)
         own = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
         own = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own]
 
         @functools.wraps(command)
-        def called(**given: object) -> Any:
+        def call(**arguments: object) -> Any:
             keys = {setting.flag: setting.key for setting in settings}
-            flags = {key: given.pop(flag) for flag, key in keys.items()}
-            return command(**given, **{key: value for key, value in flags.items() if value not in (None, [])})
+            flags = {key: arguments.pop(flag) for flag, key in keys.items()}
+            return command(**arguments, **{key: value for key, value in flags.items() if value not in (None, [])})
 
         parameters = [*own, *(_parameter(setting) for setting in settings)]
-        called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # read by inspect
-        called.__annotations__ = {}
-        return called
+        call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # read by inspect
+        call.__annotations__ = {}
+        return call
 
     return decorate
 
@@ -69,8 +69,8 @@ def gather(
     file: Path | None,
     flags: Mapping[str, object],
     environment: Mapping[str, str],
-    known: Collection[str] = (),
-) -> Loaded[Config]:
+    other_variables: Collection[str] = (),
+) -> SourcedConfig[Config]:
     """A program's settings: flags, which override variables, which override the file.
 
     Args:
@@ -78,17 +78,17 @@ def gather(
         file: None: the environment may name one.
         flags: by dotted key; None was not given.
         environment: the process's.
-        known: variables with the program's prefix that are no settings.
+        other_variables: those with the program's prefix that are no settings.
 
     Raises:
         InvalidInput: naming the key or variable, its value, the limit and what gave it.
     """
     settings = every_setting(kind)
-    given = settings_from(environment, settings, kind.variables, known)
+    overrides = settings_from(environment, settings, kind.variables, other_variables)
     names = {setting.key: setting.flag_name for setting in settings}
-    given |= {key: Given(value, names.get(key, key)) for key, value in flags.items() if value is not None}
+    overrides |= {key: SourcedValue(value, names.get(key, key)) for key, value in flags.items() if value is not None}
     name = environment.get(variable_of(kind.variables, FILE))
-    return load(kind, file or (Path(name) if name else None), given)
+    return load(kind, file or (Path(name) if name else None), overrides)
 
 
 def parse_config(kind: type[Config], doc: str) -> Config:
@@ -104,22 +104,22 @@ def parse_config(kind: type[Config], doc: str) -> Config:
     return parse(kind, doc, sys.argv[1:], os.environ).config
 
 
-def parse(kind: type[Config], doc: str, args: Sequence[str], environment: Mapping[str, str]) -> Loaded[Config]:
+def parse(kind: type[Config], doc: str, args: Sequence[str], environment: Mapping[str, str]) -> SourcedConfig[Config]:
     """As `parse_config`, of any command line and environment."""
 
     @takes_settings(kind)
-    def from_flags(config: ConfigFile = None, **flags: object) -> Loaded[Config]:
+    def from_flags(config: ConfigFile = None, **flags: object) -> SourcedConfig[Config]:
         return gather(kind, config, flags, environment)
 
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     app.command(help=doc)(from_flags)
     try:
-        loaded = app(list(args), standalone_mode=False)
+        outcome = app(list(args), standalone_mode=False)
     except typer.TyperException as error:
         raise InvalidInput(usage_error(error, args)) from None
-    if not isinstance(loaded, Loaded):
-        sys.exit(loaded)
-    return loaded
+    if not isinstance(outcome, SourcedConfig):
+        sys.exit(outcome)
+    return outcome
 
 
 def usage_error(error: typer.TyperException, args: Sequence[str]) -> str:
@@ -141,7 +141,7 @@ def _parameter(setting: Setting) -> inspect.Parameter:
     option = typer.Option(
         *names,
         help=f"{setting.help} Variable {setting.variable}." if setting.variable else setting.help,
-        show_default=_shown(setting.default),
+        show_default=_default_text(setting.default),
         allow_from_autoenv=not setting.variable,
     )
     annotation = list[str] if setting.is_list else setting.annotation
@@ -150,7 +150,7 @@ def _parameter(setting: Setting) -> inspect.Parameter:
     )
 
 
-def _shown(default: object) -> str | bool:
+def _default_text(default: object) -> str | bool:
     """How help shows a default; False: not at all, since unset is what its description explains."""
     if default is None or default == "":
         return False

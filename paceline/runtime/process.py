@@ -21,7 +21,7 @@ from paceline.runtime.logs import log_to_stderr, message_of
 logger = logging.getLogger(__name__)
 
 BAD_CONFIGURATION = 2
-FAILED = 1
+FAILURE = 1
 REFUSALS = (InvalidInput, Unsupported, VocabularyMismatch)
 _REFUSAL = re.compile(rf" ERROR {re.escape(__name__)} ([\w ]+ refused: .*)")
 
@@ -44,13 +44,13 @@ def run_service(name: str, start: Callable[[], Coroutine[Any, Any, None]]) -> No
                 logger.info("%s", line)
         outcome = "refused" if isinstance(error, REFUSALS) else "failed"
         logger.error("%s %s: %s", name, outcome, " ".join(error.message.splitlines()))
-        sys.exit(BAD_CONFIGURATION if isinstance(error, InvalidInput) else FAILED)
+        sys.exit(BAD_CONFIGURATION if isinstance(error, InvalidInput) else FAILURE)
 
 
 def find_refusal(log: Iterable[str]) -> str | None:
     """What a service refused and why, as `run_service` logged it; None: it refused nothing."""
-    found = (_REFUSAL.search(message_of(line)) for line in log)
-    return next((match[1] for match in found if match), None)
+    matches = (_REFUSAL.search(message_of(line)) for line in log)
+    return next((match[1] for match in matches if match), None)
 
 
 def keep_loaded() -> None:

@@ -38,5 +38,5 @@ class PeerRole(StrEnum):
 
 def role_in(uris: Iterable[str]) -> PeerRole | None:
     """The role that a certificate's URIs name; None: none, several, or one that there is not."""
-    named = [match["role"] for uri in uris if (match := _ROLE_URI.fullmatch(uri))]
-    return PeerRole(named[0]) if len(named) == 1 else None
+    roles = [match["role"] for uri in uris if (match := _ROLE_URI.fullmatch(uri))]
+    return PeerRole(roles[0]) if len(roles) == 1 else None

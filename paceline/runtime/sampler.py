@@ -43,8 +43,8 @@ def sampler_from(environment: Mapping[str, str]) -> Sampler:
     name = environment.get("OTEL_TRACES_SAMPLER") or f"{_OF_PARENT}always_on"
     kind = name.removeprefix(_OF_PARENT)
     if kind not in _RATIOS:
-        known = [f"{before}{each}" for before in ("", _OF_PARENT) for each in _RATIOS]
-        raise InvalidInput.of("OTEL_TRACES_SAMPLER", name, f"one of {', '.join(known)}")
+        samplers = [f"{before}{each}" for before in ("", _OF_PARENT) for each in _RATIOS]
+        raise InvalidInput.of("OTEL_TRACES_SAMPLER", name, f"one of {', '.join(samplers)}")
     ratio = _RATIOS[kind]
     if ratio is None:
         ratio = _ratio(environment.get("OTEL_TRACES_SAMPLER_ARG") or "1")

@@ -27,23 +27,25 @@ SECTION_FLAG = Flag("the section's own")
 
 
 class Settings(BaseModel):
-    """A group of settings; what is given of a section leaves the rest of it as it is."""
+    """A group of settings. Whoever states a part of a section leaves the rest of it as it is."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
     variables: ClassVar[str] = ""
     """What the names of a program's environment variables begin with; empty: the type is a part of others."""
-    unused: ClassVar[tuple[str, ...]] = ()
+    unused_keys: ClassVar[tuple[str, ...]] = ()
     """Settings of shared parts that a program has no use for: they have no flag and no variable."""
 
     @model_validator(mode="before")
     @classmethod
     def _within_sections(cls, values: object) -> object:
-        """What is given of a section leaves the rest of it to the section's default, not to its type's."""
+        """Settings of a section that are left out take the values of the section's default, not those of its type."""
         if not isinstance(values, dict):
             return values
         defaults = {
             name: field.default for name, field in cls.model_fields.items() if isinstance(field.default, Settings)
         }
-        given = {name: values[name] for name in defaults if isinstance(values.get(name), dict)}
-        return values | {name: defaults[name].model_dump(exclude_unset=True) | value for name, value in given.items()}
+        sections = {name: values[name] for name in defaults if isinstance(values.get(name), dict)}
+        return values | {
+            name: defaults[name].model_dump(exclude_unset=True) | value for name, value in sections.items()
+        }

@@ -14,43 +14,45 @@ from paceline.protocol.errors import InvalidInput
 from paceline.protocol.given_files import read_text
 from paceline.protocol.proposal import NONE
 
-Checked = TypeVar("Checked", bound=BaseModel)
+ConfigType = TypeVar("ConfigType", bound=BaseModel)
 DEFAULT = "default"
 
 
 @dataclass(frozen=True)
-class Given:
-    """A value for one setting, and what gave it: a flag, a variable or a file, by name; empty: a program."""
+class SourcedValue:
+    """A value for one setting, and its source: the name of a flag, a variable or a file; empty: a program."""
 
     value: object
     source: str = ""
 
 
 @dataclass(frozen=True)
-class Loaded(Generic[Checked]):
-    """A configuration, and by dotted key what gave those settings that are not left to their defaults."""
+class SourcedConfig(Generic[ConfigType]):
+    """A configuration, and the sources of those settings that are not left to their defaults, by dotted key."""
 
-    config: Checked
+    config: ConfigType
     sources: Mapping[str, str]
 
     def source_of(self, key: str) -> str:
-        """What gave a setting, or the section that it is in."""
+        """The source of a setting, or of the section that it is in."""
         return next((self.sources[each] for each in _upwards(key) if each in self.sources), DEFAULT)
 
 
-def load(kind: type[Checked], file: Path | None, given: Mapping[str, Given]) -> Loaded[Checked]:
+def load(
+    kind: type[ConfigType], file: Path | None, overrides: Mapping[str, SourcedValue]
+) -> SourcedConfig[ConfigType]:
     """Merge a TOML file and what overrides it, by dotted key, into one configuration.
 
     Raises:
         InvalidInput: naming the key, its value, the limit, and what gave it.
     """
     values = {} if file is None else _read_toml(file)
-    sources = {key: str(file) for key in _dotted(values)}
+    sources = {key: str(file) for key in _dotted_keys(values)}
     try:
-        for key, each in given.items():
+        for key, each in overrides.items():
             _set_dotted(values, key.split("."), each.value)
             sources[key] = each.source
-        return Loaded(kind.model_validate(values), sources)
+        return SourcedConfig(kind.model_validate(values), sources)
     except ValidationError as error:
         raise _with_source(refusal(error), sources) from error
     except InvalidInput as error:
@@ -87,10 +89,10 @@ def _read_toml(file: Path) -> dict[str, object]:
         raise InvalidInput.of("config", str(file), f"a readable TOML file ({error})") from error
 
 
-def _dotted(values: Mapping[str, object], path: str = "") -> Iterator[str]:
+def _dotted_keys(values: Mapping[str, object], path: str = "") -> Iterator[str]:
     for name, value in values.items():
         if isinstance(value, dict):
-            yield from _dotted(value, f"{path}{name}.")
+            yield from _dotted_keys(value, f"{path}{name}.")
         else:
             yield path + name
 

@@ -51,18 +51,18 @@ class SpanQueue:
         self._resource = _key_values(resource_of(service_name, environment).attributes)
         self._exporter = _EncodedExporter()
         self._waiting: deque[ToExport] = deque()
-        self._dropped = 0
+        self._drop_count = 0
         self._wake = threading.Event()
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="span-export", daemon=True)
         self._thread.start()
 
-    def put(self, finished: ToExport) -> None:
+    def put(self, entry: ToExport) -> None:
         """Have it exported; never waits."""
         if len(self._waiting) >= self._most:
-            self._dropped += 1
+            self._drop_count += 1
             return
-        self._waiting.append(finished)
+        self._waiting.append(entry)
         if len(self._waiting) == self._batch:
             self._wake.set()
 
@@ -83,19 +83,19 @@ class SpanQueue:
 
     def _drain(self) -> None:
         while self._waiting:
-            self._exporter.send(self._encoded())
-        if self._dropped:
-            logger.warning("spans dropped: rounds and steps=%d, the receiver is too slow", self._dropped)
-            self._dropped = 0
+            self._exporter.send(self._next_request())
+        if self._drop_count:
+            logger.warning("spans dropped: rounds and steps=%d, the receiver is too slow", self._drop_count)
+            self._drop_count = 0
 
-    def _encoded(self) -> ExportTraceServiceRequest:
+    def _next_request(self) -> ExportTraceServiceRequest:
         of_process = ResourceSpans()
         of_process.resource.attributes.extend(self._resource)
         scope = of_process.scope_spans.add()
         scope.scope.name = INSTRUMENTATION
         for _ in range(0, self._batch, CHUNK):
-            for finished in self._take(CHUNK):
-                scope.spans.extend(_messages(finished))
+            for entry in self._take(CHUNK):
+                scope.spans.extend(_messages(entry))
             time.sleep(0)  # others may have the interpreter's lock
         return ExportTraceServiceRequest(resource_spans=[of_process])
 
@@ -119,12 +119,12 @@ class _EncodedExporter(OTLPSpanExporter):
         return sum(len(scope.spans) for each in data.resource_spans for scope in each.scope_spans)
 
 
-def _messages(finished: ToExport) -> list[Span]:
+def _messages(entry: ToExport) -> list[Span]:
     """None of what can't be encoded: the thread must go on with the others."""
     try:
-        return [encode(span) for span in finished.spans()]
+        return [encode(span) for span in entry.spans()]
     except Exception:
-        logger.exception("spans lost: what has finished can't be encoded: kind=%s", type(finished).__name__)
+        logger.exception("spans lost: what has finished can't be encoded: kind=%s", type(entry).__name__)
         return []
 
 
@@ -159,8 +159,8 @@ def _any_value(value: AttributeValue) -> AnyValue:
         return AnyValue(array_value=ArrayValue(values=[_any_value(each) for each in value]))
     if isinstance(value, int) and not -_INTS <= value < _INTS:
         return AnyValue(string_value=str(value))  # as OpenTelemetry's specification has it
-    found: dict[str, Any] = {_KIND_OF_VALUE[type(value)]: value}
-    return AnyValue(**found)
+    fields: dict[str, Any] = {_KIND_OF_VALUE[type(value)]: value}
+    return AnyValue(**fields)
 
 
 def _whole(environment: Mapping[str, str], name: str, default: int) -> int:

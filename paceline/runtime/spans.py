@@ -72,15 +72,15 @@ class RoundSpans:
         facts = {f"paceline.{name}": getattr(record, name) for name in ROUND_FACTS}
         yield FinishedSpan(self.context, self.parent_id, "round", start, end, attributes=facts)
         # The target's part of a self-started round began before the coordinator knew of it: it is cut at the start.
-        sent = min(start + in_ns(record.draft_wait_ms), end)
-        verified = max(sent, end - in_ns(record.accept_ms))
+        send_ns = min(start + in_ns(record.draft_wait_ms), end)
+        verdict_ns = max(send_ns, end - in_ns(record.accept_ms))
         target = _timings_of("target", record.target)
-        for name, begun, ended, attributes in (
-            ("draft", start, sent, _timings_of("draft", record.draft)),
-            ("verify", sent, verified, {"paceline.wire_ms": record.wire_ms} | target),
-            ("accept", verified, end, {}),
+        for name, part_start, part_end, attributes in (
+            ("draft", start, send_ns, _timings_of("draft", record.draft)),
+            ("verify", send_ns, verdict_ns, {"paceline.wire_ms": record.wire_ms} | target),
+            ("accept", verdict_ns, end, {}),
         ):
-            yield child_of(self.context, name, begun, ended, attributes)
+            yield child_of(self.context, name, part_start, part_end, attributes)
 
 
 @dataclass(frozen=True)

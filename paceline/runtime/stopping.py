@@ -38,7 +38,7 @@ def stop_signals() -> tuple[signal.Signals, ...]:
 def signals_stop(stop: asyncio.Event) -> Iterator[None]:
     """Within the block the first signal sets `stop`, where platform and thread allow; the second ends the process."""
     loop = asyncio.get_running_loop()
-    installed: list[signal.Signals] = []
+    numbers: list[signal.Signals] = []
     came: list[signal.Signals] = []
 
     def on_signal(number: signal.Signals) -> None:
@@ -51,11 +51,11 @@ def signals_stop(stop: asyncio.Event) -> Iterator[None]:
     for number in stop_signals():
         with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
             loop.add_signal_handler(number, on_signal, number)
-            installed.append(number)
+            numbers.append(number)
     try:
         yield
     finally:
-        for number in installed:
+        for number in numbers:
             loop.remove_signal_handler(number)
 
 

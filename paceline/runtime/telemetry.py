@@ -73,8 +73,8 @@ class RoundTrace:
         self.traceparent = traceparent
         """W3C trace context to send with the round and with the commit; empty: none."""
 
-    def finish(self, record: RoundRecord, decided: float) -> None:
-        """End the span with what the record says; the round ended at `decided` (`time.perf_counter`)."""
+    def finish(self, record: RoundRecord, end_s: float) -> None:
+        """End the span with what the record says; the round ended at `end_s` (`time.perf_counter`)."""
 
     def end(self, error: BaseException | None = None) -> None:
         """End the span of a round that has no record; does nothing if it has ended."""
@@ -158,9 +158,9 @@ def start_request(name: str, headers: Mapping[str, str], attributes: Attributes 
     if _tracing is None:
         return RequestTrace(cause)
     trace_id = cause.trace_id if cause else new_id(16)
-    sampled = _tracing.sampler.samples(trace_id, cause.is_sampled if cause else None)
-    context = TraceContext(trace_id, new_id(8), sampled, cause.state if cause else "")
-    if not (sampled or _tracing.settings.slow):
+    is_sampled = _tracing.sampler.samples(trace_id, cause.is_sampled if cause else None)
+    context = TraceContext(trace_id, new_id(8), is_sampled, cause.state if cause else "")
+    if not (is_sampled or _tracing.settings.slow):
         return RequestTrace(context)
     return _LiveRequest(_tracing, name, context, cause.span_id if cause else "", attributes or {})
 
@@ -188,12 +188,12 @@ def shutdown() -> None:
         tracing.queue.close()
 
 
-def said_of(error: BaseException | None) -> str:
+def error_text(error: BaseException | None) -> str:
     """What a span says of an error: nothing of a request's text."""
     if error is None:
         return ""
-    said = f": {error.for_log}" if isinstance(error, PacelineError) else ""
-    return f"{type(error).__name__}{said}"
+    detail = f": {error.for_log}" if isinstance(error, PacelineError) else ""
+    return f"{type(error).__name__}{detail}"
 
 
 class _Tracing:
@@ -217,7 +217,7 @@ class _LiveRequest(RequestTrace):
         super().__init__(context)
         self.tracing = tracing
         self.own = context
-        self.exported = context.is_sampled
+        self.is_exported = context.is_sampled
         """Whether anything of the request is exported, so that its own span must be."""
         self._name = name
         self._parent_id = parent_id
@@ -225,7 +225,7 @@ class _LiveRequest(RequestTrace):
         self._clock_began_ns = time.time_ns() - round(time.perf_counter() * NS_PER_S)
         self._start_ns = time.time_ns()
         self._rounds: deque[_LiveRound] = deque(maxlen=2)
-        self._held: deque[RoundSpans] = deque(maxlen=MOST_HELD)
+        self._rounds_on_hold: deque[RoundSpans] = deque(maxlen=MOST_HELD)
         self._ended = False
 
     def start_round(self) -> RoundTrace:
@@ -235,17 +235,17 @@ class _LiveRequest(RequestTrace):
     def describe(self, attributes: Attributes) -> None:
         self._attributes |= attributes
 
-    def round_done(self, context: TraceContext, record: RoundRecord, decided: float) -> None:
+    def round_done(self, context: TraceContext, record: RoundRecord, end_s: float) -> None:
         """Export a decided round, or hold it until it is known whether the request is slow."""
-        done = RoundSpans(context, self.own.span_id, record, self._clock_began_ns + round(decided * NS_PER_S))
+        done = RoundSpans(context, self.own.span_id, record, self._clock_began_ns + round(end_s * NS_PER_S))
         settings = self.tracing.settings
         if self.own.is_sampled:
             self.tracing.queue.put(done)
         elif settings.slow_round_ms is not None and record.round_ms > settings.slow_round_ms:
-            self.exported = True
+            self.is_exported = True
             self.tracing.queue.put(done)
         elif settings.slow_request_ms is not None:
-            self._held.append(done)
+            self._rounds_on_hold.append(done)
 
     def end(self, error: BaseException | None = None) -> None:
         if self._ended:
@@ -254,12 +254,12 @@ class _LiveRequest(RequestTrace):
         end_ns = time.time_ns()
         slowest = self.tracing.settings.slow_request_ms
         if not self.own.is_sampled and slowest is not None and end_ns - self._start_ns > slowest * 1e6:
-            self.exported = True
-            for held in self._held:
-                self.tracing.queue.put(held)
+            self.is_exported = True
+            for spans in self._rounds_on_hold:
+                self.tracing.queue.put(spans)
         for round_ in self._rounds:
             round_.end(error)
-        if self.exported:
+        if self.is_exported:
             self.tracing.queue.put(self._span(end_ns, error))
 
     def _span(self, end_ns: int, error: BaseException | None) -> FinishedSpan:
@@ -273,7 +273,7 @@ class _LiveRequest(RequestTrace):
             end_ns,
             SpanKind.SERVER,
             {**self._attributes, **slow, **failure},
-            said_of(error),
+            error_text(error),
         )
 
 
@@ -285,20 +285,20 @@ class _LiveRound(RoundTrace):
         self._start_ns = time.time_ns()
         self._ended = False
 
-    def finish(self, record: RoundRecord, decided: float) -> None:
+    def finish(self, record: RoundRecord, end_s: float) -> None:
         self._ended = True
-        self._request.round_done(self._context, record, decided)
+        self._request.round_done(self._context, record, end_s)
 
     def end(self, error: BaseException | None = None) -> None:
         if self._ended:
             return
         self._ended = True
-        if self._request.exported:
+        if self._request.is_exported:
             parent = self._request.own.span_id
-            failed = FinishedSpan(
-                self._context, parent, "round", self._start_ns, time.time_ns(), error=said_of(error)
+            span = FinishedSpan(
+                self._context, parent, "round", self._start_ns, time.time_ns(), error=error_text(error)
             )
-            self._request.tracing.queue.put(failed)
+            self._request.tracing.queue.put(span)
 
 
 _tracing: _Tracing | None = None

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from paceline.runtime.fields import Setting
-from paceline.runtime.sources import Loaded
+from paceline.runtime.sources import SourcedConfig
 
 
 def toml_value(value: object) -> str:
@@ -22,7 +22,7 @@ def toml_value(value: object) -> str:
     return json.dumps(plain, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-def annotated(loaded: Loaded[Any], settings: Iterable[Setting]) -> str:
+def config_text(configuration: SourcedConfig[Any], settings: Iterable[Setting]) -> str:
     """A whole configuration, each setting with what gave it; what is unset is a comment, since TOML has no null."""
 
     def section_of(setting: Setting) -> str:
@@ -30,17 +30,17 @@ def annotated(loaded: Loaded[Any], settings: Iterable[Setting]) -> str:
 
     lines: list[str] = []
     for section, members in groupby(sorted(settings, key=section_of), section_of):
-        shown = list(_lines(loaded, members))
-        unset = all(line.startswith("#") for line in shown)
+        setting_lines = list(_lines(configuration, members))
+        unset = all(line.startswith("#") for line in setting_lines)
         lines += ["", f"# [{section}]" if unset else f"[{section}]"] if section else []
-        lines += shown
+        lines += setting_lines
     return "\n".join(lines) + "\n"
 
 
-def _lines(loaded: Loaded[Any], settings: Iterable[Setting]) -> Iterator[str]:
+def _lines(configuration: SourcedConfig[Any], settings: Iterable[Setting]) -> Iterator[str]:
     for setting in settings:
-        value, name = value_of(loaded.config, setting.key), setting.key.rpartition(".")[2]
-        source = loaded.source_of(setting.key)
+        value, name = value_of(configuration.config, setting.key), setting.key.rpartition(".")[2]
+        source = configuration.source_of(setting.key)
         yield f"# {name} is unset" if value is None else f"{name} = {toml_value(value)}  # {source}"
 
 

@@ -32,7 +32,7 @@ def _float_of_bits(typing: Any, bits: Any) -> Any:
 _from_bits: Any = intrinsic(_float_of_bits)
 
 
-@partial(compiled, fastmath=REORDER, inlined=True)
+@partial(compiled, fastmath=REORDER, inline=True)
 def exp(x: np.float32) -> np.float32:
     """In compiled code: e^x for x <= 0."""
     x = max(x, _LOWEST)

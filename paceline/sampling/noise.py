@@ -72,7 +72,7 @@ _WEYL_LOW, _WEYL_HIGH = np.uint32(WEYL[0]), np.uint32(WEYL[1])
 _SHIFT = np.uint64(32)
 
 
-@partial(compiled, inlined=True)
+@partial(compiled, inline=True)
 def _round(
     c0: np.uint32, c1: np.uint32, c2: np.uint32, c3: np.uint32, k0: np.uint32, k1: np.uint32
 ) -> tuple[np.uint32, np.uint32, np.uint32, np.uint32]:

@@ -246,7 +246,7 @@ def _highest_bound(scores: Scores, ceilings: NDArray[np.float32]) -> float:
     return highest
 
 
-@partial(compiled, inlined=True)
+@partial(compiled, inline=True)
 def insert(values: NDArray[np.float64], best: NDArray[np.intp], value: float, index: int) -> None:
     """In compiled code: insert a value and its index among the best so far, largest first, if it belongs there."""
     place = values.size - 1

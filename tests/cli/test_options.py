@@ -65,7 +65,7 @@ def test_every_setting_has_one_flag_and_no_two_share_one(kind: type[TargetConfig
     settings = [setting for setting in every_setting(kind) if setting.flag]
     assert len({setting.flag for setting in settings}) == len(settings)
     expected = {"draft.address" if key == "draft" else key for key in leaves(kind())}
-    assert {setting.key for setting in settings} == expected - WITHOUT_FLAG - set(kind.unused)
+    assert {setting.key for setting in settings} == expected - WITHOUT_FLAG - set(kind.unused_keys)
     assert all(setting.help for setting in settings)
 
 

@@ -64,13 +64,13 @@ def test_custom_objects_are_valid_by_the_published_schema(kind: str) -> None:
 def test_what_scales_a_role_is_a_metric_that_is_scraped() -> None:
     """The query's names and values of labels are of the catalogue (`tests/metrics` asks services that run)."""
     objects = render(Composition("base", ("metrics", "keda")))
-    series = {f"{spec.exposed}{suffix}": spec for spec in CATALOGUE for suffix in ("", "_sum", "_count")}
+    series = {f"{spec.exposed_name}{suffix}": spec for spec in CATALOGUE for suffix in ("", "_sum", "_count")}
     for role in ("target", "draft"):
         scaled = named(objects, "ScaledObject", f"paceline-{role}")
         chosen = [*selectors(scaled["spec"]["triggers"][0]["metadata"]["query"])]
         assert chosen
         for selector in chosen:
-            listed = {label.exposed: label.values for label in series[selector.name].labels}
+            listed = {label.exposed_name: label.values for label in series[selector.name].labels}
             assert all(value in listed[label] for label, _, value in selector.matchers)
     (monitor,) = of_kind(objects, "PodMonitor")
     (endpoint,) = monitor["spec"]["podMetricsEndpoints"]

@@ -77,7 +77,7 @@ def observed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Observed]:
 @pytest.fixture(scope="session")
 def gateways() -> Exposition:
     """What a gateway exposes that has served a request."""
-    metrics.configure("paceline-gateway", ServerSettings(vllm_metrics=True), model="m", exposed=True)
+    metrics.configure("paceline-gateway", ServerSettings(vllm_metrics=True), model="m", prometheus=True)
     try:
         metrics.http_request_done("/v1/models", 200, 0.003)
         return Exposition.of(metrics.exposition()[0].decode())

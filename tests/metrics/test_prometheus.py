@@ -39,7 +39,7 @@ def test_rules_and_configuration_are_valid() -> None:
 
 def test_every_query_is_answered(observed: Observed, tmp_path: Path) -> None:
     gateway, own = free_port(), free_port()
-    metrics.configure("paceline-gateway", ServerSettings(metrics_port=gateway), exposed=True)
+    metrics.configure("paceline-gateway", ServerSettings(metrics_port=gateway), prometheus=True)
     ports = {**observed.ports, "gateway": gateway}
     jobs = [
         {"job_name": f"paceline-{name}", "static_configs": [{"targets": [f"127.0.0.1:{port}"]}]}

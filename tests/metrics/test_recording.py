@@ -38,7 +38,7 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def coordinator(quiet: None) -> Iterator[None]:
-    assert metrics.configure("paceline-coordinator", model="m", exposed=True)
+    assert metrics.configure("paceline-coordinator", model="m", prometheus=True)
     yield
     metrics.shutdown()
 
@@ -58,10 +58,10 @@ def test_off_needs_neither_library() -> None:
         "from paceline.runtime import metrics\n"
         "assert metrics.configure('paceline-target') is False\n"
         "assert metrics.exposition()[0] == b''\n"
-        "metrics.stepped(1.0, 1, 1)\n"
+        "metrics.step_done(1.0, 1, 1)\n"
         "assert not {'opentelemetry', 'prometheus_client'} & sys.modules.keys()\n"
         "try:\n"
-        "    metrics.configure('paceline-target', exposed=True)\n"
+        "    metrics.configure('paceline-target', prometheus=True)\n"
         "except Exception as error:\n"
         "    print(type(error).__name__, error)\n"
     )
@@ -76,7 +76,7 @@ def test_off_is_cheap() -> None:
     with metrics.RequestMeter() as meter:
         for _ in range(10_000):
             meter.round_done(RECORD, (Provenance.BONUS,))
-            metrics.stepped(0.02, 5, 1)
+            metrics.step_done(0.02, 5, 1)
     # Half a second for 10,000 is 50 µs each, a hundred times what it takes.
     assert time.perf_counter() - began < 0.5
 
@@ -144,8 +144,8 @@ def test_an_otlp_receiver_gets_the_same_metrics(monkeypatch: pytest.MonkeyPatch)
     server.start()
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{port}")
     assert metrics.configure("paceline-draft")
-    metrics.stepped(0.02, 5, 1)
-    metrics.proposal_sent(4, asked=True)
+    metrics.step_done(0.02, 5, 1)
+    metrics.proposal_sent(4, on_request=True)
     metrics.shutdown()
     server.stop(0).wait()
     (resource,) = receiver.requests[-1].resource_metrics
@@ -165,7 +165,7 @@ def test_what_a_label_does_not_list_is_other(coordinator: None) -> None:
 
 
 def test_values_that_come_from_elsewhere_are_bounded() -> None:
-    metrics.configure("paceline-gateway", exposed=True)
+    metrics.configure("paceline-gateway", prometheus=True)
     try:
         for number in range(200):
             metrics.http_request_done(f"/v1/{number}", 200, 0.001)
@@ -208,7 +208,7 @@ class ReadRounds(tuple[RoundRecord, ...]):
 
 @pytest.mark.parametrize("vllm", [False, True])
 def test_a_gateway_goes_through_rounds_for_vllm_s_names_alone(vllm: bool) -> None:
-    metrics.configure("paceline-gateway", ServerSettings(vllm_metrics=vllm), model="m", exposed=True)
+    metrics.configure("paceline-gateway", ServerSettings(vllm_metrics=vllm), model="m", prometheus=True)
     records = ReadRounds([RECORD, RECORD])
     try:
         with metrics.RequestMeter() as meter:

@@ -69,7 +69,9 @@ def test_the_table_is_what_a_gateway_exposes(gateways: Exposition) -> None:
 
 @pytest.mark.parametrize("service", ["coordinator", "target", "draft"])
 def test_labels_have_their_listed_values_alone(service: str, observed: Observed) -> None:
-    listed = {(spec.exposed, label.exposed): label.values for spec in of_service(service) for label in spec.labels}
+    listed = {
+        (spec.exposed_name, label.exposed_name): label.values for spec in of_service(service) for label in spec.labels
+    }
     suffix = re.compile(r"_(bucket|count|sum)$")
     for series in observed.expositions[service].series:
         for label, value in series.labels.items():
@@ -115,7 +117,7 @@ def test_services_count_steps_prefixes_and_drafts(observed: Observed) -> None:
 
 
 def test_vllms_names_are_vllms(observed: Observed, gateways: Exposition) -> None:
-    assert {each.exposed for each in VLLM_NAMES} == VLLM
+    assert {each.exposed_name for each in VLLM_NAMES} == VLLM
     by_service = {
         name: {each for each in exposition.types if each.startswith("vllm:")}
         for name, exposition in observed.expositions.items()
@@ -155,7 +157,7 @@ def test_every_query_has_data(observed: Observed, gateways: Exposition) -> None:
 
 def test_every_metric_is_on_the_dashboard() -> None:
     shown = {re.sub(r"_(bucket|count|sum)$", "", each.name) for q in dashboard_queries() for each in selectors(q)}
-    assert {spec.exposed for spec in CATALOGUE} == shown
+    assert {spec.exposed_name for spec in CATALOGUE} == shown
 
 
 @pytest.mark.parametrize(

@@ -131,7 +131,7 @@ def test_what_is_no_readable_regular_file_is_refused_at_once_by_what_it_is(
 @pytest.fixture
 def counted() -> Iterator[Callable[[str], float]]:
     """How often a kind of file was not right."""
-    assert metrics.configure("paceline-coordinator", model="m", exposed=True)
+    assert metrics.configure("paceline-coordinator", model="m", prometheus=True)
 
     def failures(kind: str) -> float:
         exposition = Exposition.of(metrics.exposition()[0].decode())

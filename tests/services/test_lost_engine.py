@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from paceline.protocol.errors import PeerUnavailable
-from paceline.runtime.process import FAILED
+from paceline.runtime.process import FAILURE
 from target_service import ranks
 from target_service.ranks import LossWatch
 
@@ -43,4 +43,4 @@ async def test_a_lost_engine_ends_the_process_in_time_even_where_no_thread_can_w
         watch.check()
     async with asyncio.timeout(5):
         await gone.wait()
-    assert ended == [FAILED]
+    assert ended == [FAILURE]

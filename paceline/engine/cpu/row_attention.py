@@ -147,7 +147,7 @@ def _strides(rows: torch.Tensor) -> tuple[int, int, int]:
     return rows.data_ptr(), rows.stride(2), rows.stride(1)
 
 
-@partial(compiled, fastmath=_NO_NAN, inlined=True)
+@partial(compiled, fastmath=_NO_NAN, inline=True)
 def _largest(scores: NDArray[np.float32], count: int) -> np.float32:
     """Largest score; a NaN among them stays one in the exponentials."""
     largest = scores[0]
@@ -156,7 +156,7 @@ def _largest(scores: NDArray[np.float32], count: int) -> np.float32:
     return np.float32(largest)
 
 
-@partial(compiled, fastmath=REORDER, inlined=True)
+@partial(compiled, fastmath=REORDER, inline=True)
 def _dot(first: int, second: int, width: int) -> np.float32:
     one, other = floats(first), floats(second)
     total = _float(0)
@@ -165,14 +165,14 @@ def _dot(first: int, second: int, width: int) -> np.float32:
     return total
 
 
-@partial(compiled, fastmath=REORDER, inlined=True)
+@partial(compiled, fastmath=REORDER, inline=True)
 def _add(out: int, row: int, weight: np.float32, width: int) -> None:
     sums, vector = floats(out), floats(row)
     for column in range(width):
         sums[column] += weight * vector[column]
 
 
-@partial(compiled, fastmath=REORDER, inlined=True)
+@partial(compiled, fastmath=REORDER, inline=True)
 def _add_four(out: int, row: int, weights: NDArray[np.float32], first: int, width: int) -> None:
     """Four values that follow one another: the sums are loaded and stored once for all."""
     sums, step = floats(out), ITEM * width
@@ -186,7 +186,7 @@ def _add_four(out: int, row: int, weights: NDArray[np.float32], first: int, widt
         )
 
 
-@partial(compiled, fastmath=REORDER, inlined=True)
+@partial(compiled, fastmath=REORDER, inline=True)
 def _attend_one(
     query: int,
     keys: int,
@@ -223,7 +223,7 @@ def _attend_one(
         sums[column] /= total
 
 
-@partial(compiled, inlined=True)
+@partial(compiled, inline=True)
 def _write(rows: NDArray[np.int64], first_head: int, kv_heads: int, width: int, source: tuple[int, int, int]) -> None:
     """Copy the rows' own keys or values to their slots, from a head of the sessions' tensors on."""
     start, from_row, from_head = source

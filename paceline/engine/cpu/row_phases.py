@@ -109,7 +109,7 @@ def decode_step(
     _norm_product(counters, phase, kernel, shape, norm, logit_rows, addresses, buffers, destination, scratch, False)
 
 
-@partial(compiled, inlined=True)
+@partial(compiled, inline=True)
 def _norm(shape: DecoderShape, norm: _Norm, row_indices: NDArray[np.int64], hidden: int, out: int) -> None:
     """RMS norm of some rows. Every thread computes it for itself, which takes less time than waiting for another."""
     weight, epsilon = norm

@@ -203,7 +203,7 @@ multiply: Any = intrinsic(_emit_call)
 """In compiled code: call `_multiply` by its address, so that it is compiled once and not into every caller."""
 
 
-@partial(compiled, inlined=True)
+@partial(compiled, inline=True)
 def begin(out: int, out_step: int, bias: int, rows: int, columns: int) -> None:
     """In compiled code: set the sums of a product to its bias, or to zero where the bias's address is 0."""
     for row in range(rows):

@@ -96,19 +96,19 @@ _look: Any = intrinsic(_emit_load)
 _yield_core: Any = intrinsic(_emit_yield)
 
 
-@partial(compiled, inlined=True)
+@partial(compiled, inline=True)
 def take(counters: NDArray[np.int64], phase: int) -> int:
     """In compiled code: the next piece of a phase; beyond its last, nothing is left."""
     return int(_increment(counters.ctypes.data + phase * _PHASE))
 
 
-@partial(compiled, inlined=True)
+@partial(compiled, inline=True)
 def finish(counters: NDArray[np.int64], phase: int) -> None:
     """In compiled code: count a piece as computed."""
     _increment(counters.ctypes.data + phase * _PHASE + _LINE)
 
 
-@partial(compiled, inlined=True)
+@partial(compiled, inline=True)
 def wait(counters: NDArray[np.int64], phase: int, pieces: int) -> None:
     """In compiled code: wait until all pieces of a phase are computed."""
     looks, counter = 0, counters.ctypes.data + phase * _PHASE + _LINE

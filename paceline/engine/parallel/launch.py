@@ -24,7 +24,7 @@ from paceline.engine.parallel.place import Place
 from paceline.protocol.errors import PacelineError
 from paceline.runtime.config import LOCALHOST, EngineSettings
 from paceline.runtime.logs import LogFormat, format_in_use, log_to_stderr
-from paceline.runtime.process import FAILED, describe_exit
+from paceline.runtime.process import FAILURE, describe_exit
 from paceline.runtime.stopping import stop_signals
 from paceline.sampling import racing
 
@@ -132,10 +132,10 @@ def _child(model: str, settings: EngineSettings, place: Place, parent: int, log_
     except PacelineError as error:
         logger.warning("can't serve: %s", error.message)
         time.sleep(REFUSAL_SECONDS)
-        code = FAILED
+        code = FAILURE
     except Exception:
         logger.exception("ended")
-        code = FAILED
+        code = FAILURE
     logging.shutdown()
     os._exit(code)
 
@@ -147,7 +147,7 @@ def _end_with_parent(parent: int) -> None:
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
-        os._exit(FAILED)
+        os._exit(FAILURE)
 
 
 def _last_words(rank: int, process: SpawnProcess) -> str:

@@ -9,7 +9,7 @@ from paceline.runtime.metrics.steps import (
     session_failed,
     session_refused,
     shadow_sent,
-    stepped,
+    step_done,
     watch_grammars,
     watch_service,
 )
@@ -29,7 +29,7 @@ __all__ = [
     "session_refused",
     "shadow_sent",
     "shutdown",
-    "stepped",
+    "step_done",
     "watch_grammars",
     "watch_service",
 ]

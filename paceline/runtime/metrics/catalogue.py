@@ -1,7 +1,7 @@
 """Every metric of every service: name, kind, unit, labels, meaning. Documented and recorded from here alone.
 
-Names are OpenTelemetry's; `MetricSpec.exposed` is what Prometheus calls them. A label takes the values that are
-listed here and no others, so the number of series is bounded: no session, request or tenant is ever a label.
+Names are OpenTelemetry's; `MetricSpec.exposed_name` is what Prometheus calls them. A label takes the values that
+are listed here and no others, so the number of series is bounded: no session, request or tenant is ever a label.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from paceline.protocol.proposal import MAX_PROPOSAL_NODES
 COORDINATOR, TARGET, DRAFT, GATEWAY = "coordinator", "target", "draft", "gateway"
 OTHER = "other"
 """Stands for a value that a label does not list."""
-CANCELLED = "cancelled"
 
 DURATIONS = (
     0.001,
@@ -63,17 +62,18 @@ class MetricKind(StrEnum):
 
 @dataclass(frozen=True)
 class MetricLabel:
-    """A label; `values` empty: they come from the configuration, and are few.
+    """A label of a metric.
 
-    Values that are not `shown` appear when they are first counted.
+    `values`: those that it can have; empty: they come from the configuration, and are few.
+    `starts_at_zero`: whether series with this label are there, with 0, before anything is counted.
     """
 
     name: str
     values: tuple[str, ...] = ()
-    shown: bool = True
+    starts_at_zero: bool = True
 
     @property
-    def exposed(self) -> str:
+    def exposed_name(self) -> str:
         """As Prometheus has it."""
         return self.name.replace(".", "_")
 
@@ -91,7 +91,7 @@ class MetricSpec:
     buckets: tuple[float, ...] = ()
 
     @property
-    def exposed(self) -> str:
+    def exposed_name(self) -> str:
         """As Prometheus has it."""
         unit = "_seconds" if self.unit == "s" else ""
         total = "_total" if self.kind is MetricKind.COUNTER else ""
@@ -133,9 +133,9 @@ _EXACT = 8
 _RANGES = ((9, 12), (13, 16), (17, 24), (25, 32), (33, 64))
 LENGTH_RANGES = (*map(str, range(_EXACT + 1)), *(f"{low}-{high}" for low, high in _RANGES))
 _REASONS = tuple(sorted({reason.lower() for reason in PacelineError.by_reason} | {InternalError.reason.lower()}))
-_ASKING, _SERVED = (COORDINATOR,), (TARGET, DRAFT)
+_ASKING, _ENGINES = (COORDINATOR,), (TARGET, DRAFT)
 
-_ROLE = MetricLabel("role", _SERVED)
+_ROLE = MetricLabel("role", _ENGINES)
 _PROPOSER = MetricLabel("proposer", ("ngram", "model"))
 _REASON = MetricLabel("reason", _REASONS)
 _MODEL = (
@@ -177,7 +177,7 @@ TOKENS_ACCEPTED = _counter(
     "paceline.tokens.accepted",
     _ASKING,
     "Accepted tokens by their place in the proposal, 0 the first",
-    MetricLabel("position", tuple(map(str, range(MAX_PROPOSAL_NODES))), shown=False),
+    MetricLabel("position", tuple(map(str, range(MAX_PROPOSAL_NODES))), starts_at_zero=False),
 )
 TOKENS_COMMITTED = _counter(
     "paceline.tokens.committed",
@@ -228,12 +228,12 @@ REQUEST_OVERTIME = _histogram(
 REQUESTS_OVER_BOUND = _counter(
     "paceline.requests.over_bound", _ASKING, "Requests that ended with more on their account than its bound"
 )
-PLANNED = _counter(
+ROUNDS_PLANNED = _counter(
     "paceline.planner.rounds",
     _ASKING,
     "Planned rounds by way and longest path of the proposal, of ngram the mean",
     MetricLabel("way", ("none", "ngram", "wait", "ahead")),
-    MetricLabel("draft_tokens", LENGTH_RANGES, shown=False),
+    MetricLabel("draft_tokens", LENGTH_RANGES, starts_at_zero=False),
 )
 ROW_PRICE = _gauge(
     "paceline.planner.row.duration",
@@ -278,25 +278,25 @@ TOKEN_DURATION = _histogram(
 )
 SESSIONS = _gauge(
     "paceline.sessions.open",
-    _SERVED,
+    _ENGINES,
     "Open sessions that are `waiting` for room, grammar or prefix, or `running`",
     _ROLE,
     MetricLabel("state", ("waiting", "running")),
 )
 QUEUE = _gauge(
     "paceline.queue.length",
-    _SERVED,
+    _ENGINES,
     "What waits for a step: at a target sessions and rounds, at a draft service proposals",
     _ROLE,
 )
-KV_ROWS = _gauge("paceline.kv.rows", _SERVED, "KV rows that sessions hold", _ROLE)
-KV_USAGE = _gauge("paceline.kv.usage", _SERVED, "The same as a share of all KV rows, 0 to 1", _ROLE)
-STEP_DURATION = _histogram("paceline.step.duration", _SERVED, "A step: forward pass and draws", DURATIONS, _ROLE)
-STEP_ROWS = _histogram("paceline.step.rows", _SERVED, "Rows of a step", COUNTS, _ROLE, unit="")
-STEP_SESSIONS = _histogram("paceline.step.sessions", _SERVED, "Sessions of a step", COUNTS, _ROLE, unit="")
-SESSIONS_REFUSED = _counter("paceline.sessions.refused", _SERVED, "Sessions that were not opened", _ROLE, _REASON)
-SESSIONS_FAILED = _counter("paceline.sessions.failed", _SERVED, "Sessions that the service ended", _ROLE, _REASON)
-GRAMMAR_WORKERS = _gauge("paceline.grammar.workers", _SERVED, "Processes that follow a grammar", _ROLE)
+KV_ROWS = _gauge("paceline.kv.rows", _ENGINES, "KV rows that sessions hold", _ROLE)
+KV_USAGE = _gauge("paceline.kv.usage", _ENGINES, "The same as a share of all KV rows, 0 to 1", _ROLE)
+STEP_DURATION = _histogram("paceline.step.duration", _ENGINES, "A step: forward pass and draws", DURATIONS, _ROLE)
+STEP_ROWS = _histogram("paceline.step.rows", _ENGINES, "Rows of a step", COUNTS, _ROLE, unit="")
+STEP_SESSIONS = _histogram("paceline.step.sessions", _ENGINES, "Sessions of a step", COUNTS, _ROLE, unit="")
+SESSIONS_REFUSED = _counter("paceline.sessions.refused", _ENGINES, "Sessions that were not opened", _ROLE, _REASON)
+SESSIONS_FAILED = _counter("paceline.sessions.failed", _ENGINES, "Sessions that the service ended", _ROLE, _REASON)
+GRAMMAR_WORKERS = _gauge("paceline.grammar.workers", _ENGINES, "Processes that follow a grammar", _ROLE)
 PREFIX_TOKENS = _counter(
     "paceline.prefix.tokens",
     (TARGET,),

@@ -35,7 +35,7 @@ _exporting: _Exporting | None = None
 
 
 def configure(
-    service_name: str, settings: ServerSettings = DEFAULTS, *, model: str = "", exposed: bool = False
+    service_name: str, settings: ServerSettings = DEFAULTS, *, model: str = "", prometheus: bool = False
 ) -> bool:
     """Switch metrics on if somebody is to read them; returns whether they are on.
 
@@ -43,7 +43,7 @@ def configure(
         service_name: `service.name`, unless `OTEL_SERVICE_NAME` is set; behind `paceline-` the catalogue's service.
         settings: `host` and `metrics_port`, where Prometheus asks; `vllm_metrics`.
         model: what is served.
-        exposed: whether `exposition` will be asked.
+        prometheus: whether `exposition` will be asked.
 
     Raises:
         Unsupported: they are asked for and the extra `otel` isn't installed.
@@ -52,11 +52,11 @@ def configure(
     global _exporting
     otlp = METRICS.is_exported(os.environ)
     shutdown()
-    exposed = exposed or settings.metrics_port is not None
-    if not exposed and not otlp:
+    prometheus = prometheus or settings.metrics_port is not None
+    if not prometheus and not otlp:
         return False
     try:
-        _exporting = _Exporting(service_name, settings, model, otlp=otlp, exposed=exposed)
+        _exporting = _Exporting(service_name, settings, model, otlp=otlp, prometheus=prometheus)
     except ImportError as error:
         raise Unsupported("metrics need opentelemetry and prometheus_client: pip install 'paceline[otel]'") from error
     recording.activate(_exporting.recorder)
@@ -90,7 +90,9 @@ def shutdown() -> None:
 class _Exporting:
     """The SDK, imported on construction."""
 
-    def __init__(self, service_name: str, settings: ServerSettings, model: str, *, otlp: bool, exposed: bool) -> None:
+    def __init__(
+        self, service_name: str, settings: ServerSettings, model: str, *, otlp: bool, prometheus: bool
+    ) -> None:
         from opentelemetry.exporter.prometheus import PrometheusMetricReader
         from opentelemetry.sdk.metrics import AlwaysOffExemplarFilter, MeterProvider
         from prometheus_client import CollectorRegistry
@@ -98,15 +100,15 @@ class _Exporting:
         service = service_name.removeprefix(NAMESPACE)
         own = CollectorRegistry()
         readers: list[MetricReader] = [_otlp_reader()] if otlp else []
-        if exposed:
+        if prometheus:
             readers.append(PrometheusMetricReader(scope_info_enabled=False, registry=own))
         self._provider = MeterProvider(readers, resource_of(service_name, os.environ), AlwaysOffExemplarFilter())
         specs = of_service(service)
         vllm = settings.vllm_metrics and service != DRAFT
-        wanted = {*specs, *SOURCES} if vllm and service == GATEWAY else {*specs}
-        made = [spec for spec in CATALOGUE if spec in wanted]
-        self.recorder = MetricRecorder(self._provider.get_meter("paceline"), made, service, model)
-        hidden = frozenset(spec.exposed.removesuffix("_total") for spec in made if spec not in specs)
+        specs_and_sources = {*specs, *SOURCES} if vllm and service == GATEWAY else {*specs}
+        instruments = [spec for spec in CATALOGUE if spec in specs_and_sources]
+        self.recorder = MetricRecorder(self._provider.get_meter("paceline"), instruments, service, model)
+        hidden = frozenset(spec.exposed_name.removesuffix("_total") for spec in instruments if spec not in specs)
         self.registry = CollectorRegistry()
         self.registry.register(_Exposition(own, hidden, model if vllm else None))
         self._server = None if settings.metrics_port is None else _serve(settings, self.registry)

@@ -37,7 +37,7 @@ class MetricRecorder:
         self.service = service
         self.model = model
         self._attributes: dict[tuple[MetricSpec, Values], dict[str, str]] = {}
-        self._configured: dict[MetricLabel, set[str]] = {}
+        self._label_values: dict[MetricLabel, set[str]] = {}
         self._counts: dict[MetricSpec, dict[Values, int]] = {}
         self._gauges: dict[MetricSpec, dict[Values, Read]] = {}
         self._histograms: dict[MetricSpec, Histogram] = {}
@@ -53,20 +53,20 @@ class MetricRecorder:
         """Add to a counter."""
         counts = self._counts.get(spec)
         if counts is not None:
-            bounded = self._bounded(spec, values)
-            counts[bounded] = counts.get(bounded, 0) + n
+            series = self._series_of(spec, values)
+            counts[series] = counts.get(series, 0) + n
 
     def observe(self, spec: MetricSpec, value: float, *values: str) -> None:
         """Record one value of a histogram; what is below 0 counts as 0, as clocks may jump."""
         histogram = self._histograms.get(spec)
         if histogram is not None:
-            attributes = self._attributes.get((spec, values)) or self._described(spec, self._bounded(spec, values))
-            histogram.record(max(0.0, value), attributes)
+            labels = self._attributes.get((spec, values)) or self._labels_of(spec, self._series_of(spec, values))
+            histogram.record(max(0.0, value), labels)
 
     def watch(self, spec: MetricSpec, read: Read, *values: str) -> None:
         """Have a gauge read when it is collected, on an exporter's thread."""
         if spec in self._gauges:
-            self._gauges[spec][self._bounded(spec, values)] = read
+            self._gauges[spec][self._series_of(spec, values)] = read
 
     def _make(self, meter: Meter, spec: MetricSpec) -> None:
         if spec.kind is MetricKind.HISTOGRAM:
@@ -86,7 +86,7 @@ class MetricRecorder:
 
     def _from_the_start(self, spec: MetricSpec) -> Iterable[Values]:
         """Series that are there with 0, so that their first count is seen as a growth."""
-        if not all(label.shown and label.values for label in spec.labels):
+        if not all(label.starts_at_zero and label.values for label in spec.labels):
             return ()
         roles = (self.service,)
         return itertools.product(*(roles if label.name == "role" else label.values for label in spec.labels))
@@ -96,21 +96,21 @@ class MetricRecorder:
     ) -> Callable[[CallbackOptions], Iterable[Observation]]:
         from opentelemetry.metrics import Observation
 
-        return lambda _: [Observation(value, self._described(spec, values)) for values, value in read()]
+        return lambda _: [Observation(value, self._labels_of(spec, values)) for values, value in read()]
 
-    def _bounded(self, spec: MetricSpec, values: Values) -> Values:
+    def _series_of(self, spec: MetricSpec, values: Values) -> Values:
         assert len(values) == len(spec.labels), f"{spec.name} has the labels {spec.labels}"
         return tuple(map(self._bounded_value, spec.labels, values))
 
     def _bounded_value(self, label: MetricLabel, value: str) -> str:
         if label.values:
             return value if value in label.values else OTHER
-        known = self._configured.setdefault(label, set())
-        if len(known) < MAX_CONFIGURED_VALUES:
-            known.add(value)
-        return value if value in known else OTHER
+        label_values = self._label_values.setdefault(label, set())
+        if len(label_values) < MAX_CONFIGURED_VALUES:
+            label_values.add(value)
+        return value if value in label_values else OTHER
 
-    def _described(self, spec: MetricSpec, values: Values) -> dict[str, str]:
+    def _labels_of(self, spec: MetricSpec, values: Values) -> dict[str, str]:
         key = spec, values
         if key not in self._attributes:
             labels = (label.name for label in spec.labels)

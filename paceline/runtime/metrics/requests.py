@@ -41,12 +41,12 @@ class RequestMeter:
     ) -> None:
         _states[self._state] -= 1
         if not self._ended:
-            self._end(names.reason_of(_typed(error)), failed=True)
+            self._end(names.reason_of(_typed_error(error)), failed=True)
 
     @property
     def explains(self) -> bool:
         """Whether `done` makes use of an explanation."""
-        return self._recorder.makes(names.PLANNED)
+        return self._recorder.makes(names.ROUNDS_PLANNED)
 
     def asks(self, prompt_tokens: int, *, chat: bool) -> None:
         """The request is read."""
@@ -115,7 +115,7 @@ def http_request_done(route: str, status: int, seconds: float) -> None:
     active().observe(names.HTTP_DURATION, seconds, route, str(status))
 
 
-def _typed(error: BaseException | None) -> PacelineError:
+def _typed_error(error: BaseException | None) -> PacelineError:
     if isinstance(error, PacelineError):
         return error
     return Cancelled("") if isinstance(error, asyncio.CancelledError) else InternalError("")
@@ -155,7 +155,7 @@ def _count_reasoning(recorder: MetricRecorder, record: RoundRecord, proposer: st
 def _count_plans(recorder: MetricRecorder, explanation: PlanExplanation, request_ms: float) -> None:
     for each in explanation.candidates:
         if each.rounds:
-            recorder.count(names.PLANNED, each.rounds, each.name, names.range_of(each.draft_tokens))
+            recorder.count(names.ROUNDS_PLANNED, each.rounds, each.name, names.range_of(each.draft_tokens))
     if len(explanation.target_alone_ms) > 1:
         one, two = explanation.target_alone_ms[:2]
         recorder.watch(names.ROW_PRICE, lambda: max(0.0, two - one) / 1e3)

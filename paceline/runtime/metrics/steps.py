@@ -42,7 +42,7 @@ def watch_grammars(workers: Callable[[], int]) -> None:
     active().watch(names.GRAMMAR_WORKERS, workers, active().service)
 
 
-def stepped(seconds: float, rows: int, sessions: int) -> None:
+def step_done(seconds: float, rows: int, sessions: int) -> None:
     """A step is over."""
     recorder = active()
     recorder.observe(names.STEP_DURATION, seconds, recorder.service)
@@ -60,15 +60,15 @@ def session_failed(error: PacelineError) -> None:
     active().count(names.SESSIONS_FAILED, 1, active().service, names.reason_of(error))
 
 
-def prefix_admitted(reused: int, computed: int) -> None:
+def prefix_admitted(reused_tokens: int, computed_tokens: int) -> None:
     """A target's session has its rows; so many of its prefix's tokens were there."""
-    active().count(names.PREFIX_TOKENS, reused, "reused")
-    active().count(names.PREFIX_TOKENS, computed, "computed")
+    active().count(names.PREFIX_TOKENS, reused_tokens, "reused")
+    active().count(names.PREFIX_TOKENS, computed_tokens, "computed")
 
 
-def proposal_sent(nodes: int, *, asked: bool) -> None:
+def proposal_sent(nodes: int, *, on_request: bool) -> None:
     """A draft has left for the coordinator."""
-    kind = "asked" if asked else "prepared"
+    kind = "asked" if on_request else "prepared"
     active().count(names.DRAFT_PROPOSALS, 1, kind)
     active().count(names.DRAFT_TOKENS, nodes, kind)
 

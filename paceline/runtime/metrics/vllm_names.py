@@ -20,13 +20,13 @@ ENGINE = "0"
 
 @dataclass(frozen=True)
 class VllmName:
-    """A metric of vLLM's: the sum of `sources` over all labels but `kept`, of the series that have `only`."""
+    """A metric of vLLM's: the sum of `sources` by the labels `by`, of the series whose labels match `only`."""
 
     name: str
     meaning: str
     sources: tuple[MetricSpec, ...]
     only: Mapping[str, str] = field(default_factory=dict)
-    kept: tuple[str, ...] = ()
+    by: tuple[str, ...] = ()
 
     @property
     def kind(self) -> MetricKind:
@@ -34,7 +34,7 @@ class VllmName:
         return self.sources[0].kind
 
     @property
-    def exposed(self) -> str:
+    def exposed_name(self) -> str:
         """As it is on the wire."""
         return f"{PREFIX}{self.name}{'_total' if self.kind is MetricKind.COUNTER else ''}"
 
@@ -44,7 +44,7 @@ VLLM_NAMES = (
     VllmName("spec_decode_num_drafts", "Rounds with a proposal.", (names.ROUNDS_PROPOSED,)),
     VllmName("spec_decode_num_draft_tokens", "Proposed tokens.", (names.TOKENS_PROPOSED,)),
     VllmName("spec_decode_num_accepted_tokens", "Accepted tokens.", (names.TOKENS_ACCEPTED,)),
-    VllmName("spec_decode_num_accepted_tokens_per_pos", "By position.", (names.TOKENS_ACCEPTED,), kept=("position",)),
+    VllmName("spec_decode_num_accepted_tokens_per_pos", "By position.", (names.TOKENS_ACCEPTED,), by=("position",)),
     VllmName("num_requests_running", "Requests that get tokens.", _ACTIVE, {"state": "running"}),
     VllmName("num_requests_waiting", "Requests that wait.", _ACTIVE, {"state": "waiting"}),
     VllmName("kv_cache_usage_perc", "Share of KV rows in use, 0 to 1.", (names.KV_USAGE,)),
@@ -60,27 +60,29 @@ def aliases(families: Iterable[Metric], model: str) -> Iterator[Metric]:
     """vLLM's metrics as far as `families`, ours, have their sources."""
     by_name = {family.name: family for family in families}
     for each in VLLM_NAMES:
-        sources = [by_name[name] for spec in each.sources if (name := spec.exposed.removesuffix("_total")) in by_name]
+        sources = [
+            by_name[name] for spec in each.sources if (name := spec.exposed_name.removesuffix("_total")) in by_name
+        ]
         if sources:
             yield _alias(each, sources, model)
 
 
-def _alias(wanted: VllmName, sources: Iterable[Metric], model: str) -> Metric:
+def _alias(vllm_name: VllmName, sources: Iterable[Metric], model: str) -> Metric:
     from prometheus_client.core import Metric
 
-    alias = Metric(f"{PREFIX}{wanted.name}", wanted.meaning, str(wanted.kind))
+    alias = Metric(f"{PREFIX}{vllm_name.name}", vllm_name.meaning, str(vllm_name.kind))
     sums: dict[tuple[str, tuple[tuple[str, str], ...]], float] = defaultdict(float)
-    if wanted.kind is not MetricKind.HISTOGRAM and not wanted.kept:
-        sums["_total" if wanted.kind is MetricKind.COUNTER else "", ()] = 0
+    if vllm_name.kind is not MetricKind.HISTOGRAM and not vllm_name.by:
+        sums["_total" if vllm_name.kind is MetricKind.COUNTER else "", ()] = 0
     for source in sources:
         for sample in source.samples:
-            if wanted.only.items() <= sample.labels.items():
-                sums[sample.name.removeprefix(source.name), _kept(sample, wanted.kept)] += sample.value
-    for (suffix, kept), value in sums.items():
-        labels = {"model_name": model, "engine": ENGINE, **dict(kept)}
+            if vllm_name.only.items() <= sample.labels.items():
+                sums[sample.name.removeprefix(source.name), _labels_of(sample, vllm_name.by)] += sample.value
+    for (suffix, own_labels), value in sums.items():
+        labels = {"model_name": model, "engine": ENGINE, **dict(own_labels)}
         alias.add_sample(f"{alias.name}{suffix}", labels, value)
     return alias
 
 
-def _kept(sample: Sample, kept: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
-    return tuple((label, value) for label, value in sample.labels.items() if label in (*kept, "le"))
+def _labels_of(sample: Sample, label_names: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
+    return tuple((label, value) for label, value in sample.labels.items() if label in (*label_names, "le"))
