@@ -8,7 +8,7 @@ import json
 import tempfile
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -118,6 +118,6 @@ class HttpSurface:
         with (
             tempfile.TemporaryDirectory() as folder,
             GatewayCluster(Path(folder), target_model=MODEL) as cluster,
+            closing(http.client.HTTPConnection(cluster.address_of("gateway"), timeout=ANSWER_S)) as connection,
         ):
-            connection = http.client.HTTPConnection(cluster.address_of("gateway"), timeout=ANSWER_S)
             yield GatewayTarget(WatchedServices(cluster), connection)
