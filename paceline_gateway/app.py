@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from paceline.protocol.errors import PacelineError
 from paceline.rpc.statuses import unexpected_error
-from paceline_gateway.dialects.routes import dialect_routes, in_dialect
+from paceline_gateway.dialects.routes import dialect_routes, error_in_dialect
 from paceline_gateway.http.errors import ERROR_RESPONSES, HttpError, as_http, http_error, invalid_body
 from paceline_gateway.http.guard import Guard, RunningRequests
 from paceline_gateway.http.ignored_fields import IgnoredFields
@@ -61,7 +61,7 @@ def create_app(services: Services, running: RunningRequests) -> Guard:
     app.add_exception_handler(RequestValidationError, _invalid_request)
     app.add_exception_handler(HTTPException, _http_exception)
     app.add_exception_handler(Exception, _defect)
-    return Guard(app, services.config, running, services.coordinators.tenant, in_dialect)
+    return Guard(app, services.config, running, services.coordinators.tenant, error_in_dialect)
 
 
 async def _typed_error(request: Request, error: Any) -> Response:
@@ -82,4 +82,4 @@ async def _defect(request: Request, error: Exception) -> Response:
 
 
 def _error_response(request: Request, error: HttpError) -> Response:
-    return in_dialect(request.url.path, error).response
+    return error_in_dialect(request.url.path, error).response

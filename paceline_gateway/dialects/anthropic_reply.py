@@ -1,4 +1,4 @@
-"""OpenAI's chat replies as Anthropic's messages: whole, and as the events of a stream."""
+"""OpenAI's chat replies, translated to Anthropic's messages: whole, and as the events of a stream."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from paceline_gateway.dialects.translation import ChatParts, ReplyPart, cached_tokens, only_ours
+from paceline_gateway.dialects.translation import ChatParts, ReplyPart, cached_tokens, paceline_field
 
 _STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use"}
 _ERRORS = {
@@ -23,23 +23,23 @@ _ERRORS = {
 
 
 def message_of(completion: Mapping[str, Any]) -> dict[str, Any]:
-    """A message for a whole chat completion of one choice."""
+    """Translate a whole chat completion of one choice."""
     choice = completion["choices"][0]
-    said = choice["message"]
+    reply = choice["message"]
     blocks = [
-        *([_thinking(said["reasoning_content"])] if said.get("reasoning_content") else []),
-        *([{"type": "text", "text": said["content"]}] if said.get("content") else []),
-        *(_use(call, cut=choice["finish_reason"] != "tool_calls") for call in said.get("tool_calls") or ()),
+        *([_thinking(reply["reasoning_content"])] if reply.get("reasoning_content") else []),
+        *([{"type": "text", "text": reply["content"]}] if reply.get("content") else []),
+        *(_tool_use(call, is_cut=choice["finish_reason"] != "tool_calls") for call in reply.get("tool_calls") or ()),
     ]
     message = _message(completion["id"], completion["model"], blocks, _usage(completion.get("usage")))
-    return {**message, **_stop(choice), **only_ours(completion)}
+    return {**message, **_stop(choice), **paceline_field(completion)}
 
 
 def error_of(status: int, error: Mapping[str, Any]) -> dict[str, Any]:
-    """Anthropic's shape of an error.
+    """Return an error in Anthropic's shape.
 
     Args:
-        status: of HTTP.
+        status: the HTTP status.
         error: OpenAI's body.
     """
     kind = _ERRORS.get(status, "invalid_request_error" if status < 500 else "api_error")
@@ -47,38 +47,38 @@ def error_of(status: int, error: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class MessageEvents:
-    """Events of one stream. Each is a JSON object whose `type` is the SSE event's name, too.
+    """Translates one stream; each event is a JSON object whose `type` is also the SSE event's name.
 
     Attributes:
-        input_tokens: of the prompt, for the first event; how many were cached is known at the end.
+        input_tokens: the prompt's tokens, for the first event; the last one has the cached tokens, too.
     """
 
     def __init__(self) -> None:
         self.input_tokens = 0
         self._parts = ChatParts()
-        self._started = False
+        self._has_started = False
         self._index = -1
-        self._open: str | None = None
+        self._open_part: str | None = None
 
     def feed(self, chunk: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Events of a chat chunk, in its public shape."""
-        events = [] if self._started else self._start(chunk)
-        for part in self._parts.of(chunk):
+        """Translate a chat chunk, in its public shape."""
+        events = [] if self._has_started else self._start(chunk)
+        for part in self._parts.parts_of(chunk):
             events += self._part(part)
         return events
 
     def finish(self) -> list[dict[str, Any]]:
-        """Events behind the last chunk."""
+        """Return the events behind the last chunk."""
         stop = _stop({"finish_reason": self._parts.finish_reason, "stop_reason": self._parts.stop_reason})
-        ended = {"type": "message_delta", "delta": stop, "usage": _usage(self._parts.usage)}
-        return [*self._close(), {**ended, **only_ours(self._parts.last)}, {"type": "message_stop"}]
+        final_delta = {"type": "message_delta", "delta": stop, "usage": _usage(self._parts.usage)}
+        return [*self._close(), {**final_delta, **paceline_field(self._parts.last_chunk)}, {"type": "message_stop"}]
 
     def fail(self, status: int, error: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Events of an error, which ends the stream: its status in HTTP, and OpenAI's body."""
+        """Translate an error, which ends the stream: its status in HTTP, and OpenAI's body."""
         return [error_of(status, error)]
 
     def _start(self, chunk: Mapping[str, Any]) -> list[dict[str, Any]]:
-        self._started = True
+        self._has_started = True
         usage = {"input_tokens": self.input_tokens, "output_tokens": 0}
         return [
             {"type": "message_start", "message": _message(chunk["id"], chunk["model"], [], usage)},
@@ -87,7 +87,7 @@ class MessageEvents:
 
     def _part(self, part: ReplyPart) -> list[dict[str, Any]]:
         events: list[dict[str, Any]] = []
-        if part.begins:
+        if part.is_first:
             events = [*self._close(), self._begin(part)]
         if part.text:
             events.append({"type": "content_block_delta", "index": self._index, "delta": _delta(part)})
@@ -95,7 +95,7 @@ class MessageEvents:
 
     def _begin(self, part: ReplyPart) -> dict[str, Any]:
         self._index += 1
-        self._open = part.kind
+        self._open_part = part.kind
         block: dict[str, Any] = {"type": "text", "text": ""}
         if part.kind == "reasoning":
             block = _thinking("")
@@ -104,8 +104,8 @@ class MessageEvents:
         return {"type": "content_block_start", "index": self._index, "content_block": block}
 
     def _close(self) -> list[dict[str, Any]]:
-        closed, self._open = self._open, None
-        return [{"type": "content_block_stop", "index": self._index}] if closed else []
+        part, self._open_part = self._open_part, None
+        return [{"type": "content_block_stop", "index": self._index}] if part else []
 
 
 def _delta(part: ReplyPart) -> dict[str, str]:
@@ -130,9 +130,9 @@ def _message(chat_id: str, model: str, content: Sequence[Any], usage: Mapping[st
 
 
 def _stop(choice: Mapping[str, Any]) -> dict[str, Any]:
-    matched = choice.get("stop_reason")
-    if choice["finish_reason"] == "stop" and isinstance(matched, str):
-        return {"stop_reason": "stop_sequence", "stop_sequence": matched}
+    stop_string = choice.get("stop_reason")
+    if choice["finish_reason"] == "stop" and isinstance(stop_string, str):
+        return {"stop_reason": "stop_sequence", "stop_sequence": stop_string}
     return {"stop_reason": _STOP_REASONS.get(choice["finish_reason"], "end_turn"), "stop_sequence": None}
 
 
@@ -140,11 +140,14 @@ def _thinking(text: str) -> dict[str, str]:
     return {"type": "thinking", "thinking": text, "signature": ""}
 
 
-def _use(call: Mapping[str, Any], *, cut: bool) -> dict[str, Any]:
-    """A call. One that was cut off has the keys that came whole, as clients read a stream; no JSON stays text."""
+def _tool_use(call: Mapping[str, Any], *, is_cut: bool) -> dict[str, Any]:
+    """Translate a call.
+
+    A call that was cut off has the keys that came whole, as clients read a stream. Other text than JSON stays text.
+    """
     function = call["function"]
     try:
-        arguments = from_json(function["arguments"] or "{}", allow_partial=cut)
+        arguments = from_json(function["arguments"] or "{}", allow_partial=is_cut)
     except ValueError:
         arguments = None
     if not isinstance(arguments, dict):
@@ -153,11 +156,11 @@ def _use(call: Mapping[str, Any], *, cut: bool) -> dict[str, Any]:
 
 
 def _usage(usage: Mapping[str, Any] | None) -> dict[str, int]:
-    """Tokens that were read from a cache are counted apart, as Anthropic does."""
-    counted = usage or {"prompt_tokens": 0, "completion_tokens": 0}
-    cached = cached_tokens(counted)
+    """Translate usage; Anthropic counts cached tokens apart."""
+    counts = usage or {"prompt_tokens": 0, "completion_tokens": 0}
+    cached = cached_tokens(counts)
     return {
-        "input_tokens": counted["prompt_tokens"] - cached,
+        "input_tokens": counts["prompt_tokens"] - cached,
         "cache_read_input_tokens": cached,
-        "output_tokens": counted["completion_tokens"],
+        "output_tokens": counts["completion_tokens"],
     }

@@ -1,4 +1,4 @@
-"""Anthropic's Messages API as pydantic models: what isn't a field here is refused by name.
+"""Anthropic's Messages API as pydantic models; any other field is refused by name.
 
 A field that takes one value alone (`Literal`) is accepted because that value changes nothing. A `Hint` is accepted
 because no value of it would change a text.
@@ -55,7 +55,7 @@ TextAlone = Annotated[TextBlock, one_of_types("content block", "text")]
 
 
 class ToolResultBlock(_Cacheable):
-    """What a call came to."""
+    """The output of a call."""
 
     type: Literal["tool_result"]
     tool_use_id: Text
@@ -103,7 +103,7 @@ class AnthropicToolChoice(RequestShape):
 
 
 class Thinking(RequestShape):
-    """Whether the model reasons, where its template can switch that. How much is the model's own affair."""
+    """Whether the model reasons, where its template has a switch for it; how much is left to the model."""
 
     type: Literal["enabled", "adaptive", "disabled"]
     budget_tokens: Hint = None
@@ -147,7 +147,7 @@ class CountTokensRequest(_Cacheable):
 
 
 class AnthropicErrorFields(BaseModel):
-    """What is said of an error."""
+    """The fields of an error."""
 
     type: str
     message: str

@@ -1,4 +1,4 @@
-"""OpenAI's Responses API as pydantic models: what isn't a field here is refused by name.
+"""OpenAI's Responses API as pydantic models; any other field is refused by name.
 
 A field that takes one value alone (`Literal`) is accepted because that value changes nothing. A `Hint` is accepted
 because no value of it would change a text. Nothing is stored, so nothing can be referred to later.
@@ -25,7 +25,7 @@ from paceline_gateway.http.shapes import (
 from paceline_gateway.openai.types import RefusalPart
 
 Status = Literal["in_progress", "completed", "incomplete"]
-Included = Literal[
+IncludeName = Literal[
     "reasoning.encrypted_content",
     "web_search_call.results",
     "web_search_call.action.sources",
@@ -34,11 +34,11 @@ Included = Literal[
     "computer_call_output.output.image_url",
     "message.input_image.image_url",
 ]
-"""What a reply would tell of things that none of ours has."""
+"""Optional parts of a reply, which none of ours has."""
 
 
-class _Labelled(RequestShape):
-    """What items of earlier answers bring along."""
+class _AnswerItem(RequestShape):
+    """The fields that items of earlier answers have in common."""
 
     id: Text | None = None
     status: Status | None = None
@@ -64,7 +64,7 @@ Part = Annotated[
 ]
 
 
-class InputMessage(_Labelled):
+class InputMessage(_AnswerItem):
     """One turn."""
 
     type: Literal["message"] = "message"
@@ -73,7 +73,7 @@ class InputMessage(_Labelled):
     phase: Hint = None
 
 
-class FunctionCallItem(_Labelled):
+class FunctionCallItem(_AnswerItem):
     """A call in an earlier answer."""
 
     type: Literal["function_call"]
@@ -83,8 +83,8 @@ class FunctionCallItem(_Labelled):
     caller: Hint = None
 
 
-class FunctionCallOutputItem(_Labelled):
-    """What a call came to."""
+class FunctionCallOutputItem(_AnswerItem):
+    """The output of a call."""
 
     type: Literal["function_call_output"]
     call_id: Text
@@ -100,7 +100,7 @@ class ReasoningPart(RequestShape):
     text: Prose
 
 
-class ReasoningItem(_Labelled):
+class ReasoningItem(_AnswerItem):
     """Reasoning of an earlier answer."""
 
     type: Literal["reasoning"]
@@ -195,7 +195,7 @@ class ResponsesRequest(RequestShape):
     parallel_tool_calls: bool | None = None
     paceline: dict[Text, JsonValue] | None = None
 
-    include: Annotated[BoundedList[Included] | None, HINT_MARK] = None
+    include: Annotated[BoundedList[IncludeName] | None, HINT_MARK] = None
     metadata: Annotated[dict[Text, Text] | None, BoundedObject, HINT_MARK] = None
     top_logprobs: Literal[0] | None = None
     background: Literal[False] | None = None

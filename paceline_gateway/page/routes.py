@@ -11,7 +11,7 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import HTTPException
 
 FOLDER = Path(__file__).parent
-START = "index.html"
+START_FILE = "index.html"
 METHODS = ["GET", "HEAD"]
 CONTENT_TYPES = {
     ".html": "text/html; charset=utf-8",
@@ -19,7 +19,7 @@ CONTENT_TYPES = {
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
-POLICY = "; ".join(
+CONTENT_POLICY = "; ".join(
     (
         "default-src 'none'",
         "script-src 'self'",
@@ -35,14 +35,14 @@ POLICY = "; ".join(
 )
 """Nothing from elsewhere, nothing inline, nothing framed; with trusted types no text can become markup."""
 HEADERS = {
-    "Content-Security-Policy": POLICY,
+    "Content-Security-Policy": CONTENT_POLICY,
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-cache",
 }
-"""`no-cache`: kept, and asked for by its tag each time, so that a page never mixes two versions."""
+"""`no-cache`: the browser asks by the file's tag each time, so that a page never mixes two versions."""
 
 
 @dataclass(frozen=True)
@@ -54,19 +54,19 @@ class Asset:
 
     @cached_property
     def tag(self) -> str:
-        """Names this content."""
+        """The ETag of this content."""
         return f'"{hashlib.sha256(self.content).hexdigest()[:32]}"'
 
-    def answer(self, known: str | None) -> Response:
-        """The file, or that it is what the browser has by the tags of If-None-Match."""
+    def answer(self, browser_tags: str | None) -> Response:
+        """Answer with the file, or with 304 if the browser has it by the tags of If-None-Match."""
         headers = {**HEADERS, "ETag": self.tag}
-        if known is not None and self.tag in known:
+        if browser_tags is not None and self.tag in browser_tags:
             return Response(status_code=304, headers=headers)
         return Response(self.content, media_type=self.content_type, headers=headers)
 
 
 def assets() -> dict[str, Asset]:
-    """The page's files by name."""
+    """Read the page's files, by name."""
     return {
         path.name: Asset(path.read_bytes(), CONTENT_TYPES[path.suffix])
         for path in FOLDER.iterdir()
@@ -81,7 +81,7 @@ def add_page(app: FastAPI) -> None:
 
     @router.api_route("/", methods=METHODS)
     async def start(request: Request) -> Response:
-        return files[START].answer(request.headers.get("if-none-match"))
+        return files[START_FILE].answer(request.headers.get("if-none-match"))
 
     @router.api_route("/page/{name}", methods=METHODS)
     async def asset(name: str, request: Request) -> Response:
