@@ -30,10 +30,10 @@ async def serve(config: GatewayConfig) -> None:
     try:
         listener = open_socket(config.server, config.reader_timeout_s)
         tokenizer = await asyncio.to_thread(load_tokenizer, config.model)
-        running = RunningRequests()
-        app = create_app(Services.of(config, tokenizer), running)
+        running_requests = RunningRequests()
+        app = create_app(Services.of(config, tokenizer), running_requests)
         keep_loaded()
-        await run_http(app, config, listener, running)
+        await run_http(app, config, listener, running_requests)
     finally:
         telemetry.shutdown()
         metrics.shutdown()

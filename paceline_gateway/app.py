@@ -28,7 +28,7 @@ from paceline_gateway.upstream.services import Services
 logger = logging.getLogger(__name__)
 
 
-def create_app(services: Services, running: RunningRequests) -> Guard:
+def create_app(services: Services, running_requests: RunningRequests) -> Guard:
     """Build the whole application over services, which end with it.
 
     The guard is outermost, so a defect, too, is answered with the request's id, logged and counted.
@@ -53,7 +53,7 @@ def create_app(services: Services, running: RunningRequests) -> Guard:
     app.include_router(openai_routes(services))
     app.include_router(dialect_routes(services))
     app.include_router(token_routes(services))
-    app.include_router(operating_routes(services, running))
+    app.include_router(operating_routes(services, running_requests))
     add_page(app)
     app.add_middleware(IgnoredFields)
     app.add_exception_handler(HttpError, _typed_error)
@@ -61,7 +61,7 @@ def create_app(services: Services, running: RunningRequests) -> Guard:
     app.add_exception_handler(RequestValidationError, _invalid_request)
     app.add_exception_handler(HTTPException, _http_exception)
     app.add_exception_handler(Exception, _defect)
-    return Guard(app, services.config, running, services.coordinators.tenant, error_in_dialect)
+    return Guard(app, services.config, running_requests, services.coordinators.tenant, error_in_dialect)
 
 
 async def _typed_error(request: Request, error: Any) -> Response:

@@ -158,9 +158,9 @@ def _tool_use(call: Mapping[str, Any], *, is_cut: bool) -> dict[str, Any]:
 def _usage(usage: Mapping[str, Any] | None) -> dict[str, int]:
     """Translate usage; Anthropic counts cached tokens apart."""
     counts = usage or {"prompt_tokens": 0, "completion_tokens": 0}
-    cached = cached_tokens(counts)
+    cache_tokens = cached_tokens(counts)
     return {
-        "input_tokens": counts["prompt_tokens"] - cached,
-        "cache_read_input_tokens": cached,
+        "input_tokens": counts["prompt_tokens"] - cache_tokens,
+        "cache_read_input_tokens": cache_tokens,
         "output_tokens": counts["completion_tokens"],
     }

@@ -40,12 +40,12 @@ _NAMES = {
 }
 
 
-def chat_of_messages(request: MessagesRequest, *, reasons: bool, switch: str | None = None) -> ChatTranslation:
+def chat_of_messages(request: MessagesRequest, *, has_reasoning: bool, switch: str | None = None) -> ChatTranslation:
     """Translate a request.
 
     Args:
         request: the client's request.
-        reasons: whether the model writes reasoning.
+        has_reasoning: whether the model writes reasoning.
         switch: the variable of its template that can switch reasoning off.
 
     Raises:
@@ -55,16 +55,20 @@ def chat_of_messages(request: MessagesRequest, *, reasons: bool, switch: str | N
     stream_fields = {"stream": True, "stream_options": {"include_usage": True}} if request.stream else {}
     more_fields = without_nones(sampling | {"stop": request.stop_sequences or None})
     limit = {"max_completion_tokens": request.max_tokens}
-    return _translation(request, {**more_fields, **limit, **stream_fields}, reasons=reasons, switch=switch)
+    return _translation(
+        request, {**more_fields, **limit, **stream_fields}, has_reasoning=has_reasoning, switch=switch
+    )
 
 
-def prompt_of_messages(request: CountTokensRequest, *, reasons: bool, switch: str | None = None) -> ChatTranslation:
+def prompt_of_messages(
+    request: CountTokensRequest, *, has_reasoning: bool, switch: str | None = None
+) -> ChatTranslation:
     """Translate the fields that make the prompt. Raises as `chat_of_messages`."""
-    return _translation(request, {}, reasons=reasons, switch=switch)
+    return _translation(request, {}, has_reasoning=has_reasoning, switch=switch)
 
 
 def _translation(
-    request: CountTokensRequest, more_fields: dict[str, Any], *, reasons: bool, switch: str | None
+    request: CountTokensRequest, more_fields: dict[str, Any], *, has_reasoning: bool, switch: str | None
 ) -> ChatTranslation:
     last_role = request.messages[-1].role
     require(
@@ -74,16 +78,16 @@ def _translation(
     turns = [turn for place, message in enumerate(request.messages) for turn in _turns(message, f"messages.{place}")]
     output = request.output_config
     schema = {"name": "answer", "schema": output.format.schema_} if output and output.format else None
-    optional = {
+    optional_fields = {
         "model": request.model,
         "response_format": {"type": "json_schema", "json_schema": schema} if schema else None,
         "reasoning_effort": output.effort if output else None,
     }
     thinking, ignored_fields = request.thinking.type if request.thinking else "adaptive", []
-    fields = {**without_nones(optional), **_tools(request.tools or (), request.tool_choice), **more_fields}
+    fields = {**without_nones(optional_fields), **_tools(request.tools or (), request.tool_choice), **more_fields}
     if thinking != "adaptive" and switch:
         fields["chat_template_kwargs"] = {switch: thinking == "enabled"}
-    elif thinking != "adaptive" and (thinking == "enabled") != reasons:
+    elif thinking != "adaptive" and (thinking == "enabled") != has_reasoning:
         ignored_fields = ["thinking"]
     names = _NAMES | _tool_names(request.tools or ())
     return assemble_chat(fields, [*(system if request.system else []), *turns], names, ignored_fields)
@@ -132,8 +136,8 @@ def _answer(blocks: Sequence[Block], path: str) -> MessageWithPaths:
     message = MessageWithPaths(answer, {"": path})
     for place, block in enumerate(blocks):
         if isinstance(block, ToolUseBlock):
-            own = f"{path}.content.{place}"
-            paths = {"id": f"{own}.id", "function": own, "function.arguments": f"{own}.input"}
+            block_path = f"{path}.content.{place}"
+            paths = {"id": f"{block_path}.id", "function": block_path, "function.arguments": f"{block_path}.input"}
             message.add_call(_call(block), paths)
     return message
 
@@ -163,8 +167,8 @@ def _tools(tools: Sequence[AnthropicTool], choice: AnthropicToolChoice | None) -
 
 
 def _function(tool: AnthropicTool) -> dict[str, Any]:
-    optional = {"description": tool.description, "strict": tool.strict}
-    return {"name": tool.name, "parameters": tool.input_schema, **without_nones(optional)}
+    optional_fields = {"description": tool.description, "strict": tool.strict}
+    return {"name": tool.name, "parameters": tool.input_schema, **without_nones(optional_fields)}
 
 
 def _tool_names(tools: Sequence[AnthropicTool]) -> dict[str, str]:

@@ -43,7 +43,7 @@ class ResponseEvents:
         events = [] if self._id else self._start(chunk)
         for part in self._parts.parts_of(chunk):
             events += self._part(part)
-        return self._numbered(events)
+        return self._number_events(events)
 
     def finish(self) -> list[dict[str, Any]]:
         """Return the events behind the last chunk."""
@@ -53,13 +53,13 @@ class ResponseEvents:
         details = {"incomplete_details": {"reason": "max_output_tokens"}} if is_cut else {}
         paceline = paceline_field(self._parts.last_chunk)
         response = self._response(status, usage=_usage(self._parts.usage), **details, **paceline)
-        return self._numbered([*events, {"type": f"response.{status}", "response": response}])
+        return self._number_events([*events, {"type": f"response.{status}", "response": response}])
 
     def fail(self, status: int, error: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Translate an error, which ends the stream: its status in HTTP, and OpenAI's body."""
         code = "rate_limit_exceeded" if status == _RATE_LIMITED else "server_error"
         failure = {"code": code, "message": error["error"]["message"]}
-        return self._numbered([{"type": "response.failed", "response": self._response("failed", error=failure)}])
+        return self._number_events([{"type": "response.failed", "response": self._response("failed", error=failure)}])
 
     def _start(self, chunk: Mapping[str, Any]) -> list[dict[str, Any]]:
         self._chunk = chunk
@@ -67,7 +67,7 @@ class ResponseEvents:
         response = self._response("in_progress")
         return [{"type": f"response.{name}", "response": response} for name in ("created", "in_progress")]
 
-    def _numbered(self, events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def _number_events(self, events: list[dict[str, Any]]) -> list[dict[str, Any]]:
         first = self._sequence_number
         self._sequence_number += len(events)
         return [{**event, "sequence_number": number} for number, event in enumerate(events, first)]

@@ -106,14 +106,14 @@ def error_in_dialect(path: str, error: HttpError) -> HttpError:
 
 
 class _ReasoningOptions(TypedDict):
-    reasons: bool
+    has_reasoning: bool
     switch: str | None
 
 
 def _reasoning_options(services: Services) -> _ReasoningOptions:
     """Return whether the model reasons, and the variable that can switch that off."""
     switch = thinking_switch(services.tokenizer.template_variables)
-    return {"reasons": services.reply_format.reasoning is not None, "switch": switch}
+    return {"has_reasoning": services.reply_format.reasoning is not None, "switch": switch}
 
 
 def _chunks(

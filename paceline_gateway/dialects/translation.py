@@ -108,5 +108,5 @@ class ChatParts:
             yield ReplyPart("call", text, is_first, call.get("id") or "", name)
 
     def _begins(self, kind: Kind, index: int) -> bool:
-        previous, self._part_key = self._part_key, (kind, index)
-        return previous != self._part_key
+        previous_key, self._part_key = self._part_key, (kind, index)
+        return previous_key != self._part_key

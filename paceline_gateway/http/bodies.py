@@ -74,7 +74,7 @@ async def read_body(receive: Receive, config: GatewayConfig) -> bytes | None:
         HttpError: the body is too long, or takes too long.
     """
     pieces: list[bytes] = []
-    remaining, is_open = config.max_body_bytes, True
+    remaining_bytes, is_open = config.max_body_bytes, True
     try:
         async with asyncio.timeout(config.body_timeout_s):
             while is_open:
@@ -82,8 +82,8 @@ async def read_body(receive: Receive, config: GatewayConfig) -> bytes | None:
                 if message["type"] == "http.disconnect":
                     return None
                 pieces.append(message.get("body", b""))
-                remaining -= len(pieces[-1])
-                if remaining < 0:
+                remaining_bytes -= len(pieces[-1])
+                if remaining_bytes < 0:
                     raise _length_error(config)
                 is_open = message.get("more_body", False)
     except TimeoutError:

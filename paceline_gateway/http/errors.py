@@ -149,7 +149,7 @@ def invalid_body(errors: Sequence[Mapping[str, Any]]) -> HttpError:
     kind, place = first["type"], first["loc"][1:]
     if kind == "json_invalid":
         return HttpError(400, f"body: must be JSON ({first.get('ctx', {}).get('error', first['msg'])})", code=kind)
-    param = field_path(place, whole=kind == "extra_forbidden")
+    param = field_path(place, keeps_last=kind == "extra_forbidden")
     if kind == "extra_forbidden":
         return refusal(param, "unknown, or not supported by this server", "unsupported_parameter")
     if kind == UNSUPPORTED_TYPE:
@@ -171,14 +171,14 @@ def _param_of(name: str) -> str:
     return param if param is not None else name.partition(" ")[0]
 
 
-def field_path(place: Sequence[object], *, whole: bool) -> str:
+def field_path(place: Sequence[object], *, keeps_last: bool) -> str:
     """Write a field's path, without pydantic's names for members of unions, and no longer than anybody would read.
 
     Args:
         place: `loc` of pydantic's error.
-        whole: whether the last part is a name that the client chose.
+        keeps_last: whether the last part is a name that the client chose.
     """
-    names = [part for index, part in enumerate(place) if _is_field(part) or (whole and index == len(place) - 1)]
+    names = [part for index, part in enumerate(place) if _is_field(part) or (keeps_last and index == len(place) - 1)]
     return ".".join(str(part)[:MAX_NAME_CHARACTERS] for part in names[:MAX_PATH_PARTS])
 
 

@@ -62,7 +62,7 @@ class Guard:
     Args:
         app: the application that answers.
         config: the limits.
-        running: counts the requests that have a place.
+        running_requests: counts the requests that have a place.
         tenant_of: returns a caller's tenant; empty: none in particular.
         error_shape: puts an error in the shape of the API that a path belongs to.
     """
@@ -71,13 +71,13 @@ class Guard:
         self,
         app: ASGIApp,
         config: GatewayConfig,
-        running: RunningRequests,
+        running_requests: RunningRequests,
         tenant_of: Callable[[HttpCaller], Awaitable[str]] = _no_tenant,
         error_shape: Callable[[str, HttpError], HttpError] = lambda path, error: error,
     ) -> None:
         self._app = app
         self._config = config
-        self._running = running
+        self._running_requests = running_requests
         self._tenant_of = tenant_of
         self._error_shape = error_shape
         self._sites = Sites(config.allowed_host, config.server.host)
@@ -142,7 +142,7 @@ class Guard:
             Overloaded: the owner has no free place.
         """
         self._places.check(owner)
-        with self._running.track():
+        with self._running_requests.track():
             async with self._places.place(owner):
                 turn_limit = self._start_turns.setdefault(owner, asyncio.Semaphore(MAX_STARTING_REQUESTS))
                 await turn_limit.acquire()

@@ -47,7 +47,7 @@ class IgnoredFields:
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        self._logged = set[str]()
+        self._logged_names = set[str]()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, as ASGI defines it."""
@@ -62,9 +62,9 @@ class IgnoredFields:
         await self._app(scope, receive, send_with_header)
 
     def _log(self, names: Collection[str], caller: HttpCaller) -> None:
-        for name in sorted(set(names) - self._logged):
+        for name in sorted(set(names) - self._logged_names):
             logger.info("ignored, since it can't change a text; said once: field=%s", name)
-        self._logged.update(names)
+        self._logged_names.update(names)
         logger.debug("ignored: fields=%s id=%s", ",".join(sorted(names)), caller.request_id)
 
 

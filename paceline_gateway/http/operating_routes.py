@@ -18,14 +18,14 @@ from paceline_gateway.upstream.coordinators import Coordinator
 from paceline_gateway.upstream.services import Services
 
 
-def operating_routes(services: Services, running: RunningRequests) -> APIRouter:
+def operating_routes(services: Services, running_requests: RunningRequests) -> APIRouter:
     """Build the routes over services."""
     router = APIRouter()
 
     @router.get("/health", response_class=Response)
     async def health() -> Response:
         """200 if a request would find a target; 503 otherwise, and while the gateway drains."""
-        if running.is_draining:
+        if running_requests.is_draining:
             raise PeerUnavailable("the gateway is draining")
         await services.coordinators.check()
         return Response()
@@ -43,7 +43,7 @@ def operating_routes(services: Services, running: RunningRequests) -> APIRouter:
     @router.get("/load")
     async def load() -> dict[str, Any]:
         """The number of requests that run now."""
-        return {"server_load": running.count}
+        return {"server_load": running_requests.count}
 
     @router.get("/metrics", response_class=PlainTextResponse)
     async def prometheus() -> Response:

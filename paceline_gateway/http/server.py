@@ -70,7 +70,9 @@ def file_limit() -> int:
     return limit
 
 
-async def run_http(app: Any, config: GatewayConfig, listener: socket.socket, running: RunningRequests) -> None:
+async def run_http(
+    app: Any, config: GatewayConfig, listener: socket.socket, running_requests: RunningRequests
+) -> None:
     """Serve until a signal comes, or standard input ends where that counts; then drain and return.
 
     A draining server takes no connection. Responses that run have `drain_seconds`, and are then cut off.
@@ -94,8 +96,8 @@ async def run_http(app: Any, config: GatewayConfig, listener: socket.socket, run
             await asyncio.wait((server_task, stop_task), return_when=asyncio.FIRST_COMPLETED)
         finally:
             stop_task.cancel()
-            logger.info("draining: drain_seconds=%g running=%d", settings.drain_seconds, running.count)
-            running.is_draining = server.should_exit = True
+            logger.info("draining: drain_seconds=%g running=%d", settings.drain_seconds, running_requests.count)
+            running_requests.is_draining = server.should_exit = True
             if settings.port_file is not None:
                 settings.port_file.unlink(missing_ok=True)
             await server_task

@@ -89,8 +89,9 @@ class ChatWriter:
         if isinstance(event, Finished):
             is_cut = event.reason is not FinishReason.STOP or self._stop.stop_reason is not None
             deltas = [*self._parser.feed(event.text), *self._parser.finish(is_cut=is_cut)]
-            *earlier, last = [self._choice(self._delta(delta)) for delta in deltas] or [self._choice({})]
-            return [{"choices": [choice]} for choice in (*earlier, last | self._finish_fields(event.reason))]
+            choices = [self._choice(self._delta(delta)) for delta in deltas] or [self._choice({})]
+            choices[-1] |= self._finish_fields(event.reason)
+            return [{"choices": [choice]} for choice in choices]
         assert isinstance(event, Tokens), "a chat asks for no report of its prompt"
         return self._tokens(event)
 

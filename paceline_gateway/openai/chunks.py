@@ -139,7 +139,7 @@ async def run_plan(plan: ReplyPlan, caller: HttpCaller) -> AsyncGenerator[Chunk,
     tally = Tally(plan.samples, shows_tokens=plan.body.max_tokens != 0)
     observation = observe_reply(caller, plan.requests, plan.head.operation, plan.samples)
     rerouting = Rerouting(plan.coordinators, plan.upstream, caller)
-    pending, is_held = list[Chunk](), plan.requests[0].sampling.grammar is not None
+    pending_chunks, is_held = list[Chunk](), plan.requests[0].sampling.grammar is not None
     with observation as meter:
         async with aclosing(run_choices(rerouting, plan.requests, plan.samples)) as events:
             async for choice in events:
@@ -147,10 +147,10 @@ async def run_plan(plan: ReplyPlan, caller: HttpCaller) -> AsyncGenerator[Chunk,
                 tally.add(choice)
                 meter.take(choice)
                 for event in _pieces(choice.event):
-                    pending += plan.writers[choice.index].write(event)
+                    pending_chunks += plan.writers[choice.index].write(event)
                     is_held = is_held and isinstance(event, Started)
-                    while pending and not is_held:
-                        yield plan.head.chunk(pending.pop(0))
+                    while pending_chunks and not is_held:
+                        yield plan.head.chunk(pending_chunks.pop(0))
                     if isinstance(event, PromptLogprobs) or (isinstance(event, Tokens) and event.logprobs):
                         await asyncio.sleep(0)  # long reports take turns with other requests
     tally.reasoning_tokens = sum(writer.reasoning_tokens for writer in plan.writers)

@@ -148,7 +148,7 @@ def _tool_fields(tools: object, tool_choice: object, parallel: object) -> ToolFi
         return ToolFields.model_validate(raw_fields)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        path = field_path(first["loc"], whole=first["type"] == "extra_forbidden")
+        path = field_path(first["loc"], keeps_last=first["type"] == "extra_forbidden")
         raise InvalidInput.of(path, first["input"], f"as OpenAI has it ({first['msg']})") from error
 
 

@@ -55,12 +55,12 @@ class Tally:
         Of samples that share a prompt, the first one's cached tokens count, as its prompt does. Rejected prediction
         tokens are no part of the text, so they do not count among the completion's.
         """
-        cached = self._cached_tokens
+        cache_tokens = self._cached_tokens
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
-            "prompt_tokens_details": None if cached is None else {"cached_tokens": cached},
+            "prompt_tokens_details": None if cache_tokens is None else {"cached_tokens": cache_tokens},
             "completion_tokens_details": {
                 "reasoning_tokens": self.reasoning_tokens,
                 "accepted_prediction_tokens": sum(stats.prediction_accepted for stats in self.stats.values()),

@@ -144,12 +144,12 @@ class _RuleWriter:
         return self._any_token.match(marker) is not None
 
     def _pieces(self, text: str) -> Iterator[str]:
-        at = 0
+        position = 0
         for match in self._any_token.finditer(text):
-            yield from _string_literal(text[at : match.start()])
+            yield from _string_literal(text[position : match.start()])
             yield f"<[{self._tokens[match[0]]}]>"
-            at = match.end()
-        yield from _string_literal(text[at:])
+            position = match.end()
+        yield from _string_literal(text[position:])
 
 
 def arguments_schema(parameters: Mapping[str, Any] | None) -> Mapping[str, Any]:

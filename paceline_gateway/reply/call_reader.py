@@ -33,12 +33,12 @@ class ObjectScan:
             return self.depth == 0
         return False
 
-    def run(self, text: str, at: int) -> int:
+    def run(self, text: str, position: int) -> int:
         """Take characters up to the bracket that closes the value; return that bracket's position."""
-        while at < len(text) and (self._in_string or self.depth != 1 or text[at] not in "}]"):
-            self.push(text[at])
-            at += 1
-        return at
+        while position < len(text) and (self._in_string or self.depth != 1 or text[position] not in "}]"):
+            self.push(text[position])
+            position += 1
+        return position
 
     def _within_string(self, character: str) -> None:
         if self._after_backslash:
@@ -84,12 +84,13 @@ class CallReader:
         deltas, self._deltas = self._deltas, []
         return deltas
 
-    def run(self, text: str, at: int) -> tuple[int, list[ReplyDelta]]:
+    def run(self, text: str, position: int) -> tuple[int, list[ReplyDelta]]:
         """Take what is certain to be arguments at once; return where the rest begins, and the deltas."""
         if self.is_done or self._state != self._read_arguments:
-            return at, []
-        end = self._scan.run(text, at)
-        return end, [ReplyDelta(tool_call=ToolCallDelta(self._index, arguments=text[at:end]))] if end > at else []
+            return position, []
+        end = self._scan.run(text, position)
+        arguments = text[position:end]
+        return end, [ReplyDelta(tool_call=ToolCallDelta(self._index, arguments=arguments))] if arguments else []
 
     @property
     def is_marked(self) -> bool:

@@ -54,7 +54,7 @@ class ParameterRules:
         _check_keys(field, schema, _OBJECT_KEYS)
         parameters, required = parameters_of(schema), schema.get("required") or []
         require(isinstance(required, list), f"{field}.required", required, "a list of names")
-        if any(each not in parameters for each in required):
+        if any(name not in parameters for name in required):
             reason = "names a property that isn't listed, as this model's format needs"
             raise Unsupported.of(f"{field}.required", reason)
         definitions = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
@@ -108,9 +108,9 @@ def _choices_of(schema: Mapping[str, Any]) -> list[Any] | None:
     return None
 
 
-def _check_keys(field: str, schema: Mapping[str, Any], allowed: frozenset[str]) -> None:
+def _check_keys(field: str, schema: Mapping[str, Any], allowed_keys: frozenset[str]) -> None:
     for key, value in schema.items():
-        if key not in allowed and not key.startswith("x-"):
+        if key not in allowed_keys and not key.startswith("x-"):
             raise Unsupported.of(f"{field}.{key}", "can't be kept in this model's format")
         if key == "anyOf":
             for part in value:  # of known types each: they were read

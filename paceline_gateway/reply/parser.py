@@ -107,12 +107,12 @@ class MarkedReply:
 
     def feed(self, text: str) -> list[ReplyDelta]:
         """Return the deltas that this piece makes certain."""
-        at = 0
-        while at < len(text):
-            at = self._run(text, at)
-            if at < len(text):
-                self._state(text[at])
-                at += 1
+        position = 0
+        while position < len(text):
+            position = self._run(text, position)
+            if position < len(text):
+                self._state(text[position])
+                position += 1
         return self._take_deltas()
 
     def finish(self, *, is_cut: bool = False) -> list[ReplyDelta]:
@@ -126,15 +126,15 @@ class MarkedReply:
         self._pending_text = ""
         return self._take_deltas()
 
-    def _run(self, text: str, at: int) -> int:
+    def _run(self, text: str, position: int) -> int:
         """Take a run of characters at once: no marker begins with them, or they are arguments."""
         if self._reader is not None and self._state == self._call:
-            end, deltas = self._reader.run(text, at)
+            end, deltas = self._reader.run(text, position)
             self._deltas += deltas
             return end
-        match = None if self._pending_text or self._trim else self._plain_text.match(text, at)
+        match = None if self._pending_text or self._trim else self._plain_text.match(text, position)
         if match is None:
-            return at
+            return position
         self._emit(match[0], reasoning=self._state == self._reasoning)
         return match.end()
 

@@ -110,7 +110,7 @@ def _without_last_reasoning(header: str) -> str:
     """Cut off the empty span of reasoning that templates write at the end of the last answer's header."""
     question_at = max(0, header.rfind(_USER["content"]))
     starts = (header.find(opening, question_at) for opening, _ in TAGS)
-    return header[: min((at for at in starts if at >= 0), default=len(header))].rstrip()
+    return header[: min((position for position in starts if position >= 0), default=len(header))].rstrip()
 
 
 def _call_format(one_call: str, two_calls: str | None, tokenizer: Tokenizer, *, as_text: bool) -> CallFormat:
@@ -152,7 +152,8 @@ def _format_by_parameter(tokenizer: Tokenizer, tools: Sequence[Turn], two_calls:
 
 def _cut_at_turn_end(text: str, tokenizer: Tokenizer) -> str:
     """Return the text up to the end of the turn."""
-    return text[: min((at for end in _turn_ends(tokenizer) if (at := text.find(end)) >= 0), default=len(text))]
+    positions = [text.find(end) for end in _turn_ends(tokenizer)]
+    return text[: min((position for position in positions if position >= 0), default=len(text))]
 
 
 def _call_separator(two_calls: str | None) -> str | None:

@@ -103,15 +103,15 @@ class StopWatch:
         ids = list(self._tail)
         last_at, text = len(self._tokenizer.decode(ids[:-1])), self._tokenizer.decode(ids)
         places = ((text.find(string, max(0, last_at - len(string) + 1)), string) for string in self._strings)
-        return min(((at, string) for at, string in places if at >= 0), default=(0, None))[1]
+        return min(((position, string) for position, string in places if position >= 0), default=(0, None))[1]
 
 
 def with_markers(tokens: Tokens, marker_tokens: Mapping[int, str]) -> str:
     """Return the text of newly committed tokens, marker tokens written out."""
     if not marker_tokens or not any(token_id in marker_tokens for token_id in tokens.token_ids):
         return tokens.text
-    pieces, at = list[str](), 0
+    pieces, position = list[str](), 0
     for token_id, end in zip(tokens.token_ids, tokens.text_ends, strict=False):
-        pieces += [tokens.text[at:end], marker_tokens.get(token_id, "")]
-        at = end
-    return "".join([*pieces, tokens.text[at:]])
+        pieces += [tokens.text[position:end], marker_tokens.get(token_id, "")]
+        position = end
+    return "".join([*pieces, tokens.text[position:]])

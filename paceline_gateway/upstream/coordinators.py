@@ -231,7 +231,7 @@ class Coordinators:
         self._tokenizer = tokenizer
         self.members: Sequence[Coordinator] = ()
         self._tasks = BackgroundTasks(self._log_watch_end)
-        self._draining: set[Coordinator] = set()
+        self._draining_coordinators: set[Coordinator] = set()
         channel_credentials(config.reach("checked:1"), "coordinator.")
         sources = [EndpointSource.parse("coordinator.address", text) for text in config.coordinator.address]
         addresses = ", ".join(config.coordinator.address)
@@ -308,7 +308,7 @@ class Coordinators:
     async def close(self) -> None:
         """Close all channels."""
         await self._tasks.close()
-        await asyncio.gather(*(coordinator.close() for coordinator in (*self.members, *self._draining)))
+        await asyncio.gather(*(coordinator.close() for coordinator in (*self.members, *self._draining_coordinators)))
 
     def _update(self, endpoints: Sequence[Endpoint]) -> None:
         """Open channels to new addresses; what runs at a vanished one goes on."""
@@ -319,12 +319,12 @@ class Coordinators:
         ]
         for coordinator in set(by_address.values()).difference(self.members):
             logger.info("endpoint vanished: address=%s requests=%d", coordinator.address, coordinator.request_count)
-            self._draining.add(coordinator)
+            self._draining_coordinators.add(coordinator)
             self._tasks.spawn(self._drain(coordinator))
 
     async def _drain(self, coordinator: Coordinator) -> None:
         await coordinator.close_when_idle()
-        self._draining.discard(coordinator)
+        self._draining_coordinators.discard(coordinator)
 
     @staticmethod
     def _log_watch_end(error: BaseException) -> None:

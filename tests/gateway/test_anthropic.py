@@ -18,8 +18,8 @@ ASKED: Any = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "cont
 TOOL = {"name": "add", "description": "Adds.", "input_schema": {"type": "object"}}
 
 
-def chat(*, reasons: bool = False, **fields: Any) -> dict[str, Any]:
-    return {**chat_of_messages(MessagesRequest.model_validate({**ASKED, **fields}), reasons=reasons).chat}
+def chat(*, has_reasoning: bool = False, **fields: Any) -> dict[str, Any]:
+    return {**chat_of_messages(MessagesRequest.model_validate({**ASKED, **fields}), has_reasoning=has_reasoning).chat}
 
 
 def client(answer: Answer) -> anthropic.Anthropic:
