@@ -17,10 +17,11 @@ MAX_SHADOW_TOKENS = 1024
 class DraftBudget:
     """What a proposal may cost; `max_tokens` 0 asks for none.
 
-    `tree_widths` make a static tree; without them more `max_nodes` than `max_tokens` make a dynamic
-    one. `fan_out`: outcomes to draft for behind each node while a round is verified. `shadow`: keep the
-    session's rows current and say the shadow of what the commit brings. `least_chance`: a chain or dynamic
-    tree drafted just in time ends before the first node whose chance to be reached is less; coupled only.
+    `tree_widths` make a static tree. Without them more `max_nodes` than `max_tokens` make a dynamic one. `fan_out` is
+    the number of outcomes to draft for behind each node while a round is verified. `shadow` asks the service to keep
+    the session's rows current and to send the `Shadow` of the tokens that the commit brings. `least_chance` ends a
+    chain or dynamic tree that is drafted just in time before the first node that is less likely to be reached. It has
+    a meaning under coupled acceptance only.
     """
 
     max_tokens: int = 0
@@ -34,7 +35,10 @@ class DraftBudget:
 
 @dataclass(frozen=True)
 class DraftOpen:
-    """Opens a session on the draft service and asks for the first proposal; `takes_shadows`: `Shadow` is known."""
+    """Opens a session on the draft service and asks for the first proposal.
+
+    `takes_shadows`: whether the coordinator knows `Shadow`.
+    """
 
     session_id: int
     spec: SessionSpec
@@ -57,7 +61,10 @@ class Commit:
 
 @dataclass(frozen=True)
 class Verifying:
-    """What was sent to the target: by proposal id and node count, inline, or nothing; `budget` is each outcome's."""
+    """The proposal that was sent to the target: by id and node count, inline, or none.
+
+    `budget` holds for the proposal of each outcome.
+    """
 
     session_id: int
     base_length: int
@@ -80,7 +87,7 @@ class DraftOpened:
 class DraftedProposal:
     """A proposal and the outcome that it answers; `outcome` None answers the open.
 
-    One for an outcome that is not known yet is sent again, longer, under the same id whenever it has grown.
+    A proposal for an outcome that is not known yet is sent again, longer, under the same id whenever it has grown.
     """
 
     session_id: int
@@ -91,7 +98,7 @@ class DraftedProposal:
 
 @dataclass(frozen=True)
 class Shadow:
-    """How the committed tokens from `first_position` on stand in the drafter's own order.
+    """The ranks that the committed tokens from `first_position` on have in the drafter's own order.
 
     Rank 1 is its first choice, 0 a token that is not among those it ranked. Coupled acceptance: ranks in the race
     of q under the shared noise, and q of the first choice. Rejection and block acceptance: ranks by q alone, and q

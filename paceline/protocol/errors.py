@@ -1,4 +1,4 @@
-"""Every error that crosses a process boundary, each with what maps it.
+"""Every error that crosses a process boundary.
 
 An exception knows its `google.rpc.Code`, its stable upper-snake reason, and
 whether sending the same request again can do no harm. `paceline.rpc` turns it
@@ -67,9 +67,9 @@ class PacelineError(Exception):
 
     @property
     def for_log(self) -> str:
-        """The message as logs and spans may have it: a client's text may stand in the value that was refused.
+        """The message without a client's text, which may stand in the refused value: for logs and spans.
 
-        Numbers are shown. Of any other value the field is named, without what a library says of it.
+        Numbers are shown. Of any other value only the field is named.
         """
         refused_text = self.metadata.get("value", "0")
         if _NUMBER.fullmatch(refused_text):

@@ -1,4 +1,4 @@
-"""Why a request was drafted for as it was: what its planner knew, and what each way to run a round was worth."""
+"""Why a request was drafted for in one way and not another: the planner's knowledge, and its value of each way."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class CandidateExplanation:
         draft_tokens: longest path that it proposes; 0 for `none`, and of matches, whose lengths differ, the mean.
         tokens: expected committed tokens of a round; of matches the mean of those that were proposed.
         ms: expected milliseconds of a round; of matches the same mean, 0 where none was proposed yet.
-        rounds: rounds of this request that ran so.
+        rounds: rounds of this request that ran in this way.
     """
 
     name: str
@@ -39,21 +39,21 @@ class CandidateExplanation:
 
 @dataclass(frozen=True)
 class PlanExplanation:
-    """What a request's planner knew at its end, and what it chose by that.
+    """What a request's planner knew when the request ended, and what it had chosen.
 
     Attributes:
-        target_alone_ms: of a target step of `EXPLAINED_ROWS` rows while no draft works; empty: not known.
-        target_beside_ms: the same while a draft works meanwhile.
-        draft_ms: of a draft step of one row; 0: not known, or no draft.
-        target_trip_ms: both ways to the target and back, without its work.
+        target_alone_ms: duration of a target step of `EXPLAINED_ROWS` rows while no draft works; empty: not known.
+        target_beside_ms: the same while a draft works.
+        draft_ms: duration of a draft step of one row; 0: not known, or no draft.
+        target_trip_ms: time to the target and back, without its work.
         draft_trip_ms: the same of the draft.
         target_sessions: sessions that share the target's steps, this one included, of all coordinators.
         positions: committed positions from which the draft's acceptance is known.
         acceptance: chance that the first 1, 2, … tokens of a draft's chain are all accepted.
         ngram_acceptance: the same of an n-gram match.
-        candidates: every way that was compared, and how many rounds ran so.
-        account_ms: what the request has taken beyond target-only's time for the same tokens; negative: it gained.
-        account_bound_ms: the account from which the request is target-only until it has recovered.
+        candidates: every way that the planner compared.
+        account_ms: time that the request took beyond target-only's for the same tokens; negative: it gained time.
+        account_bound_ms: bound of the account; above it the request is target-only until it has recovered.
     """
 
     target_alone_ms: tuple[float, ...] = ()

@@ -1,4 +1,4 @@
-"""What a drafter wants to know of the target's hidden states, what a target can tell, and how it travels."""
+"""Hidden states of the target: which ones a drafter reads, which ones a target can send, and their messages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from enum import StrEnum
 from paceline.protocol.errors import Unsupported, require
 
 MAX_FEATURE_LAYERS = 16
-"""Of one drafter; published ones take 1 to 6."""
+"""Most layers that one drafter reads; published ones read 1 to 6."""
 MAX_FEATURE_BYTES = 1 << 18
 """Most bytes of values and scales in one message: a quarter of a frame, so that verdicts beside it wait for little.
 It holds a row of 16 layers of 8,192 float16."""
@@ -23,10 +23,10 @@ MAX_KEPT_FEATURE_BYTES = 16 << 20
 class FeatureNeed:
     """Which of the target's hidden states a drafter reads, in the order in which it joins them.
 
-    A layer is said by its *output*: `i` is the residual stream behind decoder layer i, counted from 0, so that
-    `i - 1` is the input of layer i. `EMBEDDING` (-1) is what layer 0 is given. `FINAL` (-2) is the last layer's
-    output behind the decoder's last norm: what the target's head reads. Checkpoints count otherwise, and differ by
-    one: their loaders translate, nothing else does.
+    A layer's number stands for its *output*: `i` is the residual stream behind decoder layer i, counted from 0, so
+    that `i - 1` is the input of layer i. `EMBEDDING` (-1) is the input of layer 0. `FINAL` (-2) is the last layer's
+    output behind the decoder's last norm, which the target's head reads. Checkpoints count differently, by one. Their
+    loaders translate; nothing else does.
     """
 
     layers: tuple[int, ...] = ()
@@ -50,11 +50,11 @@ class FeatureNeed:
 EMBEDDING = -1
 FINAL = -2
 NO_FEATURES = FeatureNeed()
-"""Of drafters that read tokens alone."""
+"""The need of drafters that read tokens alone."""
 
 
 class FeatureType(StrEnum):
-    """How hidden states are written. int8 has a scale for each layer of a row, since layers differ in size."""
+    """The type of hidden states on the wire. int8 has a scale for each layer of a row, as layers differ in size."""
 
     FLOAT16 = "float16"
     INT8 = "int8"
@@ -71,7 +71,7 @@ class FeatureType(StrEnum):
 
 @dataclass(frozen=True)
 class FeatureOffer:
-    """Which hidden states a target can send: of so many decoder layers, each so wide."""
+    """The hidden states that a target can send: those of `layers` decoder layers, each `hidden` values wide."""
 
     layers: int
     hidden: int
@@ -98,7 +98,7 @@ class FeatureOffer:
 
 @dataclass(frozen=True)
 class FeatureRequest:
-    """Which hidden states a session wants, of the tokens from `first_position` on: those before it are known."""
+    """The hidden states that a session asks for, from `first_position` on: it has those of the tokens before."""
 
     need: FeatureNeed
     dtype: FeatureType = FeatureType.FLOAT16
@@ -112,9 +112,9 @@ class FeatureRequest:
 class Features:
     """Hidden states of the committed tokens from `first_position` on, in the order of the session's need.
 
-    `data` are little-endian values of `shape` [rows, layers, hidden]. int8: `scales` [rows · layers] are what the
-    values of each layer of a row are multiplied by. What they say is read by `paceline.engine.feature_rows`; on the
-    way they are only cut into rows.
+    `data` holds little-endian values of `shape` [rows, layers, hidden]. For int8, `scales` [rows · layers] has the
+    factor of each layer of a row. `paceline.engine.feature_rows` reads the values; on the way they are only cut into
+    rows.
     """
 
     session_id: int
@@ -139,7 +139,7 @@ class Features:
 
     @property
     def rows(self) -> int:
-        """How many tokens' hidden states these are."""
+        """The number of tokens whose hidden states these are."""
         return self.shape[0]
 
     @property
@@ -149,11 +149,11 @@ class Features:
 
     @property
     def size(self) -> int:
-        """Bytes of what they say."""
+        """Bytes of values and scales."""
         return len(self.data) + 4 * len(self.scales)
 
     def within(self, start: int, end: int) -> Iterator[Features]:
-        """The part that is of positions [start, end), if there is any."""
+        """The part for the positions [start, end), if there is any."""
         first, last = max(start, self.first_position), min(end, self.end)
         if first >= last:
             return

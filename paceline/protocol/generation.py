@@ -208,7 +208,7 @@ class PeerKind(Enum):
 
 @dataclass(frozen=True)
 class PeerDescription:
-    """A service of a coordinator's pools, the link to it, and what it has to do as far as the coordinator has heard.
+    """A service of a coordinator's pools, the link to it, and its load as far as the coordinator knows.
 
     `sessions` are the coordinator's own; those of the latest step, its rows and the queue are of all coordinators.
     `step_ms` is a step of one row; 0: not known. `problem` says why the link is down.
@@ -239,14 +239,14 @@ class ModelDescription:
     draft_ready: bool
     peers: tuple[PeerDescription, ...] = ()
     sampling: SamplingParams = SamplingParams()
-    """The model's own defaults; what is unstated has none."""
+    """The model's own defaults; a number that is unstated has none."""
     max_new_tokens: int | None = None
     """The model's own default."""
     tenant: str = ""
-    """Whose requests those of the asker's key are; empty: no key is asked for."""
+    """The tenant of the caller's key; empty: the coordinator asks for no key."""
 
     @property
     def defaults(self) -> dict[str, float]:
-        """What the model sets for requests that leave it open, by the fields' names; empty: nothing."""
+        """The model's values for fields that a request leaves out, by their names; empty: it has none."""
         most = {} if self.max_new_tokens is None else {"max_new_tokens": self.max_new_tokens}
         return {**self.sampling.stated_numbers, **most}

@@ -19,11 +19,11 @@ def read_text(field: str, file: Path) -> str:
 
 
 def json_value(field: str, text: str) -> Any:
-    """What JSON says.
+    """The value of a JSON text.
 
     Raises:
-        InvalidInput: it is none; or the library can't follow it, as it is nested deeper than the interpreter's stack,
-            or has a number of more than 4,300 digits.
+        InvalidInput: the text is no JSON, is nested deeper than the interpreter's stack, or has a number of more than
+            4,300 digits.
     """
     try:
         return json.loads(text)
@@ -39,7 +39,7 @@ def read_json(field: str, file: Path) -> dict[str, Any]:
 
 
 def read_json_lines(field: str, file: Path) -> Iterator[tuple[str, Any]]:
-    """The JSON values of a file's lines that are not empty, each with what names its line in an error.
+    """The JSON values of a file's lines that are not empty, each with the name of its line for errors.
 
     Raises:
         InvalidInput: naming the file or the line.

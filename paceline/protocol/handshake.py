@@ -1,4 +1,4 @@
-"""The first messages of a link, and what a service says it is doing."""
+"""The first messages of a link, and the status of a service."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ MAX_FRAME_MESSAGES = 1024
 the bytes alone would let 170,000 of them hold the reader's event loop for a second."""
 
 MAX_DRAFTERS = 16
-"""Most drafters of one service: the welcome of a service that has a few and room for as many. Requests look through
-them, and each has a line of costs."""
+"""Most drafters of one service. Requests look through them, and each has a line of costs."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,7 @@ class Welcome:
     """First message of a link, from the service.
 
     `drafter_needs`: what each of `drafters` reads of the target's hidden states; empty: none of them reads any.
-    `default_name`: what the first of `drafters` was configured as, which it is called, too.
+    `default_name`: the name that the first of `drafters` was configured with; sessions may ask for it by this, too.
     `features`: which hidden states a target can send; None: none.
     """
 
@@ -68,7 +67,7 @@ class Welcome:
 
     @property
     def drafter_names(self) -> tuple[str, ...]:
-        """What sessions may ask for: each drafter's name, and the default's own behind `model`."""
+        """The names that sessions may ask for: each drafter's, and behind the first one the default's own."""
         own = (self.default_name,) if self.default_name and self.drafters else ()
         return (*self.drafters[:1], *own, *self.drafters[1:])
 

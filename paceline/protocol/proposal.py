@@ -12,7 +12,7 @@ MAX_PROPOSAL_NODES = 64
 MAX_SUPPORT_ENTRIES = 256
 SUPPORT_SUM_TOLERANCE = 1e-3
 MAX_DRAFTER_BYTES = 512
-"""Of a drafter's name, which every round's record repeats: those of a whole text must fit one message."""
+"""Most bytes of a drafter's name. Every round's record repeats it, and those of a whole text must fit one message."""
 AUTO = "auto"
 """Drafter of requests that leave the choice to the coordinator's policy."""
 NGRAM = "ngram"
@@ -26,9 +26,9 @@ CORPUS = "corpus"
 COPYING = (NGRAM, PREDICTION, SHARED, CORPUS)
 """Drafters of the coordinator's own, whose tokens are certain of themselves."""
 MODEL = "model"
-"""The draft services' own: `model` is the first of a service, `model:NAME` each by what it was started with."""
+"""Drafter of a draft service: `model` is its first, `model:NAME` the one that it was started with as NAME."""
 OWN_MTP = "mtp"
-"""As a draft's name: the multi-token prediction that the target's own checkpoint carries; a folder is ./mtp."""
+"""Name of the draft that is the target checkpoint's own multi-token prediction; a folder of that name is `./mtp`."""
 NONE = "none"
 """No drafter: every round is target-only."""
 ROOT = -1
@@ -156,7 +156,7 @@ class Proposal:
         )
 
     def extends(self, earlier: Proposal | None) -> bool:
-        """Whether it has the earlier one's tokens and tree at its beginning; nothing begins everything."""
+        """Whether it begins with the earlier one's tokens and tree; true where there is no earlier one."""
         nodes = len(earlier) if earlier else 0
         mine = self.token_ids[:nodes], self.parents[:nodes]
         return earlier is None or mine == (earlier.token_ids, earlier.parents)

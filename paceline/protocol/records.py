@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from paceline.protocol.explanation import PlanExplanation
 
 MAX_RECORDS = 4096
-"""Most rounds of one generation whose records are told: the first ones."""
+"""Most rounds of one generation whose records a client gets: the first ones."""
 
 
 @dataclass(frozen=True)
 class StepTimings:
-    """Durations of one answer on the service's own clock; `service_ms` covers the others."""
+    """Durations of one answer on the service's own clock; `service_ms` includes the other three."""
 
     queue_ms: float = 0.0
     forward_ms: float = 0.0

@@ -14,7 +14,7 @@ MAX_TOP_LOGPROBS = 20
 MAX_TEMPERATURE = 100.0
 REPETITION_PENALTIES = (0.01, 100.0)
 MAX_PENALTY = 2.0
-"""Of presence and frequency, either sign, as OpenAI's API has it."""
+"""Largest presence and frequency penalty, of either sign, as in OpenAI's API."""
 MAX_LOGIT_BIAS = 100.0
 MAX_LOGIT_BIAS_ENTRIES = 1024
 MAX_BAD_WORDS = 1024
@@ -22,11 +22,11 @@ MAX_BAD_WORD_TOKENS = 64
 MAX_GRAMMAR_BYTES = 1 << 16
 MAX_SAMPLES = 128
 NOISE_VERSION = 1
-"""Of the noise that a seed stands for: changes with whatever changes a number of `tests/vectors/noise.json`."""
+"""Version of the noise that a seed stands for. A change of any number of `tests/vectors/noise.json` changes it."""
 
 
 def check_top_logprobs(name: str, top: int | None) -> None:
-    """Refuse to report more of the most probable tokens than there may be; None: none are reported."""
+    """Refuse a number of most probable tokens to report that is out of its range; None: no report."""
     require(top is None or 0 <= top <= MAX_TOP_LOGPROBS, name, top, f"in [0, {MAX_TOP_LOGPROBS}]")
 
 

@@ -10,10 +10,10 @@ from paceline.protocol.proposal import Acceptance
 from paceline.protocol.sampling import NoiseKey, SamplingParams
 
 MAX_TIME_LEFT_MS = (1 << 32) - 1
-"""Longest time that a service is told a request has left, 49.7 days: what the wire's field holds."""
+"""Longest `time_left_ms` of a session: 49.7 days, the most that the wire's field holds."""
 
 MAX_TENANT_BYTES = 64
-"""What a keyed BLAKE2b takes as its key."""
+"""Most bytes that a keyed BLAKE2b takes as its key."""
 
 
 @dataclass(frozen=True)

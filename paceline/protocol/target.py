@@ -12,7 +12,7 @@ from paceline.protocol.sampling import check_top_logprobs
 from paceline.protocol.session import Close, Failure, SessionSpec
 
 LIFE_SIGN_MS = 250
-"""While a link has sessions open, the target says this often for which of them it is at work: it shows life."""
+"""Time between two signs of life on a link with open sessions. Each names the sessions that the target works for."""
 MAX_AT_WORK = 1 << 17
 """Most sessions in one sign of life: a session that waits takes at most 5 of a frame's 1 MiB."""
 MAX_LEASE = 64
@@ -28,9 +28,10 @@ so a piece takes at most 50 KiB of a frame's 1 MiB, and verdicts find room besid
 class TargetOpen:
     """Opens a session on the target, which computes all but the last prefix token.
 
-    `prompt_logprobs`: how many of the most probable tokens to report in the place of each of the prompt's, with
-    the token's own log-probability; None: no reports. The first `prompt_logprobs_known` tokens behind the first one
-    are known already. `features`: hidden states to send of committed tokens; None: none.
+    `prompt_logprobs` asks for a report on each token of the prompt: its own log-probability, and that many of the
+    most probable tokens in its place; None: no reports. The coordinator has the reports of the first
+    `prompt_logprobs_known` tokens behind the first one. `features`: hidden states to send of committed tokens; None:
+    none.
     """
 
     session_id: int
@@ -48,13 +49,13 @@ class TargetOpen:
 
 @dataclass(frozen=True)
 class Round:
-    """What the target keeps, what is new to it, what it verifies.
+    """A round's command: the rows that the target keeps, the tokens that are new to it, the proposal to verify.
 
     `base_length` counts KV rows kept (accepted rows of the previous round
     included) and is the round key of rejection and block acceptance. `lease`
     counts the target-only rounds that the target may start by itself behind it.
-    `drafting`: a draft works for the session meanwhile; it counts for the rounds
-    that the target starts by itself, too, until one that is sent says otherwise.
+    `drafting`: whether a draft works for the session meanwhile. It holds for the
+    rounds that the target starts by itself, too, until one that is sent says otherwise.
     """
 
     session_id: int
@@ -175,7 +176,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class TargetOpened:
-    """The prefix is computed."""
+    """The target has computed the prefix; `reused_tokens` of it were in its prefix cache."""
 
     session_id: int
     reused_tokens: int = 0
@@ -184,7 +185,7 @@ class TargetOpened:
 
 @dataclass(frozen=True)
 class AtWork:
-    """The target is at work for the session: it waits for nothing else. Signs of life have these, and no events."""
+    """The target is at work for the session, which waits for nothing else. A sign of life has only these."""
 
     session_id: int
 

@@ -1,4 +1,4 @@
-"""W3C Trace Context: what says which span caused a message."""
+"""W3C Trace Context: the headers that name the span which caused a message."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SAMPLED_FLAG = 1
 def decode_traceparent(value: str) -> str:
     """A `traceparent` as W3C Trace Context has it; empty if it is not valid, as if none had come.
 
-    A later version is rewritten to what version 00 knows of it.
+    A later version is rewritten as version 00, without the fields that version 00 doesn't have.
     """
     match = _TRACEPARENT.fullmatch(value)
     if match is None or (match["version"] == "00" and match["more"] is not None):

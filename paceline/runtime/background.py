@@ -11,7 +11,7 @@ class BackgroundTasks:
     """One owner's tasks on the running event loop.
 
     Args:
-        failed: told what a task has raised, which no caller sees.
+        on_failure: called with the exception that a task has raised, which no caller sees.
     """
 
     def __init__(self, on_failure: Callable[[BaseException], None]) -> None:

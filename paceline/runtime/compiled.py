@@ -40,7 +40,7 @@ def compiled(function: _Function, fastmath: Any = False, *, inline: bool = False
 def compiled_pointer(function: Callable[..., None], words: int) -> int:
     """Compile a function of so many int64 and return its address.
 
-    What calls it by address doesn't hold its code: a large function is compiled once and not into every caller.
+    A caller by address doesn't contain the function's code, so a large function is compiled once for all callers.
     """
     options: dict[str, Any] = {"nopython": True, "error_model": "numpy"}
     signature = types.void(*[types.int64] * words)
@@ -51,7 +51,7 @@ def compiled_pointer(function: Callable[..., None], words: int) -> int:
 
 @cache
 def _folder() -> str | None:
-    """Where machine code of these very sources is kept; None: nowhere is writable.
+    """The folder for the machine code of these very sources; None: no place is writable.
 
     Numba looks only at the file of a function for changes, and a function here holds constants and code of
     other files: what was compiled against an older one would write where it must not.
@@ -77,7 +77,7 @@ def _digest() -> str:
 
 @contextmanager
 def _machine_code() -> Iterator[bool]:
-    """Keep what is compiled within in `_folder`; yields whether there is one."""
+    """Keep the machine code of what is compiled within the block in `_folder`; yields whether there is one."""
     before, folder = _config.CACHE_DIR, _folder()
     _config.CACHE_DIR = folder or before
     try:

@@ -23,15 +23,15 @@ _LINK = re.compile(r"(tcp|udp|sctp)://")
 def settings_from(
     environment: Mapping[str, str], settings: Iterable[Setting], prefix: str, other_variables: Collection[str] = ()
 ) -> dict[str, SourcedValue]:
-    """What variables give, by dotted key; an empty variable gives nothing.
+    """The settings that variables set, by dotted key; an empty variable sets nothing.
 
-    A list is what stands between blanks. Other values are text, which the setting's type parses.
+    The values of a list stand between blanks. Any other value is text, which the setting's type parses.
 
     Args:
         environment: the process's.
         settings: of the program.
         prefix: of its variables.
-        other_variables: further ones that mean something.
+        other_variables: names of further variables that mean something.
 
     Raises:
         InvalidInput: a variable that begins with the prefix and names no setting.

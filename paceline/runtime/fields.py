@@ -13,7 +13,7 @@ from pydantic.fields import FieldInfo
 from paceline.runtime.settings import NO_FLAG, SECTION_FLAG, Flag
 
 KEY_SEPARATOR = "__"
-"""What stands in a variable's name where a key has a dot. Names that an orchestrator makes of services lack it."""
+"""Stands in a variable's name where a key has a dot. Names that an orchestrator makes of services lack it."""
 LARGE_BITS = 20
 """Bounds above it are shown as powers of two."""
 _LIMITS = ("ge", "gt", "le", "lt", "multiple_of")
@@ -57,7 +57,7 @@ def every_setting(kind: type[BaseModel]) -> tuple[Setting, ...]:
 
 
 class _Section(NamedTuple):
-    """Where nested settings hang: the field's name, and its description for what bears its name."""
+    """The field that nested settings belong to: its name, and its description for a flag of that name."""
 
     name: str = ""
     description: str | None = None

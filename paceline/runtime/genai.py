@@ -1,6 +1,6 @@
-"""What OpenTelemetry's conventions for generative AI call the facts of a request (in development, November 2026).
+"""A request's facts as attributes of OpenTelemetry's conventions for generative AI (in development, November 2026).
 
-Only names and numbers: no prompt, no text, no stop string.
+They are names and numbers only: no prompt, no text, no stop string.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ INPUT_TOKENS = "gen_ai.usage.input_tokens"
 
 
 def operation_of(request: GenerateRequest) -> str:
-    """What the conventions call it."""
+    """The name that the conventions have for the request's operation."""
     return CHAT if request.messages else TEXT_COMPLETION
 
 
@@ -25,7 +25,7 @@ def span_name(operation: str, model: str) -> str:
 
 
 def request_attributes(request: GenerateRequest, model: str, operation: str = "") -> dict[str, AttributeValue]:
-    """Of a request's span, as it begins; `operation`: what the request itself does not tell.
+    """The attributes of a request's span at its begin; `operation`: empty: that of `operation_of`.
 
     Every stream of tokens is a streaming request.
     """
@@ -48,7 +48,7 @@ def request_attributes(request: GenerateRequest, model: str, operation: str = ""
 
 
 def response_attributes(event: Finished, model: str, prompt_tokens: int) -> Attributes:
-    """Of a request's span, as it ends."""
+    """The attributes that a request's span gets at its end."""
     stats = event.stats
     return {
         "gen_ai.response.model": model,

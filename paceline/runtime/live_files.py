@@ -1,7 +1,7 @@
 """Files that are read again while a process runs: keys, certificates, endpoints.
 
-Somebody may put anything in their place at any time. What is no regular file is refused and never waited for: opening
-a FIFO that nobody writes to would keep a thread for good, and a process that is to end with it.
+Somebody may put anything in their place at any time. Only regular files are read, and opening never waits: a FIFO
+that nobody writes to would block the thread for good, and the end of the process with it.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from pathlib import Path
 from paceline.protocol.errors import InvalidInput, require
 
 MAX_LIVE_BYTES = 4 << 20
-"""A bundle of all public authorities has some 220 KiB."""
+"""Most bytes of such a file; a bundle of all public authorities has some 220 KiB."""
 _KINDS = ((stat.S_ISDIR, "a directory"), (stat.S_ISFIFO, "a FIFO"))
 
 
 def read_live(field: str, file: Path, kind: str, most_bytes: int = MAX_LIVE_BYTES) -> bytes:
-    """What a file holds now.
+    """The present content of a file.
 
     Args:
         field: what the configuration calls it, for the error.
@@ -41,7 +41,7 @@ def read_live(field: str, file: Path, kind: str, most_bytes: int = MAX_LIVE_BYTE
 
 
 class _Irregular(Exception):
-    """Says what a file is that is no regular one."""
+    """A file is no regular one; the message says what it is."""
 
 
 def _open(path: str, flags: int) -> int:

@@ -3,8 +3,8 @@
 Incarnations, drafters' names, versions and messages of errors come over the wire. Every service's log passes through
 `OneLine` or `JsonLine`, so no place that logs can forget to make them harmless.
 
-A message's template names its facts (`session=%d`), so `JsonLine` has them as fields without being told. What holds
-for all that is logged on behalf of a request is said once, by `speak_of`.
+A message's template names its facts (`session=%d`), from which `JsonLine` makes fields. Facts that all lines of a
+request have in common are stated once, by `speak_of`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any, Literal
 LogFormat = Literal["console", "json"]
 _FORMAT = "%(asctime)s %(levelname)s %(name)s {speaker}%(message)s"
 MAX_LINE_CHARACTERS = 4096
-"""Of one message, of each of its facts, and of each line of a stack."""
+"""Most characters of one message, of each of its facts, and of each line of a stack."""
 MAX_STACK_LINES = 200
 TRACEPARENT_PARTS = 4
 INDENT = "    "
@@ -35,7 +35,7 @@ _subject: ContextVar[Mapping[str, str | int]] = ContextVar("what is logged about
 def one_line(text: str, limit: int = MAX_LINE_CHARACTERS) -> str:
     """The text with everything escaped that isn't printable, a line's end and a terminal's commands included.
 
-    What is longer than `limit` is cut, and ends with how much was left out.
+    A text of more than `limit` characters is cut there and ends with the number of those that it lacks.
     """
     excess = len(text) - limit
     line = "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text[:limit])
@@ -44,7 +44,7 @@ def one_line(text: str, limit: int = MAX_LINE_CHARACTERS) -> str:
 
 @contextmanager
 def speak_of(**subject: str | int) -> Iterator[None]:
-    """Have every line that is logged within, tasks that are begun there included, say what it is about."""
+    """Add facts to every line that is logged within the block, or in tasks that are begun there."""
     token = _subject.set({**_subject.get(), **{name: value for name, value in subject.items() if value != ""}})
     try:
         yield
@@ -53,7 +53,7 @@ def speak_of(**subject: str | int) -> Iterator[None]:
 
 
 class OneLine(logging.Formatter):
-    """Time, level, logger, then the message as `one_line` and what it is about; behind it a stack, indented.
+    """Time, level, logger, the message as `one_line`, the facts of `speak_of`; then the stack, indented.
 
     `speaker` stands before each message.
     """
@@ -113,19 +113,21 @@ def log_to_stderr(speaker: str = "", log_format: LogFormat = "console") -> None:
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """Not gRPC's error for a caller that left while its call's last status was written: what our methods raise
-    themselves, they log."""
+    """False for gRPC's error about a caller that left while its call's last status was written.
+
+    Nothing is lost by that: our methods log what they raise.
+    """
     return not (record.name == "grpc._cython.cygrpc" and record.getMessage().startswith("ExecuteBatchError raised"))
 
 
 def use_format(log_format: LogFormat) -> None:
-    """Go on as the configuration says; until it is read, lines are for people."""
+    """Switch this process to the configuration's format; until that is read, lines are for people."""
     for handler in _ours():
         handler.setFormatter(_formatter(log_format, ""))
 
 
 def format_in_use() -> LogFormat:
-    """That of this process."""
+    """The format that this process logs in."""
     return "json" if any(isinstance(handler.formatter, JsonLine) for handler in _ours()) else "console"
 
 
@@ -138,7 +140,7 @@ def _formatter(log_format: LogFormat, speaker: str) -> logging.Formatter:
 
 
 def message_of(line: str) -> str:
-    """What a line of either format says behind its time, level and logger; the line itself if it is neither."""
+    """The console form of a line of either format; the line itself if it is neither."""
     if not line.startswith("{"):
         return line
     try:
@@ -156,7 +158,7 @@ def _facts(record: logging.LogRecord) -> dict[str, Any]:
 
 
 def _plain(value: object) -> object:
-    """As JSON has it: numbers and truth as they are, all else as text."""
+    """A value that JSON can hold: numbers and truth values as they are, all others as text."""
     if value is None or isinstance(value, bool | int):
         return value
     if isinstance(value, float):

@@ -78,7 +78,7 @@ def gather(
         file: None: the environment may name one.
         flags: by dotted key; None was not given.
         environment: the process's.
-        other_variables: those with the program's prefix that are no settings.
+        other_variables: names of variables with the program's prefix that are no settings.
 
     Raises:
         InvalidInput: naming the key or variable, its value, the limit and what gave it.
@@ -134,7 +134,7 @@ def usage_error(error: typer.TyperException, args: Sequence[str]) -> str:
 
 
 def _parameter(setting: Setting) -> inspect.Parameter:
-    """What typer makes the option of; its own default says that nothing was given."""
+    """The parameter that typer makes an option of. Its default, None, stands for a flag that is not on the line."""
     both = f"{setting.flag_name}/--no-{setting.flag_name[2:]}" if setting.annotation is bool else setting.flag_name
     names = (both,) if setting.short is None else (both, setting.short)
     # Where a setting has a variable, `gather` reads it, and knows it from a flag.
@@ -151,7 +151,7 @@ def _parameter(setting: Setting) -> inspect.Parameter:
 
 
 def _default_text(default: object) -> str | bool:
-    """How help shows a default; False: not at all, since unset is what its description explains."""
+    """The text of a default on the help page; False: none, where the description explains what unset means."""
     if default is None or default == "":
         return False
     if isinstance(default, bool):

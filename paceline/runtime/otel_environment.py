@@ -1,4 +1,4 @@
-"""What the standard `OTEL_*` variables say of a signal: whether it is exported, how, and for which service.
+"""The standard `OTEL_*` variables of a signal: whether it is exported, how, and for which service.
 
 An empty variable says nothing, as OpenTelemetry's specification has it.
 """
@@ -23,7 +23,7 @@ class OtelSignal:
 
     Attributes:
         name: as it stands in the variables' names.
-        exporters: those that its variable may name, for who names another one.
+        exporters: those that its variable may name, as the error for any other one lists them.
     """
 
     name: str

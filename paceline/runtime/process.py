@@ -1,4 +1,4 @@
-"""What the three services' processes share: the log, the exit codes, the last line of one that refuses."""
+"""Parts that the processes of the three services share: the log, the exit codes, the last line of a refusal."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ _RATIO = "traceidratio"
 _RATIOS = {"always_on": 1.0, "always_off": 0.0, _RATIO: None}
 _OF_PARENT = "parentbased_"
 _RANDOM_BITS = 64
-"""Of a trace id, the right half: all of it is random in every version of W3C Trace Context."""
+"""Bits of a trace id's right half, all of which are random in every version of W3C Trace Context."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Sampler:
 
     Attributes:
         ratio: the share.
-        follows: what the parent says holds, where there is one.
+        follows: whether a span is sampled as its parent is, where it has one.
     """
 
     ratio: float = 1.0
@@ -38,7 +38,7 @@ def sampler_from(environment: Mapping[str, str]) -> Sampler:
     """The sampler that the environment names; all traces, unless a parent says otherwise, where it names none.
 
     Raises:
-        InvalidInput: a sampler or a ratio that is none.
+        InvalidInput: there is no such sampler, or the ratio is no number in [0, 1].
     """
     name = environment.get("OTEL_TRACES_SAMPLER") or f"{_OF_PARENT}always_on"
     kind = name.removeprefix(_OF_PARENT)

@@ -1,4 +1,4 @@
-"""What every group of settings is: frozen, unknown keys refused, its flags named beside its fields."""
+"""The base of all groups of settings: frozen, without unknown keys, its flags named beside its fields."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pydantic import BaseModel, ConfigDict, model_validator
 
 @dataclass(frozen=True)
 class Flag:
-    """How a setting is given on a command line, where that is not `--its-own-name`.
+    """The flag of a setting on a command line, where that is not `--its-own-name`.
 
     Attributes:
-        name: of the flag; empty: there is none.
+        name: the flag's; empty: the setting has none.
         short: a second name.
     """
 
@@ -32,9 +32,9 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
     variables: ClassVar[str] = ""
-    """What the names of a program's environment variables begin with; empty: the type is a part of others."""
+    """Prefix of the names of a program's environment variables; empty: the type is a part of others."""
     unused_keys: ClassVar[tuple[str, ...]] = ()
-    """Settings of shared parts that a program has no use for: they have no flag and no variable."""
+    """Keys of settings of shared parts that a program has no use for: they have no flag and no variable."""
 
     @model_validator(mode="before")
     @classmethod

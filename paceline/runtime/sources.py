@@ -1,4 +1,4 @@
-"""Values from several sources become one checked configuration that knows where each of them came from."""
+"""Values from several sources become one checked configuration that knows the source of each."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def load(
     """Merge a TOML file and what overrides it, by dotted key, into one configuration.
 
     Raises:
-        InvalidInput: naming the key, its value, the limit, and what gave it.
+        InvalidInput: naming the key, its value, the limit, and the source.
     """
     values = {} if file is None else _read_toml(file)
     sources = {key: str(file) for key in _dotted_keys(values)}
@@ -67,7 +67,7 @@ def refusal(error: ValidationError) -> InvalidInput:
 
 
 def _with_source(error: InvalidInput, sources: Mapping[str, str]) -> InvalidInput:
-    """Name what gave the value; of a part of a value (an entry of a list), what gave the whole."""
+    """The error with the source of the value; for a part of a value, as an entry of a list, that of the whole."""
     field = error.metadata.get("field", "")
     below = (key for key in sources if key.startswith(f"{field}."))
     source = next((sources[key] for key in (*_upwards(field), *below) if sources.get(key)), "")
@@ -77,7 +77,7 @@ def _with_source(error: InvalidInput, sources: Mapping[str, str]) -> InvalidInpu
 
 
 def _upwards(key: str) -> Iterator[str]:
-    """The key, then those of the sections that it is in."""
+    """The key, then the keys of the sections that it is in, innermost first."""
     parts = key.split(".")
     yield from (".".join(parts[:length]) for length in range(len(parts), 0, -1))
 

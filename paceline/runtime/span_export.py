@@ -33,16 +33,19 @@ INSTRUMENTATION = "paceline"
 CHUNK = 8
 """Rounds or steps encoded between two pauses: 5 spans of 5 µs each are .2 ms in which no event loop runs."""
 MAX_QUEUE_SIZE = 8192
-"""Rounds and steps that wait, each below a kilobyte. Two seconds of what one process can decide."""
+"""Most rounds and steps that wait, each below a kilobyte: as many as one process can decide in two seconds."""
 LAST_SECONDS = 5.0
-"""Of a receiver that does not answer while the process ends."""
+"""Longest wait for a receiver that does not answer while the process ends."""
 _REMOTENESS_IS_KNOWN, _PARENT_IS_REMOTE = 0x100, 0x200
 _INTS = 1 << 63
 _KIND_OF_VALUE = {bool: "bool_value", int: "int_value", float: "double_value", str: "string_value"}
 
 
 class SpanQueue:
-    """Takes what has finished, and exports it from a thread of its own; what finds no room is dropped and counted."""
+    """Takes finished spans, rounds and steps, and exports them from a thread of its own.
+
+    Those that find no room are dropped and counted.
+    """
 
     def __init__(self, service_name: str, environment: Mapping[str, str]) -> None:
         self._delay_s = _whole(environment, "OTEL_BSP_SCHEDULE_DELAY", 5_000) / 1e3
@@ -58,7 +61,7 @@ class SpanQueue:
         self._thread.start()
 
     def put(self, entry: ToExport) -> None:
-        """Have it exported; never waits."""
+        """Queue an entry for export; never waits."""
         if len(self._waiting) >= self._most:
             self._drop_count += 1
             return
@@ -120,7 +123,7 @@ class _EncodedExporter(OTLPSpanExporter):
 
 
 def _messages(entry: ToExport) -> list[Span]:
-    """None of what can't be encoded: the thread must go on with the others."""
+    """The messages of an entry's spans; none if it can't be encoded, as the thread must go on with the others."""
     try:
         return [encode(span) for span in entry.spans()]
     except Exception:

@@ -1,6 +1,6 @@
 """Spans as they are exported, and how rounds and steps become spans, after the fact.
 
-What a round or a step leaves on its critical path is one small object. The exporter's thread makes spans of it.
+On its critical path a round or a step makes one small object. The exporter's thread makes spans of it.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ ROUND_FACTS = (
     "reasoning",
     "wire_ms",
 )
-"""Fields of a round's record that are told of it: its span has each as `paceline.` and its name."""
+"""Fields of a round's record that its span has as attributes, each named `paceline.` and the field's name."""
 
 AttributeValue = str | bool | int | float | tuple[str, ...]
 Attributes = Mapping[str, AttributeValue]
 
 
 class SpanKind(IntEnum):
-    """As OTLP numbers them."""
+    """The kinds of spans, by OTLP's numbers."""
 
     INTERNAL = 1
     SERVER = 2
@@ -52,13 +52,13 @@ class FinishedSpan:
     error: str = ""
 
     def spans(self) -> Iterator[FinishedSpan]:
-        """Itself."""
+        """This span alone."""
         yield self
 
 
 @dataclass(frozen=True)
 class RoundSpans:
-    """A decided round: its span, and in it draft, verify and accept, which add up to it."""
+    """A decided round: its span, and within it draft, verify and accept, whose durations add up to the round's."""
 
     context: TraceContext
     parent_id: str
@@ -128,16 +128,16 @@ def below(parent: TraceContext) -> TraceContext:
 
 
 def new_id(size: int) -> str:
-    """A random id of so many bytes; none of them is zero, which would be no id."""
+    """A random id of `size` bytes in hexadecimal; never all zeros, which would be no id."""
     return (secrets.randbits(8 * size) or 1).to_bytes(size, "big").hex()
 
 
 def in_ns(milliseconds: float) -> int:
-    """Nanoseconds; what is negative counts as nothing."""
+    """A duration in nanoseconds; a negative one counts as 0."""
     return max(0, round(milliseconds * NS_PER_MS))
 
 
 def _timings_of(service: str, timings: StepTimings) -> dict[str, AttributeValue]:
-    """What the round's record knows of a service's part: it says so where that service has no span itself."""
+    """A service's part of the round as attributes: they stand in for a span where that service exports none."""
     parts = ("queue_ms", "forward_ms", "sample_ms", "rows", "sessions")
     return {f"paceline.{service}.{part}": getattr(timings, part) for part in parts if timings.service_ms}

@@ -1,7 +1,7 @@
-"""How a process is told to stop: by a signal, or because the process that started it is gone.
+"""The two ways to stop a process: a signal, or the end of the process that started it.
 
-The first signal lets what runs come to its end. The second ends the process at once, with 128 and the signal's
-number as exit status, which is what a shell reports of a process that the signal has ended.
+The first signal lets running work come to its end. The second ends the process at once. The exit status is then 128
+plus the signal's number, as a shell reports a process that the signal has ended.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from types import FrameType
 logger = logging.getLogger(__name__)
 
 BY_SIGNAL = 128
-"""Added to a signal's number: the exit status of a process that its second signal has ended."""
+"""Added to a signal's number, this is the exit status of a process that its second signal has ended."""
 LATE_SECONDS = 10.0
-"""How long a process may take to end beyond its drain when its starter is gone; chosen, not tuned."""
+"""Time that a process has to end, beyond its drain, when its starter is gone; chosen, not tuned."""
 READ_BYTES = 4096
 
 
 def stop_signals() -> tuple[signal.Signals, ...]:
-    """Those that stop a process: SIGTERM, SIGINT, and SIGHUP unless it was ignored from the start, as under nohup."""
+    """The signals that stop a process: SIGTERM, SIGINT, and SIGHUP unless the process ignores it, as under nohup."""
     hang_up = getattr(signal, "SIGHUP", None)
     heeds_hang_up = hang_up is not None and signal.getsignal(hang_up) is not signal.SIG_IGN
     return (signal.SIGTERM, signal.SIGINT, *((hang_up,) if heeds_hang_up else ()))

@@ -16,8 +16,8 @@ draws a span's id and leaves one object in a queue; spans are made of it in the
 exporter's thread. Attributes use the vocabulary of the protocol, and
 `paceline.runtime.genai` what the conventions for generative AI call it.
 
-A trace that is not sampled may still be exported in part, for being slow: then
-its rounds are kept, the latest `MOST_HELD` of them, until that is known.
+A trace that is not sampled may still be exported in part, because it is slow.
+Until that is known, its latest `MOST_HELD` rounds are kept.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MOST_HELD = 1024
-"""Rounds of a request that is not sampled, while it is not known whether it is slow; half a kilobyte each."""
+"""Most rounds that are kept of a request that may turn out to be slow; half a kilobyte each."""
 NS_PER_S = 1e9
 
 Headers = tuple[tuple[str, str], ...]
@@ -62,7 +62,7 @@ _outgoing: ContextVar[Headers] = ContextVar("outgoing", default=())
 
 
 def outgoing() -> Headers:
-    """The trace headers for calls that are made within `RequestTrace`; empty: there is no such."""
+    """The trace headers for calls that are made within a `RequestTrace`; empty outside of any."""
     return _outgoing.get()
 
 
@@ -74,7 +74,7 @@ class RoundTrace:
         """W3C trace context to send with the round and with the commit; empty: none."""
 
     def finish(self, record: RoundRecord, end_s: float) -> None:
-        """End the span with what the record says; the round ended at `end_s` (`time.perf_counter`)."""
+        """End the span with the record's facts; the round ended at `end_s` of `time.perf_counter`."""
 
     def end(self, error: BaseException | None = None) -> None:
         """End the span of a round that has no record; does nothing if it has ended."""
@@ -88,14 +88,14 @@ class RequestTrace:
 
     def __init__(self, context: TraceContext | None = None) -> None:
         self.context = context
-        """Of the request itself, or of its cause; None: neither has one."""
+        """The context of the request itself, or else of its cause; None: neither has one."""
         self.traceparent = context.traceparent if context else ""
-        """Empty: none."""
+        """The context as a W3C header; empty: there is none."""
         self._before: Headers = ()
 
     @property
     def headers(self) -> Headers:
-        """To send on with what the request causes elsewhere."""
+        """The headers to send with the calls that the request causes elsewhere."""
         return self.context.headers if self.context else ()
 
     def start_round(self) -> RoundTrace:
@@ -126,7 +126,7 @@ def configure(service_name: str, settings: TraceSettings | None = None) -> bool:
 
     Args:
         service_name: `service.name` of the spans, unless `OTEL_SERVICE_NAME` is set.
-        settings: what is traced though it is not sampled.
+        settings: which slow requests and rounds are traced though they are not sampled.
 
     Raises:
         Unsupported: tracing is asked for and the extra `otel` isn't installed.
@@ -150,9 +150,9 @@ def start_request(name: str, headers: Mapping[str, str], attributes: Attributes 
     """Begin the server's span of a request.
 
     Args:
-        name: of the span.
-        headers: of the request, by names in lower case; `traceparent` and `tracestate` are read.
-        attributes: of the span.
+        name: the span's name.
+        headers: the request's, by names in lower case; `traceparent` and `tracestate` are read.
+        attributes: the span's first attributes.
     """
     cause = TraceContext.of(headers.get("traceparent", ""), headers.get("tracestate", ""))
     if _tracing is None:
@@ -189,7 +189,7 @@ def shutdown() -> None:
 
 
 def error_text(error: BaseException | None) -> str:
-    """What a span says of an error: nothing of a request's text."""
+    """An error as a span has it, without any text of a request; empty: there is no error."""
     if error is None:
         return ""
     detail = f": {error.for_log}" if isinstance(error, PacelineError) else ""
@@ -197,7 +197,7 @@ def error_text(error: BaseException | None) -> str:
 
 
 class _Tracing:
-    """What to sample and where it goes; the SDK is imported on construction."""
+    """The sampler and the queue of the exporter; the SDK is imported on construction."""
 
     def __init__(self, service_name: str, settings: TraceSettings) -> None:
         self.sampler = sampler_from(os.environ)

@@ -15,7 +15,7 @@ from paceline.runtime.sources import SourcedConfig
 
 
 def toml_value(value: object) -> str:
-    """A value as TOML writes it: JSON does too, but for what it leaves unescaped."""
+    """A value in TOML, which is as in JSON but for a character that JSON leaves unescaped."""
     if isinstance(value, list | tuple):
         return f"[{', '.join(toml_value(each) for each in value)}]"
     plain = str(value) if isinstance(value, Path) else value
@@ -23,7 +23,7 @@ def toml_value(value: object) -> str:
 
 
 def config_text(configuration: SourcedConfig[Any], settings: Iterable[Setting]) -> str:
-    """A whole configuration, each setting with what gave it; what is unset is a comment, since TOML has no null."""
+    """A whole configuration, each setting with its source. Unset settings are comments, since TOML has no null."""
 
     def section_of(setting: Setting) -> str:
         return setting.key.rpartition(".")[0]
@@ -45,7 +45,7 @@ def _lines(configuration: SourcedConfig[Any], settings: Iterable[Setting]) -> It
 
 
 def value_of(config: BaseModel, key: str) -> object:
-    """What a setting is; None also where its whole section is unset."""
+    """The value of a setting; None also where its whole section is unset."""
     value: object = config
     for name in key.split("."):
         value = getattr(value, name, None)

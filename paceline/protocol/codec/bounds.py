@@ -16,16 +16,17 @@ from google.protobuf.message import Message
 from paceline.protocol.errors import require
 
 MAX_NAME_BYTES = 4096
-"""Of what a peer calls something: a path has no more."""
+"""Most bytes of a name that a peer gives: a path has no more."""
 MAX_TEXT_BYTES = 1 << 18
-"""Of a text for people: a quarter of a frame. A refused grammar of 64 KiB may stand in one."""
+"""Most bytes of a text for people: a quarter of a frame. A refused grammar of 64 KiB may stand in one."""
 
 
 @dataclass(frozen=True)
 class Most:
-    """At most so many values, or bytes of a text; `name` is what errors call the field.
+    """An upper bound of a field: at most `limit` values of a repeated field, or bytes of a text.
 
-    `each`: bytes of each value of a repeated text. `unit`: what is counted, where the name does not say it.
+    `name` is what errors call the field. `each` bounds the bytes of each value of a repeated text. `unit` says what
+    is counted, where the name does not.
     """
 
     limit: int
@@ -36,14 +37,14 @@ class Most:
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """Not bounded by its message: `why`."""
+    """A field that its message does not bound; `why` gives the reason."""
 
     why: str
 
 
 UNREAD = Elsewhere("nobody reads it")
 _BOUNDS: dict[str, Mapping[str, Most | Elsewhere]] = {}
-"""By the message's full name, then the field's."""
+"""Keyed by the full name of the message, then by the name of the field."""
 
 
 def bound(message: type[Message], label: str, /, **fields: int | Most | Elsewhere) -> None:
@@ -83,7 +84,10 @@ def check_bounds(message: Message) -> None:
 
 
 def doubt(descriptor: Any) -> str:
-    """An expression of `message`: false only where `check_bounds` would pass. A character has at most 4 bytes."""
+    """Source of an expression about `message`: it is false only where `check_bounds` would pass.
+
+    A text is measured in characters, which is fast. A character has at most 4 bytes.
+    """
     doubts = []
     for name, most in bounds_of(descriptor).items():
         if isinstance(most, Most):
@@ -95,7 +99,7 @@ def doubt(descriptor: Any) -> str:
 
 
 def _size_of(value: Any) -> int:
-    """Bytes of a text, values of anything else."""
+    """How many bytes a text has, or how many values anything else has."""
     return len(value.encode()) if isinstance(value, str) else len(value)
 
 

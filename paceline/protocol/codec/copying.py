@@ -44,7 +44,7 @@ class Copier(Generic[Domain, Wire]):
 
 
 _COPIERS: dict[str, Copier[Any, Any]] = {}
-"""By the message's full name."""
+"""Keyed by the full name of the message."""
 
 
 def register(message: type[Wire], message_copier: Copier[Domain, Wire]) -> Copier[Domain, Wire]:
@@ -62,10 +62,10 @@ def copier(
 ) -> Copier[Domain, Wire]:
     """The copier between a dataclass and a message that have the same fields.
 
-    A message is copied by the copier that was made for it before, any other value as it is, and a repeated field to
-    a tuple, unless `parts` says how a field is converted. A field that is not set on the wire gets the dataclass's
-    default; where there is none, the message's own. Its bounds are checked before anything is decoded, then `check`
-    sees it. Nobody reads or sets its `unused_fields`.
+    `parts` says how single fields are converted. Of the others, a message is copied by the copier that was made for
+    it before, a repeated field becomes a tuple, and any other value stays as it is. A field that is not set on the
+    wire gets the dataclass's default, or where there is none the message's own. Before anything is decoded, the
+    bounds are checked, then `check` sees the message. Nobody reads or sets its `unused_fields`.
     """
     wires = message.DESCRIPTOR.fields_by_name
     pairs = [(field, parts.get(field.name)) for field in fields(domain)]  # type: ignore[arg-type] # a dataclass

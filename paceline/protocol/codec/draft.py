@@ -78,7 +78,7 @@ def _check_shadow(message: pb.Shadow) -> None:
 
 
 class _ReceivedProposal(DraftedProposal):
-    """Decodes its proposal only when that is read: of the many drafted for a round's outcomes, one is.
+    """A proposal that is decoded when it is first read: of the many drafted for a round's outcomes, one is read.
 
     Reading `proposal` or `timings` raises `InvalidInput` if they are malformed.
     """

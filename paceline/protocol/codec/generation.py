@@ -51,9 +51,9 @@ from paceline.v1 import types_pb2
 OF_A_MESSAGE = Elsewhere("a message of 4 MiB has no more, and it is copied once")
 BY_THE_MODEL = Elsewhere("a message of 4 MiB has no more; paceline/models/prompts.py asks the model how much")
 MAX_MODELS = 64
-"""In one description; a coordinator has one."""
+"""Most models in one description; a coordinator has one."""
 MAX_DRAFTERS_SERVED = 1 << 16
-"""Of all draft services of a coordinator."""
+"""Most drafters of all draft services of a coordinator."""
 
 bound(
     pb.GenerateRequest,

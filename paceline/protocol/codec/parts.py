@@ -56,17 +56,17 @@ MAX_END_TOKENS = 2 * MAX_STOP_TOKENS
 LOGPROB_SLACK = 1e-3
 """The logarithm of a probability may pass 0 by rounding."""
 MAX_ROW_LOGPROBS = MAX_PROPOSAL_NODES + 1 + MAX_TOP_LOGPROBS
-"""Of one row: what may be emitted there, and the most probable ones."""
+"""Most log-probabilities of one row: those of the tokens that may be emitted there, and the most probable ones."""
 
 
 def session_of(session_id: int) -> int:
-    """The id itself, if a session can have it."""
+    """The id itself; raises `InvalidInput` if no session can have it."""
     require(session_id >= 1, "session_id", session_id, "at least 1")
     return session_id
 
 
 def check_known(name: str, message: Message) -> None:
-    """Refuse a parameter that this version doesn't know: ignored, it would change the text unnoticed."""
+    """Refuse a parameter that this version doesn't know: if it were ignored, the text would differ unnoticed."""
     unknown_fields = UnknownFieldSet(message)
     if len(unknown_fields):
         raise Unsupported(f"{name} field number {unknown_fields[0].field_number}: this version has no such parameter")
@@ -87,7 +87,7 @@ def check_text(name: str, text: str) -> None:
 
 
 def written_parents(parents: tuple[int, ...]) -> tuple[int, ...]:
-    """The parents of a proposal's nodes as the wire has them: a chain goes without."""
+    """The parents of a proposal's nodes as they are written on the wire: none for a chain."""
     return () if parents == tuple(range(-1, len(parents) - 1)) else parents
 
 

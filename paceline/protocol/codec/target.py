@@ -35,7 +35,7 @@ PROBABILITY_SLACK = 1e-6
 """A sum of float64 probabilities may pass 1 by rounding."""
 
 _ROWS = MAX_PROPOSAL_NODES + 1
-"""Of a round: the root's and one for each node."""
+"""Most rows of a round: the root's and one for each node."""
 bound(
     pb.Verdict,
     "verdict",

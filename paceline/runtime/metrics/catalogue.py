@@ -15,7 +15,7 @@ from paceline.protocol.proposal import MAX_PROPOSAL_NODES
 
 COORDINATOR, TARGET, DRAFT, GATEWAY = "coordinator", "target", "draft", "gateway"
 OTHER = "other"
-"""Stands for a value that a label does not list."""
+"""Stands for every value that a label does not list."""
 
 DURATIONS = (
     0.001,
@@ -74,7 +74,7 @@ class MetricLabel:
 
     @property
     def exposed_name(self) -> str:
-        """As Prometheus has it."""
+        """The name that Prometheus reads."""
         return self.name.replace(".", "_")
 
 
@@ -92,7 +92,7 @@ class MetricSpec:
 
     @property
     def exposed_name(self) -> str:
-        """As Prometheus has it."""
+        """The name that Prometheus reads."""
         unit = "_seconds" if self.unit == "s" else ""
         total = "_total" if self.kind is MetricKind.COUNTER else ""
         return f"{self.name.replace('.', '_')}{unit}{total}"
@@ -118,12 +118,12 @@ def _histogram(
 
 
 def reason_of(error: PacelineError) -> str:
-    """An error as a label has it."""
+    """An error as the value of a label."""
     return error.reason.lower()
 
 
 def range_of(count: int) -> str:
-    """A number of tokens as a label has it: itself up to 8, then by ranges."""
+    """A number of tokens as the value of a label: itself up to 8, then a range."""
     if count <= _EXACT:
         return str(max(0, count))
     return next((f"{low}-{high}" for low, high in _RANGES if count <= high), OTHER)

@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 NAMESPACE = "paceline-"
 DEFAULTS = ServerSettings()
 SHUTDOWN_MS = 5_000
-"""Longest time that a receiver which does not answer may hold a service up that ends."""
+"""Longest time that a receiver which does not answer may delay the end of a service."""
 _exporting: _Exporting | None = None
 
 
@@ -42,8 +42,8 @@ def configure(
     Args:
         service_name: `service.name`, unless `OTEL_SERVICE_NAME` is set; behind `paceline-` the catalogue's service.
         settings: `host` and `metrics_port`, where Prometheus asks; `vllm_metrics`.
-        model: what is served.
-        prometheus: whether `exposition` will be asked.
+        model: the name of the served model.
+        prometheus: whether somebody will ask for `exposition`.
 
     Raises:
         Unsupported: they are asked for and the extra `otel` isn't installed.
@@ -70,7 +70,7 @@ def is_on() -> bool:
 
 
 def exposition() -> tuple[bytes, str]:
-    """What Prometheus is told now, and its content type; empty where `configure` was not told of it."""
+    """The present metrics in Prometheus's format, and its content type; empty unless `configure` was asked for it."""
     if _exporting is None:
         return b"", "text/plain; version=0.0.4; charset=utf-8"
     from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -124,9 +124,9 @@ class _Exposition:
     """A service's own metrics, and vLLM's names for them if they are asked for.
 
     Args:
-        own: what the SDK exposes.
+        own: the metrics that the SDK exposes.
         hidden: names of metrics that are there for vLLM's names only.
-        model: vLLM's label; None: its names are not asked for.
+        model: the value of vLLM's label; None: without vLLM's names.
     """
 
     def __init__(self, own: CollectorRegistry, hidden: frozenset[str], model: str | None) -> None:

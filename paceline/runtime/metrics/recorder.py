@@ -1,4 +1,4 @@
-"""What a process has counted. One recorder counts at most; while metrics are off nothing is recorded.
+"""The counts of a process. At most one recorder is active; while metrics are off nothing is recorded.
 
 Counters are plain integers that exporters read when they collect: adding to one costs less than a microsecond.
 Histograms are the SDK's, several microseconds each, so nothing between a verdict and the next round records one. All
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from opentelemetry.metrics import CallbackOptions, Histogram, Meter, Observation
 
 MAX_CONFIGURED_VALUES = 64
-"""Most values of a label that lists none."""
+"""Most values of a label whose values the catalogue doesn't list; further ones count as `OTHER`."""
 
 Values = tuple[str, ...]
 Read = Callable[[], float]
@@ -27,10 +27,10 @@ class MetricRecorder:
     """The instruments of one service.
 
     Args:
-        meter: makes them; None, where there are none.
-        specs: what to make; what is recorded of others is dropped.
+        meter: makes the instruments; None: there are none.
+        specs: the metrics to make; records of others are dropped.
         service: the service's name, as `catalogue.TARGET`.
-        model: what is served; a label of some.
+        model: the name of the served model, a label of some metrics.
     """
 
     def __init__(self, meter: Meter | None, specs: Iterable[MetricSpec], service: str, model: str) -> None:
@@ -46,7 +46,7 @@ class MetricRecorder:
             self._make(meter, spec)
 
     def makes(self, spec: MetricSpec) -> bool:
-        """Whether what is recorded of it is kept."""
+        """Whether records of this metric are kept."""
         return spec in self._counts or spec in self._gauges or spec in self._histograms
 
     def count(self, spec: MetricSpec, n: int, *values: str) -> None:
@@ -57,7 +57,7 @@ class MetricRecorder:
             counts[series] = counts.get(series, 0) + n
 
     def observe(self, spec: MetricSpec, value: float, *values: str) -> None:
-        """Record one value of a histogram; what is below 0 counts as 0, as clocks may jump."""
+        """Record one value of a histogram; a value below 0 counts as 0, as clocks may jump."""
         histogram = self._histograms.get(spec)
         if histogram is not None:
             labels = self._attributes.get((spec, values)) or self._labels_of(spec, self._series_of(spec, values))
@@ -85,7 +85,7 @@ class MetricRecorder:
             )
 
     def _from_the_start(self, spec: MetricSpec) -> Iterable[Values]:
-        """Series that are there with 0, so that their first count is seen as a growth."""
+        """Series that are there with 0 from the start, so that their first count is seen as a growth."""
         if not all(label.starts_at_zero and label.values for label in spec.labels):
             return ()
         roles = (self.service,)
@@ -123,7 +123,7 @@ _active = _OFF
 
 
 def active() -> MetricRecorder:
-    """The process's recorder; while metrics are off, one that drops everything."""
+    """The process's recorder; while metrics are off, one that drops all records."""
     return _active
 
 

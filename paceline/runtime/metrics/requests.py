@@ -1,4 +1,4 @@
-"""What requests, and the coordinator's rounds, add to the metrics."""
+"""Metrics of requests, and of the coordinator's rounds."""
 
 from __future__ import annotations
 
@@ -67,7 +67,10 @@ class RequestMeter:
             self._state = "running"
 
     def take_rounds(self, records: Sequence[RoundRecord]) -> None:
-        """For who hears of rounds when the request has ended; passed over where rounds have no metrics."""
+        """Count all rounds at once, for a caller that has them when the request has ended.
+
+        Where rounds have no metrics, this counts nothing.
+        """
         if records:
             self.first_token()
         if self._recorder.makes(names.ROUND_DURATION):  # every round has one
@@ -101,12 +104,12 @@ def watch_requests() -> None:
 
 
 def fell_back(cause: str) -> None:
-    """A request goes on without what it had; causes are those of `catalogue.FALLBACKS`."""
+    """Count a request that goes on without something that it had; causes are those of `catalogue.FALLBACKS`."""
     active().count(names.FALLBACKS, 1, cause)
 
 
 def reload_failed(file: str) -> None:
-    """A file that is read again while the process runs was not right, so what it held before stays in force."""
+    """Count a file that was wrong when it was read again, so that its content from before stays in force."""
     active().count(names.RELOAD_FAILURES, 1, file)
 
 

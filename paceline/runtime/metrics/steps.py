@@ -1,4 +1,4 @@
-"""What the sessions and steps of target and draft services add to the metrics."""
+"""Metrics of the sessions and steps of target and draft services."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from paceline.runtime.metrics.recorder import active
 
 
 class WatchedScheduler(Protocol):
-    """What is read of a service's scheduler when metrics are collected, on another thread: single numbers."""
+    """The numbers of a service's scheduler that are read when metrics are collected, on another thread."""
 
     @property
     def sessions(self) -> int:
-        """Open ones."""
+        """The number of open sessions."""
 
     @property
     def waiting(self) -> int:
-        """Those among them that no step serves yet."""
+        """The number of open sessions that no step serves yet."""
 
     @property
     def queue_length(self) -> int:
-        """What waits for a step."""
+        """The length of the queue for steps."""
 
 
 def watch_service(scheduler: WatchedScheduler, kv_rows: Callable[[], int], max_kv_rows: int) -> None:
@@ -43,7 +43,7 @@ def watch_grammars(workers: Callable[[], int]) -> None:
 
 
 def step_done(seconds: float, rows: int, sessions: int) -> None:
-    """A step is over."""
+    """Count a step that is over."""
     recorder = active()
     recorder.observe(names.STEP_DURATION, seconds, recorder.service)
     recorder.observe(names.STEP_ROWS, rows, recorder.service)
@@ -51,36 +51,36 @@ def step_done(seconds: float, rows: int, sessions: int) -> None:
 
 
 def session_refused(error: PacelineError) -> None:
-    """A session was not opened."""
+    """Count a session that was not opened."""
     active().count(names.SESSIONS_REFUSED, 1, active().service, names.reason_of(error))
 
 
 def session_failed(error: PacelineError) -> None:
-    """The service has ended a session."""
+    """Count a session that the service has ended."""
     active().count(names.SESSIONS_FAILED, 1, active().service, names.reason_of(error))
 
 
 def prefix_admitted(reused_tokens: int, computed_tokens: int) -> None:
-    """A target's session has its rows; so many of its prefix's tokens were there."""
+    """Count the prefix of a target's session that has its rows: its tokens that were there, and those computed."""
     active().count(names.PREFIX_TOKENS, reused_tokens, "reused")
     active().count(names.PREFIX_TOKENS, computed_tokens, "computed")
 
 
 def proposal_sent(nodes: int, *, on_request: bool) -> None:
-    """A draft has left for the coordinator."""
+    """Count a draft that has left for the coordinator; `on_request`: a round asked for it."""
     kind = "asked" if on_request else "prepared"
     active().count(names.DRAFT_PROPOSALS, 1, kind)
     active().count(names.DRAFT_TOKENS, nodes, kind)
 
 
 def shadow_sent(ranks: Sequence[int]) -> None:
-    """The draft has said where committed tokens stood; 0: not in its order."""
+    """Count the ranks that committed tokens had in the draft's order; 0: not in it."""
     for rank in ranks:
         active().count(names.SHADOW, 1, _range_of_rank(rank))
 
 
 def features_came(size: int) -> None:
-    """A target has sent hidden states of so many bytes."""
+    """Count `size` bytes of hidden states that a target has sent."""
     active().count(names.FEATURE_BYTES, size)
 
 

@@ -1,4 +1,7 @@
-"""vLLM's names for what tools that know vLLM ask for, made from ours when they are read: nothing is counted twice."""
+"""The metrics that tools for vLLM ask for, under its names.
+
+They are made from ours when they are read, so nothing is counted twice.
+"""
 
 from __future__ import annotations
 
@@ -30,12 +33,12 @@ class VllmName:
 
     @property
     def kind(self) -> MetricKind:
-        """As its sources'."""
+        """The kind of its sources."""
         return self.sources[0].kind
 
     @property
     def exposed_name(self) -> str:
-        """As it is on the wire."""
+        """The name that Prometheus reads."""
         return f"{PREFIX}{self.name}{'_total' if self.kind is MetricKind.COUNTER else ''}"
 
 
@@ -57,7 +60,7 @@ SOURCES = frozenset(source for each in VLLM_NAMES for source in each.sources)
 
 
 def aliases(families: Iterable[Metric], model: str) -> Iterator[Metric]:
-    """vLLM's metrics as far as `families`, ours, have their sources."""
+    """Those of vLLM's metrics whose sources are among `families`, which are ours."""
     by_name = {family.name: family for family in families}
     for each in VLLM_NAMES:
         sources = [
