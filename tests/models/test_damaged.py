@@ -40,8 +40,8 @@ def refusal(load: Callable[[str], Any], name: str) -> str:
     [
         (0, "empty"),
         (3, "where 3 are left"),
-        (20, "its header wants 20 bytes at 4, where 16 are left"),
-        (2000, "its header wants"),
+        (20, "its header needs 20 bytes at 4, where 16 are left"),
+        (2000, "its header needs"),
         (20_000, "bytes beyond the file"),
     ],
 )
