@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
+
+from tests.warm import warm_processes
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -10,6 +14,13 @@ def pytest_configure(config: pytest.Config) -> None:
     terminal = config.pluginmanager.get_plugin("terminalreporter")
     if terminal is not None and not hasattr(config, "workerinput"):
         config.pluginmanager.register(FailuresAtOnce(terminal))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _forked_services() -> Iterator[None]:
+    """Whoever needs a program to load as it does for a user starts it by another command (`tests/warm.py`)."""
+    with warm_processes():
+        yield
 
 
 class FailuresAtOnce:

@@ -1,0 +1,224 @@
+"""Python processes that tests start, as forks of one that has imported what services and commands import.
+
+Imports of gRPC, numba and torch take a process one to five seconds of CPU, and tests start hundreds of processes.
+While `warm_processes` is open, `subprocess.Popen` has a fork of a process that holds those modules where the command
+is one of ours. All else is as it would be: a child of the test's own, with the environment, the folder, the streams
+and the process group that it was to have. `python -m tests.warm` is the process that forks.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import functools
+import gc
+import importlib
+import inspect
+import json
+import os
+import runpy
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NoReturn
+
+from paceline.local.service_process import PROGRAMS, thread_environment
+
+COMMAND = "from paceline.cli.main import main; main()"
+"""The code of a `paceline` that a test starts with its own interpreter."""
+SERVICES = frozenset(module for module, _ in PROGRAMS.values())
+IMPORTS = (*(f"{module}.__main__" for module in SERVICES), "paceline.cli.main", "paceline.engine.transformer")
+KERNELS = ("drafted", "racing", "ranking", "suffix")
+"""Modules of `paceline.sampling` that compile."""
+READ_BY_IMPORTS = ("PYTHON", "LD_", "OMP_", "GOMP_", "KMP_", "MKL_", "NUMBA_", "TORCH", "HF_", "GRPC_", "TOKENIZERS_")
+"""How variables begin that libraries read while they load: a process with others than ours imports for itself."""
+WISH_BYTES = 1 << 18
+PR_SET_CHILD_SUBREAPER = 36
+"""prctl(2): what the children of a process leave behind becomes its own child."""
+
+
+class Nursery:
+    """The process that forks, seen from the test's."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._prctl = ctypes.CDLL(None).prctl
+        self._wishes, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.warm", str(theirs.fileno())],
+                env=_environment(),
+                pass_fds=[theirs.fileno()],
+                cwd=Path(__file__).parents[1],
+            )
+
+    def close(self) -> None:
+        """End the process that forks; its forks go on."""
+        self._wishes.close()
+        self._process.wait()
+
+    def fork(self, call: Mapping[str, Any]) -> int:
+        """Start a process; returns its id."""
+        wish = {
+            "program": _program(call["args"]),
+            "environment": _given_environment(call),
+            "folder": os.fspath(call["cwd"] or Path.cwd()),
+            "process_group": call["process_group"],
+            "session": call["start_new_session"],
+        }
+        pipes = (call["p2cread"], call["c2pwrite"], call["errwrite"])
+        streams = [own if pipe == -1 else pipe for own, pipe in enumerate(pipes)]
+        with self._lock:
+            self._prctl(PR_SET_CHILD_SUBREAPER, 1)
+            try:
+                socket.send_fds(self._wishes, [json.dumps(wish).encode()], streams)
+                return int(self._wishes.recv(WISH_BYTES))
+            finally:
+                self._prctl(PR_SET_CHILD_SUBREAPER, 0)
+
+
+@contextmanager
+def warm_processes() -> Iterator[None]:
+    """Have `subprocess.Popen` start our own programs as forks. The process that forks starts with the first."""
+    start = subprocess.Popen._execute_child  # type: ignore[attr-defined]
+    parameters = inspect.signature(start)
+    nursery = functools.cache(Nursery)
+
+    def fork_or_start(popen: subprocess.Popen[bytes], *arguments: Any) -> None:
+        call = parameters.bind(popen, *arguments).arguments
+        if not _may_fork(call):
+            start(popen, *arguments)
+            return
+        popen.pid = nursery().fork(call)
+        popen._child_created = True  # type: ignore[attr-defined]
+        ends = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
+        popen._close_pipe_fds(*(call[end] for end in ends))  # type: ignore[attr-defined]
+
+    subprocess.Popen._execute_child = fork_or_start  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        subprocess.Popen._execute_child = start  # type: ignore[attr-defined]
+        if nursery.cache_info().currsize:
+            nursery().close()
+
+
+def _may_fork(call: Mapping[str, Any]) -> bool:
+    """Whether `Popen` is to start a program of ours, in a way that a fork can be started in too."""
+    plain = not (call["preexec_fn"] or call["pass_fds"] or call["shell"])
+    return plain and _program(call["args"]) is not None and _loads_alike(_given_environment(call))
+
+
+def _program(command: object) -> list[str] | None:
+    """`-m` or `-c`, the program and its arguments; None: not ours."""
+    words = [os.fspath(word) for word in command] if isinstance(command, list | tuple) else []
+    if words[:1] == [str(Path(sys.executable).with_name("paceline"))]:
+        return ["-c", COMMAND, *words[1:]]
+    ours = words[1:3] == ["-c", COMMAND] or (words[1:2] == ["-m"] and words[2] in SERVICES)
+    return words[1:] if ours and words[0] == sys.executable else None
+
+
+def _given_environment(call: Mapping[str, Any]) -> dict[str, str]:
+    return dict(os.environ if call["env"] is None else call["env"])
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, **thread_environment(1)}
+
+
+def _loads_alike(environment: Mapping[str, str]) -> bool:
+    ours = _environment()
+    return all(ours.get(name) == value for name, value in environment.items() if name.startswith(READ_BY_IMPORTS))
+
+
+def serve_forks(wishes: socket.socket) -> dict[str, Any] | None:
+    """Fork for as long as somebody asks, then return None; each fork returns with what it is to be."""
+    while True:
+        message, streams, _, _ = socket.recv_fds(wishes, WISH_BYTES, 3)
+        if not message:
+            return None
+        if (child := _fork_twice()) is None:
+            wishes.close()
+            for number, stream in enumerate(streams):
+                os.dup2(stream, number)
+            wish: dict[str, Any] = json.loads(message)
+            os.closerange(3, max(streams) + 1)
+            return wish
+        for stream in streams:
+            os.close(stream)
+        wishes.send(str(child).encode())
+
+
+def _fork_twice() -> int | None:
+    """The id of a process whose parent, a child of ours, has ended; None in that process."""
+    reading, writing = os.pipe()
+    if (between := os.fork()) == 0:
+        os.close(reading)
+        if (child := os.fork()) == 0:
+            os.close(writing)
+            return None
+        os.write(writing, str(child).encode())
+        os._exit(0)
+    os.close(writing)
+    os.waitpid(between, 0)
+    with open(reading, "rb") as pipe:
+        return int(pipe.read())
+
+
+def become(wish: Mapping[str, Any]) -> None:
+    """Be the process that somebody asked for, to its end; leaves only with an exception that ends the interpreter."""
+    if wish["session"]:
+        os.setsid()
+    if wish["process_group"] not in (None, -1):
+        os.setpgid(0, wish["process_group"])
+    os.environ.clear()
+    os.environ.update(wish["environment"])
+    os.chdir(wish["folder"])
+    sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w", 1), open(2, "w", 1)  # noqa: SIM115 - until the end
+    try:
+        _run(wish["program"], wish["folder"])
+    except SystemExit as end:
+        if end.code is None or isinstance(end.code, int):
+            _end(end.code or 0)
+        raise
+    _end(0)
+
+
+def _run(words: Sequence[str], folder: str) -> None:
+    flag, program, *arguments = words
+    if flag == "-m":
+        sys.argv, sys.path[0] = [program, *arguments], folder
+        runpy.run_module(program, run_name="__main__", alter_sys=True)
+    else:
+        sys.argv, sys.path[0] = ["-c", *arguments], ""
+        exec(program, {"__name__": "__main__"})  # noqa: S102 - a constant of this module
+
+
+def _end(code: int) -> NoReturn:
+    """What an interpreter does as it ends, but for freeing each module, by which a fork would copy its pages."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def main(descriptor: int) -> None:
+    for name in IMPORTS:
+        importlib.import_module(name)
+    for name in KERNELS:
+        importlib.import_module(f"paceline.sampling.{name}").warm_up()
+    # What is loaded by now is no fork's garbage: a collection would copy its pages.
+    gc.collect()
+    gc.freeze()
+    wish = serve_forks(socket.socket(fileno=descriptor))
+    if wish is not None:
+        become(wish)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
