@@ -165,7 +165,7 @@ def _fork_twice() -> int | None:
         os._exit(0)
     os.close(writing)
     os.waitpid(between, 0)
-    with open(reading, "rb") as pipe:
+    with os.fdopen(reading, "rb") as pipe:
         return int(pipe.read())
 
 
@@ -195,7 +195,7 @@ def _run(words: Sequence[str], folder: str) -> None:
         runpy.run_module(program, run_name="__main__", alter_sys=True)
     else:
         sys.argv, sys.path[0] = ["-c", *arguments], ""
-        exec(program, {"__name__": "__main__"})  # noqa: S102 - a constant of this module
+        exec(program, {"__name__": "__main__"})
 
 
 def _end(code: int) -> NoReturn:
