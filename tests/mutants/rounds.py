@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +39,14 @@ PROMPT = (1, 0, 2)
 SAMPLING = SamplingParams()
 
 Scores = NDArray[np.float32]
+
+
+@cache
+def plain_scores(model: TableModel, history: tuple[int, ...]) -> Scores:
+    """[V], shared by all requests: not to be written to."""
+    scores: Scores = processed_scores(model.logits(history)[np.newaxis], SAMPLING)[0]
+    scores.flags.writeable = False
+    return scores
 
 
 @dataclass(frozen=True)
@@ -82,8 +91,7 @@ class Rounds:
         return len(self.ids) - 1
 
     def draft_scores(self, history: Sequence[int]) -> Scores:
-        scores: Scores = processed_scores(self.draft.logits(history)[np.newaxis], SAMPLING)[0]
-        return scores
+        return plain_scores(self.draft, tuple(history))
 
     def draw(self, scores: Scores, position: int) -> Drawn:
         support = sparse_support(scores)
@@ -117,8 +125,8 @@ class Rounds:
     def target_scores(self, round_: Round) -> Scores:
         """[k + 1, V]."""
         tokens = round_.proposal.token_ids if round_.proposal else ()
-        histories = [[*self.ids, *tokens[:depth]] for depth in range(len(tokens) + 1)]
-        return processed_scores(np.stack([TARGET.logits(history) for history in histories]), SAMPLING)
+        histories = [(*self.ids, *tokens[:depth]) for depth in range(len(tokens) + 1)]
+        return np.stack([plain_scores(TARGET, history) for history in histories])
 
     def verify(self, round_: Round) -> Verdict:
         scores = self.target_scores(round_)
@@ -151,7 +159,7 @@ def enumerate_distribution(length: int) -> dict[tuple[int, ...], float]:
     for _ in range(length):
         longer: dict[tuple[int, ...], float] = {}
         for text, mass in distribution.items():
-            row = probabilities(processed_scores(TARGET.logits((*PROMPT, *text))[np.newaxis], SAMPLING)[0])
+            row = probabilities(plain_scores(TARGET, (*PROMPT, *text)))
             longer |= {(*text, token): mass * float(row[token]) for token in range(VOCAB)}
         distribution = longer
     return distribution

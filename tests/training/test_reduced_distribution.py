@@ -14,7 +14,7 @@ from tests.mutants.rounds import MIDDLING, VOCAB, BlockRounds, Rounds, Scores, e
 
 REDUCED = DraftVocabulary(np.array([1, 3], np.int32), VOCAB)
 LENGTH = 4
-SAMPLES = 8_000
+SAMPLES = 2_000
 DISTRIBUTION = enumerate_distribution(LENGTH)
 
 
