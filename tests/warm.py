@@ -21,7 +21,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
@@ -42,24 +42,40 @@ PR_SET_CHILD_SUBREAPER = 36
 
 
 class Nursery:
-    """The process that forks, seen from the test's."""
+    """The process that forks, seen from one that asks it."""
 
-    def __init__(self) -> None:
+    def __init__(self, wishes: socket.socket, process: subprocess.Popen[bytes] | None = None) -> None:
+        self._wishes = wishes
+        self._process = process
         self._lock = threading.Lock()
         self._prctl = ctypes.CDLL(None).prctl
-        self._wishes, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+    @classmethod
+    def start(cls) -> Nursery:
+        """One that imports first."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        command = [sys.executable, "-m", "tests.warm", str(theirs.fileno())]
+        folder = Path(__file__).parents[1]
         with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.warm", str(theirs.fileno())],
-                env=_environment(),
-                pass_fds=[theirs.fileno()],
-                cwd=Path(__file__).parents[1],
-            )
+            process = subprocess.Popen(command, env=_environment(), pass_fds=[theirs.fileno()], cwd=folder)
+        return cls(ours, process)
+
+    @classmethod
+    def fork_off(cls) -> Nursery:
+        """One that is a fork of this process, which has a single thread; it ends with this process."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        if os.fork() == 0:
+            ours.close()
+            _serve(theirs)
+            os._exit(0)
+        theirs.close()
+        return cls(ours)
 
     def close(self) -> None:
         """End the process that forks; its forks go on."""
         self._wishes.close()
-        self._process.wait()
+        if self._process is not None:
+            self._process.wait()
 
     def fork(self, call: Mapping[str, Any]) -> int:
         """Start a process; returns its id."""
@@ -82,11 +98,11 @@ class Nursery:
 
 
 @contextmanager
-def warm_processes() -> Iterator[None]:
+def warm_processes(open_nursery: Callable[[], Nursery] = Nursery.start) -> Iterator[None]:
     """Have `subprocess.Popen` start our own programs as forks. The process that forks starts with the first."""
     start = subprocess.Popen._execute_child  # type: ignore[attr-defined]
     parameters = inspect.signature(start)
-    nursery = functools.cache(Nursery)
+    nursery = functools.cache(open_nursery)
 
     def fork_or_start(popen: subprocess.Popen[bytes], *arguments: Any) -> None:
         call = parameters.bind(popen, *arguments).arguments
@@ -135,8 +151,15 @@ def _loads_alike(environment: Mapping[str, str]) -> bool:
     return all(ours.get(name) == value for name, value in environment.items() if name.startswith(READ_BY_IMPORTS))
 
 
-def serve_forks(wishes: socket.socket) -> dict[str, Any] | None:
-    """Fork for as long as somebody asks, then return None; each fork returns with what it is to be."""
+def _serve(wishes: socket.socket) -> None:
+    """Fork for as long as somebody asks; does not return in a fork."""
+    wish = _next_of_forks(wishes)
+    if wish is not None:
+        _become(wish)
+
+
+def _next_of_forks(wishes: socket.socket) -> dict[str, Any] | None:
+    """In a fork: what it is to be. None once nobody asks."""
     while True:
         message, streams, _, _ = socket.recv_fds(wishes, WISH_BYTES, 3)
         if not message:
@@ -169,7 +192,7 @@ def _fork_twice() -> int | None:
         return int(pipe.read())
 
 
-def become(wish: Mapping[str, Any]) -> None:
+def _become(wish: Mapping[str, Any]) -> None:
     """Be the process that somebody asked for, to its end; leaves only with an exception that ends the interpreter."""
     if wish["session"]:
         os.setsid()
@@ -178,7 +201,8 @@ def become(wish: Mapping[str, Any]) -> None:
     os.environ.clear()
     os.environ.update(wish["environment"])
     os.chdir(wish["folder"])
-    sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w", 1), open(2, "w", 1)  # noqa: SIM115 - until the end
+    sys.stdin = os.fdopen(0, closefd=False)
+    sys.stdout, sys.stderr = (os.fdopen(number, "w", 1, closefd=False) for number in (1, 2))
     try:
         _run(wish["program"], wish["folder"])
     except SystemExit as end:
@@ -195,7 +219,9 @@ def _run(words: Sequence[str], folder: str) -> None:
         runpy.run_module(program, run_name="__main__", alter_sys=True)
     else:
         sys.argv, sys.path[0] = ["-c", *arguments], ""
-        exec(program, {"__name__": "__main__"})
+        nursery = Nursery.fork_off()
+        with warm_processes(lambda: nursery):
+            exec(program, {"__name__": "__main__"})
 
 
 def _end(code: int) -> NoReturn:
@@ -215,9 +241,7 @@ def main(descriptor: int) -> None:
     # What is loaded by now is no fork's garbage: a collection would copy its pages.
     gc.collect()
     gc.freeze()
-    wish = serve_forks(socket.socket(fileno=descriptor))
-    if wish is not None:
-        become(wish)
+    _serve(socket.socket(fileno=descriptor))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ REQUEST = GenerateRequest(
     messages=(ChatMessage("user", "Name three rivers."),),
     seed=7,
     sampling=SamplingParams(temperature=0.7),
-    max_new_tokens=48,
+    max_new_tokens=32,
     speculation=SpeculationSettings(drafter="model", num_draft_tokens=3),
 )
 
@@ -42,7 +42,7 @@ def test_the_default_models_draft_is_there_and_changes_no_text(default: Cluster)
         drafted = client.generate(REQUEST)
         plain = client.generate(replace(REQUEST, speculation=SpeculationSettings(off=True)))
     assert drafted.token_ids == plain.token_ids
-    assert drafted.stats.num_accepted_draft_tokens > 4
+    assert drafted.stats.num_accepted_draft_tokens > 2
 
 
 @pytest.mark.real_model
