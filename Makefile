@@ -14,6 +14,9 @@ wrote the hour in the book. The keeper climbed down the stairs of the lighthouse
 DEMO_FLAGS ?= --temperature 0 --max-new-tokens 96
 BENCH_FLAGS ?= --drafter ngram --kind copy,code-edit
 
+# Where it is set, every process of the tests and the benchmarks compiles all that it imports.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: setup pull demo test test-full check format bench attack chaos fuzz soak compat image-check picture page page-pictures stubs protos dist clean
 
 setup: $(STAMP)
