@@ -142,7 +142,7 @@ async def heads_without_bodies(folder: Path) -> str:
 async def large_fields(folder: Path) -> str:
     """They are refused by their names before anything is done, and hold nobody up."""
     async with besieged(folder) as cluster:
-        for name, field in LARGE.items():
+        for name, (field, _) in LARGE.items():
             answer = await asyncio.to_thread(cluster.ask, SHORT | field, "attacker")
             assert answer.status == 400, (name, answer.status, answer.content[:200])
     return told(cluster, f"{len(LARGE)} of {len(LARGE)} were refused")

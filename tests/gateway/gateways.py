@@ -35,14 +35,21 @@ class GatewayCluster(Cluster):
 
     def start_all(self) -> None:
         super().start_all()
-        self.start_gateway("gateway", self.address, self.http_port)
+        self.start_gateway("gateway", self.http_port)
 
-    def start_gateway(self, label: str, coordinator: str, port: int) -> str:
-        """Start a gateway more; returns its host:port."""
-        given = {"model": self.target_model, "coordinator.address": coordinator, "server.port": port}
-        self.start(label, "gateway", given | self._gateway_flags)
+    def start_gateway(self, label: str, port: int, flags: Flags | None = None) -> None:
+        own: Flags = {"model": self.target_model, "coordinator.address": self.address, "server.port": port}
+        self.start(label, "gateway", own | self._gateway_flags | (flags or {}))
         self.await_serving(label)
-        return self.address_of(label)
+
+    @contextmanager
+    def further_gateway(self, label: str, flags: Flags | None = None) -> Iterator[str]:
+        """A gateway beside the first, stopped at the end; yields its host:port."""
+        self.start_gateway(label, free_port(), flags)
+        try:
+            yield self.address_of(label)
+        finally:
+            self.processes.pop(label).stop()
 
     @property
     def openai(self) -> openai.OpenAI:
@@ -71,10 +78,14 @@ class Answer:
     def error(self) -> dict[str, Any]:
         """The error, in OpenAI's shape and no other."""
         (name,) = self.json
-        found: dict[str, Any] = self.json[name]
-        assert (name, set(found)) == ("error", {"message", "type", "param", "code"})
-        assert found["message"]
-        return found
+        error: dict[str, Any] = self.json[name]
+        assert (name, set(error)) == ("error", {"message", "type", "param", "code"})
+        assert error["message"]
+        return error
+
+
+def answer_of(response: http.client.HTTPResponse) -> Answer:
+    return Answer(response.status, {k.lower(): v for k, v in response.getheaders()}, response.read())
 
 
 def openai_at(address: str, api_key: str = "any") -> openai.OpenAI:
@@ -82,6 +93,12 @@ def openai_at(address: str, api_key: str = "any") -> openai.OpenAI:
     alone = {"Connection": "close"}
     url = f"http://{address}/v1"
     return openai.OpenAI(base_url=url, api_key=api_key, max_retries=0, timeout=WAIT_S, default_headers=alone)
+
+
+def endless_text(address: str, **fields: Any) -> Iterator[Any]:
+    """The chunks of a completion that no end token ends, as the official client reads them."""
+    asked: dict[str, Any] = {"model": "", "prompt": "a", "seed": 1, "max_tokens": LONG, "stream": True} | fields
+    return iter(openai_at(address).completions.create(**asked, extra_body={"ignore_eos": True}))
 
 
 def post(address: str, path: str, body: object, **headers: str) -> Answer:
@@ -94,8 +111,7 @@ def request(address: str, method: str, path: str, content: bytes | None, headers
     connection = http.client.HTTPConnection(address, timeout=WAIT_S)
     try:
         connection.request(method, path, content, {name.replace("_", "-"): value for name, value in headers.items()})
-        response = connection.getresponse()
-        return Answer(response.status, {k.lower(): v for k, v in response.getheaders()}, response.read())
+        return answer_of(connection.getresponse())
     finally:
         connection.close()
 

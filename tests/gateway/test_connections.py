@@ -27,6 +27,8 @@ from paceline_gateway.http.server import open_socket, run_http, uvicorn_config
 from tests.e2e.cluster import eventually
 
 HEAD = b"GET / HTTP/1.1\r\nHost: h\r\n"
+LAST = HEAD + b"Connection: close\r\n\r\n"
+POST = HEAD.replace(b"GET", b"POST")
 LIMIT_S = 0.3
 HOUR = timedelta(hours=1)
 
@@ -90,12 +92,21 @@ def app() -> SlowApp:
 
 @pytest.fixture(scope="module")
 def port(app: SlowApp) -> Iterator[int]:
-    with served(app) as found:
-        yield found
+    with served(app) as at:
+        yield at
 
 
 def opened(port: int) -> socket.socket:
     return socket.create_connection(("127.0.0.1", port), timeout=10)
+
+
+def all_of(connection: socket.socket) -> bytes:
+    """Everything that comes until the server ends it, in whatever way."""
+    received = b""
+    with suppress(ConnectionError):
+        while piece := connection.recv(1 << 16):
+            received += piece
+    return received
 
 
 def ended(connection: socket.socket) -> bool:
@@ -138,8 +149,7 @@ def test_a_head_has_a_size(port: int, caplog: pytest.LogCaptureFixture) -> None:
 def test_behind_a_reply_the_next_head_has_its_own_time(port: int) -> None:
     with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=10)) as connection:
         for _ in range(3):
-            connection.request("POST", "/", b"body")
-            assert connection.getresponse().read() == b"body"
+            assert echoes(connection, b"body")
             time.sleep(LIMIT_S / 2)
         connection.sock.sendall(b"\r\n")
         assert ended(connection.sock), "an empty line is no request"
@@ -147,45 +157,37 @@ def test_behind_a_reply_the_next_head_has_its_own_time(port: int) -> None:
 
 def test_a_body_may_take_longer_than_a_head(port: int) -> None:
     with closing(opened(port)) as connection:
-        connection.sendall(HEAD.replace(b"GET", b"POST") + b"Content-Length: 4\r\n\r\n12")
+        connection.sendall(POST + b"Connection: close\r\nContent-Length: 4\r\n\r\n12")
         time.sleep(2 * LIMIT_S)
         connection.sendall(b"34")
-        response = http.client.HTTPResponse(connection)
-        response.begin()
-        assert response.read() == b"1234"
+        assert all_of(connection).endswith(b"\r\n\r\n1234")
 
 
 def test_a_body_whose_request_is_answered_may_be_sent(port: int) -> None:
     size = 20 * MAX_HEAD_BYTES
     with closing(opened(port)) as connection:
-        connection.sendall(HEAD.replace(b"GET / ", b"POST /early ") + b"Content-Length: %d\r\n\r\n" % size)
+        connection.sendall(POST.replace(b" / ", b" /early ") + b"Content-Length: %d\r\n\r\n" % size)
         assert connection.recv(12) == b"HTTP/1.1 413"
         for _ in range(20):
             connection.sendall(b"x" * MAX_HEAD_BYTES)
-        connection.sendall(HEAD + b"Connection: close\r\n\r\n")
-        received = b""
-        while piece := connection.recv(4096):
-            received += piece
-        assert b"HTTP/1.1 200" in received
+        connection.sendall(LAST)
+        assert b"HTTP/1.1 200" in all_of(connection)
 
 
 def test_the_last_piece_of_such_a_body_is_no_head_however_large(port: int) -> None:
     """It comes in one piece where the server had no time to read for a while."""
     piece = 2 * MAX_HEAD_BYTES
     with closing(opened(port)) as connection, closing(opened(port)) as other:
-        connection.sendall(HEAD.replace(b"GET / ", b"POST /early ") + b"Content-Length: %d\r\n\r\n" % (1 + piece))
+        connection.sendall(POST.replace(b" / ", b" /early ") + b"Content-Length: %d\r\n\r\n" % (1 + piece))
         assert connection.recv(12) == b"HTTP/1.1 413"
         connection.sendall(b"x")
         time.sleep(LIMIT_S / 10)
-        other.sendall(HEAD.replace(b"GET / ", b"GET /block "))
+        other.sendall(HEAD.replace(b" / ", b" /block "))
         other.sendall(b"\r\n")
         time.sleep(LIMIT_S / 10)
         connection.sendall(b"x" * piece)
-        connection.sendall(HEAD + b"Connection: close\r\n\r\n")
-        received = b""
-        while data := connection.recv(4096):
-            received += data
-        assert b"HTTP/1.1 200" in received
+        connection.sendall(LAST)
+        assert b"HTTP/1.1 200" in all_of(connection)
 
 
 def test_a_reply_that_runs_is_finished_whatever_comes_behind_its_request(port: int, app: SlowApp) -> None:
@@ -196,10 +198,7 @@ def test_a_reply_that_runs_is_finished_whatever_comes_behind_its_request(port: i
         time.sleep(2 * LIMIT_S)
         app.may_end.set()
         connection.sendall(b"TP/1.1\r\nConnection: close\r\n\r\n")
-        received = b""
-        while piece := connection.recv(4096):
-            received += piece
-        assert received.count(b"HTTP/1.1 200") == 1, "the second reply"
+        assert all_of(connection).count(b"HTTP/1.1 200") == 1, "the second reply"
 
 
 @pytest.fixture
@@ -215,45 +214,44 @@ def https(folder: Path, *, mutual: bool = False) -> dict[str, Any]:
     return own | ({"tls_client_ca": str(folder / "ca.crt")} if mutual else {})
 
 
-def serial(port: int) -> str:
-    """Of the certificate that a new connection is shown."""
-    context = ssl.create_default_context()
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    with closing(opened(port)) as plain, context.wrap_socket(plain) as connection:
-        shown = connection.getpeercert(binary_form=True)
-        assert shown is not None
-        return ssl.DER_cert_to_PEM_cert(shown)
+def certificate_at(port: int) -> str:
+    """What a new connection is shown."""
+    return ssl.get_server_certificate(("127.0.0.1", port), timeout=10)
+
+
+def secured(port: int, folder: Path, name: str = "") -> http.client.HTTPSConnection:
+    """A connection that trusts the authority, with a certificate of that name if one is named."""
+    context = ssl.create_default_context(cafile=folder / "ca.crt")
+    context.check_hostname = False
+    if name:
+        context.load_cert_chain(folder / f"{name}.crt", folder / f"{name}.key")
+    return http.client.HTTPSConnection("127.0.0.1", port, timeout=10, context=context)
+
+
+def echoes(connection: http.client.HTTPConnection, body: bytes) -> bool:
+    connection.request("POST", "/", body)
+    return connection.getresponse().read() == body
 
 
 def test_a_new_certificate_is_shown_to_new_connections(tmp_path: Path, authority: Authority) -> None:
-    with served(SlowApp(), server=https(tmp_path)) as port:
-        context = ssl.create_default_context(cafile=tmp_path / "ca.crt")
-        context.check_hostname = False
-        kept = http.client.HTTPSConnection("127.0.0.1", port, timeout=10, context=context)
-        kept.request("POST", "/", b"one")
-        assert kept.getresponse().read() == b"one"
-        old = serial(port)
-        assert serial(port) == old
+    with served(SlowApp(), server=https(tmp_path)) as port, closing(secured(port, tmp_path)) as open_:
+        assert echoes(open_, b"one")
+        old = certificate_at(port)
+        assert certificate_at(port) == old
         renewed = authority.issue_role(PeerRole.COORDINATOR, lifetime=HOUR)
         (tmp_path / "server.crt").write_bytes(renewed.certificate)
-        assert serial(port) == old, "its key isn't there yet"
+        assert certificate_at(port) == old, "its key isn't there yet"
         (tmp_path / "server.key").write_bytes(renewed.key)
-        assert serial(port) != old
-        kept.request("POST", "/", b"two")
-        assert kept.getresponse().read() == b"two"
-        kept.close()
+        assert certificate_at(port) != old
+        assert echoes(open_, b"two")
         (tmp_path / "server.key").unlink()
-        assert serial(port) != old, "the last ones that were right stay"
+        assert certificate_at(port) != old, "the last ones that were right stay"
 
 
 def answered(port: int, folder: Path, name: str) -> bool:
-    context = ssl.create_default_context(cafile=folder / "ca.crt")
-    context.check_hostname = False
-    context.load_cert_chain(folder / f"{name}.crt", folder / f"{name}.key")
-    with closing(http.client.HTTPSConnection("127.0.0.1", port, timeout=10, context=context)) as connection:
+    with closing(secured(port, folder, name)) as connection:
         try:
-            connection.request("POST", "/", b"x")
-            return connection.getresponse().read() == b"x"
+            return echoes(connection, b"x")
         except OSError:
             return False
 

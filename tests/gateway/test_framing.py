@@ -12,10 +12,10 @@ import pytest
 
 from paceline_gateway.http.connections import MAX_HEAD_BYTES, MAX_PIPELINED_REQUESTS
 from tests.e2e.cluster import eventually
-from tests.gateway.test_connections import HEAD, SlowApp, opened, served
+from tests.gateway.test_connections import HEAD, LAST, POST, SlowApp, all_of, opened, served
 
-CHUNKED = HEAD.replace(b"GET", b"POST") + b"Transfer-Encoding: chunked\r\n\r\n"
-LAST = CHUNKED.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
+CHUNKED = POST + b"Transfer-Encoding: chunked\r\n\r\n"
+LAST_CHUNKED = CHUNKED.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
 GROWN_BYTES = 16 << 20
 FLOOD_BYTES = 30 << 20
 MOST_SENT = 8 << 20
@@ -29,23 +29,21 @@ def app() -> SlowApp:
 
 @pytest.fixture(scope="module")
 def port(app: SlowApp) -> Iterator[int]:
-    with served(app, head_timeout_s=30) as found:
-        yield found
+    with served(app, head_timeout_s=30) as at:
+        yield at
 
 
 def answer(port: int, sent: bytes) -> bytes:
     """All that comes back on a connection of its own; the client sends nothing more."""
-    received = b""
-    with closing(opened(port)) as connection, suppress(ConnectionError):
-        connection.sendall(sent)
-        while piece := connection.recv(1 << 16):
-            received += piece
-    return received
+    with closing(opened(port)) as connection:
+        with suppress(ConnectionError):
+            connection.sendall(sent)
+        return all_of(connection)
 
 
 def honest(port: int) -> bool:
     """Whether the next request is answered."""
-    return answer(port, HEAD + b"Connection: close\r\n\r\n").startswith(b"HTTP/1.1 200")
+    return answer(port, LAST).startswith(b"HTTP/1.1 200")
 
 
 @pytest.mark.parametrize(
@@ -89,32 +87,28 @@ def test_a_head_that_is_read_at_once_has_the_same_size(port: int, size: int) -> 
 @pytest.mark.parametrize("size", [1, 100_000])
 def test_chunks_and_short_trailers_are_taken(port: int, size: int) -> None:
     chunk = b"%x;name=value\r\n%b\r\n" % (size, b"x" * size)
-    sent = (
-        CHUNKED.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n") + chunk * 3 + b"0\r\nAuthorization: x\r\n\r\n"
-    )
-    received = answer(port, sent)
+    received = answer(port, LAST_CHUNKED + chunk * 3 + b"0\r\nAuthorization: x\r\n\r\n")
     assert received.startswith(b"HTTP/1.1 200")
     assert received.endswith(b"\r\n\r\n" + b"x" * 3 * size)
 
 
 def test_trailers_are_no_headers(port: int, app: SlowApp) -> None:
     app.may_end.set()
-    answer(port, LAST.replace(b" / ", b" /slow ") + b"0\r\nx-api-key: another\r\n\r\n")
+    answer(port, LAST_CHUNKED.replace(b" / ", b" /slow ") + b"0\r\nx-api-key: another\r\n\r\n")
     assert b"x-api-key" not in dict(app.headers)
 
 
 @pytest.mark.parametrize("ahead", [MAX_PIPELINED_REQUESTS, 50 * MAX_PIPELINED_REQUESTS])
 def test_few_requests_wait_behind_one_that_runs(port: int, app: SlowApp, ahead: int) -> None:
     app.may_end.clear()
-    received = b""
-    with closing(opened(port)) as connection, suppress(ConnectionError):
+    with closing(opened(port)) as connection:
         connection.sendall(HEAD.replace(b" / ", b" /slow ") + b"\r\n")
         assert connection.recv(12) == b"HTTP/1.1 200"
-        connection.sendall((HEAD + b"\r\n") * (ahead - 1) + HEAD + b"Connection: close\r\n\r\n")
+        with suppress(ConnectionError):
+            connection.sendall((HEAD + b"\r\n") * (ahead - 1) + LAST)
         if ahead == MAX_PIPELINED_REQUESTS:
             app.may_end.set()
-        while piece := connection.recv(4096):
-            received += piece
+        received = all_of(connection)
     assert received.count(b"HTTP/1.1 200") == (ahead if ahead == MAX_PIPELINED_REQUESTS else 0)
     app.may_end.set()
     assert honest(port)

@@ -18,7 +18,7 @@ from paceline.local.certificates import write_certificates
 from paceline.local.tls import peer_tls
 from paceline.runtime.roles import PeerRole
 from tests.e2e.cluster import eventually
-from tests.gateway.gateways import LONG, WAIT_S, Answer, GatewayCluster
+from tests.gateway.gateways import LONG, WAIT_S, Answer, GatewayCluster, answer_of
 
 KEYS = {name: new_key() for name in ("alice", "few")}
 LIMITS = {"few": KeyLimits(requests_per_minute=1)}
@@ -69,12 +69,13 @@ class GuardedGateway(GatewayCluster):
         return http.client.HTTPSConnection(self.address_of("gateway"), timeout=WAIT_S, context=context)
 
     def ask(self, path: str, body: dict[str, Any], key: str | None, **headers: str) -> Answer:
-        connection = self.connection()
-        try:
-            response = begun(connection, path, body, key, **headers)
-            return Answer(response.status, {k.lower(): v for k, v in response.getheaders()}, response.read())
-        finally:
-            connection.close()
+        with closing(self.connection()) as connection:
+            return answer_of(begun(connection, path, body, key, **headers))
+
+    def look(self, path: str, **headers: str) -> Answer:
+        with closing(self.connection()) as connection:
+            connection.request("GET", path, headers=headers)
+            return answer_of(connection.getresponse())
 
     @property
     def log(self) -> str:
@@ -98,13 +99,22 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GuardedGateway
 @pytest.mark.parametrize(("path", "stream"), [(path, stream) for path in DIALECTS for stream in WAYS[path]])
 def test_no_key_and_a_wrong_one_are_401_in_each_shape(guarded: GuardedGateway, path: str, stream: bool) -> None:
     body, fields, kind = DIALECTS[path]
-    asked = body | ({"stream": True} if stream else {})
-    for key in (None, "wrong"):
-        answer = guarded.ask(path, asked, key)
+    strangers: list[dict[str, str]] = [{}, {"Authorization": "Bearer wrong"}, {"X-Api-Key": "wrong"}]
+    for headers in strangers:
+        answer = guarded.ask(path, body | ({"stream": True} if stream else {}), None, **headers)
         assert (answer.status, answer.headers["www-authenticate"]) == (401, "Bearer"), answer.content
         error = answer.json["error"]
         assert (set(error), error["type"]) == (fields, kind)
+        assert not any(key in error["message"] for key in KEYS.values())
     assert guarded.ask(path, body, KEYS["alice"]).status == 200
+    assert guarded.ask(path, body, None, **{"X-Api-Key": KEYS["alice"]}).status == 200
+    assert guarded.ask(path, body, None).status == 401, "nobody uses another's key"
+
+
+def test_probes_have_no_key_and_models_are_shown_to_who_has_one(guarded: GuardedGateway) -> None:
+    assert guarded.look("/v1/models").status == 401
+    assert guarded.look("/v1/models", Authorization=f"Bearer {KEYS['alice']}").status == 200
+    assert guarded.look("/health").status == 200
 
 
 def test_https_demands_a_certificate_of_the_authority(guarded: GuardedGateway) -> None:
@@ -113,9 +123,7 @@ def test_https_demands_a_certificate_of_the_authority(guarded: GuardedGateway) -
         with closing(refused), pytest.raises((OSError, http.client.HTTPException)):
             refused.request("GET", "/ping")
             refused.getresponse()
-    with closing(guarded.connection()) as certified:
-        certified.request("GET", "/ping")
-        assert certified.getresponse().status == 200
+    assert guarded.look("/ping").status == 200
 
 
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses"])

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from paceline.local.service_process import Flags
-from tests.e2e.cluster import Cluster, free_port
 from tests.engine import tiny
+from tests.gateway.gateways import GatewayCluster
 from tests.models.saving import save_with_tokenizer
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
@@ -25,21 +25,6 @@ CLOSE = 1e-3
 """Of sums over up to 30 tokens of values that differ by 1e-5 or so."""
 
 
-class EvaluatedCluster(Cluster):
-    """A tiny checkpoint behind a gateway."""
-
-    def __init__(self, folder: Path, model: Path) -> None:
-        flags: Flags = {"engine.threads": 1, "engine.prefill_chunk": 32}
-        super().__init__(folder, target_model=str(model), drafters=(), target_flags=flags)
-        self.http_port = free_port()
-
-    def start_all(self) -> None:
-        super().start_all()
-        given = {"model": self.target_model, "coordinator.address": self.address, "server.port": self.http_port}
-        self.start("gateway", "gateway", given)
-        self.await_serving("gateway")
-
-
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tiny-checkpoint")
@@ -48,8 +33,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator[EvaluatedCluster]:
-    with EvaluatedCluster(tmp_path_factory.mktemp("evaluated"), model) as running:
+def served(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator[GatewayCluster]:
+    flags: Flags = {"engine.threads": 1, "engine.prefill_chunk": 32}
+    with GatewayCluster(tmp_path_factory.mktemp("evaluated"), target_model=str(model), target_flags=flags) as running:
         yield running
 
 
@@ -65,7 +51,7 @@ def asked(kind: str, arguments: Sequence[tuple[str, ...]]) -> list[Any]:
     return [instance(request_type=kind, doc={}, arguments=each, idx=place) for place, each in enumerate(arguments)]
 
 
-def test_loglikelihoods_are_those_of_its_own_run(served: EvaluatedCluster, model: Path) -> None:
+def test_loglikelihoods_are_those_of_its_own_run(served: GatewayCluster, model: Path) -> None:
     completions = pytest.importorskip("lm_eval.models.openai_completions").LocalCompletionsAPI(
         base_url=f"http://{served.address_of('gateway')}/v1/completions",
         model=str(model),
@@ -78,8 +64,8 @@ def test_loglikelihoods_are_those_of_its_own_run(served: EvaluatedCluster, model
     direct = pytest.importorskip("lm_eval.models.huggingface").HFLM(
         pretrained=str(model), device="cpu", dtype="float32", max_length=tiny.CONTEXT, batch_size=1
     )
-    wanted = asked("loglikelihood", texts())
-    ours, theirs = completions.loglikelihood(wanted), direct.loglikelihood(wanted)
+    questions = asked("loglikelihood", texts())
+    ours, theirs = completions.loglikelihood(questions), direct.loglikelihood(questions)
     assert [value for value, _ in ours] == pytest.approx([value for value, _ in theirs], abs=CLOSE)
     assert [greedy for _, greedy in ours] == [greedy for _, greedy in theirs]
     rolling = asked("loglikelihood_rolling", [(context,) for context, _ in texts()[:5]])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -14,7 +13,7 @@ import pytest
 from paceline.client import Client
 from paceline.local.service_process import Flags
 from tests.e2e.cluster import eventually, free_port
-from tests.gateway.gateways import LONG, MODEL, WAIT_S, GatewayCluster, openai_at, post, request
+from tests.gateway.gateways import LONG, WAIT_S, GatewayCluster, endless_text, post, request
 
 SHORT: dict[str, Any] = {"prompt": "a", "max_tokens": 5, "seed": 1}
 LONG_TEXT: dict[str, Any] = {"prompt": "a", "max_tokens": 2500, "seed": 1, "ignore_eos": True}
@@ -29,19 +28,16 @@ class TwoCoordinators(GatewayCluster):
         self.start("target", "target", self._settings("target"))
         self.await_serving("target")
         for label, places in PLACES.items():
-            given: Flags = {"reconnect_max_ms": 200.0, "max_concurrent_requests": places}
-            self.start(label, "coordinator", self.coordinator_flags() | given)
-        self.await_serving("coordinator", "second")
-        for label in ("coordinator", "second"):
+            limits: Flags = {"reconnect_max_ms": 200.0, "max_concurrent_requests": places}
+            self.start(label, "coordinator", self.coordinator_flags() | limits)
+        self.await_serving(*PLACES)
+        for label in PLACES:
             self.await_links(label)
-        self.begin_gateway("gateway", self.http_port)
+        self.start_gateway("gateway", self.http_port, self.both() | {"coordinator_wait_ms": 2000.0})
 
-    def begin_gateway(self, label: str, port: int, **flags: object) -> str:
-        addresses = [self.address, self.address_of("second")]
-        settings: Flags = {"model": MODEL, "coordinator.address": addresses, "server.port": port}
-        self.start(label, "gateway", settings | {"coordinator_wait_ms": 2000.0} | flags)
-        self.await_serving(label)
-        return self.address_of(label)
+    def both(self) -> Flags:
+        """A gateway's flag that names them."""
+        return {"coordinator.address": [self.address, self.address_of("second")]}
 
     def again(self, label: str) -> None:
         self.start_again(label)
@@ -50,7 +46,7 @@ class TwoCoordinators(GatewayCluster):
 
     def requests(self) -> dict[str, int]:
         shown = {each["address"]: each["requests"] for each in self.get("/cluster").json["coordinators"]}
-        return {label: shown[self.address_of(label)] for label in ("coordinator", "second")}
+        return {label: shown[self.address_of(label)] for label in PLACES}
 
 
 @pytest.fixture(scope="module")
@@ -64,9 +60,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoCoordinator
 )
 def test_a_text_goes_on_at_the_other_coordinator(cluster: TwoCoordinators, fields: dict[str, Any]) -> None:
     whole = cluster.post("/v1/completions", LONG_TEXT | fields).json["choices"]
-    stream = openai_at(cluster.address_of("gateway")).completions.create(
-        model="", prompt="a", seed=1, max_tokens=2500, stream=True, extra_body={"ignore_eos": True}, **fields
-    )
+    stream = endless_text(cluster.address_of("gateway"), max_tokens=2500, **fields)
     texts = dict.fromkeys(range(len(whole)), "")
     reasons: list[str] = []
     killed = ""
@@ -89,11 +83,11 @@ def test_a_text_goes_on_at_the_other_coordinator(cluster: TwoCoordinators, field
 
 def test_a_coordinator_that_has_just_gone_costs_no_request(cluster: TwoCoordinators) -> None:
     """Its description is known for a while: a request that was sent to it all the same goes on at the other."""
-    wanted = cluster.post("/v1/completions", SHORT).json["choices"]
+    choices = cluster.post("/v1/completions", SHORT).json["choices"]
     cluster.kill("coordinator")
     for _ in range(3):
         answer = cluster.post("/v1/completions", SHORT)
-        assert (answer.status, answer.json["choices"]) == (200, wanted)
+        assert (answer.status, answer.json["choices"]) == (200, choices)
     cluster.again("coordinator")
 
 
@@ -113,10 +107,10 @@ def test_a_request_goes_to_the_coordinator_that_has_room(cluster: TwoCoordinator
         return cluster.post("/v1/completions", SHORT | {"n": 3}).status == 200
 
     eventually(room, "all places are free")
-    wanted = cluster.post("/v1/completions", SHORT).json["choices"]
+    choices = cluster.post("/v1/completions", SHORT).json["choices"]
     with filled(cluster, "coordinator"):
         answers = [cluster.post("/v1/completions", SHORT) for _ in range(3)]
-        assert [(each.status, each.json["choices"]) for each in answers] == [(200, wanted)] * 3
+        assert [(each.status, each.json["choices"]) for each in answers] == [(200, choices)] * 3
         assert cluster.post("/v1/completions", SHORT | {"stream": True}).content.endswith(b"data: [DONE]\n\n")
         with filled(cluster, "second"):
             for streamed in (False, True):
@@ -128,31 +122,28 @@ def test_a_request_goes_to_the_coordinator_that_has_room(cluster: TwoCoordinator
 
 
 def test_no_coordinator_is_503_at_once_or_at_the_end_of_a_stream_until_one_is_back(cluster: TwoCoordinators) -> None:
-    address = cluster.begin_gateway("hasty", free_port(), coordinator_wait_ms=200.0)
-    stream = openai_at(address).completions.create(
-        model="", prompt="a", max_tokens=20_000, stream=True, extra_body={"ignore_eos": True}
-    )
-    next(iter(stream))
-    for label in ("coordinator", "second"):
-        cluster.kill(label)
-    with pytest.raises(openai.APIError) as caught:
-        list(stream)
-    assert caught.value.type == "service_unavailable_error"
-    for path, body in (
-        ("/v1/completions", SHORT),
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
-        ("/v1/responses", {"input": "a"}),
-        ("/v1/messages", {"model": "", "max_tokens": 1, "messages": [{"role": "user", "content": "a"}]}),
-    ):
-        answer = post(address, path, body)
-        assert answer.status == 503, answer.content
-        assert int(answer.headers["retry-after"]) >= 1
-    assert answer.json["error"]["type"] == "overloaded_error"
-    assert request(address, "GET", "/health", None, {}).status == 503
-    cluster.again("second")
-    eventually(lambda: post(address, "/v1/completions", SHORT).status == 200, "one is enough")
-    cluster.again("coordinator")
-    cluster.processes.pop("hasty").stop()
+    with cluster.further_gateway("hasty", cluster.both() | {"coordinator_wait_ms": 200.0}) as address:
+        stream = endless_text(address)
+        next(stream)
+        for label in PLACES:
+            cluster.kill(label)
+        with pytest.raises(openai.APIError) as caught:
+            list(stream)
+        assert caught.value.type == "service_unavailable_error"
+        for path, body in (
+            ("/v1/completions", SHORT),
+            ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
+            ("/v1/responses", {"input": "a"}),
+            ("/v1/messages", {"model": "", "max_tokens": 1, "messages": [{"role": "user", "content": "a"}]}),
+        ):
+            answer = post(address, path, body)
+            assert answer.status == 503, answer.content
+            assert int(answer.headers["retry-after"]) >= 1
+        assert answer.json["error"]["type"] == "overloaded_error"
+        assert request(address, "GET", "/health", None, {}).status == 503
+        cluster.again("second")
+        eventually(lambda: post(address, "/v1/completions", SHORT).status == 200, "one is enough")
+        cluster.again("coordinator")
 
 
 def test_a_coordinator_without_a_target_is_passed_over(cluster: TwoCoordinators) -> None:
@@ -160,14 +151,10 @@ def test_a_coordinator_without_a_target_is_passed_over(cluster: TwoCoordinators)
     cluster.start("alone", "coordinator", cluster.coordinator_flags() | nowhere)
     cluster.await_serving("alone")
     both = [cluster.address_of("alone"), cluster.address]
-    port = free_port()
-    cluster.start("choosing", "gateway", {"model": MODEL, "coordinator.address": both, "server.port": port})
-    cluster.await_serving("choosing")
-    address = cluster.address_of("choosing")
-    began = time.monotonic()
-    assert [post(address, "/v1/completions", SHORT).status for _ in range(3)] == [200] * 3
-    assert time.monotonic() - began < WAIT_S / 4
-    shown = json.loads(request(address, "GET", "/cluster", None, {}).content)["coordinators"]
-    assert [each["models"][0]["peers"][0]["up"] for each in shown] == [False, True]
-    for label in ("choosing", "alone"):
-        cluster.processes.pop(label).stop()
+    with cluster.further_gateway("choosing", {"coordinator.address": both}) as address:
+        began = time.monotonic()
+        assert [post(address, "/v1/completions", SHORT).status for _ in range(3)] == [200] * 3
+        assert time.monotonic() - began < WAIT_S / 4
+        shown = request(address, "GET", "/cluster", None, {}).json["coordinators"]
+        assert [each["models"][0]["peers"][0]["up"] for each in shown] == [False, True]
+    cluster.processes.pop("alone").stop()
