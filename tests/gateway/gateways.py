@@ -75,6 +75,11 @@ class Answer:
         return json.loads(self.content)
 
     @property
+    def events(self) -> list[Any]:
+        """Those of a stream that are JSON."""
+        return [json.loads(line[6:]) for line in self.content.splitlines() if line.startswith(b"data: {")]
+
+    @property
     def error(self) -> dict[str, Any]:
         """The error, in OpenAI's shape and no other."""
         (name,) = self.json
@@ -116,17 +121,22 @@ def request(address: str, method: str, path: str, content: bytes | None, headers
         connection.close()
 
 
+def post_bytes(address: str, path: str, body: object) -> bytes:
+    """A request as it is sent."""
+    content = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: {address}\r\nContent-Type: application/json\r\n"
+    return f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content
+
+
 @contextmanager
 def streaming(address: str, path: str, body: dict[str, Any], receive_buffer: int = 0) -> Iterator[socket.socket]:
     """A socket whose streamed response has begun; leaving the block closes it, read or not."""
     host, port = address.rsplit(":", 1)
-    content = json.dumps(body | {"stream": True}).encode()
-    head = f"POST {path} HTTP/1.1\r\nHost: {address}\r\nContent-Type: application/json\r\n"
     with socket.socket() as stream:
         if receive_buffer:
             stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
         stream.settimeout(WAIT_S)
         stream.connect((host, int(port)))
-        stream.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
+        stream.sendall(post_bytes(address, path, body | {"stream": True}))
         assert stream.recv(12) == b"HTTP/1.1 200"
         yield stream

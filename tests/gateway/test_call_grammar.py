@@ -4,23 +4,16 @@ from __future__ import annotations
 
 import json
 import random
-from functools import cache
 
 import jsonschema
-import numpy as np
 import pytest
 
-from paceline.models.tokenizer import TableTokenizer, Tokenizer, TransformersTokenizer
 from paceline.protocol.errors import Unsupported
 from paceline.protocol.sampling import Grammar, GrammarKind
-from paceline.sampling.grammar import GrammarMatcher, TokenTable, Vocabulary
+from paceline.sampling.grammar import GrammarMatcher
 from paceline_gateway.reply.call_grammar import CallRules, arguments_schema, call_grammar, grammar_after_reasoning
-from paceline_gateway.reply.deltas import ReplyDelta, join_deltas
-from paceline_gateway.reply.format import ReplyFormat
-from paceline_gateway.reply.parser import reply_parser
-from paceline_gateway.reply.template_probes import read_reply_format
-from tests.gateway import templates
-from tests.gateway.templates import templated
+from paceline_gateway.reply.deltas import ReplyDelta
+from tests.gateway.replies import allowed, compiled, form_of, ids_of, parsed, table_of, takes, tokenizer_of
 
 WEATHER = {
     "type": "object",
@@ -34,48 +27,18 @@ NAMES = ("HERMES", "THINKING", "LLAMA", "MISTRAL", "NAMED", "DEEPSEEK", "QWEN", 
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Bonn"}}\n</tool_call>'
 
 
-@cache
-def tokenizer_of(name: str) -> Tokenizer:
-    return TableTokenizer(260, 256) if name == "TABLE" else templated(getattr(templates, name))
-
-
-@cache
-def form_of(name: str) -> ReplyFormat:
-    return read_reply_format(tokenizer_of(name))
-
-
-@cache
-def table_of(name: str) -> TokenTable:
-    return TokenTable(Vocabulary.of(tokenizer_of(name)))
-
-
 def matcher(name: str, *, required: bool, parallel: bool = True, in_reasoning: bool = False) -> GrammarMatcher:
-    rules = CallRules(FUNCTIONS, required=required, parallel=parallel)
-    return table_of(name).compile(call_grammar(form_of(name), rules, in_reasoning=in_reasoning))
+    return compiled(name, CallRules(FUNCTIONS, required=required, parallel=parallel), in_reasoning=in_reasoning)
 
 
-def ids_of(name: str, text: str) -> tuple[int, ...]:
-    tokenizer = tokenizer_of(name)
-    if isinstance(tokenizer, TransformersTokenizer):
-        return tuple(tokenizer.inner.encode(text, add_special_tokens=False))
-    return tokenizer.encode(text)
+def fits(name: str, text: str, *, required: bool, parallel: bool = True, in_reasoning: bool = False) -> bool:
+    return takes(matcher(name, required=required, parallel=parallel, in_reasoning=in_reasoning), name, text)
 
 
 def text_of(name: str, ids: list[int]) -> str:
     """As a gateway sees it: special tokens that the format is made of are written."""
     tokenizer, hidden = tokenizer_of(name), form_of(name).marker_tokens
     return "".join(hidden.get(i) or tokenizer.decode((i,)) for i in ids)
-
-
-def allowed(at: GrammarMatcher) -> list[int]:
-    bits = np.unpackbits(np.frombuffer(at.next_token_mask(), np.uint8), bitorder="little")
-    return np.flatnonzero(bits).tolist()
-
-
-def takes(at: GrammarMatcher, name: str, text: str) -> bool:
-    """Whether a text is one of the language's, and may end there."""
-    taken = all(at.push(token) for token in ids_of(name, text))
-    return taken and bool(tokenizer_of(name).eos_token_ids & set(allowed(at)))
 
 
 def walk(at: GrammarMatcher, name: str, rng: random.Random) -> list[int]:
@@ -94,8 +57,7 @@ def test_whatever_is_drawn_is_calls_that_fit(name: str) -> None:
     rng, several = random.Random(7), 0
     for _ in range(8):
         text = text_of(name, walk(matcher(name, required=True), name, rng))
-        parser = reply_parser(form_of(name), FUNCTIONS, new_id=lambda: "id")
-        deltas = join_deltas([*parser.feed(text), *parser.finish()])
+        deltas = parsed(name, [text], FUNCTIONS)
         calls = [delta.tool_call for delta in deltas if delta.tool_call]
         assert len(calls) == len(deltas) >= 1, text
         several += len(calls) > 1
@@ -106,21 +68,20 @@ def test_whatever_is_drawn_is_calls_that_fit(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["HERMES", "TABLE"])
 def test_required_is_a_call_and_nothing_else(name: str) -> None:
-    assert takes(matcher(name, required=True), name, CALL)
-    assert takes(matcher(name, required=True), name, f"{CALL}\n{CALL}")
-    assert not takes(matcher(name, required=True, parallel=False), name, f"{CALL}\n{CALL}")
-    assert not takes(matcher(name, required=True), name, f"Well. {CALL}")
-    assert not takes(matcher(name, required=True), name, CALL.replace("Bonn", "Rome"))
-    assert not takes(matcher(name, required=True), name, CALL.replace("get_weather", "sell"))
+    assert fits(name, CALL, required=True)
+    assert fits(name, f"{CALL}\n{CALL}", required=True)
+    assert not fits(name, f"{CALL}\n{CALL}", required=True, parallel=False)
+    for text in (f"Well. {CALL}", CALL.replace("Bonn", "Rome"), CALL.replace("get_weather", "sell")):
+        assert not fits(name, text, required=True), text
 
 
 @pytest.mark.parametrize("name", ["HERMES", "TABLE", "MISTRAL"])
 def test_free_text_may_have_calls_that_fit_and_no_others(name: str) -> None:
     call = CALL if name != "MISTRAL" else '[TOOL_CALLS] [{"name": "get_weather", "arguments": {"city": "Bonn"}}]'
     for text in ("", "Hello < you", call, f"Let me see.\n{call}"):
-        assert takes(matcher(name, required=False), name, text), text
-    assert not takes(matcher(name, required=False), name, call.replace("Bonn", "Rome"))
-    assert not takes(matcher(name, required=False, parallel=False), name, f"{call}\n{call}")
+        assert fits(name, text, required=False), text
+    assert not fits(name, call.replace("Bonn", "Rome"), required=False)
+    assert not fits(name, f"{call}\n{call}", required=False, parallel=False)
 
 
 def test_a_marker_that_is_spelled_is_no_free_text() -> None:
@@ -131,24 +92,19 @@ def test_a_marker_that_is_spelled_is_no_free_text() -> None:
 
 
 def test_reasoning_comes_first() -> None:
-    assert takes(matcher("THINKING", required=True), "THINKING", f"<think>\nso\n</think>\n\n{CALL}")
-    assert takes(matcher("THINKING", required=True), "THINKING", CALL)
-    assert takes(matcher("THINKING", required=True, in_reasoning=True), "THINKING", f"so</think>{CALL}")
-    assert not takes(matcher("THINKING", required=True, in_reasoning=True), "THINKING", CALL)
+    assert fits("THINKING", f"<think>\nso\n</think>\n\n{CALL}", required=True)
+    assert fits("THINKING", CALL, required=True)
+    assert fits("THINKING", f"so</think>{CALL}", required=True, in_reasoning=True)
+    assert not fits("THINKING", CALL, required=True, in_reasoning=True)
 
 
 def test_a_schema_holds_behind_the_reasoning_and_other_grammars_are_refused() -> None:
     form = form_of("THINKING")
     schema = Grammar(GrammarKind.JSON_SCHEMA, json.dumps({"type": "boolean"}))
-    for text, taken in (
-        ("so\n</think>\n\ntrue", True),
-        ("</think>false", True),
-        ("true", False),
-        ("so</think>so", False),
-    ):
-        assert (
-            takes(table_of("THINKING").compile(grammar_after_reasoning(form, schema)), "THINKING", text) is taken
-        ), text
+    texts = ("so\n</think>\n\ntrue", "</think>false", "true", "so</think>so")
+    grammar = grammar_after_reasoning(form, schema)
+    fitting = [takes(table_of("THINKING").compile(grammar), "THINKING", text) for text in texts]
+    assert fitting == [True, True, False, False]
     with pytest.raises(Unsupported, match="structured_outputs: only JSON schemas"):
         grammar_after_reasoning(form, Grammar(GrammarKind.REGEX, "a"))
 
@@ -162,16 +118,17 @@ ANSWER = {
 MARKED = json.dumps({"note": '<tool_call>\n{"name": "now"}'})
 
 
+EITHER = CallRules(FUNCTIONS, required=False, parallel=True)
+
+
 def either(name: str, answer: object = ANSWER, *, in_reasoning: bool = False) -> GrammarMatcher:
-    rules = CallRules(FUNCTIONS, required=False, parallel=True)
     schema = Grammar(GrammarKind.JSON_SCHEMA, json.dumps(answer))
-    return table_of(name).compile(call_grammar(form_of(name), rules, in_reasoning=in_reasoning, answer=schema))
+    return compiled(name, EITHER, in_reasoning=in_reasoning, answer=schema)
 
 
 def read(name: str, text: str, *, in_reasoning: bool = False) -> list[ReplyDelta]:
     """In pieces of one character, as it streams."""
-    parser = reply_parser(form_of(name), FUNCTIONS, in_reasoning=in_reasoning, calls_first=True, new_id=lambda: "id")
-    return join_deltas([delta for character in text for delta in parser.feed(character)] + parser.finish())
+    return parsed(name, text, FUNCTIONS, in_reasoning=in_reasoning, calls_first=True)
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "THINKING"])
@@ -237,13 +194,12 @@ NAMED_ANSWER = {**ANSWER, "properties": {"name": {}, "note": {}}}
     ],
 )
 def test_an_answer_beside_bare_json_calls_has_other_keys(answer: object, apart: bool) -> None:
-    rules = CallRules(FUNCTIONS, required=False, parallel=True)
     schema = Grammar(GrammarKind.JSON_SCHEMA, json.dumps(answer))
     for name in ("HERMES", *(["LLAMA"] if apart else [])):
-        assert call_grammar(form_of(name), rules, in_reasoning=False, answer=schema)
+        assert call_grammar(form_of(name), EITHER, in_reasoning=False, answer=schema)
     if not apart:
         with pytest.raises(Unsupported, match="response_format: can't be told from calls"):
-            call_grammar(form_of("LLAMA"), rules, in_reasoning=False, answer=schema)
+            call_grammar(form_of("LLAMA"), EITHER, in_reasoning=False, answer=schema)
 
 
 def test_bare_json_can_t_be_told_from_free_text() -> None:

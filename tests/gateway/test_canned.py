@@ -20,6 +20,7 @@ import pytest
 from coordinator.text.detokenizer import Detokenizer
 from paceline.models.prompts import PromptReader
 from paceline.models.tokenizer import TransformersTokenizer
+from paceline.protocol.errors import InternalError, PacelineError
 from paceline.protocol.generation import (
     Finished,
     FinishReason,
@@ -40,13 +41,13 @@ from paceline_gateway.http.guard import RunningRequests
 from paceline_gateway.reply.template_probes import read_reply_format
 from paceline_gateway.upstream.coordinators import Coordinators, Upstream
 from paceline_gateway.upstream.services import Services
-from tests.gateway.templates import HERMES, MISTRAL, OPENED, THINKING, templated
+from tests.gateway.templates import HERMES, MISTRAL, OPENED, PLAIN, THINKING, templated
 
 ASKED: Any = [{"role": "user", "content": "q"}]
 TOOL: Any = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
 JSON = {"content-type": "application/json"}
 CALL = '{"name": "add", "arguments": {"a": 1}}'
-SWITCHED = "{{ reasoning_effort }} {{ enable_thinking | default(true) }}|"
+CACHED_TOKENS = 4
 LETTERS = THINKING.replace("think>", "reasoning>")
 """Its markers are no tokens of their own."""
 
@@ -59,6 +60,8 @@ class CannedCoordinator:
         self._text = text
         self.asked: list[GenerateRequest] = []
         self.ended = FinishReason.STOP
+        self.failure: PacelineError | None = None
+        """Raised behind the first token."""
         self.budget = RetryBudget()
 
     async def choose(self, caller: object) -> Upstream:
@@ -83,10 +86,12 @@ class CannedCoordinator:
         for token in self._tokenizer.inner.encode(self._text, add_special_tokens=False):
             text = detokenizer.push(token)
             yield Tokens((token,), text, (Provenance.TARGET,), text_ends=(len(text),))
+            if self.failure:
+                raise self.failure
             if detokenizer.stopped:
                 break
         reason = FinishReason.STOP if detokenizer.stopped else self.ended
-        yield Finished(reason, detokenizer.flush(), GenerationStats())
+        yield Finished(reason, detokenizer.flush(), GenerationStats(cached_prompt_tokens=CACHED_TOKENS))
 
     def text_of(self, token_ids: Sequence[int]) -> str:
         """A prompt as the template wrote it."""
@@ -108,7 +113,7 @@ async def serving(template: str, text: str, *, defective: bool = False) -> Async
     form = read_reply_format(tokenizer)
     services = Services(GatewayConfig(), tokenizer, prompts, cast(Coordinators, canned), form)
     transport = httpx2.ASGITransport(create_app(services, RunningRequests()), raise_app_exceptions=not defective)
-    async with httpx2.AsyncClient(transport=transport) as http:
+    async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as http:
         yield SimpleNamespace(
             canned=canned,
             http=http,
@@ -116,17 +121,6 @@ async def serving(template: str, text: str, *, defective: bool = False) -> Async
             claude=anthropic.AsyncAnthropic(api_key="k", base_url="http://localhost", http_client=http),
         )
     prompts.close()
-
-
-async def test_reasoning_that_the_template_opened_is_no_content() -> None:
-    async with serving(OPENED, "hm\n</think>\n\nYes.") as served:
-        choice = (await served.openai.chat.completions.create(model="m", messages=ASKED)).choices[0]
-        message = await served.claude.messages.create(model="m", max_tokens=9, messages=ASKED)
-        response = await served.openai.responses.create(model="m", input="q")
-    assert (choice.message.reasoning_content, choice.message.content) == ("hm", "Yes.")
-    assert choice.stop_reason is None
-    assert [block.type for block in message.content] == ["thinking", "text"]
-    assert [item.type for item in response.output] == ["reasoning", "message"]
 
 
 def _tokens(tokenizer: TransformersTokenizer, text: str) -> int:
@@ -158,33 +152,6 @@ async def test_reasoning_is_counted_by_its_tokens_whatever_text_waits(
     assert response.usage.output_tokens_details.reasoning_tokens == expected
 
 
-async def test_effort_and_switches_are_the_templates() -> None:
-    asked = {"messages": ASKED, "reasoning_effort": "high", "chat_template_kwargs": {"enable_thinking": False}}
-    async with serving(f"{SWITCHED}{HERMES}", "Yes.") as served:
-        assert (await served.http.post("http://localhost/v1/chat/completions", json=asked)).status_code == 200
-        told = {name: asked[name] for name in asked}
-        counted = (await served.http.post("http://localhost/tokenize", json=told)).json()["tokens"]
-        await served.openai.responses.create(model="m", input="q", reasoning={"effort": "low"})
-        twice = asked | {"chat_template_kwargs": {"reasoning_effort": "low"}}
-        refused = (await served.http.post("http://localhost/v1/chat/completions", json=twice)).json()["error"]
-    written = [templated(HERMES).decode(request.token_ids) for request in served.canned.asked]
-    assert [text.partition("|")[0] for text in written] == ["high False", "low True"]
-    assert list(served.canned.asked[0].token_ids) == counted
-    assert refused["param"] == "chat_template_kwargs.reasoning_effort"
-    async with serving(f"{SWITCHED}{OPENED}", "Yes.") as served:
-        off = {"messages": ASKED, "thinking": {"type": "disabled"}}
-        counted = await served.claude.messages.count_tokens(model="m", **off)
-        await served.claude.messages.create(model="m", max_tokens=9, **off)
-    (request,) = served.canned.asked
-    assert templated(HERMES).decode(request.token_ids).startswith(" False|")
-    assert counted.input_tokens == len(request.token_ids)
-    async with serving(OPENED, "Yes.") as served:
-        none = await served.http.post(
-            "http://localhost/v1/chat/completions", json={"messages": ASKED, "reasoning_effort": "none"}
-        )
-    assert none.headers["x-paceline-ignored"] == "reasoning_effort", "it reasons, whatever is asked"
-
-
 async def test_a_marker_that_the_text_leaves_out_is_seen() -> None:
     async with serving(MISTRAL, f"Let me see.[TOOL_CALLS] [{CALL}]") as served:
         choice = (await served.openai.chat.completions.create(model="m", messages=ASKED, tools=[TOOL])).choices[0]
@@ -194,29 +161,65 @@ async def test_a_marker_that_the_text_leaves_out_is_seen() -> None:
     assert plain.message.content == f"Let me see. [{CALL}]"
 
 
-async def test_a_call_in_free_text_streams_in_every_api() -> None:
-    async with serving(HERMES, f"So:\n<tool_call>\n{CALL}\n</tool_call>") as served:
-        stream = await served.openai.chat.completions.create(model="m", messages=ASKED, tools=[TOOL], stream=True)
+@pytest.mark.parametrize(("template", "reasoning"), [(HERMES, ""), (OPENED, "hm\n</think>\n\n")])
+async def test_reasoning_text_and_a_call_are_each_apis_own_whole_and_streamed(template: str, reasoning: str) -> None:
+    tool: Any = {"name": "add", "input_schema": {"type": "object"}}
+    flat: Any = {"type": "function", "name": "add", "parameters": {"type": "object"}, "strict": False}
+    chat: Any = {"model": "m", "messages": ASKED, "tools": [TOOL]}
+    claude: Any = {"model": "m", "max_tokens": 99, "messages": ASKED, "tools": [tool]}
+    items: Any = {"model": "m", "input": "q", "tools": [flat], "temperature": 0.5}
+    async with serving(template, f"{reasoning}So:\n<tool_call>\n{CALL}\n</tool_call>") as served:
+        choice = (await served.openai.chat.completions.create(**chat)).choices[0]
+        stream = await served.openai.chat.completions.create(**chat, stream=True)
         choices = [chunk.choices[0] async for chunk in stream if chunk.choices]
-        tool: Any = {"name": "add", "input_schema": {"type": "object"}}
-        async with served.claude.messages.stream(model="m", max_tokens=99, messages=ASKED, tools=[tool]) as events:
-            message = await events.get_final_message()
-        flat: Any = {"type": "function", "name": "add", "parameters": {"type": "object"}, "strict": False}
-        async with served.openai.responses.stream(model="m", input="q", tools=[flat]) as events:
-            response = await events.get_final_response()
+        messages = [await served.claude.messages.create(**claude)]
+        async with served.claude.messages.stream(**claude) as events:
+            messages.append(await events.get_final_message())
+        responses = [await served.openai.responses.create(**items)]
+        async with served.openai.responses.stream(**items) as events:
+            kinds = [event.type async for event in events]
+            responses.append(await events.get_final_response())
+    prompt_tokens = len(served.canned.asked[0].token_ids)
+    thinks = bool(reasoning)
+    assert (choice.message.content, choice.finish_reason, choice.stop_reason) == ("So:", "tool_calls", None)
+    assert getattr(choice.message, "reasoning_content", None) == ("hm" if thinks else None)
     assert "".join(choice.delta.content or "" for choice in choices) == "So:"
     pieces = [piece.function.arguments for choice in choices for piece in choice.delta.tool_calls or ()]
     assert ("".join(pieces), choices[-1].finish_reason) == ('{"a": 1}', "tool_calls")
-    assert (message.content[0].text, message.content[1].input, message.stop_reason) == ("So:", {"a": 1}, "tool_use")
-    assert [item.type for item in response.output] == ["message", "function_call"]
-    assert response.output[1].arguments == '{"a": 1}'
+    for message in messages:
+        *thoughts, text, use = message.content
+        assert [block.thinking for block in thoughts] == ["hm"] * thinks
+        assert (text.text, use.input, message.stop_reason) == ("So:", {"a": 1}, "tool_use")
+        assert message.usage.cache_read_input_tokens == CACHED_TOKENS
+        assert message.usage.input_tokens == prompt_tokens - CACHED_TOKENS
+    for response in responses:
+        assert [item.type for item in response.output] == ["reasoning"] * thinks + ["message", "function_call"]
+        assert (response.output_text, response.output[-1].arguments) == ("So:", '{"a": 1}')
+        assert (response.status, response.temperature) == ("completed", 0.5)
+        assert response.usage.input_tokens == prompt_tokens
+        assert response.usage.input_tokens_details.cached_tokens == CACHED_TOKENS
+    assert (kinds[0], kinds[-1]) == ("response.created", "response.completed")
     assert served.canned.asked[0].sampling.grammar is None
+
+
+async def test_a_failure_is_each_clients_exception_in_mid_stream_too() -> None:
+    async with serving(PLAIN, "Yes.") as served:
+        served.canned.failure = InternalError("a defect")
+        with pytest.raises(anthropic.InternalServerError, match="a defect"):
+            await served.claude.messages.create(model="m", max_tokens=9, messages=ASKED)
+        with pytest.raises(anthropic.APIStatusError, match="a defect"):
+            async for _ in await served.claude.messages.create(model="m", max_tokens=9, messages=ASKED, stream=True):
+                pass
+        events = [event async for event in await served.openai.responses.create(model="m", input="q", stream=True)]
+    failed = events[-1]
+    assert (failed.type, failed.response.error.message) == ("response.failed", "a defect")
+    assert failed.response.output[0].content[0].text == "Y"
 
 
 async def test_the_stop_string_that_ended_it_is_told() -> None:
     async with serving(HERMES, "one two three") as served:
-        given: Any = {"model": "m", "messages": ASKED, "stop": ["thr", " two"]}
-        choice = (await served.openai.chat.completions.create(**given)).choices[0]
+        create = served.openai.chat.completions.create
+        choice = (await create(model="m", messages=ASKED, stop=["thr", " two"])).choices[0]
         message = await served.claude.messages.create(model="m", max_tokens=9, messages=ASKED, stop_sequences=["wo"])
     assert (choice.message.content, choice.stop_reason) == ("one", " two")
     assert (message.content[0].text, message.stop_reason, message.stop_sequence) == ("one t", "stop_sequence", "wo")
@@ -312,7 +315,7 @@ async def test_no_depth_of_json_is_a_defect(levels: int) -> None:
     async with serving(HERMES, "so") as served:
         for path, contents in bodies.items():
             for content in contents:
-                answer = await served.http.post(f"http://localhost{path}", content=content, headers=JSON)
+                answer = await served.http.post(path, content=content, headers=JSON)
                 assert answer.status_code == 400, (path, content[:120], answer.text[:200])
 
 
@@ -328,7 +331,7 @@ async def test_a_defect_is_answered_logged_and_counted_under_the_requests_id(
     async with serving(HERMES, "so", defective=True) as served:
         monkeypatch.setattr(served.canned, "choose", broken)
         with caplog.at_level(logging.INFO, "paceline_gateway"):
-            answer = await served.http.post("http://localhost/tokenize", json={"prompt": "a"})
+            answer = await served.http.post("/tokenize", json={"prompt": "a"})
     assert (answer.status_code, answer.json()["error"]["code"]) == (500, "internal_error")
     (told,) = [record.getMessage() for record in caplog.records if record.levelno == logging.INFO]
     assert "status=500" in told and told.endswith(f"id={answer.headers['x-request-id']}")

@@ -3,78 +3,68 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
 import pytest
 
-from paceline.protocol.errors import (
-    InternalError,
-    InvalidInput,
-    Overloaded,
-    PacelineError,
-    PeerUnavailable,
-    PermissionDenied,
-    Unauthenticated,
-    UntrustedPeer,
-    VocabularyMismatch,
-)
+from paceline.protocol import errors
+from paceline.protocol.errors import Overloaded, PacelineError, PeerUnavailable, Unauthenticated, UntrustedPeer
 from paceline.protocol.generation import ModelDescription
-from paceline.protocol.handshake import Fingerprint
 from paceline.rpc.endpoints import Endpoint
 from paceline.runtime.gateway_config import GatewayConfig
 from paceline_gateway.upstream.caller import HttpCaller
 from paceline_gateway.upstream.coordinators import Coordinator, Coordinators
+from tests.gateway.described import TARGET, SteppedTime
 
 CALLER = HttpCaller("r")
-TARGET = Fingerprint("m", "t", 99, "n")
+NEW_KEY = Unauthenticated("no such key")
+Answer = bool | PacelineError | None
+"""Whether a coordinator has a target, or how it fails; None: it gives no answer."""
 
 
 class Answering:
-    """A coordinator that describes itself under its address; `ready`: whether it has a target, None: no answer."""
+    """A coordinator that describes itself under its address."""
 
     failed_at = 0.0
+    request_count = 0
 
-    def __init__(self, address: str, ready: bool | PacelineError | None, request_count: int = 0) -> None:
+    def __init__(self, address: str, answer: Answer) -> None:
         self.address = address
-        self.request_count = request_count
-        self._ready = ready
+        self._answer = answer
 
     def is_full(self, caller: HttpCaller) -> bool:
         return False
 
     async def describe(self, caller: HttpCaller) -> ModelDescription:
-        if isinstance(self._ready, PacelineError):
-            raise self._ready
-        if self._ready is None:
+        if isinstance(self._answer, PacelineError):
+            raise self._answer
+        if self._answer is None:
             raise PeerUnavailable(f"{self.address} is gone")
-        return ModelDescription(self.address, TARGET, TARGET, 99, (), self._ready, True)
+        return ModelDescription(self.address, TARGET, TARGET, 99, (), self._answer, True)
 
     recent_description = describe
 
 
-@asynccontextmanager
-async def gateway_of(*ready: bool | None) -> AsyncIterator[Coordinators]:
+async def gateway_of(*answers: Answer) -> Coordinators:
+    """Coordinators c0:1, c1:1, … in the gateway's own order: nothing runs at any of them."""
     known = Coordinators(GatewayConfig(coordinator_wait_ms=0), "t")
-    several: Sequence[Any] = [Answering(f"c{place}:1", each) for place, each in enumerate(ready)]
-    known._by_preference = lambda caller: [*several]  # type: ignore[method-assign]
-    try:
-        yield known
-    finally:
-        await known.close()
+    await known._tasks.close()  # nobody looks for others
+    members: Any = [Answering(f"c{place}:1", each) for place, each in enumerate(answers)]
+    known.members = members
+    return known
 
 
 @pytest.mark.parametrize(
-    ("ready", "told"), [([None, False, True], "c2:1"), ([False, False, None], "c1:1"), ([True, None], "c0:1")]
+    ("answers", "name"), [([None, False, True], "c2:1"), ([False, False, None], "c1:1"), ([True, None], "c0:1")]
 )
-async def test_the_model_is_told_by_one_that_has_a_target_if_any_has(ready: list[bool | None], told: str) -> None:
-    async with gateway_of(*ready) as known:
-        assert (await known.describe_models(CALLER)).name == told
+async def test_the_model_is_told_by_one_that_has_a_target_if_any_has(answers: list[Answer], name: str) -> None:
+    assert (await (await gateway_of(*answers)).describe_models(CALLER)).name == name
 
 
 @pytest.mark.parametrize(
-    ("ready", "why"),
+    ("answers", "why"),
     [
         ([], "no coordinator is found: coordinator.address = "),
         ([False, None], "c1:1 is gone"),
@@ -82,76 +72,66 @@ async def test_the_model_is_told_by_one_that_has_a_target_if_any_has(ready: list
         ([True], "coordinator at c0:1: its target is another one"),
     ],
 )
-async def test_the_last_one_s_reason_is_said_where_none_serves(ready: list[bool | None], why: str) -> None:
-    async with gateway_of(*ready) as known:
-        with pytest.raises(PeerUnavailable, match=why):
-            await known.choose_now(CALLER, lambda upstream: False)
+async def test_the_last_one_s_reason_is_said_where_none_serves(answers: list[Answer], why: str) -> None:
+    with pytest.raises(PeerUnavailable, match=why):
+        await (await gateway_of(*answers)).choose_now(CALLER, lambda upstream: False)
 
 
 async def test_the_model_is_not_told_where_nobody_answers() -> None:
-    async with gateway_of(None, None) as known:
-        with pytest.raises(PeerUnavailable, match="c1:1 is gone"):
-            await known.describe_models(CALLER)
+    with pytest.raises(PeerUnavailable, match="c1:1 is gone"):
+        await (await gateway_of(None, None)).describe_models(CALLER)
 
 
 UNFIT = [
     UntrustedPeer("its certificate has expired"),
-    VocabularyMismatch("another tokenizer"),
-    InternalError("a defect"),
+    errors.VocabularyMismatch("another tokenizer"),
+    errors.InternalError("a defect"),
     Overloaded("gRPC's own"),
-    PermissionDenied("of another role"),
-    InvalidInput("what it says is malformed"),
+    errors.PermissionDenied("of another role"),
+    errors.InvalidInput("what it says is malformed"),
 ]
+each_unfit = pytest.mark.parametrize("failure", UNFIT, ids=lambda failure: type(failure).__name__)
 
 
-@asynccontextmanager
-async def gateway_beside(failure: PacelineError, other: bool | None) -> AsyncIterator[Coordinators]:
-    """Two coordinators in the gateway's own order: one that fails comes first, since nothing runs there."""
-    known = Coordinators(GatewayConfig(coordinator_wait_ms=0), "t")
-    await known._tasks.close()  # nobody looks for others
-    several: Any = [Answering("good:1", other, request_count=3), Answering("bad:1", failure)]
-    known.members = several
-    yield known
-
-
-@pytest.mark.parametrize("failure", UNFIT, ids=lambda failure: type(failure).__name__)
+@pytest.mark.parametrize("failure", [*UNFIT, NEW_KEY], ids=lambda failure: type(failure).__name__)
 async def test_one_that_is_unfit_takes_no_request_from_one_that_serves(failure: PacelineError) -> None:
-    async with gateway_beside(failure, True) as known:
-        assert [each.address for each in known._by_preference(CALLER)] == ["bad:1", "good:1"]
-        assert (await known.choose(CALLER)).description.name == "good:1"
-        assert (await known.describe_models(CALLER)).name == "good:1"
-        await known.check()
-
-
-async def test_a_key_that_one_refuses_is_asked_of_the_others() -> None:
-    async with gateway_beside(Unauthenticated("no such key"), True) as known:
-        assert [each.address for each in known._by_preference(CALLER)] == ["bad:1", "good:1"]
-        assert (await known.choose(CALLER)).description.name == "good:1"
-        assert (await known.describe_models(CALLER)).name == "good:1"
+    known = await gateway_of(failure, True)
+    assert (await known.choose(CALLER)).description.name == "c1:1"
+    assert (await known.describe_models(CALLER)).name == "c1:1"
+    await known.check()
 
 
 async def test_a_refused_key_is_told_at_once_where_nobody_else_serves() -> None:
-    async with gateway_beside(Unauthenticated("no such key"), None) as known:
-        known.wait_s = 60
-        async with asyncio.timeout(10):
-            with pytest.raises(Unauthenticated):
-                await known.choose(CALLER)
+    known = await gateway_of(NEW_KEY, None)
+    known.wait_s = 60
+    async with asyncio.timeout(10):
+        with pytest.raises(Unauthenticated):
+            await known.choose(CALLER)
 
 
-@pytest.mark.parametrize("failure", UNFIT, ids=lambda failure: type(failure).__name__)
+@each_unfit
 async def test_what_may_pass_is_told_before_what_is_unfit(failure: PacelineError) -> None:
-    async with gateway_beside(failure, None) as known:
-        with pytest.raises(PeerUnavailable, match="good:1 is gone"):
-            await known.choose(CALLER)
-        known.members = known.members[1:]
-        with pytest.raises(type(failure), match=failure.message):
-            await known.choose(CALLER)
+    with pytest.raises(PeerUnavailable, match="c1:1 is gone"):
+        await (await gateway_of(failure, None)).choose(CALLER)
+    with pytest.raises(type(failure), match=failure.message):
+        await (await gateway_of(failure)).choose(CALLER)
 
 
-@pytest.mark.parametrize("failure", UNFIT, ids=lambda failure: type(failure).__name__)
+@each_unfit
 async def test_the_model_is_told_by_one_without_a_target_beside_one_that_is_unfit(failure: PacelineError) -> None:
-    async with gateway_beside(failure, False) as known:
-        assert (await known.describe_models(CALLER)).name == "good:1"
+    assert (await (await gateway_of(failure, False)).describe_models(CALLER)).name == "c1:1"
+
+
+@asynccontextmanager
+async def two_coordinators() -> AsyncIterator[tuple[Coordinators, Coordinator, Coordinator]]:
+    """Two whom nobody answers for, and their gateway."""
+    known = await gateway_of()
+    known._update([Endpoint("127.0.0.1:1"), Endpoint("127.0.0.1:2")])
+    first, second = known.members
+    try:
+        yield known, first, second
+    finally:
+        await known.close()
 
 
 class Failing:
@@ -170,57 +150,30 @@ class Failing:
         pass
 
 
-@pytest.mark.parametrize("failure", UNFIT, ids=lambda failure: type(failure).__name__)
-async def test_one_that_is_unfit_is_asked_last_for_a_while(failure: PacelineError) -> None:
-    async with gateway_of() as known:
-        del known._by_preference
-        known._update([Endpoint("127.0.0.1:1"), Endpoint("127.0.0.1:2")])
-        first, second = known.members
+@pytest.mark.parametrize("failure", [*UNFIT, NEW_KEY], ids=lambda failure: type(failure).__name__)
+async def test_one_that_is_unfit_is_asked_last_for_a_while_and_one_that_refuses_a_key_as_before(
+    failure: PacelineError,
+) -> None:
+    async with two_coordinators() as (known, first, second):
         first._query_client = cast(Any, Failing(failure))
         with pytest.raises(type(failure)):
             await first.describe(CALLER)
-        assert known._by_preference(CALLER) == [second, first]
-
-
-async def test_one_that_refuses_a_key_is_asked_as_before() -> None:
-    async with gateway_of() as known:
-        del known._by_preference
-        known._update([Endpoint("127.0.0.1:1"), Endpoint("127.0.0.1:2")])
-        first, second = known.members
-        first._query_client = cast(Any, Failing(Unauthenticated("no such key")))
-        with pytest.raises(Unauthenticated):
-            await first.describe(CALLER)
-        assert known._by_preference(CALLER) == [first, second]
+        assert known._by_preference(CALLER) == ([first, second] if failure is NEW_KEY else [second, first])
 
 
 async def test_one_whose_certificate_ends_while_a_text_begins_is_asked_last() -> None:
-    async with gateway_of() as known:
-        del known._by_preference
-        known._update([Endpoint("127.0.0.1:1"), Endpoint("127.0.0.1:2")])
-        first, second = known.members
+    async with two_coordinators() as (known, first, second):
         with pytest.raises(UntrustedPeer), first.client(CALLER):
             raise UntrustedPeer("its certificate has expired")
         assert known._by_preference(CALLER) == [second, first]
 
 
-class TheTime:
-    """As `paceline_gateway.upstream.coordinators` sees it."""
-
-    now = 1000.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-
 async def test_one_without_room_is_asked_last_for_as_long_as_it_says_and_by_that_key(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    time, other_key = TheTime(), HttpCaller("r", api_key="k")
-    monkeypatch.setattr("paceline_gateway.upstream.coordinators.time", time)
-    async with gateway_of() as known:
-        del known._by_preference
-        known._update([Endpoint("127.0.0.1:1"), Endpoint("127.0.0.1:2")])
-        first, second = known.members
+    clock, other_key = SteppedTime(), HttpCaller("r", api_key="k")
+    monkeypatch.setattr("paceline_gateway.upstream.coordinators.time", clock)
+    async with two_coordinators() as (known, first, second):
 
         def refuse(error: Overloaded, caller: HttpCaller = CALLER) -> None:
             with pytest.raises(Overloaded), first.client(caller):
@@ -228,7 +181,7 @@ async def test_one_without_room_is_asked_last_for_as_long_as_it_says_and_by_that
 
         refuse(Overloaded("the others' places", retry_after_ms=500), other_key)
         assert (known._by_preference(CALLER), known._by_preference(other_key)) == ([first, second], [second, first])
-        time.now += 0.5
+        clock.now += 0.5
         refuse(Overloaded("the key's", metadata={"limit": "requests_per_minute"}, retry_after_ms=500))
         assert known._by_preference(CALLER) == [first, second], "that says nothing of room"
         refuse(Overloaded("full", retry_after_ms=500))
@@ -236,15 +189,13 @@ async def test_one_without_room_is_asked_last_for_as_long_as_it_says_and_by_that
         assert known._by_preference(other_key) == [first, second]
         second.request_count = 9
         assert known._by_preference(CALLER) == [second, first], "whatever runs there"
-        time.now += 0.5
+        clock.now += 0.5
         assert known._by_preference(CALLER) == [first, second]
         refuse(Overloaded("gRPC's own, without a hint"))
         assert known._by_preference(CALLER) == [second, first]
 
 
-async def test_one_that_vanishes_as_the_gateway_closes_is_closed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_one_that_vanishes_as_the_gateway_closes_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     closed: list[str] = []
     close = Coordinator.close
 
@@ -253,7 +204,6 @@ async def test_one_that_vanishes_as_the_gateway_closes_is_closed(
         await close(self)
 
     monkeypatch.setattr(Coordinator, "close", noted)
-    async with gateway_of() as known:
-        known._update([Endpoint("127.0.0.1:1"), Endpoint("127.0.0.1:2")])
+    async with two_coordinators() as (known, *_):
         known._update([Endpoint("127.0.0.1:2")])
     assert sorted(closed) == ["127.0.0.1:1", "127.0.0.1:2"]

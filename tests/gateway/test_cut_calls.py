@@ -43,7 +43,8 @@ async def test_no_mark_of_a_call_that_must_come_is_content_wherever_it_is_cut(te
 
 
 async def test_a_cut_call_is_told_as_such_in_every_api() -> None:
-    async with serving(HERMES, WHOLE[HERMES].partition("z")[0]) as served:
+    arguments = '{"a": "xy", "b": 1, "c": [2, 3'
+    async with serving(HERMES, f'<tool_call>\n{{"name": "add", "arguments": {arguments}') as served:
         served.canned.ended = FinishReason.LENGTH
         any_tool: Any = {"max_tokens": 9, "tools": [CLAUDES], "tool_choice": {"type": "any"}}
         choice = (await served.openai.chat.completions.create(model="m", messages=ASKED, tools=[TOOL])).choices[0]
@@ -53,13 +54,13 @@ async def test_a_cut_call_is_told_as_such_in_every_api() -> None:
         required: Any = {"tools": [FLAT], "tool_choice": "required"}
         response = await served.openai.responses.create(model="m", input="q", **required)
     (call,) = choice.message.tool_calls
-    assert (choice.finish_reason, call.function.name, call.function.arguments) == ("length", "add", '{"a": "xy')
+    assert (choice.finish_reason, call.function.name, call.function.arguments) == ("length", "add", arguments)
     for each in (message, streamed):
         assert [block.type for block in each.content] == ["tool_use"]
-        assert (each.stop_reason, each.content[0].input) == ("max_tokens", {})
+        assert (each.stop_reason, each.content[0].input) == ("max_tokens", {"a": "xy", "b": 1, "c": [2, 3]})
     (item,) = response.output
     assert (response.status, response.incomplete_details.reason) == ("incomplete", "max_output_tokens")
-    assert (item.type, item.status, item.arguments) == ("function_call", "incomplete", '{"a": "xy')
+    assert (item.type, item.status, item.arguments) == ("function_call", "incomplete", arguments)
 
 
 @pytest.mark.parametrize("end", [5, 11, 13, 22, 28])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import select
 import signal
 import socket
@@ -18,7 +17,7 @@ import pytest
 
 from paceline.local.service_process import Flags
 from tests.e2e.cluster import eventually
-from tests.gateway.gateways import LONG, GatewayCluster, endless_text, post, request, streaming
+from tests.gateway.gateways import LONG, GatewayCluster, endless_text, post, post_bytes, request, streaming
 
 COMPLETION: dict[str, Any] = {"prompt": "a", "max_tokens": 5, "seed": 1}
 WHOLE = 800
@@ -156,13 +155,12 @@ def test_a_gateway_that_drains_refuses_connections_and_cuts_off_what_is_left(clu
 @pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="the system drops no connection for us")
 def test_a_reader_that_takes_nothing_loses_its_connection(cluster: GatewayCluster) -> None:
     """A whole reply is written at once: only the system knows that nobody takes it."""
-    body = json.dumps(COMPLETION | {"max_tokens": 3000, "ignore_eos": True, "logprobs": 20}).encode()
+    body = COMPLETION | {"max_tokens": 3000, "ignore_eos": True, "logprobs": 20}
     with cluster.further_gateway("strict", {"reader_timeout_s": 0.5}) as address, socket.socket() as idle:
         process, port = psutil.Process(cluster.processes["strict"].pid), _port(address)
         idle.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         idle.connect(("127.0.0.1", port))
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
-        idle.sendall(f"{head}Content-Type: application/json\r\n\r\n".encode() + body)
+        idle.sendall(post_bytes(address, "/v1/completions", body))
         eventually(lambda: _connections(process, port) == 1, "it is connected")
         eventually(lambda: select.select([idle], [], [], 0)[0] != [], "the reply is written")
         eventually(lambda: _connections(process, port) == 0, "its connection is dropped")

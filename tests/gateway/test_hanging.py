@@ -3,33 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import Any
+import contextlib
 
-import grpc
 import pytest
 
 from paceline.protocol.errors import DeadlineExceeded, PeerUnavailable, Unauthenticated
-from paceline.rpc.endpoints import Endpoint
-from paceline.runtime.gateway_config import GatewayConfig
-from paceline.v1 import generation_service_pb2 as pb
-from paceline.v1 import generation_service_pb2_grpc as pb_grpc
 from paceline_gateway.upstream import coordinators, hang_watch
 from paceline_gateway.upstream.caller import HttpCaller
-from paceline_gateway.upstream.coordinators import Coordinator
 from paceline_gateway.upstream.hang_watch import FIRST_PAUSE_S, MAX_PAUSE_S, HangWatch
+from tests.gateway.described import SteppedTime, describing
 
 NOBODY = HttpCaller("")
-
-
-class SteppedTime:
-    """A clock that is set by hand."""
-
-    now = 100.0
-
-    def monotonic(self) -> float:
-        return self.now
 
 
 @pytest.fixture
@@ -104,60 +88,28 @@ def test_any_answer_ends_the_pauses(clock: SteppedTime, answer: Exception | None
     watch = HangWatch()
     hangs(watch, clock)
     clock.now += FIRST_PAUSE_S
-    try:
-        with watch.query():
-            if answer is not None:
-                raise answer
-    except (Unauthenticated, PeerUnavailable):
-        pass
+    with contextlib.suppress(Unauthenticated, PeerUnavailable), watch.query():
+        if answer is not None:
+            raise answer
     assert not refused(watch)
-
-
-class HangingService(pb_grpc.GenerationServiceServicer):
-    """Answers once it is allowed to."""
-
-    def __init__(self) -> None:
-        self.asked = 0
-        self.answers = asyncio.Event()
-
-    async def DescribeModels(self, request: Any, context: Any) -> pb.DescribeModelsResponse:
-        self.asked += 1
-        await self.answers.wait()
-        return pb.DescribeModelsResponse(models=[pb.ModelDescription(name="m", target_ready=True)])
-
-
-@asynccontextmanager
-async def hanging_coordinator() -> AsyncIterator[tuple[HangingService, Coordinator]]:
-    service, server = HangingService(), grpc.aio.server()
-    pb_grpc.add_GenerationServiceServicer_to_server(service, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    coordinator = Coordinator(GatewayConfig(), Endpoint(f"127.0.0.1:{port}"), "t")
-    try:
-        yield service, coordinator
-    finally:
-        await coordinator.close()
-        await server.stop(None)
 
 
 async def test_health_checks_of_a_hanging_coordinator_cost_one_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coordinators, "DESCRIBE_TIMEOUT_S", 0.2)
     monkeypatch.setattr(hang_watch, "FIRST_PAUSE_S", 0.3)
-    async with hanging_coordinator() as (service, coordinator):
+    async with describing() as (service, coordinator):
         with pytest.raises(PeerUnavailable):
             await coordinator.describe(NOBODY)
         for _ in range(50):
             with pytest.raises(PeerUnavailable, match=f"{coordinator.address}: it takes calls and does not answer"):
                 await coordinator.describe(NOBODY)
-        assert service.asked == 1
-        service.answers.set()
+        assert len(service.keys) == 1
+        service.may_answer.set()
         async with asyncio.timeout(10):
-            while True:
-                try:
+            while len(service.keys) < 2:
+                with contextlib.suppress(PeerUnavailable):
                     described = await coordinator.describe(NOBODY)
-                    break
-                except PeerUnavailable:
-                    await asyncio.sleep(0.02)
-        assert (described.name, service.asked) == ("m", 2)
+                await asyncio.sleep(0.02)
+        assert (described.name, len(service.keys)) == ("m", 2)
         await asyncio.gather(*(coordinator.describe(NOBODY) for _ in range(5)))
-        assert service.asked == 7
+        assert len(service.keys) == 7

@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+import anthropic
 import pytest
 
 from tests.gateway.templates import HERMES, OPENED, PLAIN
 from tests.gateway.test_canned import serving
 
-URL = "http://localhost"
 USER = {"role": "user", "content": "q"}
 CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
 COUNT = "/v1/messages/count_tokens"
@@ -38,6 +38,7 @@ HINTS: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"modalities": ["text"], "parallel_tool_calls": True, "top_logprobs": 0}, ""),
     (CHAT, {"functions": None, "function_call": None, "audio": None, "unheard_of": None}, ""),
     (CHAT, {"messages": [{**USER, "refusal": None, "unheard_of": None}]}, ""),
+    (CHAT, {"stop": None, "tools": [], "tool_choice": "none", "store": False}, "store"),
     ("/v1/completions", {"user": "u", "metadata": {}, "store": True, "best_of": None}, "store, user"),
     (MESSAGES, {"metadata": {"user_id": "u"}, "service_tier": "auto"}, "metadata, service_tier"),
     (MESSAGES, {"output_config": {"effort": "max"}}, "output_config.effort"),
@@ -60,7 +61,7 @@ async def test_what_can_t_change_a_text_is_taken_and_named(path: str, fields: di
     plainly = PLAINLY[path]
     async with serving(PLAIN, "Yes.") as served:
         answers = [
-            await served.http.post(URL + path, json=plainly | each)
+            await served.http.post(path, json=plainly | each)
             for each in ({}, fields, fields | {"stream": True}, {"stream": True})
         ]
     assert [answer.status_code for answer in answers] == [200] * 4, [answer.text for answer in answers]
@@ -79,8 +80,7 @@ async def test_fields_of_further_routes_are_named_too() -> None:
             CHAT: {"messages": [USER], "tools": [{**TOOL, "cache_control": EPHEMERAL}]},
         }
         told = [
-            (await served.http.post(URL + path, json=body)).headers["x-paceline-ignored"]
-            for path, body in bodies.items()
+            (await served.http.post(path, json=body)).headers["x-paceline-ignored"] for path, body in bodies.items()
         ]
     assert told == [
         "betas, messages.content.cache_control, tools.cache_control",
@@ -93,7 +93,7 @@ async def test_the_log_names_a_field_once_and_each_request_when_debugging(caplog
     async with serving(PLAIN, "Yes.") as served:
         with caplog.at_level(logging.DEBUG, "paceline_gateway.http.ignored_fields"):
             for _ in range(3):
-                await served.http.post(URL + CHAT, json=PLAINLY[CHAT] | {"store": True, "user": "secret"})
+                await served.http.post(CHAT, json=PLAINLY[CHAT] | {"store": True, "user": "secret"})
     told = [
         (record.levelno, record.getMessage())
         for record in caplog.records
@@ -111,7 +111,7 @@ NAMED = (
 
 async def test_a_template_that_writes_names_gets_them() -> None:
     async with serving(NAMED, "Yes.") as served:
-        answer = await served.http.post(URL + CHAT, json={"messages": [{**USER, "name": "Ann"}]})
+        answer = await served.http.post(CHAT, json={"messages": [{**USER, "name": "Ann"}]})
         (request,) = served.canned.asked
         written = served.canned.text_of(request.token_ids)
     assert "<s>user (Ann): q" in written
@@ -121,10 +121,14 @@ async def test_a_template_that_writes_names_gets_them() -> None:
 SWITCHES = "{{ verbosity }} {{ reasoning_effort }} {{ enable_thinking | default('unset') }}|"
 
 
+COUNTERS = {CHAT: "/tokenize", MESSAGES: COUNT}
+
+
 @pytest.mark.parametrize(
     ("path", "fields", "written"),
     [
         (CHAT, {"verbosity": "low", "reasoning_effort": "high"}, "low high unset|"),
+        (CHAT, {"reasoning_effort": "high", "chat_template_kwargs": {"enable_thinking": False}}, " high False|"),
         (MESSAGES, {"output_config": {"effort": "max"}, "thinking": {"type": "enabled"}}, " max True|"),
         (MESSAGES, {"thinking": {"type": "disabled"}}, "  False|"),
         (RESPONSES, {"text": {"verbosity": "high"}, "reasoning": {"effort": "low"}}, "high low unset|"),
@@ -132,15 +136,28 @@ SWITCHES = "{{ verbosity }} {{ reasoning_effort }} {{ enable_thinking | default(
 )
 async def test_a_template_that_has_a_switch_gets_it(path: str, fields: dict[str, Any], written: str) -> None:
     async with serving(SWITCHES + OPENED, "Yes.") as served:
-        answer = await served.http.post(URL + path, json=PLAINLY[path] | fields)
+        answer = await served.http.post(path, json=PLAINLY[path] | fields)
         (request,) = served.canned.asked
         assert served.canned.text_of(request.token_ids).startswith(written)
+        if counter := COUNTERS.get(path):
+            counted = (await served.http.post(counter, json={"messages": [USER], **fields})).json()
+            assert counted.get("count", counted.get("input_tokens")) == len(request.token_ids)
     assert "x-paceline-ignored" not in answer.headers
+
+
+async def test_no_effort_is_ignored_where_reasoning_can_t_be_switched_off_and_efforts_are_set_once() -> None:
+    async with serving(OPENED, "Yes.") as served:
+        answer = await served.http.post(CHAT, json={"messages": [USER], "reasoning_effort": "none"})
+    assert answer.headers["x-paceline-ignored"] == "reasoning_effort"
+    twice = {"messages": [USER], "reasoning_effort": "high", "chat_template_kwargs": {"reasoning_effort": "low"}}
+    async with serving(SWITCHES + OPENED, "Yes.") as served:
+        refused = (await served.http.post(CHAT, json=twice)).json()["error"]
+    assert refused["param"] == "chat_template_kwargs.reasoning_effort"
 
 
 async def test_no_effort_is_the_switch_of_a_template_that_knows_no_efforts() -> None:
     async with serving("{{ enable_thinking }}|" + OPENED, "Yes.") as served:
-        answer = await served.http.post(URL + CHAT, json={"messages": [USER], "reasoning_effort": "none"})
+        answer = await served.http.post(CHAT, json={"messages": [USER], "reasoning_effort": "none"})
         (request,) = served.canned.asked
         assert served.canned.text_of(request.token_ids).startswith("False|")
     assert "x-paceline-ignored" not in answer.headers
@@ -150,8 +167,8 @@ async def test_a_client_without_a_model_gets_the_one_that_is_served() -> None:
     async with serving(PLAIN, "Yes.") as served:
         for path, body in PLAINLY.items():
             for named in ({}, {"model": None}, {"model": ""}, {"model": "dummy"}):
-                assert (await served.http.post(URL + path, json=body | named)).json()["model"] == "m"
-            assert (await served.http.post(URL + path, json=body | {"model": "other"})).status_code == 404
+                assert (await served.http.post(path, json=body | named)).json()["model"] == "m"
+            assert (await served.http.post(path, json=body | {"model": "other"})).status_code == 404
 
 
 async def test_a_limit_beyond_the_context_is_the_contexts_own() -> None:
@@ -162,7 +179,7 @@ async def test_a_limit_beyond_the_context_is_the_contexts_own() -> None:
             (RESPONSES, "max_output_tokens"),
         ):
             for limit in (9_000, 64_000, 10**30):
-                answer = await served.http.post(URL + path, json=PLAINLY[path] | {field: limit})
+                answer = await served.http.post(path, json=PLAINLY[path] | {field: limit})
                 assert answer.status_code == 200, answer.text
     assert [request.max_new_tokens for request in served.canned.asked] == [9_000, None, None] * 3
 
@@ -180,6 +197,11 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"n": 200}, "n"),
     (CHAT, {"unheard_of": 1}, "unheard_of"),
     (RESPONSES, {"previous_response_id": "r"}, "previous_response_id"),
+    (RESPONSES, {"conversation": "c"}, "conversation"),
+    (RESPONSES, {"reasoning": {"effort": "much"}}, "reasoning.effort"),
+    (RESPONSES, {"unheard_of": 1}, "unheard_of"),
+    (RESPONSES, {"input": [USER, {"type": "item_reference", "id": "i"}]}, "input.1"),
+    (RESPONSES, {"input": [USER, {"role": "user", "content": [{"type": "input_file"}]}]}, "input.1.content.0"),
     (RESPONSES, {"background": True}, "background"),
     (RESPONSES, {"tools": [{"type": "web_search"}]}, "tools.0"),
     (RESPONSES, {"include": ["message.output_text.logprobs"]}, "include.0"),
@@ -205,39 +227,55 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
+def said(**block: Any) -> dict[str, Any]:
+    return {"role": "user", "content": [block]}
+
+
+USED = {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "f", "input": {}}, MARKED]}
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_what_would_change_a_text_is_refused_by_its_own_path(stream: bool) -> None:
     async with serving(HERMES, "Yes.") as served:
         for path, fields, param in REFUSED:
-            answer = await served.http.post(URL + path, json=PLAINLY[path] | fields | {"stream": stream})
+            answer = await served.http.post(path, json=PLAINLY[path] | fields | {"stream": stream})
             assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text
             assert answer.json()["error"]["message"].startswith(param)
         assert served.canned.asked == []
-        assert (await served.http.post(URL + CHAT, json=PLAINLY[CHAT])).status_code == 200
+        assert (await served.http.post(CHAT, json=PLAINLY[CHAT])).status_code == 200
 
 
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        (
-            {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
-            "messages.0.content.0: content block of type image",
-        ),
+        ({"messages": [said(type="image", source={})]}, "messages.0.content.0: content block of type image"),
+        ({"messages": [said(type="document", source={})]}, "messages.0.content.0: content block of type document"),
+        ({"messages": [USER, {"role": "assistant", "content": "So"}]}, "messages = "),
+        ({"messages": [USED, USER]}, "messages.0.content"),
+        ({"thinking": {"type": "forced"}}, "thinking"),
+        ({"mcp_servers": [{"type": "url", "url": "u", "name": "n"}]}, "mcp_servers"),
+        ({"container": "c"}, "container"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"output_config": {"effort": "much"}}, "output_config"),
+        ({"temperature": 1000}, "temperature"),
+        ({"tools": [{"name": "a", "input_schema": {}}], "tool_choice": {"type": "tool"}}, "tool_choice.name"),
         ({"tools": [{"type": "web_search_20250305", "name": "w"}]}, "tools.0: tool of type web_search_20250305"),
         ({"tools": [{"name": "a b", "input_schema": {}}]}, "tools.0.name = 'a b'"),
         ({"tools": [{"name": "a", "input_schema": {"type": "string"}}]}, "tools.0.input_schema.type = 'string'"),
         ({"stop_sequences": [""]}, "stop_sequences"),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t"}]}]},
-            "messages.0.content.0.tool_use_id = 't'",
-        ),
+        ({"messages": [said(type="tool_result", tool_use_id="t")]}, "messages.0.content.0.tool_use_id = 't'"),
     ],
 )
-async def test_anthropics_errors_have_its_own_paths(fields: dict[str, Any], message: str) -> None:
+@pytest.mark.parametrize("stream", [False, True])
+async def test_anthropics_errors_have_its_own_paths(fields: dict[str, Any], message: str, stream: bool) -> None:
     async with serving(HERMES, "Yes.") as served:
-        answer = await served.http.post(URL + MESSAGES, json=PLAINLY[MESSAGES] | fields)
-    assert answer.status_code == 400
-    assert answer.json()["error"]["message"].startswith(message)
+        with pytest.raises(anthropic.BadRequestError) as caught:
+            await served.claude.messages.create(
+                model="m", max_tokens=9, messages=[USER], stream=stream, extra_body=fields
+            )
+    body: Any = caught.value.body
+    assert (body["type"], set(body["error"])) == ("error", {"type", "message"})
+    assert body["error"]["message"].startswith(message)
 
 
 async def test_refusals_and_opaque_reasoning_of_earlier_answers_are_taken() -> None:
@@ -252,7 +290,7 @@ async def test_refusals_and_opaque_reasoning_of_earlier_answers_are_taken() -> N
     ]  # fmt: skip
     async with serving(PLAIN, "Yes.") as served:
         for path, fields in bodies:
-            assert (await served.http.post(URL + path, json=PLAINLY[path] | fields)).status_code == 200
+            assert (await served.http.post(path, json=PLAINLY[path] | fields)).status_code == 200
         prompts = {served.canned.text_of(request.token_ids) for request in served.canned.asked}
     assert len(prompts) == 1 and "assistant\nNo." in prompts.pop()
 
@@ -269,7 +307,7 @@ async def test_reasoning_alone_is_an_earlier_answer() -> None:
     ]  # fmt: skip
     async with serving(reasons, "Yes.") as served:
         for path, fields in bodies:
-            answer = await served.http.post(URL + path, json=PLAINLY[path] | fields)
+            answer = await served.http.post(path, json=PLAINLY[path] | fields)
             assert answer.status_code == 200, answer.text
         prompts = {served.canned.text_of(request.token_ids) for request in served.canned.asked}
     assert len(prompts) == 1 and "assistant: hm/\n" in prompts.pop()
@@ -281,6 +319,6 @@ ENDS = "a\u2028b\u2029c\u0085d"
 async def test_events_have_no_line_ends_that_clients_split_at() -> None:
     async with serving(PLAIN, ENDS) as served:
         for path, body in PLAINLY.items():
-            text = (await served.http.post(URL + path, json=body | {"stream": True})).text
+            text = (await served.http.post(path, json=body | {"stream": True})).text
             assert [line for line in text.splitlines() if line and line[:6] not in ("data: ", "event:")] == []
             assert all(escaped in text for escaped in (r"\u2028", r"\u2029", r"\u0085"))

@@ -104,8 +104,7 @@ def test_log_probabilities_are_counted_before_they_are_made(
 def test_a_whole_answer_has_the_log_probabilities_of_its_stream(gateway: GatewayCluster) -> None:
     asked = {"prompt": "abc", "n": 2, "max_tokens": 30, "logprobs": 20, "echo": True, "seed": 1, "ignore_eos": True}
     answer = gateway.post("/v1/completions", asked)
-    streamed = gateway.post("/v1/completions", asked | {"stream": True}).content.decode()
-    chunks = [json.loads(line[6:]) for line in streamed.splitlines() if line.startswith("data: {")]
+    chunks = gateway.post("/v1/completions", asked | {"stream": True}).events
     for index, choice in enumerate(answer.json["choices"]):
         parts = [part for chunk in chunks for part in chunk["choices"] if part["index"] == index]
         for name, values in choice["logprobs"].items():

@@ -61,7 +61,7 @@ async def answered(http: Any, path: str, body: dict[str, Any]) -> tuple[Any, flo
     """The answer, and how long the loop stood at most meanwhile."""
     content = json.dumps(body, separators=(",", ":")).encode()
     loop, longest = asyncio.get_running_loop(), 0.0
-    asking = asyncio.create_task(http.post(f"http://localhost{path}", content=content, headers=JSON))
+    asking = asyncio.create_task(http.post(path, content=content, headers=JSON))
     while not asking.done():
         began = loop.time()
         await asyncio.wait((asking,), timeout=0.002)

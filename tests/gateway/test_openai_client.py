@@ -10,14 +10,7 @@ from typing import Any
 
 import pytest
 
-from paceline.client import (
-    ChatMessage,
-    Generation,
-    Grammar,
-    GrammarKind,
-    SamplingParams,
-    SpeculationSettings,
-)
+from paceline.client import ChatMessage, Generation, Grammar, GrammarKind, SamplingParams, SpeculationSettings
 from paceline.engine.blocks import BLOCK_ROWS
 from tests.gateway.gateways import MODEL, GatewayCluster
 
@@ -34,31 +27,30 @@ TURNS = (ChatMessage("system", "Be brief."), ChatMessage("user", "Hi!"))
 def direct(gateway: GatewayCluster, **fields: Any) -> Generation:
     """The same over gRPC."""
     with gateway.client() as client:
-        given = {"seed": SEED, "max_new_tokens": TOKENS} | fields
-        return client.generate(**given if "messages" in given else {"prompt": PROMPT} | given)
+        asked = {"seed": SEED, "max_new_tokens": TOKENS} | fields
+        return client.generate(**asked if "messages" in asked else {"prompt": PROMPT} | asked)
 
 
 def complete(gateway: GatewayCluster, **fields: Any) -> Any:
-    extra = fields.pop("extra_body", {})
-    given: dict[str, Any] = {"model": MODEL, "prompt": PROMPT, "seed": SEED, "max_tokens": TOKENS} | fields
-    return gateway.openai.completions.create(**given, extra_body=extra)
+    asked: dict[str, Any] = {"model": MODEL, "prompt": PROMPT, "seed": SEED, "max_tokens": TOKENS} | fields
+    return gateway.openai.completions.create(**asked)
 
 
 def chat(gateway: GatewayCluster, **fields: Any) -> Any:
-    given: dict[str, Any] = {
-        "model": MODEL,
-        "messages": MESSAGES,
-        "seed": SEED,
-        "max_completion_tokens": TOKENS,
-    } | fields
-    return gateway.openai.chat.completions.create(**given)
+    asked: dict[str, Any] = {"model": MODEL, "messages": MESSAGES, "seed": SEED, "max_completion_tokens": TOKENS}
+    return gateway.openai.chat.completions.create(**asked | fields)
+
+
+def logprobs_of(parts: list[Any], name: str) -> list[Any]:
+    """A list of a completion's log-probabilities, put together again."""
+    return [each for part in parts if part.logprobs for each in getattr(part.logprobs, name)]
 
 
 def test_a_completion_is_the_grpc_clients_text_whole_and_streamed(gateway: GatewayCluster) -> None:
-    wanted = direct(gateway)
+    own = direct(gateway)
     whole = complete(gateway)
     streamed = list(complete(gateway, stream=True, stream_options={"include_usage": True}))
-    assert whole.choices[0].text == "".join(c.text for chunk in streamed for c in chunk.choices) == wanted.text
+    assert whole.choices[0].text == "".join(c.text for chunk in streamed for c in chunk.choices) == own.text
     assert whole.choices[0].finish_reason == "length"
     assert [c.finish_reason for chunk in streamed for c in chunk.choices][-1] == "length"
     assert whole.usage == streamed[-1].usage
@@ -66,18 +58,15 @@ def test_a_completion_is_the_grpc_clients_text_whole_and_streamed(gateway: Gatew
     assert counted == (len(PROMPT), TOKENS, len(PROMPT) + TOKENS)
     assert streamed[-1].choices == []
     assert all(chunk.usage is None for chunk in streamed[:-1])
-    assert (whole.object, whole.model, {chunk.id[:6] for chunk in streamed}) == (
-        "text_completion",
-        MODEL,
-        {"cmpl-" + streamed[0].id[5]},
-    )
+    assert (whole.object, whole.model, streamed[0].id[:5]) == ("text_completion", MODEL, "cmpl-")
+    assert len({chunk.id for chunk in streamed}) == 1
 
 
 def test_a_chat_is_the_grpc_clients_text_whole_and_streamed(gateway: GatewayCluster) -> None:
-    wanted = direct(gateway, messages=TURNS)
+    own = direct(gateway, messages=TURNS)
     whole, streamed = chat(gateway), list(chat(gateway, stream=True))
-    assert whole.choices[0].message.content == wanted.text
-    assert "".join(c.delta.content or "" for chunk in streamed for c in chunk.choices) == wanted.text
+    assert whole.choices[0].message.content == own.text
+    assert "".join(c.delta.content or "" for chunk in streamed for c in chunk.choices) == own.text
     assert streamed[0].choices[0].delta.role == whole.choices[0].message.role == "assistant"
     assert streamed[-1].choices[0].finish_reason == whole.choices[0].finish_reason == "length"
     assert {chunk.object for chunk in streamed} == {"chat.completion.chunk"}
@@ -118,26 +107,24 @@ def test_a_predicted_chat_is_the_same_and_usage_says_what_became_of_the_predicti
     assert plain.usage.completion_tokens_details.rejected_prediction_tokens == 0
 
 
-def test_the_seed_of_a_request_without_one_is_told_and_gives_its_text_again(gateway: GatewayCluster) -> None:
+def test_each_seed_has_its_text_a_negative_one_too_and_without_one_it_is_told(gateway: GatewayCluster) -> None:
     first = complete(gateway, seed=None)
     other = complete(gateway, seed=None)
     assert first.choices[0].text != other.choices[0].text
-    again = direct(gateway, seed=first.paceline["seed"])
-    assert again.text == first.choices[0].text
-
-
-def test_a_negative_seed_is_a_seed_of_its_own(gateway: GatewayCluster) -> None:
+    assert direct(gateway, seed=first.paceline["seed"]).text == first.choices[0].text
+    same = complete(gateway, prompt=[PROMPT, PROMPT], seed=None).choices
+    assert same[0].text != same[1].text, "the same prompt twice is drawn twice"
     assert complete(gateway, seed=-SEED).choices[0].text == direct(gateway, seed=(1 << 64) - SEED).text
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 def test_samples_are_those_of_the_grpc_client(gateway: GatewayCluster, stream: bool) -> None:
     with gateway.client() as client:
-        wanted = [each.text for each in client.generate_samples(3, prompt=PROMPT, seed=SEED, max_new_tokens=TOKENS)]
+        own = [each.text for each in client.generate_samples(3, prompt=PROMPT, seed=SEED, max_new_tokens=TOKENS)]
     made = complete(gateway, n=3, stream=stream)
     parts = [choice for chunk in (made if stream else [made]) for choice in chunk.choices]
     texts = ["".join(part.text for part in parts if part.index == index) for index in range(3)]
-    assert texts == wanted
+    assert texts == own
     assert len(set(texts)) == 3
 
 
@@ -153,17 +140,16 @@ def test_several_prompts_are_each_as_if_alone(gateway: GatewayCluster) -> None:
     assert made.paceline["seeds"] == [SEED, SEED]
 
 
-def test_the_same_prompt_twice_without_a_seed_is_drawn_twice(gateway: GatewayCluster) -> None:
-    made = complete(gateway, prompt=[PROMPT, PROMPT], seed=None)
-    assert made.choices[0].text != made.choices[1].text
-
-
 def test_token_ids_are_taken_and_returned(gateway: GatewayCluster) -> None:
     ids = list(PROMPT.encode())
-    wanted = direct(gateway)
+    own = direct(gateway)
     for prompt in (ids, [ids]):
         (choice,) = complete(gateway, prompt=prompt, extra_body={"return_token_ids": True}).choices
-        assert (choice.text, choice.prompt_token_ids, choice.token_ids) == (wanted.text, ids, list(wanted.token_ids))
+        assert (choice.text, choice.prompt_token_ids, choice.token_ids) == (
+            own.text,
+            ids,
+            list(own.token_ids),
+        )
     turned = chat(gateway, extra_body={"return_token_ids": True})
     of_chat = direct(gateway, messages=TURNS)
     assert turned.prompt_token_ids == list(of_chat.prompt_token_ids)
@@ -171,62 +157,55 @@ def test_token_ids_are_taken_and_returned(gateway: GatewayCluster) -> None:
 
 
 def test_echo_puts_the_prompt_before_the_text(gateway: GatewayCluster) -> None:
-    wanted = PROMPT + direct(gateway).text
-    assert complete(gateway, echo=True).choices[0].text == wanted
-    assert "".join(part.choices[0].text for part in complete(gateway, echo=True, stream=True)) == wanted
+    own = PROMPT + direct(gateway).text
+    assert complete(gateway, echo=True).choices[0].text == own
+    assert "".join(part.choices[0].text for part in complete(gateway, echo=True, stream=True)) == own
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_echoed_prompt_has_log_probabilities(gateway: GatewayCluster, stream: bool) -> None:
     """What evaluation harnesses read: the prompt's tokens, nothing known of the first, and one token behind them."""
-    with gateway.client() as client:
-        wanted = client.generate(
-            prompt=PROMPT, seed=SEED, max_new_tokens=1, prompt_logprobs=2, sampling=SamplingParams(logprobs=2)
-        )
+    own = direct(gateway, max_new_tokens=1, prompt_logprobs=2, sampling=SamplingParams(logprobs=2))
     made = complete(gateway, echo=True, logprobs=2, max_tokens=1, stream=stream)
     parts = [choice for chunk in (made if stream else [made]) for choice in chunk.choices]
-    told = [part.logprobs for part in parts if part.logprobs is not None]
-    tokens = [token for each in told for token in each.tokens]
-    values = [value for each in told for value in each.token_logprobs]
-    best = [top for each in told for top in each.top_logprobs]
-    offsets = [offset for each in told for offset in each.text_offset]
-    assert "".join(part.text for part in parts) == PROMPT + wanted.text
-    assert tokens[: len(PROMPT)] == list(PROMPT)
+    values, best = logprobs_of(parts, "token_logprobs"), logprobs_of(parts, "top_logprobs")
+    assert "".join(part.text for part in parts) == PROMPT + own.text
+    assert logprobs_of(parts, "tokens")[: len(PROMPT)] == list(PROMPT)
     assert (values[0], best[0]) == (None, None)
-    rows = (*wanted.prompt_logprobs, *wanted.logprobs)
+    rows = (*own.prompt_logprobs, *own.logprobs)
     assert values[1:] == [pytest.approx(row.logprobs[0]) for row in rows]
     assert [max(top.values()) for top in best[1:]] == [pytest.approx(max(row.logprobs)) for row in rows]
-    assert offsets == [*range(len(PROMPT) + 1)]
+    assert logprobs_of(parts, "text_offset") == [*range(len(PROMPT) + 1)]
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_prompt_is_scored_without_a_new_token(gateway: GatewayCluster, stream: bool) -> None:
-    with gateway.client() as client:
-        wanted = client.generate(prompt=PROMPT, seed=SEED, max_new_tokens=1, prompt_logprobs=1)
+    own = direct(gateway, max_new_tokens=1, prompt_logprobs=1)
     usage = {"stream_options": {"include_usage": True}} if stream else {}
     made = complete(gateway, prompt=[PROMPT, PROMPT], echo=True, logprobs=1, max_tokens=0, stream=stream, **usage)
     chunks = list(made) if stream else [made]
     for index in range(2):
         parts = [choice for chunk in chunks for choice in chunk.choices if choice.index == index]
-        told = [part.logprobs for part in parts if part.logprobs is not None]
         assert "".join(part.text for part in parts) == PROMPT
-        assert "".join(token for each in told for token in each.tokens) == PROMPT
-        values = [value for each in told for value in each.token_logprobs]
-        assert values == [None, *(pytest.approx(row.logprobs[0]) for row in wanted.prompt_logprobs)]
+        assert "".join(logprobs_of(parts, "tokens")) == PROMPT
+        assert logprobs_of(parts, "token_logprobs") == [
+            None,
+            *(pytest.approx(row.logprobs[0]) for row in own.prompt_logprobs),
+        ]
         assert parts[-1].finish_reason == "length"
     assert (chunks[-1].usage.prompt_tokens, chunks[-1].usage.completion_tokens) == (2 * len(PROMPT), 0)
     assert complete(gateway, echo=True, max_tokens=0).choices[0].text == PROMPT
 
 
 def test_logprobs_are_the_grpc_clients_in_both_shapes(gateway: GatewayCluster) -> None:
-    wanted = direct(gateway, sampling=SamplingParams(logprobs=3)).logprobs
+    own = direct(gateway, sampling=SamplingParams(logprobs=3)).logprobs
     (choice,) = complete(gateway, logprobs=3).choices
     shown = choice.logprobs
-    assert shown.token_logprobs == pytest.approx([row.logprobs[0] for row in wanted])
+    assert shown.token_logprobs == pytest.approx([row.logprobs[0] for row in own])
     assert len(shown.tokens) == len(shown.text_offset) == len(shown.top_logprobs) == TOKENS
     assert all(
         math.isclose(max(top.values()), row.logprobs[1], rel_tol=1e-6)
-        for top, row in zip(shown.top_logprobs, wanted, strict=True)
+        for top, row in zip(shown.top_logprobs, own, strict=True)
     )
     assert shown.text_offset == sorted(shown.text_offset)
     ends = [*shown.text_offset[1:], len(choice.text)]
@@ -236,10 +215,8 @@ def test_logprobs_are_the_grpc_clients_in_both_shapes(gateway: GatewayCluster) -
     assert all(token in piece or not piece for token, piece in plain)
 
     of_chat = direct(gateway, messages=TURNS, sampling=SamplingParams(logprobs=2)).logprobs
-    for made in (
-        [chat(gateway, logprobs=True, top_logprobs=2)],
-        chat(gateway, logprobs=True, top_logprobs=2, stream=True),
-    ):
+    asked = {"logprobs": True, "top_logprobs": 2}
+    for made in ([chat(gateway, **asked)], chat(gateway, **asked, stream=True)):
         content = [each for part in made for c in part.choices if c.logprobs for each in c.logprobs.content]
         assert [each.logprob for each in content] == pytest.approx([row.logprobs[0] for row in of_chat])
         assert [[t.logprob for t in each.top_logprobs] for each in content] == [
@@ -251,8 +228,8 @@ def test_logprobs_have_the_bytes_of_parts_of_characters(gateway: GatewayCluster)
     """Each id of this model is a byte, or special."""
     made = chat(gateway, logprobs=True, top_logprobs=3, extra_body={"return_token_ids": True})
     (choice,) = made.choices
-    expected = [[token] if token < 256 else [] for token in choice.token_ids]
-    assert [each.bytes for each in choice.logprobs.content] == expected
+    own = [[token] if token < 256 else [] for token in choice.token_ids]
+    assert [each.bytes for each in choice.logprobs.content] == own
     assert any("\ufffd" in each.token for each in choice.logprobs.content)
     assert all(len(top.bytes) <= 1 for each in choice.logprobs.content for top in each.top_logprobs)
 
@@ -290,10 +267,9 @@ SAMPLINGS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
 @pytest.mark.parametrize("name", SAMPLINGS)
 def test_sampling_parameters_mean_what_they_mean_over_grpc(gateway: GatewayCluster, name: str) -> None:
     fields, extra, ours = SAMPLINGS[name]
-    wanted = direct(gateway, sampling=SamplingParams(**ours)).text
-    assert complete(gateway, **fields, extra_body=extra).choices[0].text == wanted
-    plain = direct(gateway).text
-    assert (wanted == plain) == (name in ("top_k -1", "min tokens")), "the parameter shows in the text"
+    own = direct(gateway, sampling=SamplingParams(**ours)).text
+    assert complete(gateway, **fields, extra_body=extra).choices[0].text == own
+    assert (own == direct(gateway).text) == (name in ("top_k -1", "min tokens")), "the parameter shows in the text"
 
 
 def test_stop_strings_and_stop_token_ids_end_the_text_and_are_no_part_of_it(gateway: GatewayCluster) -> None:
@@ -306,8 +282,7 @@ def test_stop_strings_and_stop_token_ids_end_the_text_and_are_no_part_of_it(gate
         {"extra_body": {"stop_token_ids": [ord(stop), 299]}},
     ):
         made = complete(gateway, max_tokens=200, **fields)
-        assert made.choices[0].finish_reason == "stop"
-        assert made.choices[0].text == free.text.partition(stop)[0]
+        assert (made.choices[0].finish_reason, made.choices[0].text) == ("stop", free.text.partition(stop)[0])
         assert made.usage.completion_tokens == at + 1
     ignoring = complete(gateway, max_tokens=200, extra_body={"stop_token_ids": [ord(stop)], "ignore_eos": True})
     assert ignoring.choices[0].text == free.text.partition(stop)[0]
@@ -316,22 +291,14 @@ def test_stop_strings_and_stop_token_ids_end_the_text_and_are_no_part_of_it(gate
 
 
 def test_what_outputs_must_look_like(gateway: GatewayCluster) -> None:
-    schema = {
-        "type": "object",
-        "properties": {"a": {"type": "boolean"}},
-        "required": ["a"],
-        "additionalProperties": False,
-    }
+    kinds = {"properties": {"a": {"type": "boolean"}}, "required": ["a"], "additionalProperties": False}
+    schema = {"type": "object", **kinds}
     by_format = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema, "strict": True}}
     made = chat(gateway, response_format=by_format, max_completion_tokens=400)
     assert set(json.loads(made.choices[0].message.content)) == {"a"}
-    wanted = direct(
-        gateway,
-        messages=TURNS,
-        max_new_tokens=400,
-        sampling=SamplingParams(grammar=Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema))),
-    )
-    assert made.choices[0].message.content == wanted.text
+    sampling = SamplingParams(grammar=Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema)))
+    own = direct(gateway, messages=TURNS, max_new_tokens=400, sampling=sampling)
+    assert made.choices[0].message.content == own.text
     for outputs, pattern in (
         ({"regex": "[ab]{3,5}x"}, "[ab]{3,5}x"),
         ({"choice": ['say "yes"', "no\n"]}, 'say "yes"|no\n'),
@@ -363,15 +330,15 @@ def test_speculation_is_chosen_and_told(gateway: GatewayCluster) -> None:
 
 
 def test_rounds_are_told_while_they_stream(gateway: GatewayCluster) -> None:
-    wanted = direct(gateway, speculation=SpeculationSettings(off=True))
+    own = direct(gateway, speculation=SpeculationSettings(off=True))
     made = list(complete(gateway, stream=True, extra_body={"paceline": {"off": True, "rounds": True}}))
     details = [chunk.paceline for chunk in made if hasattr(chunk, "paceline")]
     told, last = details[:-1], details[-1]
-    assert [i for each in told for i in each["token_ids"]] == list(wanted.token_ids)
+    assert [i for each in told for i in each["token_ids"]] == list(own.token_ids)
     assert {p for each in told for p in each["provenance"]} == {"target"}
     assert all(len(each["text_ends"]) == len(each["token_ids"]) for each in told)
     assert last["seed"] == SEED
-    assert len(last["rounds"]) == wanted.stats.rounds
+    assert len(last["rounds"]) == own.stats.rounds
     assert [each for chunk in told for each in chunk["ended_rounds"]] == last["rounds"]
     assert made[-1].choices == []
     assert made[-1].usage is None
@@ -391,12 +358,8 @@ def test_models_and_tokens(gateway: GatewayCluster) -> None:
     assert (model.id, model.object, model.max_model_len) == (MODEL, "model", 30000)  # type: ignore[attr-defined]  # vLLM's
     assert gateway.openai.models.retrieve(MODEL).id == MODEL
     tokenized = gateway.post("/tokenize", {"prompt": "aé", "return_token_strs": True}).json
-    assert tokenized == {
-        "count": 3,
-        "max_model_len": 30000,
-        "tokens": [97, 195, 169],
-        "token_strs": ["a", "\ufffd", "\ufffd"],
-    }
+    strings = ["a", "\ufffd", "\ufffd"]
+    assert tokenized == {"count": 3, "max_model_len": 30000, "tokens": [97, 195, 169], "token_strs": strings}
     assert gateway.post("/detokenize", {"tokens": [97, 195, 169]}).json == {"prompt": "aé"}
     of_chat = gateway.post("/tokenize", {"messages": MESSAGES}).json["tokens"]
     assert of_chat == list(direct(gateway, messages=TURNS).prompt_token_ids)
@@ -408,11 +371,9 @@ def test_routes_of_operators(gateway: GatewayCluster) -> None:
     assert gateway.get("/load").json == {"server_load": 0}
     assert b"http_server_request_duration_seconds_count" in gateway.get("/metrics").content
     described = gateway.get("/openapi.json").json
-    assert {"/v1/chat/completions", "/v1/completions", "/v1/models", "/tokenize", "/health"} <= set(
-        described["paths"]
-    )
-    answers = described["paths"]["/v1/completions"]["post"]["responses"]
-    assert set(answers) == {"200", "4XX", "5XX"}
+    paths = described["paths"]
+    assert {"/v1/chat/completions", "/v1/completions", "/v1/models", "/tokenize", "/health"} <= set(paths)
+    assert set(paths["/v1/completions"]["post"]["responses"]) == {"200", "4XX", "5XX"}
     assert gateway.get("/docs").status == 404, "its page would load scripts from elsewhere"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
-from functools import cache
+from collections.abc import Iterable
 from typing import Any
 
 import jsonschema
@@ -13,18 +13,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.models.tokenizer import TransformersTokenizer
 from paceline.protocol.errors import InvalidInput, Unsupported
-from paceline.sampling.grammar import GrammarMatcher, TokenTable, Vocabulary
-from paceline_gateway.reply.call_grammar import CallRules, call_grammar
-from paceline_gateway.reply.deltas import ReplyDelta, join_deltas
-from paceline_gateway.reply.format import ReplyFormat
+from paceline.sampling.grammar import GrammarMatcher
+from paceline_gateway.reply.call_grammar import CallRules
+from paceline_gateway.reply.deltas import ReplyDelta
 from paceline_gateway.reply.parameter_values import json_of, types_of
 from paceline_gateway.reply.parser import reply_parser
-from paceline_gateway.reply.template_probes import read_arguments, read_reply_format
-from tests.gateway import templates
-from tests.gateway.templates import templated
-from tests.gateway.test_call_grammar import takes
+from paceline_gateway.reply.template_probes import read_arguments
+from tests.gateway import replies
+from tests.gateway.replies import compiled, form_of, takes
 
 STRING, MAYBE = {"type": "string"}, {"anyOf": [{"type": "string"}, {"type": "null"}]}
 SCHEMA: dict[str, Any] = {
@@ -53,20 +50,8 @@ def in_glm(**values: str) -> str:
     return GLM_CALL.format("".join(pairs))
 
 
-@cache
-def tokenizer_of(name: str) -> TransformersTokenizer:
-    return templated(getattr(templates, name))
-
-
-@cache
-def form(name: str) -> ReplyFormat:
-    return read_reply_format(tokenizer_of(name))
-
-
-def parsed(pieces: list[str], name: str = "QWEN") -> list[ReplyDelta]:
-    numbers = itertools.count(1)
-    parser = reply_parser(form(name), FUNCTIONS, new_id=lambda: f"id{next(numbers)}")
-    return join_deltas([*(delta for piece in pieces for delta in parser.feed(piece)), *parser.finish()])
+def parsed(pieces: Iterable[str], name: str = "QWEN") -> list[ReplyDelta]:
+    return replies.parsed(name, pieces, FUNCTIONS)
 
 
 def arguments(text: str, name: str = "QWEN") -> Any:
@@ -81,14 +66,8 @@ def test_arguments_are_json_by_their_schemas(written: Any, name: str) -> None:
     values = {"city": "12", "days": "3", "dry": "True", "tags": '["a", "b"]', "note": "None", "free": '{"a": 1}'}
     expected = {"city": "12", "days": 3, "dry": True, "tags": ["a", "b"], "note": None, "free": {"a": 1}}
     assert arguments(written(**values), name) == expected
-    odd = {
-        "city": 'a "b" \\ é <\n\n x',
-        "days": "many",
-        "dry": "false",
-        "note": "12",
-        "free": "a b",
-        "unknown": "NaN",
-    }
+    strings = {"days": "many", "note": "12", "free": "a b", "unknown": "NaN"}
+    odd = {"city": 'a "b" \\ é <\n\n x', "dry": "false"} | strings
     assert arguments(written(**odd), name) == odd | {"dry": False}
     assert arguments(written(), name) == {}
 
@@ -111,7 +90,7 @@ def test_white_space_and_the_last_tag_may_be_others(text: str) -> None:
 
 
 def test_a_string_streams_and_what_may_be_its_end_waits() -> None:
-    parser = reply_parser(form("QWEN"), FUNCTIONS, new_id=lambda: "id")
+    parser = reply_parser(form_of("QWEN"), FUNCTIONS, new_id=lambda: "id")
     pieces = ("<tool_call>\n<function=get_weather>", "\n<parameter=city>\nBo", "nn\n", "x</par", "ameter>")
     told = ["".join(delta.tool_call.arguments for delta in parser.feed(each) if delta.tool_call) for each in pieces]
     assert told == ["{", '"city": "Bo', "nn", "\\nx", '"']
@@ -149,18 +128,8 @@ def test_a_call_that_breaks_off_stays_as_it_came(text: str, expected: str, conte
     assert "".join(delta.content for delta in deltas) == content
 
 
-PIECES = [
-    "<tool_call>",
-    "</tool_call>",
-    "<function=",
-    "get_weather",
-    ">",
-    "<parameter=",
-    "city",
-    "days",
-    "</parameter>",
-]
-ODD = ["</function>", "\n", " ", '"', "\\", "<", "12", "é", in_qwen(city="x")]
+PIECES = ["<tool_call>", "</tool_call>", "<function=", "get_weather", ">", "<parameter=", "city", "days"]
+ODD = ["</parameter>", "</function>", "\n", " ", '"', "\\", "<", "12", "é", in_qwen(city="x")]
 
 
 @given(st.lists(st.sampled_from(PIECES + ODD), max_size=16), st.data())
@@ -199,9 +168,7 @@ def test_another_way_to_write_arguments_is_not_taken_for_this_one() -> None:
 
 
 def matcher(schema: dict[str, Any], name: str = "QWEN", *, required: bool = True) -> GrammarMatcher:
-    rules = CallRules({"get_weather": schema}, required=required, parallel=True)
-    table = TokenTable(Vocabulary.of(tokenizer_of(name)))
-    return table.compile(call_grammar(form(name), rules, in_reasoning=False))
+    return compiled(name, CallRules({"get_weather": schema}, required=required, parallel=True))
 
 
 def fits(schema: dict[str, Any], text: str) -> bool:
@@ -224,11 +191,7 @@ def test_a_grammar_holds_each_argument_to_its_schema() -> None:
 @pytest.mark.parametrize(
     ("schema", "error", "match"),
     [
-        (
-            {"properties": {"a": {"type": "string", "pattern": "x"}}},
-            Unsupported,
-            "properties.a.pattern: can't be kept",
-        ),
+        ({"properties": {"a": STRING | {"pattern": "x"}}}, Unsupported, "properties.a.pattern: can't be kept"),
         ({"properties": {"a": STRING}, "minProperties": 1}, Unsupported, "get_weather.parameters.minProperties"),
         ({"required": ["a"]}, Unsupported, "parameters.required: names a property that isn't listed"),
         ({"required": "a"}, InvalidInput, "parameters.required = 'a': must be a list"),
@@ -250,6 +213,6 @@ def test_whatever_text_there_is_comes_back(name: str, written: Any) -> None:
     rng = random.Random(3)
     for _ in range(40):
         text = "".join(rng.choice('ab<>/ "\n{}1\\') for _ in range(6))
-        found = arguments(written(city=text, days=str(rng.randint(-9, 9)), note=text), name)
-        jsonschema.validate(found, SCHEMA)
-        assert (found["city"], found["note"]) == (text, text)
+        values = arguments(written(city=text, days=str(rng.randint(-9, 9)), note=text), name)
+        jsonschema.validate(values, SCHEMA)
+        assert (values["city"], values["note"]) == (text, text)

@@ -8,34 +8,18 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
-import grpc
 import pytest
 from pydantic import ValidationError
 
 from paceline.client import AsyncClient, GenerateRequest, Started, Tokens
 from paceline.models.tokenizer import TableTokenizer
-from paceline.protocol import codec
-from paceline.protocol.errors import (
-    Cancelled,
-    DeadlineExceeded,
-    InternalError,
-    InvalidInput,
-    Overloaded,
-    PacelineError,
-    PeerUnavailable,
-    PermissionDenied,
-    Unauthenticated,
-    UnknownModel,
-    Unsupported,
-    VocabularyMismatch,
-)
+from paceline.protocol import errors
+from paceline.protocol.errors import Overloaded, PacelineError
 from paceline.protocol.generation import ModelDescription, Provenance
 from paceline.protocol.handshake import Fingerprint
 from paceline.protocol.proposal import Acceptance
 from paceline.protocol.sampling import SamplingParams
 from paceline.runtime import telemetry
-from paceline.v1 import generation_service_pb2 as pb
-from paceline.v1 import generation_service_pb2_grpc as pb_grpc
 from paceline_gateway.http.answers import EventStream
 from paceline_gateway.http.errors import http_error, invalid_body
 from paceline_gateway.openai.choices import READ_AHEAD, run_choices
@@ -45,24 +29,25 @@ from paceline_gateway.openai.types import CompletionRequest
 from paceline_gateway.openai.usage import observe_reply
 from paceline_gateway.upstream.caller import caller_of
 from paceline_gateway.upstream.coordinators import Coordinator, Upstream
+from tests.gateway.described import describing
 
-TRACEPARENT = f"00-{'a' * 32}-{'b' * 16}-01"
+TRACE = {"traceparent": f"00-{'a' * 32}-{'b' * 16}-01", "tracestate": "a=b"}
 
 
 @pytest.mark.parametrize(
     ("kind", "status"),
     [
-        (InvalidInput, 400),
-        (Unsupported, 400),
-        (Unauthenticated, 401),
-        (PermissionDenied, 403),
-        (UnknownModel, 404),
-        (Overloaded, 429),
-        (Cancelled, 499),
-        (InternalError, 500),
-        (VocabularyMismatch, 500),
-        (PeerUnavailable, 503),
-        (DeadlineExceeded, 504),
+        (errors.InvalidInput, 400),
+        (errors.Unsupported, 400),
+        (errors.Unauthenticated, 401),
+        (errors.PermissionDenied, 403),
+        (errors.UnknownModel, 404),
+        (errors.Overloaded, 429),
+        (errors.Cancelled, 499),
+        (errors.InternalError, 500),
+        (errors.VocabularyMismatch, 500),
+        (errors.PeerUnavailable, 503),
+        (errors.DeadlineExceeded, 504),
     ],
 )
 def test_every_error_has_its_status(kind: type[PacelineError], status: int) -> None:
@@ -96,11 +81,8 @@ def test_keys_of_headers(headers: dict[str, str], key: str | None, sendable: boo
 @pytest.mark.parametrize(
     ("headers", "sent"),
     [
-        (
-            {"traceparent": TRACEPARENT, "tracestate": "a=b"},
-            (("traceparent", TRACEPARENT), ("tracestate", "a=b")),
-        ),
-        ({"traceparent": TRACEPARENT + "\r\nx: y"}, ()),
+        (TRACE, tuple(TRACE.items())),
+        ({"traceparent": TRACE["traceparent"] + "\r\nx: y"}, ()),
         ({}, ()),
     ],
     ids=["both", "no traceparent", "none"],
@@ -111,32 +93,16 @@ def test_a_trace_is_passed_on_if_it_is_one(headers: dict[str, str], sent: tuple[
     assert telemetry.outgoing() == ()
 
 
-class Metadata(pb_grpc.GenerationServiceServicer):
-    """Keeps what came with each call."""
-
-    def __init__(self) -> None:
-        self.seen: list[dict[str, Any]] = []
-
-    async def DescribeModels(
-        self, request: pb.DescribeModelsRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> pb.DescribeModelsResponse:
-        self.seen.append(dict(context.invocation_metadata() or ()))
-        return pb.DescribeModelsResponse(models=[codec.encode_model_description(described().description)])
-
-
 async def test_one_channel_serves_many_callers() -> None:
-    server, servicer = grpc.aio.server(), Metadata()
-    pb_grpc.add_GenerationServiceServicer_to_server(servicer, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    try:
-        async with AsyncClient(f"127.0.0.1:{port}", api_key="own") as client:
-            await client.calling(api_key="theirs", request_id="r-1").describe_models()
-            await client.calling().describe_models()
-            await client.describe_models()
-    finally:
-        await server.stop(None)
-    said = [(each.get("authorization"), each.get("x-request-id")) for each in servicer.seen]
+    async with (
+        describing() as (service, coordinator),
+        AsyncClient(coordinator.address, api_key="own") as client,
+    ):
+        service.may_answer.set()
+        await client.calling(api_key="theirs", request_id="r-1").describe_models()
+        await client.calling().describe_models()
+        await client.describe_models()
+    said = [(each.get("authorization"), each.get("x-request-id")) for each in service.metadata]
     assert said == [("Bearer theirs", "r-1"), (None, None), ("Bearer own", None)]
 
 

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import itertools
-from functools import cache
+from collections.abc import Iterable
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline_gateway.reply.deltas import ReplyDelta, ToolCallDelta, join_deltas
-from paceline_gateway.reply.format import ReplyFormat, opens_reasoning
+from paceline_gateway.reply.format import opens_reasoning
 from paceline_gateway.reply.parser import MarkedReply, call_reader, reply_parser
-from paceline_gateway.reply.template_probes import read_reply_format
-from tests.gateway import templates
-from tests.gateway.templates import templated
+from tests.gateway import replies
+from tests.gateway.replies import form_of, tokenizer_of
 
 FUNCTIONS = ("get_weather", "add")
 NAMES = ("HERMES", "THINKING", "OPENED", "LLAMA", "MISTRAL", "NAMED", "DEEPSEEK", "QWEN", "GLM")
@@ -25,15 +24,8 @@ JSON = ['{"name": "', "get_weather", '", "arguments": ', '", "parameters": ', WE
 PIECES = [*MARKS, *DEEP, *JSON, '{"arguments": {}, "name": "add"}', " ", "\n", "<", "Hi é"]
 
 
-@cache
-def form(name: str) -> ReplyFormat:
-    return read_reply_format(templated(getattr(templates, name)))
-
-
-def parsed(name: str, pieces: list[str], *, in_reasoning: bool = False) -> list[ReplyDelta]:
-    numbers = itertools.count(1)
-    parser = reply_parser(form(name), FUNCTIONS, in_reasoning=in_reasoning, new_id=lambda: f"id{next(numbers)}")
-    return join_deltas([*(delta for piece in pieces for delta in parser.feed(piece)), *parser.finish()])
+def parsed(name: str, pieces: Iterable[str], *, in_reasoning: bool = False) -> list[ReplyDelta]:
+    return replies.parsed(name, pieces, FUNCTIONS, in_reasoning=in_reasoning)
 
 
 def call(index: int, name: str, arguments: str) -> ReplyDelta:
@@ -53,7 +45,7 @@ def said(delta: ReplyDelta) -> str:
 @given(st.sampled_from(NAMES), st.lists(st.sampled_from(PIECES), max_size=12), st.booleans(), st.data())
 def test_the_cut_into_pieces_decides_nothing(name: str, pieces: list[str], thinks: bool, data: st.DataObject) -> None:
     text = "".join(pieces)
-    in_reasoning = thinks and form(name).reasoning is not None
+    in_reasoning = thinks and form_of(name).reasoning is not None
     cuts = data.draw(st.lists(st.integers(0, len(text)), max_size=8).map(sorted))
     cut = [text[a:b] for a, b in itertools.pairwise([0, *cuts, len(text)])]
     assert parsed(name, cut, in_reasoning=in_reasoning) == parsed(name, [text], in_reasoning=in_reasoning)
@@ -74,7 +66,7 @@ def test_every_word_comes_out(name: str, pieces: list[str], thinks: bool) -> Non
     """None may vanish, whatever stands around it, but in further keys of a call's object."""
     words = [f"w{place}w" if piece == "w" else "" for place, piece in enumerate(pieces)]
     text = "".join(word or piece for word, piece in zip(words, pieces, strict=True) if piece != ", ")
-    deltas = parsed(name, [text], in_reasoning=thinks and form(name).reasoning is not None)
+    deltas = parsed(name, [text], in_reasoning=thinks and form_of(name).reasoning is not None)
     out = "".join(said(delta) for delta in deltas)
     assert all(word in out for word in words)
 
@@ -144,14 +136,14 @@ def test_a_call_that_is_cut_off_keeps_what_came() -> None:
 
 
 def test_arguments_stream_as_they_come() -> None:
-    parser = reply_parser(form("HERMES"), FUNCTIONS)
+    parser = reply_parser(form_of("HERMES"), FUNCTIONS)
     parser.feed('<tool_call>\n{"name": "add", "arguments": ')
     assert [d.tool_call.arguments for d in parser.feed('{"a": ') if d.tool_call] == ['{"a": ']
     assert [d.tool_call.arguments for d in parser.feed("12") if d.tool_call] == ["12"]
 
 
 def test_only_what_may_become_a_marker_waits() -> None:
-    parser = reply_parser(form("HERMES"), FUNCTIONS)
+    parser = reply_parser(form_of("HERMES"), FUNCTIONS)
     assert parser.feed("a < b") == [content("a < b")]
     assert parser.feed(" <tool") == []
     assert parser.feed("box") == [content(" <toolbox")]
@@ -161,10 +153,9 @@ def test_only_what_may_become_a_marker_waits() -> None:
 @pytest.mark.parametrize("opened", [True, False])
 def test_reasoning_is_split_where_the_template_has_it(opened: bool) -> None:
     name = "OPENED" if opened else "THINKING"
-    tokenizer = templated(getattr(templates, name))
-    tags = form(name).reasoning
+    tokenizer = tokenizer_of(name)
     prompt = tokenizer.render_turns([{"role": "user", "content": "<think>"}])
-    assert opens_reasoning(tokenizer, prompt, tags) is opened
+    assert opens_reasoning(tokenizer, prompt, form_of(name).reasoning) is opened
     text = ("" if opened else "<think>") + "\nfirst\n\n</think>\n\nThen </think> this."
     deltas = parsed(name, list(text), in_reasoning=opened)
     assert deltas == [ReplyDelta(reasoning="first"), content("Then </think> this.")]
@@ -176,7 +167,7 @@ def test_reasoning_then_a_call() -> None:
 
 
 def test_without_functions_the_text_of_a_call_is_content() -> None:
-    parser = reply_parser(form("HERMES"))
+    parser = reply_parser(form_of("HERMES"))
     assert parser.feed(HERMES_CALL) == [content(HERMES_CALL)]
 
 
@@ -190,7 +181,7 @@ class Forgetful(MarkedReply):
 def test_a_parser_that_forgets_between_pieces_is_caught() -> None:
     results = []
     for pieces in ([HERMES_CALL], [HERMES_CALL[:5], HERMES_CALL[5:]]):
-        reader = call_reader(form("HERMES").require_calls(), FUNCTIONS, lambda: "id1")
+        reader = call_reader(form_of("HERMES").require_calls(), FUNCTIONS, lambda: "id1")
         mutant = Forgetful(reader, None, in_reasoning=False, must_call=False, calls_first=False)
         results.append(join_deltas(delta for piece in pieces for delta in mutant.feed(piece)))
     assert results[0] == [call(0, "get_weather", WEATHER)] != results[1]

@@ -92,7 +92,7 @@ async def read(*coordinators: Losing, budget: RetryBudget | None = None) -> list
 async def test_a_text_goes_on_behind_its_last_token(lasts: int) -> None:
     lost, other = Losing(SAME, lasts), Losing(SAME, 4)
     events = await read(lost, other)
-    assert [event.token_ids[0] for event in events if isinstance(event, Tokens)] == list(TEXT)
+    assert tokens_of(events) == list(TEXT)
     assert [type(event) for event in events].count(Started) == 1
     assert (other.asked[0].seed, other.asked[0].resume_token_ids) == (7, TEXT[:lasts])
 
