@@ -16,48 +16,34 @@ import grpc
 from google.protobuf.message import Message
 
 from paceline.protocol import codec
-from paceline.protocol.codec import encode_hello, error_of
-from paceline.protocol.draft import DraftBudget, DraftedProposal
 from paceline.protocol.generation import ChatMessage, GenerateRequest, SpeculationSettings
-from paceline.protocol.handshake import Hello
 from paceline.protocol.proposal import Acceptance
 from paceline.protocol.sampling import Grammar, GrammarKind, SamplingParams
-from paceline.protocol.session import Failure
-from paceline.protocol.target import Verdict
-from paceline.rpc.link_kinds import DRAFT, TARGET, LinkKind
 from paceline.rpc.statuses import from_rpc_error
 from paceline.v1 import generation_service_pb2 as generation_pb
 from tests.e2e.cluster import Cluster
 from tests.fuzz.byte_mutations import mutated_bytes
 from tests.fuzz.cases import ACCEPTED, FuzzCase, Untyped, typed
 from tests.fuzz.corpus import parts_of_messages, stored_messages
-from tests.fuzz.link_scripts import LinkScript, mutated_draft_script, mutated_target_script
+from tests.fuzz.link_scripts import DRAFT_LINK, TARGET_LINK, FuzzedLink, failure_reasons
 from tests.fuzz.message_mutations import mutated_message
 from tests.fuzz.running_services import WatchedServices, until_linked
-from tests.services.expected import own_tokens
-from tests.services.harness import draft_open, first_round, target_open
 
 MODEL = "table:vocab=32,seed=3,max_length=256"
 """That of `tests.services.harness`, whose text is known."""
 BYTES_MODEL = "table:vocab=300,seed=1,max_length=96"
 """It has an end token, so that grammars are followed, and short texts, so that no request is long."""
-PREFIX = (1, 2, 3, 4, 5)
 ANSWER_S = 0.004
 """What a script waits for an answer before it goes on: those that come take half of it."""
 STREAM_S = 20.0
 PROMPT = (97, 98, 99)
 SHORT = GenerateRequest(token_ids=PROMPT, max_new_tokens=6, seed=3)
+OFF = SpeculationSettings(off=True)
 REQUESTS: Sequence[GenerateRequest] = (
     SHORT,
     GenerateRequest(prompt="abc", max_new_tokens=8, stop=("x", "yz"), ignore_eos=True, seed=1),
     GenerateRequest(messages=(ChatMessage("system", "a"), ChatMessage("user", "b")), max_new_tokens=4),
-    GenerateRequest(
-        token_ids=PROMPT,
-        max_new_tokens=12,
-        seed=9,
-        resume_token_ids=(5, 6),
-        speculation=SpeculationSettings(off=True),
-    ),
+    GenerateRequest(token_ids=PROMPT, max_new_tokens=12, seed=9, resume_token_ids=(5, 6), speculation=OFF),
     GenerateRequest(
         prompt="a" * 40,
         max_new_tokens=12,
@@ -89,55 +75,45 @@ class StreamTarget:
 
     watched: WatchedServices
     channel: grpc.aio.Channel
-    kind: LinkKind[Any, Any]
-    make: Callable[[random.Random], LinkScript]
-    probe_commands: tuple[Any, ...]
-    answer: type[Any]
+    link: FuzzedLink
 
     async def run(self, case: FuzzCase) -> str:
-        kind, _ = await self._streamed([*self.make(case.rng).frames])
+        kind, _ = await self._streamed(self.link.mutated_script(case.rng))
         self.watched.check()
         return kind
 
     async def probe(self) -> None:
-        commands = [self.kind.commands.encode(command) for command in self.probe_commands]
-        frames = [self.kind.request(hello=encode_hello(Hello("probe"))), self.kind.request(commands=commands)]
-        kind, events = await self._streamed([each.SerializeToString() for each in frames], self.answer)
-        answers = [event for event in events if isinstance(event, self.answer)]
+        kind, events = await self._streamed(self.link.probe_frames, is_probe=True)
         assert kind == ACCEPTED, kind
-        assert answers, "it is answered"
-        answer: Any = answers[0]
-        tokens = list(answer.token_ids if isinstance(answer, Verdict) else answer.proposal.token_ids)
-        assert tokens == own_tokens(PREFIX, len(tokens)), "the text is the target's own"
+        self.link.check_answer(events)
         await self.watched.check_held()
 
     def facts(self) -> dict[str, str]:
         return self.watched.facts()
 
-    async def _streamed(self, frames: list[bytes], until: type[Any] | None = None) -> tuple[str, list[Any]]:
+    async def _streamed(self, frames: Sequence[bytes], *, is_probe: bool = False) -> tuple[str, list[Any]]:
         """Send a stream and end it; what was answered, and with which reason it was refused, if it was."""
-        method = self.kind.stub(_Named()).__dict__[self.kind.method]
-        response: Any = self.kind.response
+        method = self.link.kind.stub(_Named()).__dict__[self.link.kind.method]
+        response: Any = self.link.kind.response
         call: Any = self.channel.stream_stream(method, None, response.FromString)(timeout=STREAM_S)
         events: list[Any] = []
         reader = asyncio.create_task(self._read(call, events))
         try:
-            await self._write(call, frames, events, until)
+            await self._write(call, frames, events, is_probe)
             reason = await reader
         finally:
             call.cancel()
             reader.cancel()
-        failed = [typed(error_of(event)) for event in events if isinstance(event, Failure)]
-        return reason or next(iter(failed), ACCEPTED), events
+        return reason or next(iter(failure_reasons(events)), ACCEPTED), events
 
-    async def _write(self, call: Any, frames: list[bytes], events: list[Any], until: type[Any] | None) -> None:
+    async def _write(self, call: Any, frames: Sequence[bytes], events: list[Any], is_probe: bool) -> None:
         try:
             for frame in frames:
                 before = len(events)
                 await call.write(frame)
                 await _soon(functools.partial(_more_than, before, events), ANSWER_S)
-            if until is not None:
-                await _soon(lambda: any(isinstance(event, until) for event in events), STREAM_S)
+            if is_probe:
+                await _soon(lambda: self.link.is_answered(events), STREAM_S)
             await call.done_writing()
         except (grpc.aio.UsageError, asyncio.InvalidStateError, grpc.aio.AioRpcError):
             return  # refused before the last frame: the reader says why
@@ -145,7 +121,7 @@ class StreamTarget:
     async def _read(self, call: Any, events: list[Any]) -> str:
         try:
             async for frame in call:
-                events += [self.kind.events.decode(event) for event in frame.events]
+                events += [self.link.kind.events.decode(event) for event in frame.events]
         except grpc.aio.AioRpcError as error:
             return _reason(error)
         return ""
@@ -174,10 +150,9 @@ async def _soon(condition: Callable[[], bool], seconds: float) -> None:
 
 
 def _reason(error: grpc.aio.AioRpcError) -> str:
-    found = from_rpc_error(error)
-    if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and STREAM_S:
+    if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
         raise Untyped(f"no end within {STREAM_S:g} s")
-    return typed(found)
+    return typed(from_rpc_error(error))
 
 
 @dataclass
@@ -234,10 +209,7 @@ class StreamSurface:
 
     name: str
     service: str
-    kind: LinkKind[Any, Any]
-    make: Callable[[random.Random], LinkScript]
-    probe_commands: tuple[Any, ...]
-    answer: type[Any]
+    link: FuzzedLink
     probe_every: int = 25
 
     @asynccontextmanager
@@ -247,8 +219,7 @@ class StreamSurface:
             Cluster(Path(folder), MODEL, (f"model:{MODEL}",)) as cluster,
         ):
             async with grpc.aio.insecure_channel(cluster.address_of(self.service)) as channel:
-                watched = WatchedServices(cluster)
-                yield StreamTarget(watched, channel, self.kind, self.make, self.probe_commands, self.answer)
+                yield StreamTarget(WatchedServices(cluster), channel, self.link)
 
 
 class GenerateSurface:
@@ -269,22 +240,6 @@ class GenerateSurface:
 
 
 STREAMS: Mapping[str, Callable[[], StreamSurface]] = {
-    "target-stream": functools.partial(
-        StreamSurface,
-        "target-stream",
-        "target",
-        TARGET,
-        mutated_target_script,
-        (target_open(1, PREFIX), first_round(1, PREFIX)),
-        Verdict,
-    ),
-    "draft-stream": functools.partial(
-        StreamSurface,
-        "draft-stream",
-        "draft",
-        DRAFT,
-        mutated_draft_script,
-        (draft_open(1, PREFIX, DraftBudget(max_tokens=3)),),
-        DraftedProposal,
-    ),
+    "target-stream": functools.partial(StreamSurface, "target-stream", "target", TARGET_LINK),
+    "draft-stream": functools.partial(StreamSurface, "draft-stream", "draft", DRAFT_LINK),
 }

@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from google.protobuf.message import Message
 
-from paceline.protocol.codec import encode_hello
-from paceline.protocol.draft import Commit, DraftBudget, Verifying
+from paceline.protocol.codec import encode_hello, error_of
+from paceline.protocol.draft import Commit, DraftBudget, DraftedProposal, Verifying
 from paceline.protocol.features import Features, FeatureType
 from paceline.protocol.handshake import Hello
 from paceline.protocol.proposal import ROOT, Acceptance, Outcome, Proposal
 from paceline.protocol.sampling import Grammar, GrammarKind, SamplingParams
-from paceline.protocol.session import Close
-from paceline.protocol.target import Prefetch, Round
+from paceline.protocol.session import Close, Failure
+from paceline.protocol.target import Prefetch, Round, Verdict
 from paceline.rpc.link_kinds import DRAFT, TARGET, LinkKind
 from tests.fuzz.byte_mutations import mutated_bytes
+from tests.fuzz.cases import typed
 from tests.fuzz.corpus import parts_of_messages, stored_messages
 from tests.fuzz.message_mutations import mutated_message
 from tests.services.expected import own_tokens
 from tests.services.harness import chain, draft_open, first_round, target_open
 
+PREFIX = (1, 2, 3, 4, 5)
 TEXT = 12
 """Tokens that a script commits, at most."""
 SAMPLINGS = (
@@ -36,21 +38,49 @@ SAMPLINGS = (
 
 
 @dataclass(frozen=True)
-class LinkScript:
-    """The frames of one link: messages, or bytes where they were mutated as such."""
+class FuzzedLink:
+    """The links of one service: what a coordinator says on them.
+
+    Attributes:
+        session: the commands of one session, given its number.
+        probe_commands: an ordinary session's, and one that means nothing.
+        answer: the kind of event that answers them.
+        stored: the name of its commands among the stored messages.
+    """
 
     kind: LinkKind[Any, Any]
-    frames: tuple[bytes, ...]
+    session: Callable[[random.Random, int], list[Any]]
+    probe_commands: tuple[Any, ...]
+    answer: type[Verdict | DraftedProposal]
+    stored: str
+
+    def mutated_script(self, rng: random.Random) -> tuple[bytes, ...]:
+        """The frames of a link with two sessions, with mutations."""
+        return _script(rng, self.kind, [*self.session(rng, 1), *self.session(rng, 2)], self.stored)
+
+    @property
+    def probe_frames(self) -> list[bytes]:
+        """Those of an ordinary link."""
+        commands = [self.kind.commands.encode(command) for command in self.probe_commands]
+        frames = [self.kind.request(hello=encode_hello(Hello("probe"))), self.kind.request(commands=commands)]
+        return [frame.SerializeToString() for frame in frames]
+
+    def is_answered(self, events: Sequence[Any]) -> bool:
+        """Whether the answer to an ordinary link is among its events."""
+        return any(isinstance(event, self.answer) for event in events)
+
+    def check_answer(self, events: Sequence[Any]) -> None:
+        """Raise unless an ordinary link got its right answer."""
+        answers = [event for event in events if isinstance(event, self.answer)]
+        assert answers, "it is answered"
+        answer = answers[0]
+        tokens = list(answer.token_ids if isinstance(answer, Verdict) else answer.proposal.token_ids)
+        assert tokens == own_tokens(PREFIX, len(tokens)), "the text is the target's own"
 
 
-def mutated_target_script(rng: random.Random) -> LinkScript:
-    """A target's session or two, with mutations."""
-    return _script(rng, TARGET, [*_target_session(rng, 1), *_target_session(rng, 2)], "target_command")
-
-
-def mutated_draft_script(rng: random.Random) -> LinkScript:
-    """A draft service's session or two, with mutations."""
-    return _script(rng, DRAFT, [*_draft_session(rng, 1), *_draft_session(rng, 2)], "draft_command")
+def failure_reasons(events: Sequence[Any]) -> list[str]:
+    """Under which names the failures among events are counted."""
+    return [typed(error_of(event)) for event in events if isinstance(event, Failure)]
 
 
 def _target_session(rng: random.Random, number: int) -> list[Any]:
@@ -97,7 +127,19 @@ def _draft_session(rng: random.Random, number: int) -> list[Any]:
     ]
 
 
-def _script(rng: random.Random, kind: LinkKind[Any, Any], commands: Sequence[Any], stored: str) -> LinkScript:
+TARGET_LINK = FuzzedLink(
+    TARGET, _target_session, (target_open(1, PREFIX), first_round(1, PREFIX), Close(2)), Verdict, "target_command"
+)
+DRAFT_LINK = FuzzedLink(
+    DRAFT,
+    _draft_session,
+    (draft_open(1, PREFIX, DraftBudget(max_tokens=3)), Close(2)),
+    DraftedProposal,
+    "draft_command",
+)
+
+
+def _script(rng: random.Random, kind: LinkKind[Any, Any], commands: Sequence[Any], stored: str) -> tuple[bytes, ...]:
     messages: list[Message] = [kind.commands.encode(command) for command in commands]
     for _ in range(rng.randint(1, 4)):
         rng.choice((_mutate_one, _mutate_one, _drop, _repeat, _swap, _splice))(rng, messages, stored)
@@ -106,7 +148,7 @@ def _script(rng: random.Random, kind: LinkKind[Any, Any], commands: Sequence[Any
         count = rng.choice((1, 1, 1, 2, len(messages)))
         frames.append(kind.request(commands=messages[:count]))
         del messages[:count]
-    return LinkScript(kind, tuple(_wires(rng, frames)))
+    return tuple(_wires(rng, frames))
 
 
 def _wires(rng: random.Random, frames: list[Message]) -> list[bytes]:

@@ -17,29 +17,15 @@ import grpc
 from google.protobuf.message import DecodeError
 from google.rpc import status_pb2
 
-from paceline.protocol.codec import encode_hello, error_of
-from paceline.protocol.draft import DraftBudget, DraftedProposal
 from paceline.protocol.errors import PacelineError
-from paceline.protocol.handshake import Hello
-from paceline.protocol.session import Close, Failure
-from paceline.protocol.target import Verdict
-from paceline.rpc.link_kinds import DRAFT, TARGET, LinkKind
+from paceline.rpc.link_kinds import LinkKind
 from paceline.rpc.servicer import SessionServicer
 from paceline.rpc.statuses import DETAILS_KEY, from_status
 from tests.fuzz.cases import ACCEPTED, FuzzCase, Untyped, typed
 from tests.fuzz.codec_surface import UNREADABLE
-from tests.fuzz.link_scripts import LinkScript, mutated_draft_script, mutated_target_script
-from tests.services.expected import own_tokens
-from tests.services.harness import (
-    RecordingEngine,
-    draft_open,
-    draft_service,
-    first_round,
-    target_open,
-    target_service,
-)
+from tests.fuzz.link_scripts import DRAFT_LINK, TARGET_LINK, FuzzedLink, failure_reasons
+from tests.services.harness import RecordingEngine, draft_service, target_service
 
-PREFIX = (1, 2, 3, 4, 5)
 STEP_S = 0.001
 SETTLED_S = 45.0
 """What a service may take to work off what it was told: a step takes a millisecond, the first one is compiled."""
@@ -54,6 +40,11 @@ class ScriptedContext:
     settled: Callable[[ScriptedContext], Any]
     written: list[Any] = field(default_factory=list)
     refusal: PacelineError | None = None
+
+    @property
+    def events(self) -> list[Any]:
+        """All that was answered."""
+        return [self.kind.events.decode(event) for frame in self.written for event in frame.events]
 
     async def read(self) -> Any:
         """The next frame. One that is no protobuf ends the stream, as gRPC does."""
@@ -90,31 +81,22 @@ class ScriptedContext:
 class LinkedTarget:
     """A servicer in this process."""
 
-    kind: LinkKind[Any, Any]
+    link: FuzzedLink
     servicer: SessionServicer[Any]
     engine: RecordingEngine
-    make: Callable[[Any], LinkScript]
-    probe_commands: list[Any]
-    answer: type[Any]
-    answers: list[Any] = field(default_factory=list)
 
     async def run(self, case: FuzzCase) -> str:
-        script = self.make(case.rng)
-        context = ScriptedContext(self.kind, [*script.frames], self._worked_off)
+        context = ScriptedContext(self.link.kind, [*self.link.mutated_script(case.rng)], self._worked_off)
         self.engine.plans.clear()
         kind = await self._served(context)
         await self._nothing_held()
-        reasons = [typed(error_of(failure)) for failure in _failures(context)]
+        reasons = failure_reasons(context.events)
         return kind or next(iter(reasons), ACCEPTED)
 
     async def probe(self) -> None:
-        commands = [self.kind.commands.encode(command) for command in self.probe_commands]
-        frames = [self.kind.request(hello=encode_hello(Hello("probe"))), self.kind.request(commands=commands)]
-        context = ScriptedContext(self.kind, [each.SerializeToString() for each in frames], self._answered)
+        context = ScriptedContext(self.link.kind, self.link.probe_frames, self._answered)
         assert await self._served(context) == "", "an ordinary link is accepted"
-        answers = [event for event in _events(context) if isinstance(event, self.answer)]
-        assert answers[0] is not None, "it is answered"
-        assert _tokens(answers[0]) == own_tokens(PREFIX, len(_tokens(answers[0]))), "the text is the target's own"
+        self.link.check_answer(context.events)
         await self._nothing_held()
 
     def facts(self) -> dict[str, str]:
@@ -133,7 +115,7 @@ class LinkedTarget:
     async def _answered(self, context: ScriptedContext) -> None:
         """Before the stream ends, return once the answer is there."""
         if not context.frames:
-            await _until(lambda: any(isinstance(each, self.answer) for each in _events(context)), "it is answered")
+            await _until(lambda: self.link.is_answered(context.events), "it is answered")
 
     async def _worked_off(self, context: ScriptedContext) -> None:
         """Return once nothing waits for a step, and one that runs has had its time."""
@@ -148,18 +130,6 @@ class LinkedTarget:
             raise Untyped("the scheduler has ended")
         scheduler, engine = self.servicer.scheduler, self.engine
         await _until(lambda: not scheduler.sessions and not engine.kv_rows, "no session and no row is left")
-
-
-def _tokens(answer: Any) -> list[int]:
-    return list(answer.token_ids if isinstance(answer, Verdict) else answer.proposal.token_ids)
-
-
-def _events(context: ScriptedContext) -> list[Any]:
-    return [context.kind.events.decode(event) for frame in context.written for event in frame.events]
-
-
-def _failures(context: ScriptedContext) -> list[Failure]:
-    return [event for event in _events(context) if isinstance(event, Failure)]
 
 
 async def _until(condition: Callable[[], bool], what: str) -> None:
@@ -177,36 +147,17 @@ class SessionsSurface:
 
     name: str
     serve: Callable[[RecordingEngine], Any]
-    kind: LinkKind[Any, Any]
-    make: Callable[[Any], LinkScript]
-    probe_commands: tuple[Any, ...]
-    answer: type[Any]
+    link: FuzzedLink
     probe_every: int = 10
 
     @asynccontextmanager
     async def open(self, seed: int) -> AsyncIterator[LinkedTarget]:
         engine = RecordingEngine()
         async with self.serve(engine) as (servicer, _):
-            yield LinkedTarget(self.kind, servicer, engine, self.make, [*self.probe_commands], self.answer)
+            yield LinkedTarget(self.link, servicer, engine)
 
 
 SESSIONS: Mapping[str, Callable[[], SessionsSurface]] = {
-    "target": functools.partial(
-        SessionsSurface,
-        "target",
-        target_service,
-        TARGET,
-        mutated_target_script,
-        (target_open(1, PREFIX), first_round(1, PREFIX), Close(2)),
-        Verdict,
-    ),
-    "draft": functools.partial(
-        SessionsSurface,
-        "draft",
-        draft_service,
-        DRAFT,
-        mutated_draft_script,
-        (draft_open(1, PREFIX, DraftBudget(max_tokens=3)), Close(2)),
-        DraftedProposal,
-    ),
+    "target": functools.partial(SessionsSurface, "target", target_service, TARGET_LINK),
+    "draft": functools.partial(SessionsSurface, "draft", draft_service, DRAFT_LINK),
 }

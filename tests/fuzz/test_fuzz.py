@@ -16,14 +16,14 @@ from paceline.protocol.given_files import read_text
 from paceline.rpc.sessions import LinkSessions
 from paceline_lab.bench.prompts import questions
 from target_service.session import Session
-from tests.fuzz import cases, sessions_surface
+from tests.fuzz import cases, link_scripts, sessions_surface
 from tests.fuzz.byte_mutations import mutated_bytes
 from tests.fuzz.cases import ACCEPTED, FuzzCase, Untyped, fuzz, within
 from tests.fuzz.codec_surface import decoded
 from tests.fuzz.corpus import parts_of_messages
 from tests.fuzz.guided_surface import GuidedSurface
 from tests.fuzz.kept import keep_tally, kept_tallies
-from tests.fuzz.link_scripts import mutated_draft_script, mutated_target_script
+from tests.fuzz.link_scripts import DRAFT_LINK, TARGET_LINK
 from tests.fuzz.message_mutations import mutated_message
 from tests.fuzz.surfaces import CASES, SURFACES
 from tests.protocol.test_codec import PAIRS
@@ -31,14 +31,8 @@ from tests.services.expected import own_tokens
 
 SLICE = {"codec": 2_500, "guided": 500, "target": 60, "draft": 60, "files": 200, "folders": 30}
 """Some 3,400 cases in 8 s on two slow cores."""
-PROCESSES = {
-    "target-stream": 150,
-    "draft-stream": 150,
-    "draft-events": 60,
-    "target-events": 60,
-    "generate": 300,
-    "http": 400,
-}
+STREAMS = {"target-stream": 150, "draft-stream": 150, "draft-events": 60, "target-events": 60}
+PROCESSES = STREAMS | {"generate": 300, "http": 400}
 SEED = 24
 
 
@@ -72,7 +66,7 @@ def test_any_valid_message_may_be_mutated(data: st.DataObject, name: str, seed: 
     decoded(name, wire if rng.random() < 0.7 else mutated_bytes(rng, wire, wire))
 
 
-@pytest.mark.parametrize("make", [mutated_target_script, mutated_draft_script])
+@pytest.mark.parametrize("make", [TARGET_LINK.mutated_script, DRAFT_LINK.mutated_script], ids=["target", "draft"])
 def test_a_case_is_the_same_whenever_it_is_made(make: Callable[[random.Random], Any]) -> None:
     case = FuzzCase("target", SEED, 7)
     first = make(case.rng)
@@ -118,19 +112,21 @@ async def test_mutant_a_decoder_that_reads_before_it_checks(monkeypatch: pytest.
         return decode(message)
 
     monkeypatch.setitem(PAIRS, "target_event", (encode, careless, strategy))
-    (found,) = await findings("codec", 2_000)
-    assert "IndexError" in found
+    (finding,) = await findings("codec", 2_000)
+    assert "IndexError" in finding
+
+
+async def target_trips(words: str) -> None:
+    async with SURFACES["target"]().open(SEED) as target:
+        with pytest.raises(Untyped, match=words):
+            for index in range(40):
+                await target.run(FuzzCase("target", SEED, index))
 
 
 async def test_mutant_a_link_whose_sessions_live_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sessions_surface, "SETTLED_S", 0.5)
-    surface = SURFACES["target"]()
-    async with surface.open(SEED) as target:
-        await target.probe()
-        monkeypatch.setattr(LinkSessions, "on_closed", lambda self: None)
-        with pytest.raises(Untyped, match="no session and no row is left"):
-            for index in range(40):
-                await target.run(FuzzCase("target", SEED, index))
+    monkeypatch.setattr(LinkSessions, "on_closed", lambda self: None)
+    await target_trips("no session and no row is left")
 
 
 async def test_mutant_a_session_that_trips_over_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,18 +134,14 @@ async def test_mutant_a_session_that_trips_over_a_round(monkeypatch: pytest.Monk
         raise KeyError("a defect")
 
     monkeypatch.setattr(Session, "_check_continues", trips)
-    surface = SURFACES["target"]()
-    async with surface.open(SEED) as target:
-        with pytest.raises(Untyped, match="KeyError"):
-            for index in range(40):
-                await target.run(FuzzCase("target", SEED, index))
+    await target_trips("KeyError")
 
 
 async def test_mutant_a_service_that_says_another_text(monkeypatch: pytest.MonkeyPatch) -> None:
     def next_but_one(prefix: Any, count: int) -> list[int]:
         return [token + 1 for token in own_tokens(prefix, count)]
 
-    monkeypatch.setattr(sessions_surface, "own_tokens", next_but_one)
+    monkeypatch.setattr(link_scripts, "own_tokens", next_but_one)
     with pytest.raises(AssertionError, match="the text is the target's own"):
         await findings("draft", 1)
 
