@@ -11,8 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from paceline.models.resolve import pulled_path
-from tests.compat.clients import python_versions
-from tests.compat.harness import HarnessReport, http_url, python_environment, run, served
+from tests.compat.harness import HarnessReport, http_url, python_environment, python_versions, run, served
 from tests.e2e.cluster import free_port
 
 MODEL = "smollm2-135m"

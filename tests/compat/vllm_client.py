@@ -12,8 +12,7 @@ from paceline.models.resolve import pulled_path
 from paceline.protocol.errors import PacelineError
 from paceline_lab.bench.peers.install import install_peer, interpreter
 from tests.compat.acceptance import REQUESTS, TOKENS, USERS, counters
-from tests.compat.clients import python_versions
-from tests.compat.harness import CACHE, SCRIPTS, HarnessReport, NotInstalled, http_url, run, served
+from tests.compat.harness import CACHE, SCRIPTS, HarnessReport, NotInstalled, http_url, python_versions, run, served
 from tests.e2e.cluster import free_port
 
 MODEL = "smollm2-135m"

@@ -10,15 +10,19 @@ DRAFT_7 = "http://json-schema.org/draft-07/schema#"
 EPHEMERAL = {"type": "ephemeral"}
 
 
+def text(words: str, **more: Any) -> dict[str, Any]:
+    return {"type": "text", "text": words, **more}
+
+
+def written(role: str, words: str) -> dict[str, Any]:
+    """An item of a response's input."""
+    return {"role": role, "content": [{"type": "input_text", "text": words}]}
+
+
 def parameters(draft: str = DRAFT_7, **properties: Any) -> dict[str, Any]:
     properties = properties or {"a": {"type": "string"}}
-    return {
-        "$schema": draft,
-        "type": "object",
-        "properties": properties,
-        "required": [*properties],
-        "additionalProperties": False,
-    }
+    closed = {"required": [*properties], "additionalProperties": False}
+    return {"$schema": draft, "type": "object", "properties": properties, **closed}
 
 
 def function(**more: Any) -> dict[str, Any]:
@@ -28,7 +32,9 @@ def function(**more: Any) -> dict[str, Any]:
 USER = {"role": "user", "content": "q"}
 ASKED = {"model": "m", "messages": [USER]}
 TOOL = {"type": "function", "function": function()}
+LOOKED = {"name": "look", "arguments": "{}", "status": "completed"}
 CALL = {"id": "call_1", "type": "function", "function": {"name": "look", "arguments": '{"a": "x"}'}}
+OBJECT = {"schema": parameters(), "strict": True, "name": "response"}
 TITLE = parameters(title={"type": "string"})
 CODING_AGENT: dict[str, Any] = {
     "model": "m",
@@ -36,16 +42,13 @@ CODING_AGENT: dict[str, Any] = {
         {
             "role": "user",
             "content": [
-                {"type": "text", "text": "<reminder>Context.</reminder>"},
-                {"type": "text", "text": "Name three rivers.", "cache_control": EPHEMERAL},
+                text("<reminder>Context.</reminder>"),
+                text("Name three rivers.", cache_control=EPHEMERAL),
             ],
         },
         {"role": "system", "content": "Agents: one."},
     ],
-    "system": [
-        {"type": "text", "text": "billing: version=1;"},
-        {"type": "text", "text": "You are an agent.", "cache_control": EPHEMERAL},
-    ],
+    "system": [text("billing: version=1;"), text("You are an agent.", cache_control=EPHEMERAL)],
     "tools": [
         {
             "name": "Bash",
@@ -67,14 +70,15 @@ CODING_AGENT: dict[str, Any] = {
     "output_config": {"effort": "high"},
     "stream": True,
 }
-ITSELF = {"type": "message", "id": "msg_1", "role": "developer"}
+LITELLMS: dict[str, Any] = {"function_call": None, "provider_specific_fields": {"refusal": None}}
+ITSELF = {"type": "message", "id": "msg_1"}
 RECORDED: dict[str, tuple[str, dict[str, Any]]] = {
     "Claude Code": (f"{MESSAGES}?beta=true", CODING_AGENT),
     "Claude Code's titles": (
         f"{MESSAGES}?beta=true",
         CODING_AGENT
         | {
-            "messages": [{"role": "user", "content": [{"type": "text", "text": "<session>q</session>"}]}],
+            "messages": [{"role": "user", "content": [text("<session>q</session>")]}],
             "tools": [],
             "thinking": {"type": "disabled"},
             "output_config": {"effort": "high", "format": {"type": "json_schema", "schema": TITLE}},
@@ -86,8 +90,8 @@ RECORDED: dict[str, tuple[str, dict[str, Any]]] = {
             "model": "m",
             "stream": True,
             "input": [
-                {**ITSELF, "content": [{"type": "input_text", "text": "You are a coding agent."}]},
-                {**ITSELF, "role": "user", "content": [{"type": "input_text", "text": "Name three rivers."}]},
+                ITSELF | written("developer", "You are a coding agent."),
+                ITSELF | written("user", "Name three rivers."),
             ],
             "tools": [{"type": "function", **function(strict=False)}],
             "tool_choice": "auto",
@@ -103,24 +107,12 @@ RECORDED: dict[str, tuple[str, dict[str, Any]]] = {
         RESPONSES,
         {
             "model": "m",
-            "input": [
-                {"role": "system", "content": "s"},
-                {"role": "user", "content": [{"type": "input_text", "text": "q"}]},
-            ],
+            "input": [{"role": "system", "content": "s"}, written("user", "q")],
             "tools": [{"type": "function", **function()}],
             "tool_choice": "auto",
         },
     ),
-    "AI SDK, an object": (
-        CHAT,
-        ASKED
-        | {
-            "response_format": {
-                "type": "json_schema",
-                "json_schema": {"schema": parameters(), "strict": True, "name": "response"},
-            }
-        },
-    ),
+    "AI SDK, an object": (CHAT, ASKED | {"response_format": {"type": "json_schema", "json_schema": OBJECT}}),
     "LangChain, names and a limit": (
         CHAT,
         {
@@ -136,13 +128,7 @@ RECORDED: dict[str, tuple[str, dict[str, Any]]] = {
             "model": "m",
             "messages": [
                 USER,
-                {
-                    "role": "assistant",
-                    "content": None,
-                    "tool_calls": [CALL | {"index": 0}],
-                    "function_call": None,
-                    "provider_specific_fields": {"refusal": None},
-                },
+                {"role": "assistant", "content": None, "tool_calls": [CALL | {"index": 0}], **LITELLMS},
                 {"role": "tool", "tool_call_id": "call_1", "name": "look", "content": "wet"},
             ],
             "tools": [TOOL],
@@ -151,10 +137,7 @@ RECORDED: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "AutoGen": (CHAT, {"model": "m", "messages": [USER | {"name": "user"}], "stream": False}),
-    "instructor": (
-        CHAT,
-        ASKED | {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "look"}}},
-    ),
+    "instructor": (CHAT, ASKED | {"tools": [TOOL], "tool_choice": TOOL | {"function": {"name": "look"}}}),
     "huggingface_hub without a model": (CHAT, ASKED | {"model": "dummy", "max_tokens": 5, "stream": False}),
     "an agent that sends its own answer back": (
         RESPONSES,
@@ -162,14 +145,7 @@ RECORDED: dict[str, tuple[str, dict[str, Any]]] = {
             "input": [
                 USER,
                 {"type": "reasoning", "id": "rs_1", "summary": [], "content": None, "encrypted_content": None},
-                {
-                    "type": "function_call",
-                    "id": "fc_1",
-                    "call_id": "call_1",
-                    "name": "look",
-                    "arguments": "{}",
-                    "status": "completed",
-                },
+                {"type": "function_call", "id": "fc_1", "call_id": "call_1", **LOOKED},
                 {"type": "function_call_output", "call_id": "call_1", "output": "wet"},
             ],
             "include": [],

@@ -1,126 +1,25 @@
-"""The chat path in one process, in formats of models that tests can't run: a coordinator's reply is written here.
-
-What travels is what a coordinator sends: ids, and text without special tokens.
-"""
+"""The chat path in one process, in formats of models that tests can't run."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import anthropic
-import httpx2
-import openai
 import pydantic
 import pytest
 
-from coordinator.text.detokenizer import Detokenizer
-from paceline.models.prompts import PromptReader
 from paceline.models.tokenizer import TransformersTokenizer
-from paceline.protocol.errors import InternalError, PacelineError
-from paceline.protocol.generation import (
-    Finished,
-    FinishReason,
-    GenerateEvent,
-    GenerateRequest,
-    ModelDescription,
-    Provenance,
-    Started,
-    Tokens,
-)
-from paceline.protocol.handshake import Fingerprint
-from paceline.protocol.records import GenerationStats
-from paceline.rpc.retries import RetryBudget
+from paceline.protocol.errors import InternalError
 from paceline.runtime import metrics
-from paceline.runtime.gateway_config import GatewayConfig
-from paceline_gateway.app import create_app
-from paceline_gateway.http.guard import RunningRequests
-from paceline_gateway.reply.template_probes import read_reply_format
-from paceline_gateway.upstream.coordinators import Coordinators, Upstream
-from paceline_gateway.upstream.services import Services
+from paceline_gateway.upstream.coordinators import Upstream
+from tests.gateway.canned import ASKED, CACHED_TOKENS, JSON, serving
 from tests.gateway.templates import HERMES, MISTRAL, OPENED, PLAIN, THINKING, templated
 
-ASKED: Any = [{"role": "user", "content": "q"}]
 TOOL: Any = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
-JSON = {"content-type": "application/json"}
 CALL = '{"name": "add", "arguments": {"a": 1}}'
-CACHED_TOKENS = 4
 LETTERS = THINKING.replace("think>", "reasoning>")
 """Its markers are no tokens of their own."""
-
-
-class CannedCoordinator:
-    """Answers every request with one text, a token at a time, as a coordinator's detokenizer does."""
-
-    def __init__(self, tokenizer: TransformersTokenizer, text: str) -> None:
-        self._tokenizer = tokenizer
-        self._text = text
-        self.asked: list[GenerateRequest] = []
-        self.ended = FinishReason.STOP
-        self.failure: PacelineError | None = None
-        """Raised behind the first token."""
-        self.budget = RetryBudget()
-
-    async def choose(self, caller: object) -> Upstream:
-        fingerprint = Fingerprint(model="m", tokenizer="t", vocab_size=9)
-        description = ModelDescription("m", fingerprint, fingerprint, 10_000, (), True, True)
-        return Upstream(cast(Any, self), description)
-
-    async def tenant(self, caller: object) -> str:
-        return ""
-
-    def note_answer(self) -> None:
-        pass
-
-    @contextmanager
-    def client(self, caller: object) -> Iterator[CannedCoordinator]:
-        yield self
-
-    async def stream(self, request: GenerateRequest) -> AsyncGenerator[GenerateEvent, None]:
-        self.asked.append(request)
-        yield Started(7, request.token_ids, "m")
-        detokenizer = Detokenizer(self._tokenizer, request.token_ids, request.stop)
-        for token in self._tokenizer.inner.encode(self._text, add_special_tokens=False):
-            text = detokenizer.push(token)
-            yield Tokens((token,), text, (Provenance.TARGET,), text_ends=(len(text),))
-            if self.failure:
-                raise self.failure
-            if detokenizer.stopped:
-                break
-        reason = FinishReason.STOP if detokenizer.stopped else self.ended
-        yield Finished(reason, detokenizer.flush(), GenerationStats(cached_prompt_tokens=CACHED_TOKENS))
-
-    def text_of(self, token_ids: Sequence[int]) -> str:
-        """A prompt as the template wrote it."""
-        return str(self._tokenizer.inner.decode(list(token_ids), skip_special_tokens=False))
-
-    async def close(self) -> None:
-        """Nothing is open."""
-
-
-@asynccontextmanager
-async def serving(template: str, text: str, *, defective: bool = False) -> AsyncIterator[SimpleNamespace]:
-    """Official clients of a gateway before such a coordinator.
-
-    defective: the application will raise, which is left to the server, after its answer; otherwise that fails a test.
-    """
-    tokenizer = templated(template)
-    canned = CannedCoordinator(tokenizer, text)
-    prompts = PromptReader(tokenizer)
-    form = read_reply_format(tokenizer)
-    services = Services(GatewayConfig(), tokenizer, prompts, cast(Coordinators, canned), form)
-    transport = httpx2.ASGITransport(create_app(services, RunningRequests()), raise_app_exceptions=not defective)
-    async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as http:
-        yield SimpleNamespace(
-            canned=canned,
-            http=http,
-            openai=openai.AsyncOpenAI(api_key="k", base_url="http://localhost/v1", http_client=http),
-            claude=anthropic.AsyncAnthropic(api_key="k", base_url="http://localhost", http_client=http),
-        )
-    prompts.close()
 
 
 def _tokens(tokenizer: TransformersTokenizer, text: str) -> int:

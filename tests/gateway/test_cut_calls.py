@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from paceline.protocol.generation import FinishReason
+from tests.gateway.canned import ASKED, serving
 from tests.gateway.templates import DEEPSEEK, HERMES, LLAMA, MISTRAL, QWEN
-from tests.gateway.test_canned import ASKED, serving
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}}
 TOOL: Any = {"type": "function", "function": {"name": "add", "parameters": SCHEMA}}

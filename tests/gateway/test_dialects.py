@@ -102,17 +102,6 @@ def test_a_schema_that_can_t_be_kept_is_refused_by_the_request_s_field(
     assert chat(gateway, response_format=FORMAT).choices[0].finish_reason in ENDS, "the next one is served"
 
 
-def test_a_free_reply_to_a_result_is_text(gateway: GatewayCluster) -> None:
-    turns = [
-        *ASKED,
-        {"role": "assistant", "tool_calls": [CALL]},
-        {"role": "tool", "tool_call_id": "c1", "content": "wet"},
-    ]
-    choice = chat(gateway, messages=turns, max_completion_tokens=30).choices[0]
-    assert choice.finish_reason in ENDS
-    assert choice.message.tool_calls is None
-
-
 def test_none_is_a_chat_without_tools(gateway: GatewayCluster) -> None:
     def content(**fields: Any) -> Any:
         return chat(gateway, max_completion_tokens=30, **fields).choices[0].message.content

@@ -8,8 +8,8 @@ from typing import Any
 import anthropic
 import pytest
 
+from tests.gateway.canned import serving
 from tests.gateway.templates import HERMES, OPENED, PLAIN
-from tests.gateway.test_canned import serving
 
 USER = {"role": "user", "content": "q"}
 CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"

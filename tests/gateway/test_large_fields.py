@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from paceline_gateway.http.shapes import MAX_PARTS
+from tests.gateway.canned import JSON, serving
 from tests.gateway.templates import HERMES
-from tests.gateway.test_canned import JSON, serving
 
 
 def called(arguments: str) -> dict[str, Any]:

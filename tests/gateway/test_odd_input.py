@@ -40,17 +40,6 @@ def test_offsets_of_a_completions_tokens_stand_where_their_characters_begin(
     assert offsets == sorted(offsets)
 
 
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-def test_a_chats_log_probabilities_are_one_for_each_token(gateway: GatewayCluster, stream: bool) -> None:
-    asked = {"messages": [{"role": "user", "content": "é"}], "return_token_ids": True}
-    body = WIDE_TEXT | asked | {"logprobs": True, "top_logprobs": 1}
-    parts = streamed(gateway, CHAT, body) if stream else [gateway.post(CHAT, body).json["choices"][0]]
-    token_ids = [each for part in parts for each in part.get("token_ids", ())]
-    rows = [row for part in parts if part["logprobs"] for row in part["logprobs"]["content"]]
-    assert len(rows) == len(token_ids) > 24
-    assert all(len(row["top_logprobs"]) == 1 and row["logprob"] <= row["top_logprobs"][0]["logprob"] for row in rows)
-
-
 @pytest.mark.parametrize("length", [1, 2, 7])
 def test_a_stop_string_is_found_across_tokens_and_rounds(gateway: GatewayCluster, length: int) -> None:
     whole = gateway.post(COMPLETIONS, PLAIN).json["choices"][0]["text"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
@@ -11,16 +10,11 @@ from typing import Any
 import pytest
 
 from tests.e2e.cluster import eventually
+from tests.gateway import browser
+from tests.gateway.browser import chromium, done, expect, needs_chromium
 from tests.gateway.page_backend import PageBackend, ScriptedToken, cluster, passage, peer, served
 
-CHROMIUM = shutil.which("chromium")
-sync_api: Any = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-expect = sync_api.expect
-
-pytestmark = [
-    pytest.mark.full,
-    pytest.mark.skipif(CHROMIUM is None, reason="Debian's chromium is not installed"),
-]
+pytestmark = needs_chromium
 TEXT = "".join(token.text for token in passage())
 HOSTILE = (
     '<img src=x onerror="document.title=`owned`">',
@@ -34,11 +28,9 @@ HOSTILE = (
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with sync_api.sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+def opened_browser() -> Iterator[Any]:
+    with chromium() as running:
         yield running
-        running.close()
 
 
 @pytest.fixture
@@ -49,9 +41,9 @@ def backend() -> Iterator[PageBackend]:
 
 
 @pytest.fixture
-def page(browser: Any, backend: PageBackend) -> Iterator[Any]:
+def page(opened_browser: Any, backend: PageBackend) -> Iterator[Any]:
     """The page, opened; whatever its console or its policy complains of fails the test."""
-    context = browser.new_context(viewport={"width": 1200, "height": 900})
+    context = opened_browser.new_context(viewport={"width": 1200, "height": 900})
     opened = context.new_page()
     complaints: list[str] = []
     opened.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
@@ -66,12 +58,7 @@ def page(browser: Any, backend: PageBackend) -> Iterator[Any]:
 
 
 def generate(page: Any, button: str = "Generate") -> None:
-    page.get_by_label("Prompt").fill("Name three rivers.")
-    page.get_by_role("button", name=button).click()
-
-
-def done(page: Any) -> None:
-    expect(page.locator("#announcer")).to_contain_text("Done", timeout=20_000)
+    browser.generate(page, button, Prompt="Name three rivers.")
 
 
 def problem(page: Any) -> Any:
@@ -86,10 +73,8 @@ def test_text_streams_coloured_by_provenance_and_figures_are_right(page: Any, ba
     generate(page)
     done(page)
     assert page.locator(".text").text_content() == TEXT
-    found = [
-        name.split()[1] for name in page.locator(".text .token").evaluate_all("all => all.map(e => e.className)")
-    ]
-    assert found == [token.provenance for token in passage()]
+    names = page.locator(".text .token").evaluate_all("all => all.map(e => e.className)")
+    assert [name.split()[1] for name in names] == [token.provenance for token in passage()]
     figures = dict(
         page.locator(".figures > div").evaluate_all("all => all.map(e => [...e.children].map(c => c.textContent))")
     )
@@ -305,8 +290,7 @@ def test_a_narrow_screen_needs_no_scrolling_sideways(page: Any, width: int) -> N
 
 def test_themes_follow_the_system_and_the_choice_is_kept(page: Any) -> None:
     def ground() -> str:
-        found: str = page.locator("body").evaluate("e => getComputedStyle(e).backgroundColor")
-        return found
+        return str(page.locator("body").evaluate("e => getComputedStyle(e).backgroundColor"))
 
     page.emulate_media(color_scheme="light")
     light = ground()

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from tests.gateway import browser
+from tests.gateway.browser import expect
 from tests.gateway.gateways import GatewayCluster
 
-CHROMIUM = shutil.which("chromium")
-sync_api: Any = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-expect = sync_api.expect
-
-pytestmark = [
-    pytest.mark.full,
-    pytest.mark.skipif(CHROMIUM is None, reason="Debian's chromium is not installed"),
-]
+pytestmark = browser.needs_chromium
 TIMED = "table:vocab=300,seed=1,step_ms=10"
 NEAR = "table:vocab=300,seed=1,noise=0.3"
 
@@ -26,39 +20,30 @@ NEAR = "table:vocab=300,seed=1,noise=0.3"
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayCluster]:
     folder = tmp_path_factory.mktemp("cluster")
-    services = GatewayCluster(folder, {"model": TIMED}, drafters=(f"model:{NEAR}",))
-    services.target_model = TIMED
-    with services:
+    with GatewayCluster(folder, target_model=TIMED, drafters=(f"model:{NEAR}",)) as services:
         yield services
 
 
 @pytest.fixture(scope="module")
 def page(running: GatewayCluster) -> Iterator[Any]:
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        opened = browser.new_page()
+    with browser.chromium() as chromium:
+        opened = chromium.new_page()
         opened.goto(f"http://{running.address_of('gateway')}")
         opened.get_by_label("Input").select_option("plain")
         opened.get_by_label("Prompt").fill("abc")
         opened.get_by_label("Temperature").fill("1")
         opened.get_by_label("Seed").fill("5")
         yield opened
-        browser.close()
-
-
-def generate(page: Any, button: str, most: int) -> None:
-    page.get_by_label("Most tokens").fill(str(most))
-    page.get_by_role("button", name=button).click()
 
 
 def done(page: Any) -> None:
-    expect(page.locator("#announcer")).to_contain_text("Done", timeout=30_000)
+    browser.done(page)
     assert page.get_by_role("alert").text_content() == ""
 
 
 def test_both_texts_are_the_same_and_rounds_are_drawn(page: Any) -> None:
     page.get_by_label("Drafter").select_option("model")
-    generate(page, "Run both", 60)
+    browser.generate(page, "Run both", Most_tokens="60")
     done(page)
     expect(page.locator("#comparison")).to_contain_text("The texts are the same.")
     drafted, alone = page.locator(".panel").nth(0), page.locator(".panel").nth(1)
@@ -74,7 +59,7 @@ def test_both_texts_are_the_same_and_rounds_are_drawn(page: Any) -> None:
 
 
 def test_a_stopped_text_frees_its_sessions(page: Any, running: GatewayCluster) -> None:
-    generate(page, "Generate", 3000)
+    browser.generate(page, "Generate", Most_tokens="3000")
     expect(page.locator(".text .token").nth(20)).to_be_attached()
     expect(page.locator(".plot .round").nth(10)).to_be_attached()
     page.keyboard.press("Escape")
@@ -85,10 +70,10 @@ def test_a_stopped_text_frees_its_sessions(page: Any, running: GatewayCluster) -
 
 def test_a_text_survives_the_coordinators_restart(page: Any, running: GatewayCluster) -> None:
     view = page.get_by_role("region", name="Cluster")
-    generate(page, "Generate", 400)
+    browser.generate(page, "Generate", Most_tokens="400")
     done(page)
     whole = page.locator(".text").text_content()
-    generate(page, "Generate", 400)
+    browser.generate(page, "Generate", Most_tokens="400")
     expect(page.locator(".text .token").nth(20)).to_be_attached()
     running.kill("coordinator")
     expect(view).to_contain_text("Coordinators that answer: 0 of 1.")
@@ -96,6 +81,6 @@ def test_a_text_survives_the_coordinators_restart(page: Any, running: GatewayClu
     done(page)
     assert page.locator(".text").text_content() == whole
     expect(view).to_contain_text("Coordinators that answer: 1 of 1. Linked targets: 1 of 1, draft services: 1 of 1.")
-    generate(page, "Generate", 30)
+    browser.generate(page, "Generate", Most_tokens="30")
     done(page)
     assert whole.startswith(page.locator(".text").text_content())

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from tests.gateway.canned import serving
 from tests.gateway.recorded_clients import RECORDED
 from tests.gateway.templates import HERMES, THINKING
-from tests.gateway.test_canned import serving
 
 
 @pytest.mark.parametrize("template", [HERMES, THINKING], ids=["plain", "reasoning"])

@@ -37,16 +37,9 @@ def taken() -> Iterator[int]:
 
 def test_serve_opens_http_and_says_so(tmp_path: Path) -> None:
     flags = [word for port in (*PORTS, "http_port") for word in (f"--{port.replace('_', '-')}", "0")]
-    command = [
-        sys.executable,
-        "-c",
-        "from paceline.cli.main import main; main()",
-        "serve",
-        MODEL,
-        "--drafter",
-        "none",
-    ]
-    child = subprocess.Popen([*command, *flags, "--log-dir", str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    program = [sys.executable, "-c", "from paceline.cli.main import main; main()"]
+    command = [*program, "serve", MODEL, "--drafter", "none", *flags, "--log-dir", str(tmp_path)]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert child.stdout is not None
         said = next(line for line in iter(child.stdout.readline, "") if line.startswith("OpenAI's API: http://"))
