@@ -36,7 +36,7 @@ def main() -> int:
 def _found(given: argparse.Namespace, name: str) -> bool:
     last = CASES[name] if given.cases is None else given.first + given.cases
     indices = range(given.first, last) if given.index is None else range(given.index, given.index + 1)
-    tally = asyncio.run(fuzz(SURFACES[name](), given.seed, indices))
+    tally = asyncio.run(fuzz(SURFACES[name], given.seed, indices))
     _say(tally)
     if given.index is None:
         keep_tally(given.out, tally)

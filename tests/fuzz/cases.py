@@ -12,7 +12,7 @@ import random
 import resource
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -64,19 +64,19 @@ class FuzzTarget(Protocol):
         """What a report says of the run besides."""
 
 
-class FuzzSurface(Protocol):
-    """A way in: how it is started, and how often an ordinary request is made between cases."""
+@dataclass(frozen=True)
+class FuzzSurface:
+    """A way in.
 
-    @property
-    def name(self) -> str:
-        """As in commands."""
+    Attributes:
+        name: as in commands.
+        open: starts what is under test; given the seed.
+        probe_every: cases between two ordinary requests.
+    """
 
-    @property
-    def probe_every(self) -> int:
-        """Cases between two ordinary requests."""
-
-    def open(self, seed: int) -> AbstractAsyncContextManager[FuzzTarget]:
-        """Start what is under test."""
+    name: str
+    open: Callable[[int], AbstractAsyncContextManager[FuzzTarget]]
+    probe_every: int
 
 
 @dataclass(frozen=True)

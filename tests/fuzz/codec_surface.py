@@ -76,12 +76,7 @@ class CodecTarget:
         return {}
 
 
-class CodecSurface:
+@asynccontextmanager
+async def open_codec(seed: int) -> AsyncIterator[CodecTarget]:
     """Mutations without looking at what they reach."""
-
-    name = "codec"
-    probe_every = 5_000
-
-    @asynccontextmanager
-    async def open(self, seed: int) -> AsyncIterator[CodecTarget]:
-        yield CodecTarget()
+    yield CodecTarget()

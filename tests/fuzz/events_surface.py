@@ -7,16 +7,13 @@ says, the text is the target's own. A target's word is the text, so there a requ
 from __future__ import annotations
 
 import asyncio
-import functools
 import random
 import tempfile
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import grpc
 
 from paceline.client import AsyncClient
 from paceline.local.service_process import Flags
@@ -126,48 +123,44 @@ def _request(seed: int, *, off: bool) -> GenerateRequest:
     return GenerateRequest(token_ids=(1, 2, 3), seed=seed, max_new_tokens=TOKENS, speculation=drafted)
 
 
-@dataclass(frozen=True)
-class EventsSurface:
-    """One kind of peer."""
-
-    name: str
-    serve: Callable[[RecordingEngine], Any]
-    add: Callable[[Any, grpc.aio.Server], None]
-    is_draft: bool
-    probe_every: int = 25
-
-    @asynccontextmanager
-    async def open(self, seed: int) -> AsyncIterator[LiedToTarget]:
-        async with self.serve(RecordingEngine()) as (servicer, _):
-            relay = MutatingRelay(servicer)
-            async with serving(lambda server: self.add(relay, server)) as address:
-                hasty_s = REQUEST_S if self.is_draft else LIED_S
-                async with (
-                    self._cluster(address) as cluster,
-                    cluster.async_client(timeout_s=REQUEST_S, wait_ready=REQUEST_S) as client,
-                    cluster.async_client(timeout_s=hasty_s) as hasty,
-                ):
-                    yield LiedToTarget(WatchedServices(cluster), client, hasty, relay, self.is_draft, {})
-
-    @asynccontextmanager
-    async def _cluster(self, address: str) -> AsyncIterator[Cluster]:
-        """Started beside this loop, which answers the coordinator's first call."""
-        flags = FLAGS | ({"draft.address": address} if self.is_draft else {})
-        with tempfile.TemporaryDirectory() as folder:
-            cluster = Cluster(Path(folder), MODEL, drafters=(), coordinator_flags=flags)
-            cluster.target_proxy = None if self.is_draft else address
-            await asyncio.to_thread(cluster.__enter__)
-            try:
-                yield cluster
-            finally:
-                await asyncio.to_thread(cluster.__exit__, None, None, None)
+@asynccontextmanager
+async def open_draft_events(seed: int) -> AsyncIterator[LiedToTarget]:
+    """A draft service that lies."""
+    async with draft_service(RecordingEngine()) as (servicer, _):
+        relay = MutatingRelay(servicer)
+        async with (
+            serving(lambda server: draft_grpc.add_DraftServiceServicer_to_server(relay, server)) as address,
+            _lied_to(relay, FLAGS | {"draft.address": address}, None, REQUEST_S) as target,
+        ):
+            yield target
 
 
-EVENTS: Mapping[str, Callable[[], EventsSurface]] = {
-    "draft-events": functools.partial(
-        EventsSurface, "draft-events", draft_service, draft_grpc.add_DraftServiceServicer_to_server, True
-    ),
-    "target-events": functools.partial(
-        EventsSurface, "target-events", target_service, target_grpc.add_TargetServiceServicer_to_server, False
-    ),
-}
+@asynccontextmanager
+async def open_target_events(seed: int) -> AsyncIterator[LiedToTarget]:
+    """A target that lies."""
+    async with target_service(RecordingEngine()) as (servicer, _):
+        relay = MutatingRelay(servicer)
+        async with (
+            serving(lambda server: target_grpc.add_TargetServiceServicer_to_server(relay, server)) as address,
+            _lied_to(relay, FLAGS, address, LIED_S) as target,
+        ):
+            yield target
+
+
+@asynccontextmanager
+async def _lied_to(
+    relay: MutatingRelay, flags: Flags, target: str | None, hasty_s: float
+) -> AsyncIterator[LiedToTarget]:
+    """A coordinator, started beside this loop, which answers its first call; `target` None: its own honest one."""
+    with tempfile.TemporaryDirectory() as folder:
+        cluster = Cluster(Path(folder), MODEL, drafters=(), coordinator_flags=flags)
+        cluster.target_proxy = target
+        await asyncio.to_thread(cluster.__enter__)
+        try:
+            async with (
+                cluster.async_client(timeout_s=REQUEST_S, wait_ready=REQUEST_S) as client,
+                cluster.async_client(timeout_s=hasty_s) as hasty,
+            ):
+                yield LiedToTarget(WatchedServices(cluster), client, hasty, relay, target is None, {})
+        finally:
+            await asyncio.to_thread(cluster.__exit__, None, None, None)

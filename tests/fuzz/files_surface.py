@@ -19,7 +19,7 @@ from tests.fuzz.byte_mutations import mutated_bytes
 from tests.fuzz.cases import ACCEPTED, FuzzCase, typed, within
 from tests.fuzz.checkpoint_files import load_checkpoint, mutated_checkpoint, tiny_target
 from tests.fuzz.gguf_headers import load_gguf, mutated_gguf, whole
-from tests.fuzz.odd_values import deep_json, mutated_json, nested, set_somewhere
+from tests.fuzz.odd_values import deep_json, deep_somewhere, mutated_json
 from tests.fuzz.user_files import KINDS, FileKind
 
 READ_S = 5.0
@@ -97,7 +97,7 @@ def _mutated_lines(rng: random.Random, content: bytes) -> bytes:
     place = rng.randrange(len(lines))
     value = json.loads(lines[place])
     if rng.random() < 0.1:
-        lines[place] = json.dumps(set_somewhere(rng, value, "@deep@")).replace('"@deep@"', nested(rng)).encode()
+        lines[place] = deep_somewhere(rng, value).encode()
     elif rng.random() < 0.05:
         lines[place] = deep_json(rng)
     else:
@@ -125,14 +125,9 @@ def read(reader: Callable[[], object]) -> str:
     return ACCEPTED
 
 
-class FilesSurface:
+@asynccontextmanager
+async def open_files(seed: int) -> AsyncIterator[ReadersTarget]:
     """Every reader."""
-
-    name = "files"
-    probe_every = 500
-
-    @asynccontextmanager
-    async def open(self, seed: int) -> AsyncIterator[ReadersTarget]:
-        tiny_target()
-        with tempfile.TemporaryDirectory() as folder:
-            yield ReadersTarget(Path(folder))
+    tiny_target()
+    with tempfile.TemporaryDirectory() as folder:
+        yield ReadersTarget(Path(folder))

@@ -6,7 +6,7 @@ import asyncio
 import functools
 import random
 import tempfile
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +25,7 @@ from tests.e2e.cluster import Cluster
 from tests.fuzz.byte_mutations import mutated_bytes
 from tests.fuzz.cases import ACCEPTED, FuzzCase, Untyped, typed
 from tests.fuzz.corpus import parts_of_messages, stored_messages
-from tests.fuzz.link_scripts import DRAFT_LINK, TARGET_LINK, FuzzedLink, failure_reasons
+from tests.fuzz.link_scripts import FuzzedLink, failure_reasons
 from tests.fuzz.message_mutations import mutated_message
 from tests.fuzz.running_services import WatchedServices, until_linked
 
@@ -203,43 +203,24 @@ def mutated_request(rng: random.Random) -> bytes:
     return wire
 
 
-@dataclass(frozen=True)
-class StreamSurface:
+@asynccontextmanager
+async def open_stream(service: str, link: FuzzedLink, seed: int) -> AsyncIterator[StreamTarget]:
     """One service's links."""
-
-    name: str
-    service: str
-    link: FuzzedLink
-    probe_every: int = 25
-
-    @asynccontextmanager
-    async def open(self, seed: int) -> AsyncIterator[StreamTarget]:
-        with (
-            tempfile.TemporaryDirectory() as folder,
-            Cluster(Path(folder), MODEL, (f"model:{MODEL}",)) as cluster,
-        ):
-            async with grpc.aio.insecure_channel(cluster.address_of(self.service)) as channel:
-                yield StreamTarget(WatchedServices(cluster), channel, self.link)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Cluster(Path(folder), MODEL, (f"model:{MODEL}",)) as cluster,
+    ):
+        async with grpc.aio.insecure_channel(cluster.address_of(service)) as channel:
+            yield StreamTarget(WatchedServices(cluster), channel, link)
 
 
-class GenerateSurface:
+@asynccontextmanager
+async def open_generate(seed: int) -> AsyncIterator[CoordinatorTarget]:
     """The coordinator's requests."""
-
-    name = "generate"
-    probe_every = 25
-
-    @asynccontextmanager
-    async def open(self, seed: int) -> AsyncIterator[CoordinatorTarget]:
-        with (
-            tempfile.TemporaryDirectory() as folder,
-            Cluster(Path(folder), BYTES_MODEL, (f"model:{BYTES_MODEL},noise=0.3",)) as cluster,
-        ):
-            await until_linked(cluster, to_draft=True)
-            async with grpc.aio.insecure_channel(cluster.address) as channel:
-                yield CoordinatorTarget(WatchedServices(cluster), channel)
-
-
-STREAMS: Mapping[str, Callable[[], StreamSurface]] = {
-    "target-stream": functools.partial(StreamSurface, "target-stream", "target", TARGET_LINK),
-    "draft-stream": functools.partial(StreamSurface, "draft-stream", "draft", DRAFT_LINK),
-}
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Cluster(Path(folder), BYTES_MODEL, (f"model:{BYTES_MODEL},noise=0.3",)) as cluster,
+    ):
+        await until_linked(cluster, to_draft=True)
+        async with grpc.aio.insecure_channel(cluster.address) as channel:
+            yield CoordinatorTarget(WatchedServices(cluster), channel)

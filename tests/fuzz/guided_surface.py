@@ -159,12 +159,7 @@ def _of(code: CodeType, *, inside: bool) -> set[int]:
     return lines
 
 
-class GuidedSurface:
+@asynccontextmanager
+async def open_guided(seed: int) -> AsyncIterator[GuidedTarget]:
     """Guided by what is reached."""
-
-    name = "guided"
-    probe_every = 5_000
-
-    @asynccontextmanager
-    async def open(self, seed: int) -> AsyncIterator[GuidedTarget]:
-        yield GuidedTarget(random.Random(f"{self.name} {seed}"))
+    yield GuidedTarget(random.Random(f"guided {seed}"))

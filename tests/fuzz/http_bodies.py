@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.fuzz.byte_mutations import mutated_bytes
-from tests.fuzz.odd_values import deep_json, mutated_json, nested, set_somewhere
+from tests.fuzz.odd_values import deep_json, deep_somewhere, mutated_json
 
 _TOOL = {
     "type": "function",
@@ -126,7 +126,7 @@ def mutated_body(rng: random.Random, model: str) -> HttpCase:
     value = mutated_json(rng, rng.choice(BODIES[path]), others, most=2)
     text = json.dumps(value)
     if rng.random() < 0.08:
-        text = json.dumps(set_somewhere(rng, value, "@deep@")).replace('"@deep@"', nested(rng))
+        text = deep_somewhere(rng, value)
     body = text.replace(f'"model": "{_MODEL}"', f'"model": "{model}"').encode()
     if rng.random() < 0.15:
         body = mutated_bytes(rng, body, json.dumps(rng.choice(others)).encode())

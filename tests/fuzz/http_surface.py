@@ -107,17 +107,12 @@ def _stream_kind(case: HttpCase, content: bytes) -> str:
     return ACCEPTED
 
 
-class HttpSurface:
+@asynccontextmanager
+async def open_http(seed: int) -> AsyncIterator[GatewayTarget]:
     """Every endpoint."""
-
-    name = "http"
-    probe_every = 25
-
-    @asynccontextmanager
-    async def open(self, seed: int) -> AsyncIterator[GatewayTarget]:
-        with (
-            tempfile.TemporaryDirectory() as folder,
-            GatewayCluster(Path(folder), target_model=MODEL) as cluster,
-            closing(http.client.HTTPConnection(cluster.address_of("gateway"), timeout=ANSWER_S)) as connection,
-        ):
-            yield GatewayTarget(WatchedServices(cluster), connection)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        GatewayCluster(Path(folder), target_model=MODEL) as cluster,
+        closing(http.client.HTTPConnection(cluster.address_of("gateway"), timeout=ANSWER_S)) as connection,
+    ):
+        yield GatewayTarget(WatchedServices(cluster), connection)

@@ -22,7 +22,7 @@ from tests.engine import tiny
 from tests.fuzz.byte_mutations import mutated_bytes
 from tests.fuzz.cases import FuzzCase
 from tests.fuzz.files_surface import read
-from tests.fuzz.odd_values import mutated_json, nested, set_somewhere
+from tests.fuzz.odd_values import deep_somewhere, mutated_json
 from tests.models.saving import byte_level_tokenizer
 
 SETTINGS = EngineSettings(threads=1, max_num_seqs=2)
@@ -91,7 +91,7 @@ def _mutated_text(rng: random.Random, content: bytes) -> bytes:
     except (ValueError, RecursionError):  # mutated before
         return mutated_bytes(rng, content, content)
     if rng.random() < 0.05:
-        return json.dumps(set_somewhere(rng, value, "@deep@")).replace('"@deep@"', nested(rng)).encode()
+        return deep_somewhere(rng, value).encode()
     others = [json.loads(files["config.json"]) for files in folders().values()]
     return json.dumps(mutated_json(rng, value, others, most=2)).encode()
 
@@ -127,13 +127,8 @@ class FoldersTarget:
         return {"folders": str(len(folders()))}
 
 
-class FoldersSurface:
+@asynccontextmanager
+async def open_folders(seed: int) -> AsyncIterator[FoldersTarget]:
     """Models' folders."""
-
-    name = "folders"
-    probe_every = 250
-
-    @asynccontextmanager
-    async def open(self, seed: int) -> AsyncIterator[FoldersTarget]:
-        with tempfile.TemporaryDirectory() as folder:
-            yield FoldersTarget(Path(folder))
+    with tempfile.TemporaryDirectory() as folder:
+        yield FoldersTarget(Path(folder))

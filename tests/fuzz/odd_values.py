@@ -120,12 +120,13 @@ def nested(rng: random.Random) -> str:
     )
 
 
-def set_somewhere(rng: random.Random, value: Json, what: Json) -> Json:
-    """A copy with one entry replaced."""
+def deep_somewhere(rng: random.Random, value: Json) -> str:
+    """The JSON of a value with one entry replaced by `nested`."""
     changed = json.loads(json.dumps(value))
-    places = _places(changed)
-    if not places:
-        return what
-    inside, key = rng.choice(places)
-    inside[key] = what
-    return changed
+    mark = "@deep@"
+    if places := _places(changed):
+        inside, key = rng.choice(places)
+        inside[key] = mark
+    else:
+        changed = mark
+    return json.dumps(changed).replace(f'"{mark}"', nested(rng))

@@ -7,8 +7,7 @@ it said before was worked off, so that rounds follow verdicts as they do in earn
 from __future__ import annotations
 
 import asyncio
-import functools
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,8 +22,8 @@ from paceline.rpc.servicer import SessionServicer
 from paceline.rpc.statuses import DETAILS_KEY, from_status
 from tests.fuzz.cases import ACCEPTED, FuzzCase, Untyped, typed
 from tests.fuzz.codec_surface import UNREADABLE
-from tests.fuzz.link_scripts import DRAFT_LINK, TARGET_LINK, FuzzedLink, failure_reasons
-from tests.services.harness import RecordingEngine, draft_service, target_service
+from tests.fuzz.link_scripts import FuzzedLink, failure_reasons
+from tests.services.harness import RecordingEngine
 
 STEP_S = 0.001
 SETTLED_S = 45.0
@@ -141,23 +140,11 @@ async def _until(condition: Callable[[], bool], what: str) -> None:
         raise Untyped(f"not within {SETTLED_S:g} s: {what}") from None
 
 
-@dataclass(frozen=True)
-class SessionsSurface:
+@asynccontextmanager
+async def open_sessions(
+    serve: Callable[[RecordingEngine], Any], link: FuzzedLink, seed: int
+) -> AsyncIterator[LinkedTarget]:
     """One kind of link."""
-
-    name: str
-    serve: Callable[[RecordingEngine], Any]
-    link: FuzzedLink
-    probe_every: int = 10
-
-    @asynccontextmanager
-    async def open(self, seed: int) -> AsyncIterator[LinkedTarget]:
-        engine = RecordingEngine()
-        async with self.serve(engine) as (servicer, _):
-            yield LinkedTarget(self.link, servicer, engine)
-
-
-SESSIONS: Mapping[str, Callable[[], SessionsSurface]] = {
-    "target": functools.partial(SessionsSurface, "target", target_service, TARGET_LINK),
-    "draft": functools.partial(SessionsSurface, "draft", draft_service, DRAFT_LINK),
-}
+    engine = RecordingEngine()
+    async with serve(engine) as (servicer, _):
+        yield LinkedTarget(link, servicer, engine)

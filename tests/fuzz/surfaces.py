@@ -2,41 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import partial
 
 from tests.fuzz.cases import FuzzSurface
-from tests.fuzz.codec_surface import CodecSurface
-from tests.fuzz.events_surface import EVENTS
-from tests.fuzz.files_surface import FilesSurface
-from tests.fuzz.grpc_surfaces import STREAMS, GenerateSurface
-from tests.fuzz.guided_surface import GuidedSurface
-from tests.fuzz.http_surface import HttpSurface
-from tests.fuzz.model_folders import FoldersSurface
-from tests.fuzz.sessions_surface import SESSIONS
+from tests.fuzz.codec_surface import open_codec
+from tests.fuzz.events_surface import open_draft_events, open_target_events
+from tests.fuzz.files_surface import open_files
+from tests.fuzz.grpc_surfaces import open_generate, open_stream
+from tests.fuzz.guided_surface import open_guided
+from tests.fuzz.http_surface import open_http
+from tests.fuzz.link_scripts import DRAFT_LINK, TARGET_LINK
+from tests.fuzz.model_folders import open_folders
+from tests.fuzz.sessions_surface import open_sessions
+from tests.services.harness import draft_service, target_service
 
-SURFACES: Mapping[str, Callable[[], FuzzSurface]] = {
-    "codec": CodecSurface,
-    "guided": GuidedSurface,
-    **SESSIONS,
-    **STREAMS,
-    **EVENTS,
-    "generate": GenerateSurface,
-    "http": HttpSurface,
-    "files": FilesSurface,
-    "folders": FoldersSurface,
-}
-CASES: Mapping[str, int] = {
-    "codec": 44_000,
-    "guided": 25_000,
-    "target": 4_000,
-    "draft": 4_000,
-    "target-stream": 1_500,
-    "draft-stream": 1_500,
-    "draft-events": 500,
-    "target-events": 500,
-    "generate": 5_000,
-    "http": 7_000,
-    "files": 6_000,
-    "folders": 1_000,
+SHARES: Mapping[FuzzSurface, int] = {
+    FuzzSurface("codec", open_codec, probe_every=5_000): 44_000,
+    FuzzSurface("guided", open_guided, probe_every=5_000): 25_000,
+    FuzzSurface("target", partial(open_sessions, target_service, TARGET_LINK), probe_every=10): 4_000,
+    FuzzSurface("draft", partial(open_sessions, draft_service, DRAFT_LINK), probe_every=10): 4_000,
+    FuzzSurface("target-stream", partial(open_stream, "target", TARGET_LINK), probe_every=25): 1_500,
+    FuzzSurface("draft-stream", partial(open_stream, "draft", DRAFT_LINK), probe_every=25): 1_500,
+    FuzzSurface("draft-events", open_draft_events, probe_every=25): 500,
+    FuzzSurface("target-events", open_target_events, probe_every=25): 500,
+    FuzzSurface("generate", open_generate, probe_every=25): 5_000,
+    FuzzSurface("http", open_http, probe_every=25): 7_000,
+    FuzzSurface("files", open_files, probe_every=500): 6_000,
+    FuzzSurface("folders", open_folders, probe_every=250): 1_000,
 }
 """By what a case costs: the codec takes a tenth of a millisecond, a whole generation 20 ms, a model's folder 100."""
+SURFACES: Mapping[str, FuzzSurface] = {surface.name: surface for surface in SHARES}
+CASES: Mapping[str, int] = {surface.name: share for surface, share in SHARES.items()}
