@@ -1,11 +1,12 @@
-"""D8, D11 to D14, D21 to D24: attacks that tests of the suite try, run here for the table."""
+"""D8, D11 to D15, D17, D18, D21 to D24: attacks that tests of the suite try, run here for the table."""
 
 from __future__ import annotations
 
 import asyncio
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from tests.attacks.registry import attack
@@ -16,9 +17,48 @@ FEATURES = "test_malformed_features_alone_are_left_out_and_named_once"
 VERDICTS = "test_a_verdict_that_no_target_can_mean_ends_its_request_by_name"
 PIECES = "test_a_piece_of_another_prompt_ends_its_request_by_name"
 FIFO = "test_a_key_file_that_becomes_a_fifo_stops_neither_rereading_nor_the_end"
+EVENTS = "test_a_frame_of_too_many_events_costs_the_peer_its_link_and_nobody_else_a_moment"
+PEERS = "tests/e2e/test_hostile_peers.py"
+TESTS: Mapping[tuple[str, str], Sequence[str]] = {
+    ("D8", "a frame of 170,000 tiny events, and a backlog of tiny messages"): (
+        f"tests/rpc/test_link.py::{EVENTS}", "tests/rpc/test_writer.py",
+    ),
+    ("D11", "a peer whose incarnation holds line ends and a megabyte"): (
+        "tests/e2e/test_logs.py", "tests/runtime/test_logs.py",
+    ),
+    ("D12", "drafts whose q, noise, position or key is wrong, under rejection and block acceptance"): (
+        "tests/coordinator/test_redrawing.py",
+    ),
+    ("D13", "a chat message that contains the template's special tokens; damaged certificates and keys"): (
+        "tests/models/test_special_text.py", "tests/rpc/test_server.py",
+    ),
+    ("D14", "a stranger who asks whether somebody's prefix is cached; one link that opens sessions without end"): (
+        "tests/services/test_tenants.py", "tests/engine/test_blocks.py", "tests/coordinator/test_pool.py",
+    ),
+    ("D15", "100 MB of trailers, small and in one line; of an extension of a chunk; of a head"): (
+        "tests/gateway/test_framing.py",
+    ),
+    ("D17", "each field of a body as long as a body may be, and as many in it as there is room for"): (
+        "tests/gateway/test_large_fields.py",
+    ),
+    ("D18", "pages of a foreign site, under its own name (DNS rebinding) and from elsewhere"): (
+        "tests/gateway/test_sites.py",
+    ),
+    ("D21", "a draft's welcome of 60,000 drafters, one of 500,000 bytes, one of 2 MiB"): (
+        f"{PEERS}::{WELCOMES}", "tests/protocol/test_bounds.py", "tests/rpc/test_costs.py",
+    ),
+    ("D22", "features of a target that are malformed in eight ways"): (f"{PEERS}::{FEATURES}",),
+    ("D23", "verdicts and reports of prompts that no target can mean"): (
+        f"{PEERS}::{VERDICTS}", f"{PEERS}::{PIECES}",
+    ),
+    ("D24", "a FIFO, a directory, a device or nothing in the place of keys, certificates and endpoints"): (
+        "tests/rpc/test_live_files.py", f"tests/e2e/test_api_keys.py::{FIFO}",
+    ),
+}  # fmt: skip
+"""By number and what is tried: the tests that say what must hold."""
 
 
-async def _hold(tests: Sequence[str]) -> str:
+async def _hold(tests: Sequence[str], folder: Path) -> str:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests]
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdout=pipe, stderr=asyncio.subprocess.STDOUT)
@@ -30,64 +70,5 @@ async def _hold(tests: Sequence[str]) -> str:
     return f"{passed[0]}: {', '.join(sorted({each.partition('::')[0] for each in tests}))}"
 
 
-@attack("D8", "a frame of 170,000 tiny events, and a backlog of tiny messages")
-async def tiny_events(folder: Path) -> str:
-    """It costs the peer its link and nobody else a moment."""
-    return await _hold(
-        (
-            "tests/rpc/test_link.py::test_a_frame_of_too_many_events_costs_the_peer_its_link_and_nobody_else_a_moment",
-            "tests/rpc/test_writer.py",
-        )
-    )
-
-
-@attack("D11", "a peer whose incarnation holds line ends and a megabyte")
-async def forged_lines(folder: Path) -> str:
-    """It forges no line of the log and doesn't fill it."""
-    return await _hold(("tests/e2e/test_logs.py", "tests/runtime/test_logs.py"))
-
-
-@attack("D12", "drafts whose q, noise, position or key is wrong, under rejection and block acceptance")
-async def wrong_q(folder: Path) -> str:
-    """Every mistake is named and mended; malice is documented."""
-    return await _hold(("tests/coordinator/test_redrawing.py",))
-
-
-@attack("D13", "a chat message that contains the template's special tokens; damaged certificates and keys")
-async def forged_turns(folder: Path) -> str:
-    """It forges no turn; TLS files are refused by name."""
-    return await _hold(("tests/models/test_special_text.py", "tests/rpc/test_server.py"))
-
-
-@attack("D14", "a stranger who asks whether somebody's prefix is cached; one link that opens sessions without end")
-async def foreign_prefixes(folder: Path) -> str:
-    """Neither tells nor fills."""
-    return await _hold(
-        ("tests/services/test_tenants.py", "tests/engine/test_blocks.py", "tests/coordinator/test_pool.py")
-    )
-
-
-@attack("D21", "a draft's welcome of 60,000 drafters, one of 500,000 bytes, one of 2 MiB")
-async def endless_welcomes(folder: Path) -> str:
-    """The link is refused by the field's name, and no request is slower."""
-    return await _hold(
-        ("tests/e2e/test_hostile_peers.py::" + WELCOMES, "tests/protocol/test_bounds.py", "tests/rpc/test_costs.py")
-    )
-
-
-@attack("D22", "features of a target that are malformed in eight ways")
-async def malformed_features(folder: Path) -> str:
-    """They alone are left out, and named once."""
-    return await _hold(("tests/e2e/test_hostile_peers.py::" + FEATURES,))
-
-
-@attack("D23", "verdicts and reports of prompts that no target can mean")
-async def impossible_verdicts(folder: Path) -> str:
-    """The request ends by the name of the field, and the next one is right."""
-    return await _hold(("tests/e2e/test_hostile_peers.py::" + VERDICTS, "tests/e2e/test_hostile_peers.py::" + PIECES))
-
-
-@attack("D24", "a FIFO, a directory, a device or nothing in the place of keys, certificates and endpoints")
-async def files_that_are_none(folder: Path) -> str:
-    """What was known stays, is counted, and nobody waits."""
-    return await _hold(("tests/rpc/test_live_files.py", "tests/e2e/test_api_keys.py::" + FIFO))
+for (_number, _what), _tests in TESTS.items():
+    attack(_number, _what)(partial(_hold, _tests))
