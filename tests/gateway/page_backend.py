@@ -5,17 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, StreamingResponse
 
 from paceline_gateway.page.routes import add_page
-from tests.e2e.cluster import eventually, free_port
+from tests.gateway.test_connections import served as on_port
 
 Json = dict[str, Any]
 LOGPROB = -0.25
@@ -213,16 +211,7 @@ def choice(text: str, chat: bool) -> Json:
 
 
 @contextlib.contextmanager
-def served(app: FastAPI, port: int | None = None) -> Iterator[str]:
-    """An app on a port of this machine, in a thread; yields its address."""
-    port = port or free_port()
-    server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="error", timeout_graceful_shutdown=1, ws="none"))
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    try:
-        eventually(lambda: server.started, "the page's backend serves")
+def served(app: FastAPI) -> Iterator[str]:
+    """An app behind the gateway's own server; yields its address."""
+    with on_port(app, head_timeout_s=30) as port:
         yield f"http://127.0.0.1:{port}"
-    finally:
-        server.should_exit = True
-        thread.join(10)
-        assert not thread.is_alive()

@@ -33,14 +33,9 @@ def test_lists_in_pieces_are_the_same_json() -> None:
     empty.extend({"tokens": [], "text_offset": []})
     text = f'"{LongLists().marker}" and {lists.marker[:20]}'
     answer = {"choices": [{"logprobs": lists, "text": text}, {"logprobs": empty}, {"logprobs": None}], "n": math.nan}
-    expected = {
-        "choices": [
-            {"logprobs": {"content": [ENTRY] * 3, "refusal": None}, "text": text},
-            {"logprobs": {"tokens": [], "text_offset": []}},
-            {"logprobs": None},
-        ],
-        "n": None,
-    }
+    logprobs = [{"content": [ENTRY] * 3, "refusal": None}, {"tokens": [], "text_offset": []}, None]
+    first, *others = ({"logprobs": each} for each in logprobs)
+    expected = {"choices": [first | {"text": text}, *others], "n": None}
     assert json.loads(answer_json(answer)) == json.loads(to_json(expected, inf_nan_mode="null"))
     assert lists.size == len(to_json([ENTRY] * 3, inf_nan_mode="null")) - 1
     assert answer_json({"text": text}) == to_json({"text": text})

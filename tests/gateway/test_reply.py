@@ -71,17 +71,15 @@ def test_every_word_comes_out(name: str, pieces: list[str], thinks: bool) -> Non
     assert all(word in out for word in words)
 
 
-HERMES_CALL = '<tool_call>\n{"name": "get_weather", "arguments": ' + WEATHER + "}\n</tool_call>"
+HERMES_CALL = f'<tool_call>\n{{"name": "get_weather", "arguments": {WEATHER}}}\n</tool_call>'
+MISTRALS = '{"name": "add", "arguments": {}, "id": "123456789"}'
+DEEPSEEKS = "<|call|>function<|sep|>{}\n```json\n{}\n```<|end|>"
 EXPECTED = {
     "HERMES": HERMES_CALL + '\n<tool_call>\n{"name": "add", "arguments": {}}\n</tool_call>',
     "THINKING": HERMES_CALL + '<tool_call>{"name":"add","arguments":{}}</tool_call>',
-    "MISTRAL": '[TOOL_CALLS] [{"name": "get_weather", "arguments": '
-    + WEATHER
-    + '}, {"name": "add", "arguments": {}, "id": "123456789"}]',
-    "NAMED": "[TOOL_CALLS]get_weather[ARGS]" + WEATHER + "[TOOL_CALLS]add[ARGS]{}",
-    "DEEPSEEK": "<|calls|><|call|>function<|sep|>get_weather\n```json\n"
-    + WEATHER
-    + "\n```<|end|>\n<|call|>function<|sep|>add\n```json\n{}\n```<|end|><|ends|>",
+    "MISTRAL": f'[TOOL_CALLS] [{{"name": "get_weather", "arguments": {WEATHER}}}, {MISTRALS}]',
+    "NAMED": f"[TOOL_CALLS]get_weather[ARGS]{WEATHER}[TOOL_CALLS]add[ARGS]{{}}",
+    "DEEPSEEK": f"<|calls|>{DEEPSEEKS.format('get_weather', WEATHER)}\n{DEEPSEEKS.format('add', '{}')}<|ends|>",
 }
 
 
@@ -101,38 +99,30 @@ def test_llama_s_bare_json(tag: str, kind: str, key: str) -> None:
     assert parsed("LLAMA", [text]) == [call(0, "get_weather", WEATHER)]
 
 
-@pytest.mark.parametrize(
-    "text", ['{"name": "Ann", "parameters": {}}', 'See {"name": "add", "parameters": {}}', '{"a": 1}']
-)
-def test_json_that_is_no_offered_call_is_llama_s_content(text: str) -> None:
-    assert parsed("LLAMA", list(text)) == [content(text)]
-
-
-@pytest.mark.parametrize(
-    ("body", "arguments"),
-    [
-        ('{"arguments": {"a": 1}, "name": "add"}', '{"a": 1}'),
-        ('{"name": "add"}', "{}"),
-        ('{"name": "add", "arguments": "{\\"a\\": 1}"}', '{"a": 1}'),
-        ('{"id": 7, "name": "add", "parameters": null}', "{}"),
+NO_CALLS = {
+    "LLAMA": ['{"name": "Ann", "parameters": {}}', 'See {"name": "add", "parameters": {}}', '{"a": 1}'],
+    "HERMES": [
+        f"So: <tool_call>\n{body}\n</tool_call> and on"
+        for body in ("not JSON", '{"name": 7}', '{"name": "add", "arguments": 7}', '{"name": "add"', "[]")
     ],
-)
-def test_other_orders_of_keys(body: str, arguments: str) -> None:
-    text = f"<tool_call>{body}</tool_call>"
-    assert parsed("HERMES", list(text)) == [call(0, "add", arguments)]
+}
+ADDED = {
+    '<tool_call>{"arguments": {"a": 1}, "name": "add"}</tool_call>': '{"a": 1}',
+    '<tool_call>{"name": "add"}</tool_call>': "{}",
+    '<tool_call>{"name": "add", "arguments": "{\\"a\\": 1}"}</tool_call>': '{"a": 1}',
+    '<tool_call>{"id": 7, "name": "add", "parameters": null}</tool_call>': "{}",
+    '<tool_call>\n{"name": "add", "arguments": {"a": "lon': '{"a": "lon',
+}
+"""Keys in other orders, and a call that is cut off: its arguments."""
 
 
 @pytest.mark.parametrize(
-    "body", ["not JSON", '{"name": 7}', '{"name": "add", "arguments": 7}', '{"name": "add"', "[]"]
+    ("name", "text", "delta"),
+    [(name, text, content(text)) for name, texts in NO_CALLS.items() for text in texts]
+    + [("HERMES", text, call(0, "add", arguments)) for text, arguments in ADDED.items()],
 )
-def test_what_is_no_call_is_content_whole(body: str) -> None:
-    text = f"So: <tool_call>\n{body}\n</tool_call> and on"
-    assert "".join(delta.content for delta in parsed("HERMES", list(text))) == text
-
-
-def test_a_call_that_is_cut_off_keeps_what_came() -> None:
-    text = '<tool_call>\n{"name": "add", "arguments": {"a": "lon'
-    assert parsed("HERMES", [text]) == [call(0, "add", '{"a": "lon')]
+def test_a_reply_is_one_call_or_content_whole(name: str, text: str, delta: ReplyDelta) -> None:
+    assert parsed(name, list(text)) == [delta]
 
 
 def test_arguments_stream_as_they_come() -> None:

@@ -32,6 +32,8 @@ TEXT = (11, 12, 13, 14)
 SAME = Fingerprint("m", "t", 99, "n")
 OTHER = replace(SAME, model="another")
 CALLER = HttpCaller("r", api_key="k-secret")
+EXPIRED, DEFECT = UntrustedPeer("its certificate has expired"), InternalError("defect")
+USED_UP = Overloaded("used up", metadata={"limit": "tokens_per_minute"}, retry_after_ms=9)
 
 
 class Losing:
@@ -43,11 +45,17 @@ class Losing:
         pass
 
     failed_at = 0.0
-    unfit: PacelineError | None = None
-    """What it raises when it is asked what it serves."""
 
-    def __init__(self, target: Fingerprint, lasts: int | None, failure: PacelineError | None = None) -> None:
+    def __init__(
+        self,
+        target: Fingerprint,
+        lasts: int | None,
+        failure: PacelineError | None = None,
+        unfit: PacelineError | None = None,
+    ) -> None:
+        """unfit: what it raises when it is asked what it serves."""
         self.address = "c:1"
+        self.unfit = unfit
         self.asked: list[GenerateRequest] = []
         self._target = target
         self._lasts = lasts
@@ -97,32 +105,6 @@ async def test_a_text_goes_on_behind_its_last_token(lasts: int) -> None:
     assert (other.asked[0].seed, other.asked[0].resume_token_ids) == (7, TEXT[:lasts])
 
 
-async def test_a_text_that_has_begun_goes_on_where_its_coordinator_found_no_room_for_it() -> None:
-    lost, other = Losing(SAME, 2, Overloaded("full", retry_after_ms=20)), Losing(SAME, 4)
-    assert tokens_of(await read(lost, other)) == list(TEXT)
-
-
-async def test_a_text_never_goes_on_at_another_target() -> None:
-    lost, other = Losing(SAME, 2), Losing(OTHER, 4)
-    with pytest.raises(PeerUnavailable):
-        await read(lost, other)
-    assert other.asked == []
-
-
-async def test_a_lost_text_goes_past_one_that_is_unfit() -> None:
-    lost, unfit, other = Losing(SAME, 2), Losing(SAME, 4), Losing(SAME, 4)
-    unfit.unfit = UntrustedPeer("its certificate has expired")
-    assert tokens_of(await read(lost, unfit, other)) == list(TEXT)
-    assert unfit.asked == []
-
-
-async def test_another_failure_than_a_loss_ends_the_text() -> None:
-    lost, other = Losing(SAME, 2, InternalError("defect")), Losing(SAME, 4)
-    with pytest.raises(InternalError):
-        await read(lost, other)
-    assert other.asked == []
-
-
 def tokens_of(events: list[GenerateEvent]) -> list[int]:
     return [event.token_ids[0] for event in events if isinstance(event, Tokens)]
 
@@ -131,18 +113,38 @@ def full(retry_after_ms: int | None, target: Fingerprint = SAME, lasts: int | No
     return Losing(target, lasts, Overloaded("full", retry_after_ms=retry_after_ms))
 
 
-@pytest.mark.parametrize("lasts", [None, 0], ids=["by the coordinator", "by its target"])
-async def test_what_one_has_no_room_for_is_asked_of_each_other_one_at_once(lasts: int | None) -> None:
-    refusing = [full(60_000, lasts=lasts), full(60_000, lasts=lasts)]
-    other = Losing(SAME, 4)
-    assert tokens_of(await read(*refusing, other)) == list(TEXT)
-    assert [len(each.asked) for each in (*refusing, other)] == [1, 1, 1]
+@pytest.mark.parametrize(
+    ("coordinators", "counts"),
+    [
+        pytest.param([full(20, lasts=2), Losing(SAME, 4)], [1, 1], id="no room once it has begun"),
+        pytest.param([Losing(SAME, 2), Losing(SAME, 4, unfit=EXPIRED), Losing(SAME, 4)], [1, 0, 1], id="past unfit"),
+        pytest.param([full(60_000), full(60_000), Losing(SAME, 4)], [1, 1, 1], id="no room at once"),
+        pytest.param([full(60_000, lasts=0), full(60_000, lasts=0), Losing(SAME, 4)], [1, 1, 1], id="at targets"),
+        pytest.param([full(60_000), Losing(SAME, None), Losing(SAME, 4)], [1, 1, 1], id="past one that is gone"),
+    ],
+)
+async def test_what_one_loses_or_has_no_room_for_goes_on_elsewhere(
+    coordinators: list[Losing], counts: list[int]
+) -> None:
+    assert tokens_of(await read(*coordinators)) == list(TEXT)
+    assert [len(each.asked) for each in coordinators] == counts
 
 
-async def test_a_refused_text_goes_past_one_that_is_gone() -> None:
-    several = full(60_000), Losing(SAME, None), Losing(SAME, 4)
-    assert tokens_of(await read(*several)) == list(TEXT)
-    assert [len(each.asked) for each in several] == [1, 1, 1]
+@pytest.mark.parametrize(
+    ("coordinators", "error", "others"),
+    [
+        pytest.param([Losing(SAME, 2), Losing(OTHER, 4)], PeerUnavailable("gone"), [0], id="another target"),
+        pytest.param([Losing(SAME, 2, DEFECT), Losing(SAME, 4)], DEFECT, [0], id="another failure than a loss"),
+        pytest.param([Losing(SAME, None, USED_UP), Losing(SAME, 4)], USED_UP, [0], id="a limit of the key"),
+        pytest.param([full(300), Losing(SAME, None), Losing(OTHER, 4)], Overloaded("full"), [1, 0], id="no other"),
+    ],
+)
+async def test_a_text_that_goes_on_nowhere_ends_with_its_error(
+    coordinators: list[Losing], error: PacelineError, others: list[int]
+) -> None:
+    with pytest.raises(type(error), match=error.message):
+        await read(*coordinators)
+    assert [len(each.asked) for each in coordinators[1:]] == others
 
 
 async def test_a_lost_text_asks_each_other_one_for_room() -> None:
@@ -160,21 +162,6 @@ async def test_the_smallest_hint_is_told_where_nobody_has_room(hints: tuple[int 
         await read(*refusing)
     assert caught.value.retry_after_ms == 300
     assert [len(each.asked) for each in refusing] == [1, 1, 1]
-
-
-async def test_a_refusal_is_told_where_the_others_are_gone_or_have_another_target() -> None:
-    refusing, gone, foreign = full(300), Losing(SAME, None), Losing(OTHER, 4)
-    with pytest.raises(Overloaded):
-        await read(refusing, gone, foreign)
-    assert [len(each.asked) for each in (refusing, gone, foreign)] == [1, 1, 0]
-
-
-async def test_a_limit_of_the_key_is_no_want_of_room() -> None:
-    used_up = Losing(SAME, None, Overloaded("used up", metadata={"limit": "tokens_per_minute"}, retry_after_ms=9))
-    other = Losing(SAME, 4)
-    with pytest.raises(Overloaded, match="used up"):
-        await read(used_up, other)
-    assert other.asked == []
 
 
 async def tries_elsewhere(budget: RetryBudget, requests: int) -> int:

@@ -122,7 +122,5 @@ def test_variables_of_a_gateway_alone_are_not_read_by_serve() -> None:
 def test_the_gateway_command_says_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("paceline.cli.services.missing_packages", lambda: ["uvicorn"])
     result = CliRunner().invoke(app, ["gateway", "--model", MODEL])
-    assert (result.exit_code, result.stderr) == (
-        1,
-        "paceline: error: `paceline gateway` needs uvicorn: pip install 'paceline[http]'\n",
-    )
+    said = "paceline: error: `paceline gateway` needs uvicorn: pip install 'paceline[http]'\n"
+    assert (result.exit_code, result.stderr) == (1, said)

@@ -6,10 +6,8 @@ from typing import Any
 
 import pytest
 
-from paceline.runtime.gateway_config import GatewayConfig
-from paceline_gateway.http.guard import Guard, RunningRequests
 from paceline_gateway.http.sites import Sites
-from tests.gateway.test_guard import ReadingApp, asked, piece
+from tests.gateway.test_guard import GuardedApp
 
 LOOPBACK = ("127.0.0.1", "::1", "[::1]", "localhost", "127.8.0.1")
 OURS = ("127.0.0.1:8000", "localhost", "LocalHost.:8000", "[::1]:8000", "[::1]", "10.0.3.4:8000", "a.localhost", "")
@@ -65,13 +63,10 @@ async def status(tenant: str = "", method: str = "POST", **headers: str) -> int:
     async def tenant_of(caller: Any) -> str:
         return tenant
 
-    app = ReadingApp()
-    guard = Guard(app, GatewayConfig(), RunningRequests(), tenant_of)
-    sent = await asked(
-        guard, [piece(1, more=False)], method, tuple((k.encode(), v.encode()) for k, v in headers.items())
-    )
-    assert (app.read > 0) == (sent[0]["status"] == 200)
-    return int(sent[0]["status"])
+    app = GuardedApp(tenant_of)
+    answered = await app.status(1, method=method, **headers)
+    assert (app.bytes_read > 0) == (answered == 200)
+    return answered
 
 
 async def test_a_foreign_site_is_refused_before_its_body_is_read() -> None:

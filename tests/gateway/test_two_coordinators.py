@@ -140,7 +140,10 @@ def test_no_coordinator_is_503_at_once_or_at_the_end_of_a_stream_until_one_is_ba
             assert answer.status == 503, answer.content
             assert int(answer.headers["retry-after"]) >= 1
         assert answer.json["error"]["type"] == "overloaded_error"
-        assert request(address, "GET", "/health", None, {}).status == 503
+        for path in ("/health", "/v1/models"):
+            answer = request(address, "GET", path, None, {})
+            assert (answer.status, answer.error["type"]) == (503, "service_unavailable_error")
+        assert request(address, "GET", "/ping", None, {}).status == 200
         cluster.again("second")
         eventually(lambda: post(address, "/v1/completions", SHORT).status == 200, "one is enough")
         cluster.again("coordinator")

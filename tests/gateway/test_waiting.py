@@ -12,10 +12,10 @@ import pytest
 from paceline.protocol.errors import Unauthenticated
 from paceline.runtime.gateway_config import GatewayConfig
 from paceline_gateway.http.connections import WaitingConnections
-from paceline_gateway.http.guard import MAX_STARTING_REQUESTS, Guard, RunningRequests
+from paceline_gateway.http.guard import MAX_STARTING_REQUESTS
 from paceline_gateway.upstream.caller import HttpCaller
 from tests.gateway.test_connections import POST, SlowApp, all_of, opened, served
-from tests.gateway.test_guard import ReadingApp, asked, piece
+from tests.gateway.test_guard import GuardedApp
 
 
 @dataclass(eq=False)
@@ -86,34 +86,28 @@ def test_a_flood_of_heads_leaves_the_next_request_its_connection() -> None:
         assert all_of(honest).endswith(b"\r\n\r\nbody")
 
 
-class Keys:
-    """Knows one key."""
-
-    async def tenant_of(self, caller: HttpCaller) -> str:
-        if caller.api_key != "known":
-            raise Unauthenticated("no such key")
-        return "alice"
+async def tenant_of(caller: HttpCaller) -> str:
+    if caller.api_key != "known":
+        raise Unauthenticated("no such key")
+    return "alice"
 
 
-KNOWN: Any = ((b"authorization", b"Bearer known"),)
+KNOWN = "Bearer known"
 
 
 async def test_heads_with_invented_keys_take_no_place() -> None:
-    running = RunningRequests()
-    guard = Guard(ReadingApp(), GatewayConfig(max_concurrent_requests=1), running, Keys().tenant_of)
+    app = GuardedApp(tenant_of, max_concurrent_requests=1)
     for number in range(50):
-        headers: Any = ((b"authorization", b"Bearer invented-%d" % number),)
-        assert (await asked(guard, [], headers=headers))[0]["status"] == 401
-    assert (await asked(guard, [piece(1, more=False)], headers=KNOWN))[0]["status"] == 200
+        assert await app.status(ends=False, authorization=f"Bearer invented-{number}") == 401
+    assert await app.status(1, authorization=KNOWN) == 200
 
 
 async def test_a_body_on_its_way_takes_no_place() -> None:
-    running = RunningRequests()
-    guard = Guard(ReadingApp(), GatewayConfig(max_concurrent_requests=1), running, Keys().tenant_of)
-    slow = [asyncio.create_task(asked(guard, [piece(1, more=True)], headers=KNOWN)) for _ in range(50)]
+    app = GuardedApp(tenant_of, max_concurrent_requests=1)
+    slow = [asyncio.create_task(app.status(1, ends=False, authorization=KNOWN)) for _ in range(50)]
     await asyncio.sleep(0)
-    assert running.count == 0
-    assert (await asked(guard, [piece(1, more=False)], headers=KNOWN))[0]["status"] == 200
+    assert app.running.count == 0
+    assert await app.status(1, authorization=KNOWN) == 200
     for each in slow:
         each.cancel()
     await asyncio.gather(*slow, return_exceptions=True)
@@ -121,34 +115,30 @@ async def test_a_body_on_its_way_takes_no_place() -> None:
 
 @pytest.mark.parametrize("client", [("10.0.0.1", 1), None])
 async def test_places_without_keys_are_given_by_address(client: Any) -> None:
-    app = ReadingApp()
-    guard = Guard(app, GatewayConfig(max_concurrent_requests=4), RunningRequests())
+    app = GuardedApp(max_concurrent_requests=4)
     app.may_answer.clear()
-    invented: Any = [((b"authorization", b"Bearer invented-%d" % number),) for number in range(8)]
-    flood = [
-        asyncio.create_task(asked(guard, [piece(1, more=False)], headers=each, client=client)) for each in invented
-    ]
+    invented = [f"Bearer invented-{number}" for number in range(8)]
+    flood = [asyncio.create_task(app.status(1, client=client, authorization=each)) for each in invented]
     await turns()
     assert any(each.done() for each in flood)
-    other = asyncio.create_task(asked(guard, [piece(1, more=False)], client=("10.0.0.2", 1)))
+    other = asyncio.create_task(app.status(1, client=("10.0.0.2", 1)))
     await asyncio.sleep(0)
     app.may_answer.set()
-    assert (await other)[0]["status"] == 200
-    statuses = [(await each)[0]["status"] for each in flood]
-    assert statuses.count(429) > 0
+    assert await other == 200
+    assert 429 in await asyncio.gather(*flood)
 
 
 async def test_many_of_one_key_begin_few_at_once_and_others_beside_them() -> None:
-    app = Beginning()
     names = iter(["alice"] * 3 * MAX_STARTING_REQUESTS + ["bob"])
 
-    async def tenant_of(caller: HttpCaller) -> str:
+    async def next_tenant(caller: HttpCaller) -> str:
         return next(names)
 
-    guard = Guard(app, GatewayConfig(), RunningRequests(), tenant_of)
-    many = [asyncio.create_task(asked(guard, [piece(1, more=False)])) for _ in range(3 * MAX_STARTING_REQUESTS)]
+    app = GuardedApp(next_tenant)
+    app.may_answer.clear()
+    many = [asyncio.create_task(app.status(1)) for _ in range(3 * MAX_STARTING_REQUESTS)]
     await turns()
-    bob = asyncio.create_task(asked(guard, [piece(1, more=False)]))
+    bob = asyncio.create_task(app.status(1))
     await turns()
     assert len(app.callers) == MAX_STARTING_REQUESTS + 1
     app.callers[0].on_begin()
@@ -156,23 +146,10 @@ async def test_many_of_one_key_begin_few_at_once_and_others_beside_them() -> Non
     await turns()
     assert len(app.callers) == MAX_STARTING_REQUESTS + 2, "an answer that has begun lets one more begin"
     app.may_answer.set()
-    assert {sent[0]["status"] for sent in await asyncio.gather(*many, bob)} == {200}
+    assert set(await asyncio.gather(*many, bob)) == {200}
 
 
 async def turns() -> None:
     """Let every task go as far as it can."""
     for _ in range(50):
         await asyncio.sleep(0)
-
-
-class Beginning(ReadingApp):
-    """Keeps whoever it answers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.may_answer.clear()
-        self.callers: list[HttpCaller] = []
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        self.callers.append(scope["caller"])
-        await super().__call__(scope, receive, send)
