@@ -4,21 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from paceline.access.keys import (
-    MAX_FILE_BYTES,
-    MAX_KEYS,
-    ApiKey,
-    ApiKeys,
-    KeyLimits,
-    hash_of,
-    load_keys,
-    new_key,
-    save_keys,
-    tenant_of,
-)
+from paceline.access import keys
+from paceline.access.keys import ApiKey, ApiKeys, KeyLimits, hash_of, load_keys, new_key, save_keys
 from paceline.protocol.errors import InvalidInput
 
 
@@ -52,20 +43,31 @@ def test_a_file_keeps_the_mode_that_its_owner_gave_it(tmp_path: Path) -> None:
 
 
 def test_the_tenant_is_the_name_unless_told() -> None:
-    assert tenant_of(a_key("alice")) == "alice"
-    assert tenant_of(ApiKey(name="alice", sha256=hash_of("x"), tenant="acme")) == "acme"
+    assert keys.tenant_of(a_key("alice")) == "alice"
+    assert keys.tenant_of(ApiKey(name="alice", sha256=hash_of("x"), tenant="acme")) == "acme"
 
 
 def test_names_are_distinct_and_unknown_ones_refused() -> None:
-    keys = ApiKeys(keys=(a_key(),))
+    alone = ApiKeys(keys=(a_key(),))
     with pytest.raises(InvalidInput, match="name = 'alice': must be new in the file"):
-        keys.with_key(a_key(key="pl-2"))
+        alone.with_key(a_key(key="pl-2"))
     with pytest.raises(InvalidInput, match="name = 'bob': must be one of: alice"):
-        keys.without_key("bob")
-    assert keys.without_key("alice") == ApiKeys()
-    full = ApiKeys(keys=tuple(a_key(f"k{i}", f"pl-{i}") for i in range(MAX_KEYS)))
-    with pytest.raises(InvalidInput, match=f"keys = {MAX_KEYS + 1}: must be at most {MAX_KEYS}"):
+        alone.without_key("bob")
+    assert alone.without_key("alice") == ApiKeys()
+    full = ApiKeys(keys=tuple(a_key(f"k{i}", f"pl-{i}") for i in range(keys.MAX_KEYS)))
+    with pytest.raises(InvalidInput, match=f"keys = {keys.MAX_KEYS + 1}: must be at most {keys.MAX_KEYS}"):
         full.with_key(a_key("more", "pl-more"))
+
+
+def keys_json(*entries: dict[str, Any]) -> str:
+    return json.dumps({"keys": entries})
+
+
+def plain(name: str, number: int = 0) -> dict[str, Any]:
+    return {"name": name, "sha256": f"{number:064x}"}
+
+
+NEVER = {"limits": {"requests_per_minute": 0}}
 
 
 @pytest.mark.parametrize(
@@ -73,20 +75,14 @@ def test_names_are_distinct_and_unknown_ones_refused() -> None:
     [
         ("{", "content: Invalid JSON"),
         ('{"keys": [], "kez": 1}', "kez: Extra inputs"),
-        ('{"keys": [{"name": "a"}]}', "keys.0.sha256: Field required"),
-        ('{"keys": [{"name": "a", "sha256": "pl-SECRET"}]}', "keys.0.sha256: String should match"),
-        ('{"keys": [{"name": "a b", "sha256": "%s"}]}' % ("0" * 64), "keys.0.name: String should match"),
-        (
-            '{"keys": [{"name": "a", "sha256": "%s", "limits": {"requests_per_minute": 0}}]}' % ("0" * 64),
-            "keys.0.limits.requests_per_minute: Input should be greater than or equal to 1",
-        ),
-        (
-            json.dumps({"keys": [{"name": "a", "sha256": "0" * 64}, {"name": "a", "sha256": "1" * 64}]}),
-            "name a occurs",
-        ),
-        (json.dumps({"keys": [{"name": "a", "sha256": "0" * 64}, {"name": "b", "sha256": "0" * 64}]}), "sha256 000"),
-        (" " * (MAX_FILE_BYTES + 1), f"at most {MAX_FILE_BYTES} bytes"),
-        (json.dumps({"keys": [{"name": f"k{i}", "sha256": f"{i:064x}"} for i in range(1025)]}), "keys: Tuple"),
+        (keys_json({"name": "a"}), "keys.0.sha256: Field required"),
+        (keys_json({"name": "a", "sha256": "pl-SECRET"}), "keys.0.sha256: String should match"),
+        (keys_json(plain("a b")), "keys.0.name: String should match"),
+        (keys_json(plain("a") | NEVER), "keys.0.limits.requests_per_minute: Input should be greater than or equal"),
+        (keys_json(plain("a"), plain("a", 1)), "name a occurs"),
+        (keys_json(plain("a"), plain("b")), "sha256 000"),
+        (" " * (keys.MAX_FILE_BYTES + 1), f"at most {keys.MAX_FILE_BYTES} bytes"),
+        (keys_json(*(plain(f"k{i}", i) for i in range(1025))), "keys: Tuple"),
     ],
 )
 def test_a_file_that_is_not_valid_is_refused_without_its_values(tmp_path: Path, content: str, words: str) -> None:

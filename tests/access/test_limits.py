@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,14 +13,10 @@ from paceline.access.limits import Meter, TokenBucket
 from paceline.protocol.errors import Overloaded
 
 
-class Turned:
-    """A clock."""
-
-    def __init__(self) -> None:
-        self.now = 1_000.0
-
-    def __call__(self) -> float:
-        return self.now
+def metered(**limits: int) -> tuple[Meter, SimpleNamespace]:
+    """A meter, and the clock that its time is read from."""
+    clock = SimpleNamespace(now=1_000.0)
+    return Meter(KeyLimits(**limits), lambda: clock.now), clock
 
 
 def refused(meter: Meter) -> Overloaded:
@@ -28,8 +26,7 @@ def refused(meter: Meter) -> Overloaded:
 
 
 def test_a_minute_s_worth_may_come_at_once_and_then_at_the_rate() -> None:
-    clock = Turned()
-    meter = Meter(KeyLimits(requests_per_minute=3), clock)
+    meter, clock = metered(requests_per_minute=3)
     for _ in range(3):
         meter.begin()
         meter.end()
@@ -43,7 +40,7 @@ def test_a_minute_s_worth_may_come_at_once_and_then_at_the_rate() -> None:
 
 
 def test_running_requests_are_counted_until_they_end() -> None:
-    meter = Meter(KeyLimits(max_concurrent_requests=2), Turned())
+    meter, _ = metered(max_concurrent_requests=2)
     meter.begin()
     meter.begin()
     error = refused(meter)
@@ -54,8 +51,7 @@ def test_running_requests_are_counted_until_they_end() -> None:
 
 
 def test_a_refused_request_is_not_counted() -> None:
-    clock = Turned()
-    meter = Meter(KeyLimits(requests_per_minute=60, max_concurrent_requests=1), clock)
+    meter, _ = metered(requests_per_minute=60, max_concurrent_requests=1)
     meter.begin()
     for _ in range(100):
         refused(meter)
@@ -67,8 +63,7 @@ def test_a_refused_request_is_not_counted() -> None:
 
 
 def test_tokens_are_charged_as_they_come_and_the_next_request_waits_for_the_debt() -> None:
-    clock = Turned()
-    meter = Meter(KeyLimits(tokens_per_minute=60), clock)
+    meter, clock = metered(tokens_per_minute=60)
     meter.begin()
     meter.take_prompt(50)
     meter.take_generated(30)
@@ -83,8 +78,7 @@ def test_tokens_are_charged_as_they_come_and_the_next_request_waits_for_the_debt
 
 
 def test_a_prompt_beyond_the_limit_waits_for_a_full_bucket() -> None:
-    clock = Turned()
-    meter = Meter(KeyLimits(tokens_per_minute=60), clock)
+    meter, clock = metered(tokens_per_minute=60)
     meter.begin()
     meter.take_prompt(600)
     meter.end()
@@ -98,8 +92,7 @@ def test_a_prompt_beyond_the_limit_waits_for_a_full_bucket() -> None:
 
 
 def test_new_limits_hold_at_once_and_forget_nothing() -> None:
-    clock = Turned()
-    meter = Meter(KeyLimits(requests_per_minute=60), clock)
+    meter, _ = metered(requests_per_minute=60)
     for _ in range(50):
         meter.begin()
     meter.limit(KeyLimits(requests_per_minute=5))
@@ -113,7 +106,7 @@ def test_new_limits_hold_at_once_and_forget_nothing() -> None:
 
 
 def test_without_limits_nothing_is_refused() -> None:
-    meter = Meter(KeyLimits(), Turned())
+    meter, _ = metered()
     for _ in range(1_000):
         meter.begin()
         meter.take_prompt(10**9)
@@ -123,8 +116,8 @@ def test_without_limits_nothing_is_refused() -> None:
 def test_whoever_waits_as_told_is_let_in_and_nobody_gets_more_than_the_rate(
     per_minute: int, asked: list[tuple[int, float]]
 ) -> None:
-    clock = Turned()
-    bucket, begun, taken = TokenBucket(per_minute, clock), clock.now, 0
+    clock = SimpleNamespace(now=1_000.0)
+    bucket, begun, taken = TokenBucket(per_minute, lambda: clock.now), clock.now, 0
     for amount, later in asked:
         clock.now += later
         wait = bucket.wait_s(amount)

@@ -12,8 +12,8 @@ import random
 import resource
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import AbstractAsyncContextManager, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -112,7 +112,8 @@ async def fuzz(surface: FuzzSurface, seed: int, indices: range, most_findings: i
             case = FuzzCase(surface.name, seed, index)
             await _tried(target, case, tally)
             if (index + 1) % surface.probe_every == 0 or index == indices[-1]:
-                await _probed(target, case, tally)
+                async with _findings(tally, case, "an ordinary request after it: "):
+                    await target.probe()
             if len(tally.findings) >= most_findings:
                 break
         tally.facts = target.facts()
@@ -122,29 +123,27 @@ async def fuzz(surface: FuzzSurface, seed: int, indices: range, most_findings: i
 
 async def _tried(target: FuzzTarget, case: FuzzCase, tally: SurfaceTally) -> None:
     started, peak = time.monotonic(), _peak_bytes()
-    try:
+    async with _findings(tally, case):
         with untyped_logs() as logged:
-            async with asyncio.timeout(CASE_S):
-                kind = await target.run(case)
+            kind = await target.run(case)
         if logged:
             raise Untyped(f"logged: {logged[0]}")
         grown = _peak_bytes() - peak
         if grown > GROWN_BYTES:
             raise Untyped(f"the process grew by {grown >> 20} MiB")
         tally.kinds[kind] += 1
-    except Exception as error:  # noqa: BLE001  whatever it is, it is a finding
-        tally.findings.append(FuzzFinding(case, f"{type(error).__name__}: {error}"[:400]))
     tally.cases += 1
     tally.slowest_ms = max(tally.slowest_ms, (time.monotonic() - started) * 1e3)
 
 
-async def _probed(target: FuzzTarget, case: FuzzCase, tally: SurfaceTally) -> None:
+@asynccontextmanager
+async def _findings(tally: SurfaceTally, case: FuzzCase, where: str = "") -> AsyncIterator[None]:
+    """Whatever goes wrong in the block, or takes too long, is a finding."""
     try:
         async with asyncio.timeout(CASE_S):
-            await target.probe()
-    except Exception as error:  # noqa: BLE001  whatever it is, it is a finding
-        found = f"an ordinary request after it: {type(error).__name__}: {error}"[:400]
-        tally.findings.append(FuzzFinding(case, found))
+            yield
+    except Exception as error:  # noqa: BLE001
+        tally.findings.append(FuzzFinding(case, f"{where}{type(error).__name__}: {error}"[:400]))
 
 
 def _peak_bytes() -> int:
@@ -168,16 +167,16 @@ def within(seconds: float, began: float) -> None:
 @contextmanager
 def untyped_logs() -> Iterator[list[str]]:
     """What is logged with a stack meanwhile: an exception that nobody foresaw."""
-    found: list[str] = []
+    logged: list[str] = []
 
     class Watching(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             if record.exc_info and record.levelno >= logging.ERROR:
-                found.append(f"{record.name}: {record.getMessage()} {record.exc_info[1]!r}")
+                logged.append(f"{record.name}: {record.getMessage()} {record.exc_info[1]!r}")
 
     handler = Watching()
     logging.getLogger().addHandler(handler)
     try:
-        yield found
+        yield logged
     finally:
         logging.getLogger().removeHandler(handler)

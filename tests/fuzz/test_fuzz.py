@@ -24,7 +24,7 @@ from tests.fuzz.corpus import parts_of_messages
 from tests.fuzz.kept import keep_tally, kept_tallies
 from tests.fuzz.link_scripts import DRAFT_LINK, TARGET_LINK
 from tests.fuzz.message_mutations import mutated_message
-from tests.fuzz.surfaces import CASES, SHARES, SURFACES
+from tests.fuzz.surfaces import SURFACES
 from tests.protocol.test_codec import PAIRS
 from tests.services.expected import own_tokens
 
@@ -35,24 +35,13 @@ PROCESSES = STREAMS | {"generate": 300, "http": 400}
 SEED = 24
 
 
-@pytest.mark.parametrize("name", SLICE)
+@pytest.mark.parametrize("name", [*SLICE, *(pytest.param(name, marks=pytest.mark.full) for name in PROCESSES)])
 async def test_mutated_input_meets_typed_errors_alone(name: str) -> None:
-    tally = await fuzz(SURFACES[name], SEED, range(SLICE[name]))
+    count = (SLICE | PROCESSES)[name]
+    tally = await fuzz(SURFACES[name], SEED, range(count))
     assert not tally.findings, [f"{each.what}: {each.case.replay}" for each in tally.findings]
-    assert tally.cases == SLICE[name]
+    assert tally.cases == count
     assert len(tally.kinds) >= 2, "some cases are accepted or refused for different reasons"
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("name", PROCESSES)
-async def test_mutated_input_to_running_services_meets_typed_errors_alone(name: str) -> None:
-    tally = await fuzz(SURFACES[name], SEED, range(PROCESSES[name]))
-    assert not tally.findings, [f"{each.what}: {each.case.replay}" for each in tally.findings]
-
-
-def test_the_shares_of_all_surfaces_are_100_000_cases() -> None:
-    assert len(CASES) == len(SHARES)
-    assert sum(CASES.values()) == 100_000
 
 
 @settings(max_examples=100, deadline=None)

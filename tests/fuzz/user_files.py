@@ -58,13 +58,8 @@ def _rounds() -> bytes:
 
 
 def _trace() -> bytes:
-    header = {
-        "format": "paceline-trace",
-        "version": 1,
-        "alone": [[1, 10.0], [64, 14.0]],
-        "draft": [[1, 2.0]],
-        "lease": 4,
-    }
+    costs = {"alone": [[1, 10.0], [64, 14.0]], "draft": [[1, 2.0]], "lease": 4}
+    header = {"format": "paceline-trace", "version": 1, **costs}
     request = {
         "arrival_ms": 1.5, "prompt_tokens": 20, "ranks": [1, 2, 0], "chances": [0.5, 0.25, 0.0],
         "match_lengths": [0, 3, 1], "match_right": [0, 2, 0], "rounds": [{"at_ms": 3.0, "committed": 2}],
@@ -84,6 +79,14 @@ def _focus(file: Path) -> Any:
     return read_focus(file, TOKENIZER)
 
 
+_QUESTIONS = (
+    {"question_id": 81, "category": "writing", "turns": ["a", "b"]},
+    {"question_id": "x", "category": "c", "turns": ["d"]},
+)
+_TEXTS = (
+    _lines({"prompt": "a"}, {"text": "bcd"}),
+    _lines({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}),
+)
 _FOCUS = {
     "report": BRANCHING,
     "tokenizer": TOKENIZER.fingerprint,
@@ -93,12 +96,8 @@ _MANIFEST = {
     "format": "paceline-draft/1", "kind": "draft", "layers": [0, 3], "draft_vocab": 16, "weights": "float16",
     "target": {"model": "m", "tokenizer": "a", "weights": "b"}, "depth": 2, "trees": True,
 }  # fmt: skip
-_KEYS = {
-    "keys": [
-        {"name": "a", "sha256": "0" * 64, "limits": {"requests_per_minute": 5}},
-        {"name": "b", "sha256": "1" * 64},
-    ]
-}
+_LIMITED = {"name": "a", "sha256": "0" * 64, "limits": {"requests_per_minute": 5}}
+_KEYS = {"keys": [_LIMITED, {"name": "b", "sha256": "1" * 64}]}
 _SIZE = {
     "hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 300, "intermediate_size": 96, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 16,
@@ -130,41 +129,13 @@ async def _resolved(source: EndpointSource) -> Any:
 KINDS: tuple[FileKind, ...] = (
     FileKind("saved response", "response.json", (_rounds(),), read_rounds),
     FileKind("trace", "trace.jsonl", (_trace(),), read_trace),
-    FileKind(
-        "Spec-Bench questions",
-        "questions.jsonl",
-        (
-            _lines(
-                {"question_id": 81, "category": "writing", "turns": ["a", "b"]},
-                {"question_id": "x", "category": "c", "turns": ["d"]},
-            ),
-        ),
-        load_questions,
-    ),
-    FileKind(
-        "texts to train on",
-        "data.jsonl",
-        (
-            _lines({"prompt": "a"}, {"text": "bcd"}),
-            _lines({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}),
-        ),
-        lambda file: read_jsonl(file, TOKENIZER, 64),
-    ),
+    FileKind("Spec-Bench questions", "questions.jsonl", (_lines(*_QUESTIONS),), load_questions),
+    FileKind("texts to train on", "data.jsonl", _TEXTS, lambda file: read_jsonl(file, TOKENIZER, 64)),
     FileKind("shard", "shard.npz", (_shard(),), read_shards),
-    FileKind("branching points", "branches.json", (json.dumps(_FOCUS).encode(),), _focus),
-    FileKind(
-        "draft's manifest",
-        "manifest.json",
-        (json.dumps(_MANIFEST).encode(),),
-        lambda file: load_manifest(file.parent),
-    ),
-    FileKind("API keys", "keys.json", (json.dumps(_KEYS).encode(),), load_keys),
-    FileKind(
-        "model's config.json",
-        "config.json",
-        (json.dumps(_SIZE).encode(),),
-        lambda file: size_named("model", str(file)),
-    ),
+    FileKind("branching points", "branches.json", (_lines(_FOCUS),), _focus),
+    FileKind("draft's manifest", "manifest.json", (_lines(_MANIFEST),), lambda file: load_manifest(file.parent)),
+    FileKind("API keys", "keys.json", (_lines(_KEYS),), load_keys),
+    FileKind("model's config.json", "config.json", (_lines(_SIZE),), lambda file: size_named("model", str(file))),
     FileKind("target's configuration", "target.toml", (_TARGET,), _config(TargetConfig)),
     FileKind("draft's configuration", "draft.toml", (_DRAFT,), _config(DraftConfig)),
     FileKind("coordinator's configuration", "coordinator.toml", (_COORDINATOR,), _config(CoordinatorConfig)),
