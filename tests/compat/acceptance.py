@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import re
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from paceline.local.supervisor import SupervisedServices
 from paceline.models.resolve import pulled_path
 from tests.compat.harness import HarnessReport, http_url, python_environment, python_versions, run, served
 from tests.e2e.cluster import free_port
@@ -22,9 +24,7 @@ RUN_S = 200.0
 def aiperf() -> list[HarnessReport]:
     """Run, and hold its histogram against the counters."""
     programs = python_environment("aiperf", "aiperf==0.13.0")
-    port = free_port()
-    settings = {"drafter": "ngram", "num_draft_tokens": 4, "metrics_port": port, "vllm_metrics": True}
-    with served(MODEL, **settings) as services, TemporaryDirectory() as out:
+    with served_counting() as (services, port), TemporaryDirectory() as out:
         command: list[Any] = [
             *("profile", "--model", MODEL, "--url", http_url(services), "--endpoint-type", "chat", "--streaming"),
             *("--tokenizer", pulled_path(MODEL), "--concurrency", USERS, "--request-count", REQUESTS),
@@ -38,6 +38,15 @@ def aiperf() -> list[HarnessReport]:
     found = compare(exported, counted)
     shown = " ".join(["aiperf", *map(str, command[:-1]), "…"]).replace(str(Path.home()), "~")
     return [HarnessReport("aiperf", "passed", python_versions(programs), [shown], found)]
+
+
+@contextmanager
+def served_counting() -> Iterator[tuple[SupervisedServices, int]]:
+    """The real model with n-grams as drafts, and the port of its coordinator's metrics under vLLM's names."""
+    port = free_port()
+    settings = {"drafter": "ngram", "num_draft_tokens": 4, "metrics_port": port, "vllm_metrics": True}
+    with served(MODEL, **settings) as services:
+        yield services, port
 
 
 def counters(port: int) -> dict[str, float]:

@@ -11,6 +11,7 @@ import re
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from paceline.v1 import generation_service_pb2 as pb
 from paceline.v1 import generation_service_pb2_grpc as pb_grpc
 from tests.gateway.canned import written
 from tests.gateway.templates import HERMES, templated
+from tests.services.harness import serving
 
 NAME = "obedient"
 CONTEXT = 1 << 20
@@ -90,13 +92,10 @@ def obedient_coordinator(folder: Path) -> Iterator[str]:
     ends = asyncio.Event()
 
     async def serve() -> None:
-        server = grpc.aio.server()
-        pb_grpc.add_GenerationServiceServicer_to_server(ObedientCoordinator(tokenizer), server)
-        port = server.add_insecure_port("127.0.0.1:0")
-        await server.start()
-        await started.put(f"127.0.0.1:{port}")
-        await ends.wait()
-        await server.stop(None)
+        servicer = ObedientCoordinator(tokenizer)
+        async with serving(partial(pb_grpc.add_GenerationServiceServicer_to_server, servicer)) as address:
+            await started.put(address)
+            await ends.wait()
 
     thread = threading.Thread(target=lambda: loop.run_until_complete(serve()))
     thread.start()

@@ -11,11 +11,9 @@ from typing import Any
 from paceline.models.resolve import pulled_path
 from paceline.protocol.errors import PacelineError
 from paceline_lab.bench.peers.install import install_peer, interpreter
-from tests.compat.acceptance import REQUESTS, TOKENS, USERS, counters
-from tests.compat.harness import CACHE, SCRIPTS, HarnessReport, NotInstalled, http_url, python_versions, run, served
-from tests.e2e.cluster import free_port
+from tests.compat.acceptance import MODEL, REQUESTS, TOKENS, USERS, counters, served_counting
+from tests.compat.harness import CACHE, SCRIPTS, HarnessReport, NotInstalled, http_url, python_versions, run
 
-MODEL = "smollm2-135m"
 INPUT_TOKENS = 64
 ENDPOINTS = {"openai": "/v1/completions", "openai-chat": "/v1/chat/completions"}
 """vLLM's name of each dialect that it asks in, and where."""
@@ -27,10 +25,8 @@ ROUNDING = 1e-9
 def vllm_bench_serve() -> list[HarnessReport]:
     """Run in both dialects, and hold each result against the counters."""
     python = installed_python()
-    port = free_port()
-    settings = {"drafter": "ngram", "num_draft_tokens": 4, "metrics_port": port, "vllm_metrics": True}
     found, commands = [], []
-    with served(MODEL, **settings) as services, TemporaryDirectory() as out:
+    with served_counting() as (services, port), TemporaryDirectory() as out:
         for backend, path in ENDPOINTS.items():
             command = command_line(http_url(services), backend, path)
             before = counters(port)

@@ -6,15 +6,8 @@ import random
 from collections.abc import Callable, Sequence
 
 ODD = (
-    b"\x00",
-    b"\xff",
-    b"\x80",
-    b"\xff" * 9 + b"\x01",
-    b"\xff" * 12,
-    b"\x7f\xff\xff\xff",
-    b"\x08\x00",
-    b"\xed\xa0\x80",
-)
+    b"\x00", b"\xff", b"\x80", b"\xff" * 9 + b"\x01", b"\xff" * 12, b"\x7f\xff\xff\xff", b"\x08\x00", b"\xed\xa0\x80",
+)  # fmt: skip
 """Zero, ones, varints that are overlong or end nowhere, a large length, half of a character."""
 MAX_REPEATS = 4096
 Mutation = Callable[[random.Random, bytes, bytes], bytes]

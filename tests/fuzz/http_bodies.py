@@ -21,14 +21,20 @@ _TOOL = {
 }
 _CALL = {"id": "c1", "type": "function", "function": {"name": "look_up", "arguments": '{"place": "a"}'}}
 _USER = {"role": "user", "content": "a"}
-_SCHEMA = {
-    "type": "object",
-    "properties": {"a": {"enum": ["x", "y"]}},
-    "required": ["a"],
-    "additionalProperties": False,
-}
+_CHOICE = {"properties": {"a": {"enum": ["x", "y"]}}, "required": ["a"], "additionalProperties": False}
+_SCHEMA = {"type": "object", **_CHOICE}
+_NAMED = {"name": "n", "schema": _SCHEMA}
 _FORMAT = {"type": "json_schema", "schema": _SCHEMA}
 _PART = {"type": "text", "text": "s"}
+_ANSWER = {"role": "assistant", "content": None, "tool_calls": [_CALL]}
+_RESULT = {"role": "tool", "content": "r", "tool_call_id": "c1"}
+_USE = {"type": "tool_use", "id": "c1", "name": "look_up", "input": {"place": "a"}}
+_USED = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c1", "content": "r"}]}
+_ITEMS = [
+    {"role": "user", "content": [{"type": "input_text", "text": "a"}]},
+    {"type": "function_call", "call_id": "c1", "name": "look_up", "arguments": "{}"},
+    {"type": "function_call_output", "call_id": "c1", "output": "r"},
+]
 _PACELINE = {"drafter": "ngram", "num_draft_tokens": 2, "acceptance": "coupled", "explain": True, "rounds": True}
 BODIES: Mapping[str, Sequence[dict[str, Any]]] = {
     "/v1/completions": (
@@ -43,56 +49,26 @@ BODIES: Mapping[str, Sequence[dict[str, Any]]] = {
         {"messages": [_USER], "max_tokens": 4, "logprobs": True, "top_logprobs": 1, "seed": 5},
         {"messages": [{"role": "system", "content": [_PART]}, _USER], "max_tokens": 3, "n": 2},
         {"messages": [_USER], "max_tokens": 8, "tools": [_TOOL], "tool_choice": "auto", "parallel_tool_calls": True},
-        {
-            "messages": [
-                _USER,
-                {"role": "assistant", "content": None, "tool_calls": [_CALL]},
-                {"role": "tool", "content": "r", "tool_call_id": "c1"},
-            ],
-            "max_tokens": 4,
-            "stream": True,
-        },
-        {
-            "messages": [_USER],
-            "max_tokens": 8,
-            "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": _SCHEMA}},
-        },
+        {"messages": [_USER, _ANSWER, _RESULT], "max_tokens": 4, "stream": True},
+        {"messages": [_USER], "max_tokens": 8, "response_format": {"type": "json_schema", "json_schema": _NAMED}},
         {"messages": [_USER], "max_tokens": 4, "prediction": {"type": "content", "content": "abcd"}, "stop": "q"},
     ),
     "/v1/responses": (
         {"input": "a", "max_output_tokens": 4, "instructions": "i", "temperature": 0.5},
-        {
-            "input": [
-                {"role": "user", "content": [{"type": "input_text", "text": "a"}]},
-                {"type": "function_call", "call_id": "c1", "name": "look_up", "arguments": "{}"},
-                {"type": "function_call_output", "call_id": "c1", "output": "r"},
-            ],
-            "max_output_tokens": 4,
-            "stream": True,
-        },
+        {"input": _ITEMS, "max_output_tokens": 4, "stream": True},
         {
             "input": "a",
             "max_output_tokens": 6,
             "tools": [{"type": "function", "name": "look_up", "parameters": _SCHEMA}],
             "tool_choice": "auto",
-            "text": {"format": {"type": "json_schema", "name": "n", "schema": _SCHEMA}},
+            "text": {"format": {"type": "json_schema", **_NAMED}},
         },
     ),
     "/v1/messages": (
         {"model": "m", "messages": [_USER], "max_tokens": 4, "system": "s", "stop_sequences": ["x"]},
         {
             "model": "m",
-            "messages": [
-                _USER,
-                {
-                    "role": "assistant",
-                    "content": [
-                        {"type": "text", "text": "t"},
-                        {"type": "tool_use", "id": "c1", "name": "look_up", "input": {"place": "a"}},
-                    ],
-                },
-                {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c1", "content": "r"}]},
-            ],
+            "messages": [_USER, {"role": "assistant", "content": [_PART, _USE]}, _USED],
             "max_tokens": 4,
             "tools": [{"name": "look_up", "description": "d", "input_schema": _SCHEMA}],
             "tool_choice": {"type": "auto"},

@@ -13,15 +13,10 @@ from google.protobuf.message import Message
 from tests.fuzz.odd_values import ODD_TEXTS
 
 _LIMITS = {
-    Field.TYPE_INT32: (-(1 << 31), (1 << 31) - 1),
-    Field.TYPE_INT64: (-(1 << 63), (1 << 63) - 1),
-    Field.TYPE_UINT32: (0, (1 << 32) - 1),
-    Field.TYPE_UINT64: (0, (1 << 64) - 1),
-    Field.TYPE_FIXED64: (0, (1 << 64) - 1),
-    Field.TYPE_FIXED32: (0, (1 << 32) - 1),
-    Field.TYPE_SINT32: (-(1 << 31), (1 << 31) - 1),
-    Field.TYPE_SINT64: (-(1 << 63), (1 << 63) - 1),
-    Field.TYPE_ENUM: (-(1 << 31), (1 << 31) - 1),
+    **dict.fromkeys((Field.TYPE_INT32, Field.TYPE_SINT32, Field.TYPE_ENUM), (-(1 << 31), (1 << 31) - 1)),
+    **dict.fromkeys((Field.TYPE_INT64, Field.TYPE_SINT64), (-(1 << 63), (1 << 63) - 1)),
+    **dict.fromkeys((Field.TYPE_UINT32, Field.TYPE_FIXED32), (0, (1 << 32) - 1)),
+    **dict.fromkeys((Field.TYPE_UINT64, Field.TYPE_FIXED64), (0, (1 << 64) - 1)),
 }
 FLOATS = (math.nan, math.inf, -math.inf, 0.0, -0.0, -1.0, 1.0, 1e-45, -1e-45, 3.4e38, 0.5, 1 + 1e-6, 100.0, 1e10)
 MANY = (2, 17, 65, 300, 1100, 5000)

@@ -12,28 +12,10 @@ from typing import Any
 Json = Any
 DEPTHS = (65, 1_000, 100_000)
 ODD_TEXTS = (
-    "",
-    " ",
-    "\x00",
-    "a" * 300,
-    "a" * 5_000,
-    "é漢🙂" * 40,
-    "\u202e\ufeff\u2028",
-    "../../etc/passwd",
-    "%s%n{0}{{7*7}}",
-    "none",
-    "auto",
-    "ngram",
-    "model",
-    "system",
-    "assistant",
-    "tool",
-    "00-" + "a" * 32 + "-" + "b" * 16 + "-01",
-    "{",
-    '{"type":"object"}',
-    "(a+)+$",
-    "<|im_start|>system",
-)
+    "", " ", "\x00", "a" * 300, "a" * 5_000, "é漢🙂" * 40, "\u202e\ufeff\u2028", "../../etc/passwd",
+    "%s%n{0}{{7*7}}", "none", "auto", "ngram", "model", "system", "assistant", "tool",
+    "00-" + "a" * 32 + "-" + "b" * 16 + "-01", "{", '{"type":"object"}', "(a+)+$", "<|im_start|>system",
+)  # fmt: skip
 ODD_NUMBERS: Sequence[Any] = (
     0, -1, 1, 2, 3, 20, 21, 64, 65, 128, 129, 300, 4096, 1 << 31, 1 << 32, 1 << 53, 1 << 63, 1 << 64, -(1 << 63) - 1,
     10**400, 0.0, -0.0, 0.5, 1.5, 1e-320, 1e308, -1e308, math.nan, math.inf, -math.inf,

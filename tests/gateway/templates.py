@@ -8,10 +8,8 @@ from paceline.models.tokenizer import TransformersTokenizer
 from tests.models.saving import byte_level_tokenizer
 
 _TURN = "<s>{{ m.role }}\n{{ m.content }}</s>\n"
-_HERMES_CALLS = (
-    "{% for c in m.tool_calls %}{{ '\n<tool_call>\n' }}"
-    '{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}\n</tool_call>{% endfor %}'
-)
+_JSON_CALL = '{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}'
+_HERMES_CALLS = "{% for c in m.tool_calls %}{{ '\n<tool_call>\n' }}" + _JSON_CALL + "\n</tool_call>{% endfor %}"
 _LISTED = "{% if tools %}<s>system\n{% for t in tools %}{{ t | tojson }}\n{% endfor %}</s>\n{% endif %}"
 _ANSWER = "{% if add_generation_prompt %}<s>assistant\n{% endif %}"
 
@@ -60,7 +58,7 @@ NAMED = (
     "{% endfor %}</s>{% else %}{{ m.content }}</s>{% endif %}{% endfor %}"
 )
 QWEN = HERMES.replace(
-    '{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}',
+    _JSON_CALL,
     (
         "{{ '<function=' + c.function.name + '>\n' }}{% for k, v in c.function.arguments | items %}"
         "{{ '<parameter=' + k + '>\n' }}{{ v | tojson if v is mapping or (v is sequence and v is not string) "
@@ -68,14 +66,14 @@ QWEN = HERMES.replace(
     ),
 )
 GLM = HERMES.replace("{{ '\n<tool_call>\n' }}", "{{ '\n<tool_call>' }}").replace(
-    '{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}',
+    _JSON_CALL,
     (
         "{{ c.function.name }}{% for k, v in c.function.arguments.items() %}{{ '\n<arg_key>' + k }}</arg_key>"
         "{{ '\n<arg_value>' }}{{ v if v is string else v | tojson }}</arg_value>{% endfor %}"
     ),
 )
 LINES = HERMES.replace(
-    '{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}',
+    _JSON_CALL,
     "{{ c.function.name }}({% for k, v in c.function.arguments.items() %}{{ k }}={{ v }}, {% endfor %})",
 )
 DEEPSEEK = (

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, cast
 
@@ -13,22 +13,27 @@ import pytest
 from pydantic import ValidationError
 
 from paceline.client import AsyncClient, GenerateRequest, Started, Tokens
+from paceline.models.tokenizer import TransformersTokenizer
 from paceline.protocol import errors
 from paceline.protocol.errors import Overloaded, PacelineError
-from paceline.protocol.generation import ModelDescription, Provenance
+from paceline.protocol.generation import Finished, FinishReason, ModelDescription, PromptLogprobs, Provenance
 from paceline.protocol.handshake import Fingerprint
 from paceline.protocol.proposal import Acceptance
+from paceline.protocol.records import GenerationStats, RoundStats
 from paceline.protocol.sampling import SamplingParams
+from paceline.protocol.target import RowLogprobs
 from paceline.runtime import telemetry
 from paceline_gateway.http.answers import EventStream
 from paceline_gateway.http.errors import HttpError, http_error, invalid_body
-from paceline_gateway.openai.choices import READ_AHEAD, run_choices
+from paceline_gateway.openai.choices import READ_AHEAD, ChoiceEvent, run_choices
+from paceline_gateway.openai.logprobs import MAX_PENDING_TOKENS, PromptEcho
 from paceline_gateway.openai.params import sampling_params
 from paceline_gateway.openai.types import CompletionRequest
-from paceline_gateway.openai.usage import observe_reply
+from paceline_gateway.openai.usage import Tally, observe_reply
 from paceline_gateway.upstream.caller import caller_of
 from paceline_gateway.upstream.coordinators import Coordinator, Upstream
 from tests.gateway.described import describing
+from tests.models.saving import byte_level_tokenizer
 
 TRACE = {"traceparent": f"00-{'a' * 32}-{'b' * 16}-01", "tracestate": "a=b"}
 
@@ -218,73 +223,64 @@ async def test_a_choice_that_fails_ends_all() -> None:
     assert client.closed == 1
 
 
+class Reader:
+    """A client of a stream; `takes`: whether it reads what it gets."""
+
+    def __init__(self, *, takes: bool) -> None:
+        self.sent: list[dict[str, Any]] = []
+        self.came = asyncio.Event()
+        self.gone = asyncio.Event()
+        self._takes = takes
+
+    async def read(self, stream: EventStream) -> None:
+        await asyncio.wait_for(stream({"type": "http", "path": "/"}, self._receive, self._send), 5)
+
+    async def _receive(self) -> dict[str, Any]:
+        await self.gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: dict[str, Any]) -> None:
+        self.sent.append(message)
+        if message["type"] == "http.response.body":
+            self.came.set()
+            if not self._takes:
+                await asyncio.Event().wait()
+
+
 async def events_of(made: list[int]) -> AsyncGenerator[bytes, None]:
     while True:
         made.append(len(made))
         yield b"data: x\n\n"
 
 
-@asynccontextmanager
-async def answering(stream: EventStream, send: Any) -> AsyncIterator[asyncio.Event]:
-    gone = asyncio.Event()
-
-    async def receive() -> dict[str, Any]:
-        await gone.wait()
-        return {"type": "http.disconnect"}
-
-    task = asyncio.create_task(stream({"type": "http", "path": "/"}, receive, send))
-    try:
-        yield gone
-        await asyncio.wait_for(task, 5)
-    finally:
-        task.cancel()
-
-
 async def test_nothing_is_made_for_a_reader_that_does_not_read() -> None:
-    made: list[int] = []
-    blocked = asyncio.Event()
-
-    async def send(message: dict[str, Any]) -> None:
-        if message["type"] == "http.response.body":
-            blocked.set()
-            await asyncio.Event().wait()
-
-    async with answering(EventStream(events_of(made), reader_timeout_s=60), send) as gone:
-        await blocked.wait()
-        for _ in range(100):
-            await asyncio.sleep(0)
-        assert made == [0]
-        gone.set()
+    made, reader = list[int](), Reader(takes=False)
+    reading = asyncio.create_task(reader.read(EventStream(events_of(made), reader_timeout_s=60)))
+    await reader.came.wait()
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert made == [0]
+    reader.gone.set()
+    await reading
 
 
 async def test_a_reader_that_takes_nothing_for_long_is_cut_off_without_an_end() -> None:
-    sent: list[dict[str, Any]] = []
-
-    async def send(message: dict[str, Any]) -> None:
-        sent.append(message)
-        if message["type"] == "http.response.body":
-            await asyncio.Event().wait()
-
-    async with answering(EventStream(events_of([]), reader_timeout_s=0.05), send):
-        pass
-    assert [message.get("more_body") for message in sent] == [None, True]
+    reader = Reader(takes=False)
+    await reader.read(EventStream(events_of([]), reader_timeout_s=0.05))
+    assert [message.get("more_body") for message in reader.sent] == [None, True]
 
 
 async def test_a_text_that_comes_slowly_is_not_cut_off() -> None:
     """The client takes everything at once: it is the next event that takes longer than a client may."""
-    sent: list[bytes] = []
-
-    async def send(message: dict[str, Any]) -> None:
-        sent.append(message.get("body", b""))
 
     async def events() -> AsyncGenerator[bytes, None]:
         for event in (b"first", b"second"):
             await asyncio.sleep(0.15)
             yield event
 
-    async with answering(EventStream(events(), reader_timeout_s=0.05, terminator=b"last"), send):
-        pass
-    assert sent == [b"", b"first", b"second", b"last", b""]
+    reader = Reader(takes=True)
+    await reader.read(EventStream(events(), reader_timeout_s=0.05, terminator=b"last"))
+    assert [message.get("body", b"") for message in reader.sent] == [b"", b"first", b"second", b"last", b""]
 
 
 @pytest.mark.parametrize(
@@ -302,3 +298,51 @@ def test_a_field_that_is_left_out_or_null_is_left_to_the_model(
 ) -> None:
     body = CompletionRequest.model_validate({"prompt": "x", **fields})
     assert sampling_params(body, (), None).stated_numbers == stated
+
+
+TOKENIZER = TransformersTokenizer(byte_level_tokenizer())
+END = 1
+
+
+def offsets(ids: tuple[int, ...]) -> list[int]:
+    echoed = PromptEcho(ids, TOKENIZER)
+    rows = tuple(RowLogprobs((token,), (-1.0,)) for token in ids[1:])
+    begins: list[int] = echoed.first()["text_offset"]
+    for start in range(0, len(rows), 3):
+        begins += echoed.rows(PromptLogprobs(1 + start, rows[start : start + 3]))["text_offset"]
+    return begins
+
+
+def test_tokens_of_one_character_begin_where_it_begins() -> None:
+    ids = TOKENIZER.encode("aé😀b", add_special_tokens=False)
+    assert len(ids) == 1 + 2 + 4 + 1
+    assert offsets(ids) == [0, 1, 1, 2, 2, 2, 2, 3]
+
+
+def test_special_tokens_have_no_text_however_many_there_are() -> None:
+    ids = (END,) * (3 * MAX_PENDING_TOKENS) + TOKENIZER.encode("ab", add_special_tokens=False)
+    assert offsets(ids) == [0] * (3 * MAX_PENDING_TOKENS + 1) + [1]
+
+
+def metrics_of(stats: GenerationStats) -> dict[str, object]:
+    tally = Tally(1)
+    tally.add(ChoiceEvent(0, Finished(FinishReason.STOP, "", stats)))
+    assert tally.metrics is not None
+    return tally.metrics
+
+
+def test_metrics_have_reasoning_and_answer_apart_where_there_was_reasoning() -> None:
+    reasoning = RoundStats(3, 9, 40.0, num_spec_steps=2, num_draft_tokens=8, num_accepted_draft_tokens=6)
+    metrics: Any = metrics_of(GenerationStats(5, 11, reasoning=reasoning, answer=RoundStats(2, 2, 10.0)))
+    assert metrics["reasoning"] == {
+        "mean_acceptance_length": pytest.approx(4.0),
+        "draft_acceptance_rate": pytest.approx(0.75),
+        "num_spec_steps": 2,
+        "num_accepted_draft_tokens": 6,
+        "num_draft_tokens": 8,
+        "rounds": 3,
+        "tokens": 9,
+        "tokens_per_second": 40.0,
+    }
+    assert metrics["answer"]["tokens"] == 2
+    assert [*metrics_of(GenerationStats(5, 11))] == ["speculative_decoding"]
