@@ -89,6 +89,11 @@ def mutated_checkpoint(rng: random.Random, folder: Path) -> None:
         del files[name]
     else:
         files[name] = mutated_bytes(rng, files[name], rng.choice([*files.values()]))
+    write_files(folder, files)
+
+
+def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Write a folder's files."""
     folder.mkdir(exist_ok=True)
     for name, content in files.items():
         (folder / name).write_bytes(content)

@@ -21,6 +21,7 @@ from paceline.runtime.config import EngineSettings
 from tests.engine import tiny
 from tests.fuzz.byte_mutations import mutated_bytes
 from tests.fuzz.cases import FuzzCase
+from tests.fuzz.checkpoint_files import write_files
 from tests.fuzz.files_surface import read
 from tests.fuzz.odd_values import deep_somewhere, mutated_json
 from tests.models.saving import byte_level_tokenizer
@@ -38,13 +39,9 @@ def folders() -> Mapping[str, dict[str, bytes]]:
     """Whole folders by name: their files."""
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
-        shape: dict[str, Any] = {
-            "hidden_size": 32,
-            "intermediate_size": 48,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-        }
-        windows = Gemma3TextConfig(**shape, head_dim=8, num_hidden_layers=2, sliding_window=16, vocab_size=WIDTH)
+        shape: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 8}
+        heads: dict[str, Any] = {"num_attention_heads": 4, "num_key_value_heads": 2}
+        windows = Gemma3TextConfig(**shape, **heads, sliding_window=16, vocab_size=WIDTH)
         _write(root / "llama", tiny.llama(vocab_size=WIDTH))
         _write(root / "windows", windows)
         _write(root / "shards", tiny.qwen2(vocab_size=WIDTH, tie_word_embeddings=True), max_shard_size="60KB")
@@ -107,8 +104,7 @@ class FoldersTarget:
 
     def _run(self, case: FuzzCase) -> str:
         with tempfile.TemporaryDirectory(dir=self.folder) as name:
-            for file, content in mutated_folder(case.rng).items():
-                (Path(name) / file).write_bytes(content)
+            write_files(Path(name), mutated_folder(case.rng))
             read(lambda: load_tokenizer(name))
             return read(lambda: load_engine(name, SETTINGS))
 
@@ -117,11 +113,8 @@ class FoldersTarget:
 
     def _probe(self) -> None:
         for name, files in folders().items():
-            folder = self.folder / name
-            folder.mkdir(exist_ok=True)
-            for file, content in files.items():
-                (folder / file).write_bytes(content)
-            load_engine(str(folder), SETTINGS)
+            write_files(self.folder / name, files)
+            load_engine(str(self.folder / name), SETTINGS)
 
     def facts(self) -> dict[str, str]:
         return {"folders": str(len(folders()))}

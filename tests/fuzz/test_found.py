@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from paceline.protocol.errors import InvalidInput
-from tests.fuzz.checkpoint_files import checkpoints, load_checkpoint
+from tests.fuzz.checkpoint_files import checkpoints, load_checkpoint, write_files
 from tests.fuzz.user_files import KINDS
 
 READERS = {kind.name: kind for kind in KINDS}
@@ -116,8 +116,7 @@ def test_a_draft_with_a_wrong_setting_is_refused(
 ) -> None:
     """Of a target's own prediction any error, and sizes that memory or time don't suffice for, too."""
     files = checkpoints()[folder]
-    for name, content in files.items():
-        (tmp_path / name).write_bytes(content)
-    (tmp_path / "config.json").write_text(json.dumps(json.loads(files["config.json"]) | change))
+    config = json.dumps(json.loads(files["config.json"]) | change).encode()
+    write_files(tmp_path, {**files, "config.json": config})
     with pytest.raises(InvalidInput, match=said):
         load_checkpoint(tmp_path)

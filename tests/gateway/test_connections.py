@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import http.client
-import logging
 import socket
 import ssl
 import threading
@@ -133,17 +132,6 @@ def test_a_head_that_trickles_in_is_not_waited_for_either(port: int) -> None:
         for _ in range(200):
             connection.sendall(b"G")
             time.sleep(LIMIT_S / 10)
-
-
-def test_a_head_has_a_size(port: int, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-    with closing(opened(port)) as connection, suppress(ConnectionError):
-        connection.sendall(HEAD)
-        for _ in range(100):
-            connection.sendall(b"a: " + b"b" * 9000 + b"\r\n")
-        assert ended(connection)
-    eventually(lambda: "connection dropped" in caplog.text, "the connection is dropped")
-    assert f"longer than {MAX_HEAD_BYTES} bytes" in caplog.text
 
 
 def test_behind_a_reply_the_next_head_has_its_own_time(port: int) -> None:

@@ -52,10 +52,11 @@ def honest(port: int) -> bool:
         (CHUNKED + b"0\r\n", b"a:b\r\n" * 13_000),
         (CHUNKED + b"1\r\nx\r\n0\r\na:", b"b" * 65_536),
         (CHUNKED + b"1;", b"a" * 65_536),
+        (HEAD, b"a: " + b"b" * 9000 + b"\r\n"),
         (HEAD + b"a:", b"b" * 65_536),
         (b"GET /", b"b" * 65_536),
     ],
-    ids=["trailers", "a trailer", "an extension of a chunk", "a header", "a path"],
+    ids=["trailers", "a trailer", "an extension of a chunk", "headers", "a header", "a path"],
 )
 def test_what_frames_a_body_has_a_size(
     port: int, begins: bytes, repeated: bytes, caplog: pytest.LogCaptureFixture

@@ -278,39 +278,52 @@ async def test_anthropics_errors_have_its_own_paths(fields: dict[str, Any], mess
     assert body["error"]["message"].startswith(message)
 
 
-async def test_refusals_and_opaque_reasoning_of_earlier_answers_are_taken() -> None:
-    opaque = {"type": "redacted_thinking", "data": "x"}
-    text = {"type": "text", "text": "No."}
-    refusal = {"type": "refusal", "refusal": "No."}
-    bodies = [
-        (CHAT, {"messages": [USER, {"role": "assistant", "content": [refusal]}, USER]}),
-        (CHAT, {"messages": [USER, {"role": "assistant", "content": None, "refusal": "No."}, USER]}),
-        (RESPONSES, {"input": [USER, {"role": "assistant", "content": [refusal]}, USER]}),
-        (MESSAGES, {"messages": [USER, {"role": "assistant", "content": [opaque, text]}, USER]}),
-    ]  # fmt: skip
-    async with serving(PLAIN, "Yes.") as served:
-        for path, fields in bodies:
-            assert (await served.http.post(path, json=PLAINLY[path] | fields)).status_code == 200
-        prompts = {served.canned.text_of(request.token_ids) for request in served.canned.asked}
-    assert len(prompts) == 1 and "assistant\nNo." in prompts.pop()
+OPAQUE = {"type": "redacted_thinking", "data": "x"}
+REFUSAL = {"type": "refusal", "refusal": "No."}
+THOUGHT = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]}
+REASONS = "{% for m in messages %}{{ m.role }}: {{ m.reasoning_content }}/{{ m.content }}\n{% endfor %}"
 
 
-async def test_reasoning_alone_is_an_earlier_answer() -> None:
-    thought = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]}
-    block = {"type": "thinking", "thinking": "hm"}
-    reasons = "{% for m in messages %}{{ m.role }}: {{ m.reasoning_content }}/{{ m.content }}\n{% endfor %}"
-    bodies: list[tuple[str, dict[str, Any]]] = [
-        (RESPONSES, {"input": [USER, thought, USER]}),
-        (CHAT, {"messages": [USER, {"role": "assistant", "content": None, "reasoning_content": "hm"}, USER]}),
-        (CHAT, {"messages": [USER, {"role": "assistant", "reasoning": "hm"}, USER]}),
-        (MESSAGES, {"messages": [USER, {"role": "assistant", "content": [block]}, USER]}),
-    ]  # fmt: skip
-    async with serving(reasons, "Yes.") as served:
-        for path, fields in bodies:
-            answer = await served.http.post(path, json=PLAINLY[path] | fields)
-            assert answer.status_code == 200, answer.text
+def answer(content: Any = None, **more: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": content, **more}
+
+
+@pytest.mark.parametrize(
+    ("template", "answers", "written"),
+    [
+        (
+            PLAIN,
+            [
+                (CHAT, answer([REFUSAL])),
+                (CHAT, answer(refusal="No.")),
+                (RESPONSES, answer([REFUSAL])),
+                (MESSAGES, answer([OPAQUE, {"type": "text", "text": "No."}])),
+            ],
+            "assistant\nNo.",
+        ),
+        (
+            REASONS,
+            [
+                (RESPONSES, THOUGHT),
+                (CHAT, answer(reasoning_content="hm")),
+                (CHAT, {"role": "assistant", "reasoning": "hm"}),
+                (MESSAGES, answer([{"type": "thinking", "thinking": "hm"}])),
+            ],
+            "assistant: hm/\n",
+        ),
+    ],
+    ids=["refusals and opaque reasoning", "reasoning alone"],
+)
+async def test_earlier_answers_are_taken_as_each_api_has_them(
+    template: str, answers: list[tuple[str, dict[str, Any]]], written: str
+) -> None:
+    async with serving(template, "Yes.") as served:
+        for path, earlier in answers:
+            turns = {"input" if path == RESPONSES else "messages": [USER, earlier, USER]}
+            response = await served.http.post(path, json=PLAINLY[path] | turns)
+            assert response.status_code == 200, response.text
         prompts = {served.canned.text_of(request.token_ids) for request in served.canned.asked}
-    assert len(prompts) == 1 and "assistant: hm/\n" in prompts.pop()
+    assert len(prompts) == 1 and written in prompts.pop()
 
 
 ENDS = "a\u2028b\u2029c\u0085d"

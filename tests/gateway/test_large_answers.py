@@ -96,16 +96,6 @@ def test_log_probabilities_are_counted_before_they_are_made(
         check_answer(least, body.model_copy(update={"stream": True}), requests)
 
 
-def test_a_whole_answer_has_the_log_probabilities_of_its_stream(gateway: GatewayCluster) -> None:
-    asked = {"prompt": "abc", "n": 2, "max_tokens": 30, "logprobs": 20, "echo": True, "seed": 1, "ignore_eos": True}
-    answer = gateway.post("/v1/completions", asked)
-    chunks = gateway.post("/v1/completions", asked | {"stream": True}).events
-    for index, choice in enumerate(answer.json["choices"]):
-        parts = [part for chunk in chunks for part in chunk["choices"] if part["index"] == index]
-        for name, values in choice["logprobs"].items():
-            assert values == [each for part in parts for each in (part["logprobs"] or {}).get(name, [])]
-
-
 def test_an_answer_that_would_be_too_large_is_refused_and_the_next_is_right(gateway: GatewayCluster) -> None:
     large = {"prompt": "a", "n": 128, "max_tokens": 500, "logprobs": 20, "seed": 1}
     refused = gateway.post("/v1/completions", large)

@@ -72,21 +72,20 @@ def test_arguments_are_json_by_their_schemas(written: Any, name: str) -> None:
     assert arguments(written(), name) == {}
 
 
-@pytest.mark.parametrize("text", ["", "a", "\n", "\na\n", " a ", "<", "</", "</parameter", "<parameter=x>", "\n</b>"])
+@pytest.mark.parametrize(
+    "text", ["", "a", "\n", "\na\n", " a ", "<", "</", "</parameter", "<parameter=x>", "\n</b>"], ids=ascii
+)
 def test_a_string_loses_nothing_but_the_lines_around_it(text: str) -> None:
     assert arguments(in_qwen(city=text)) == {"city": text}
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+def test_white_space_and_the_last_tag_may_be_others() -> None:
+    for text in (
         "<tool_call><function=get_weather><parameter=city>Bonn</parameter></function></tool_call>",
         "<tool_call>\n\n<function=get_weather>\n  <parameter=city>\nBonn</parameter>\n\n</function>\n",
         "<tool_call>\n<function=get_weather>\n<parameter=city>\nBonn\n</parameter>\n</function>",
-    ],
-)
-def test_white_space_and_the_last_tag_may_be_others(text: str) -> None:
-    assert arguments(text) == {"city": "Bonn"}
+    ):
+        assert arguments(text) == {"city": "Bonn"}, text
 
 
 def test_a_string_streams_and_what_may_be_its_end_waits() -> None:
@@ -101,20 +100,16 @@ def test_several_calls_and_text_around_them() -> None:
     deltas = parsed(list(text))
     assert [delta.content for delta in deltas if delta.content] == ["So.", "Done"]
     calls = [delta.tool_call for delta in deltas if delta.tool_call]
-    assert [(call.index, call.name, call.arguments) for call in calls] == [
-        (0, "get_weather", '{"city": "Bonn"}'),
-        (1, "now", "{}"),
-    ]
-
-
-@pytest.mark.parametrize("text", ["<tool_call> is a tag", '<tool_call>{"name": "now"}</tool_call>', "<tool_call>"])
-def test_what_is_no_call_is_content(text: str) -> None:
-    assert parsed(list(text)) == [ReplyDelta(content=text)]
+    weather, now = [(call.index, call.name, call.arguments) for call in calls]
+    assert (weather, now) == ((0, "get_weather", '{"city": "Bonn"}'), (1, "now", "{}"))
 
 
 @pytest.mark.parametrize(
     ("text", "expected", "content"),
     [
+        ("<tool_call> is a tag", "", "<tool_call> is a tag"),
+        ('<tool_call>{"name": "now"}</tool_call>', "", '<tool_call>{"name": "now"}</tool_call>'),
+        ("<tool_call>", "", "<tool_call>"),
         ("<tool_call>\n<function=now>\nWell", "{}", "\nWell"),
         ("<tool_call>\n<function=get_weather>\n<parameter=city>\nBo\n</pa", '{"city": "Bo\\n</pa', ""),
         ("<tool_call>\n<function=get_weather>\n<parameter=days>\n12", '{"days": 12', ""),
@@ -122,7 +117,7 @@ def test_what_is_no_call_is_content(text: str) -> None:
         ("<tool_call>\n<function=now>\n<parameter=" + "x" * 300, "{}", "\n<parameter=" + "x" * 300),
     ],
 )
-def test_a_call_that_breaks_off_stays_as_it_came(text: str, expected: str, content: str) -> None:
+def test_what_is_no_call_or_breaks_off_stays_as_it_came(text: str, expected: str, content: str) -> None:
     deltas = parsed([text])
     assert "".join(delta.tool_call.arguments for delta in deltas if delta.tool_call) == expected
     assert "".join(delta.content for delta in deltas) == content

@@ -23,26 +23,22 @@ def chat(**fields: Any) -> dict[str, Any]:
 
 def test_fields_and_their_names() -> None:
     schema = {"type": "object"}
+    same = {"temperature": 0.5, "parallel_tool_calls": False, "stream": True}
     asked = chat(
         instructions="i",
         max_output_tokens=9,
-        temperature=0.5,
         tools=[TOOL],
         tool_choice={"type": "function", "name": "add"},
-        parallel_tool_calls=False,
         text={"format": {"type": "json_schema", "name": "n", "schema": schema}},
-        stream=True,
+        **same,
     )
-    assert asked == {
+    assert asked == same | {
         "model": "m",
         "messages": [{"role": "system", "content": "i"}, {"role": "user", "content": "q"}],
         "max_completion_tokens": 9,
-        "temperature": 0.5,
         "tools": [{"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": schema}}],
         "tool_choice": {"type": "function", "function": {"name": "add"}},
-        "parallel_tool_calls": False,
         "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}},
-        "stream": True,
         "stream_options": {"include_usage": True},
     }
 
