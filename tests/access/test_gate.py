@@ -22,8 +22,8 @@ WRONG_KEY = "pl-" + "x" * 43
 
 
 def keys_of(*names: str, **limits: int) -> ApiKeys:
-    known = {"alice": ALICE, "bob": BOB}
-    made = (ApiKey(name=name, sha256=hash_of(known[name]), limits=KeyLimits(**limits)) for name in names)
+    by_name = {"alice": ALICE, "bob": BOB}
+    made = (ApiKey(name=name, sha256=hash_of(by_name[name]), limits=KeyLimits(**limits)) for name in names)
     return ApiKeys(keys=tuple(made))
 
 

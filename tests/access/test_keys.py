@@ -25,11 +25,11 @@ def test_keys_are_new_each_time_and_hold_256_bits() -> None:
 
 def test_the_file_has_everything_but_the_key(tmp_path: Path) -> None:
     file, key = tmp_path / "keys.json", new_key()
-    kept = ApiKey(name="alice", sha256=hash_of(key), tenant="acme", limits=KeyLimits(requests_per_minute=3))
-    save_keys(ApiKeys(keys=(kept,)), file)
+    entry = ApiKey(name="alice", sha256=hash_of(key), tenant="acme", limits=KeyLimits(requests_per_minute=3))
+    save_keys(ApiKeys(keys=(entry,)), file)
     assert key not in file.read_text()
     assert key.removeprefix("pl-") not in file.read_text()
-    assert load_keys(file).keys == (kept,)
+    assert load_keys(file).keys == (entry,)
     assert file.stat().st_mode & 0o777 == 0o600
     assert [each.name for each in tmp_path.iterdir()] == ["keys.json"]
 

@@ -55,17 +55,17 @@ def test_there_is_a_place_for_whoever_comes_next_however_many_flood(floods: int,
     source = random.Random(floods)
     names = [f"flood {number}" for number in range(floods)]
     places = kind("max_queue", MOST, 200)
-    held = {name: flood(places, name) for name in names}
+    places_of = {name: flood(places, name) for name in names}
     for _ in range(2000):
-        ended = source.choices(names, [held[name] for name in names])[0]
+        ended = source.choices(names, [places_of[name] for name in names])[0]
         places.give_back(ended)
-        held[ended] -= 1
+        places_of[ended] -= 1
         places.check("newcomer")
         for name in source.sample(names, floods):
-            held[name] += flood(places, name)
-    most = max(held.values())
-    assert most - min(held.values()) <= 0.25 * most + 2, "and all floods have about as much"
-    assert sum(held.values()) >= (MOST if kind is RunningPlaces else MOST * 0.79), "of what there is"
+            places_of[name] += flood(places, name)
+    most = max(places_of.values())
+    assert most - min(places_of.values()) <= 0.25 * most + 2, "and all floods have about as much"
+    assert sum(places_of.values()) >= (MOST if kind is RunningPlaces else MOST * 0.79), "of what there is"
 
 
 @pytest.mark.parametrize("most", range(1, 12))

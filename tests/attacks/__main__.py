@@ -32,9 +32,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("numbers", nargs="*", metavar="NUMBER", help="Of the attacks to try, such as D1; none: all.")
     numbers = parser.parse_args().numbers
-    known = {each.number for each in ATTACKS}
-    if unknown := sorted(set(numbers) - known):
-        parser.error(f"NUMBER = {unknown[0]}: must be one of {', '.join(sorted(known))}")
+    names = {each.number for each in ATTACKS}
+    if unknown := sorted(set(numbers) - names):
+        parser.error(f"NUMBER = {unknown[0]}: must be one of {', '.join(sorted(names))}")
     outcomes = asyncio.run(_all(numbers))
     print(table(outcomes))  # noqa: T201
     return 0 if all(each.held for each in outcomes) else 1

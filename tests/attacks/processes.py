@@ -51,8 +51,8 @@ def _end_serve(folder: Path, number: signal.Signals) -> float:
 def _children(pid: int) -> list[psutil.Process]:
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
-        found = psutil.Process(pid).children()
-        if len(found) >= 3:
-            return found
+        children = psutil.Process(pid).children()
+        if len(children) >= 3:
+            return children
         time.sleep(0.05)
     raise AssertionError("paceline serve started no three services")

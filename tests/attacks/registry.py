@@ -48,9 +48,9 @@ def attack(number: str, what: str) -> Callable[[Run], Run]:
 
 def chosen(numbers: Iterable[str]) -> list[Attack]:
     """The attacks with these numbers, all where there are none, in the order of their numbers."""
-    wanted = set(numbers)
-    found = [each for each in ATTACKS if not wanted or each.number in wanted]
-    return sorted(found, key=lambda each: int(each.number[1:]))
+    names = set(numbers)
+    matches = [each for each in ATTACKS if not names or each.number in names]
+    return sorted(matches, key=lambda each: int(each.number[1:]))
 
 
 async def tried(each: Attack, folder: Path) -> Outcome:

@@ -40,8 +40,8 @@ async def busy_target(folder: Path) -> str:
     with Cluster(folder, target, (), target_flags={**flags}, coordinator_flags={**patience}) as services:
         async with services.async_client(resume_wait_s=0) as client:
             prompts = [tuple(range(first, first + 20)) for first in (1, 30)]
-            wanted = [GenerateRequest(token_ids=prompt, max_new_tokens=1) for prompt in prompts]
-            await asyncio.gather(*(client.generate(each) for each in wanted))
+            requests = [GenerateRequest(token_ids=prompt, max_new_tokens=1) for prompt in prompts]
+            await asyncio.gather(*(client.generate(each) for each in requests))
         steps = services.status("target").steps
     assert steps == 4, f"{steps} steps for 4: sessions were opened anew"
     return "4 steps for 4, two requests of two answered"

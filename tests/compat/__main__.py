@@ -68,9 +68,9 @@ def text(reports: Sequence[HarnessReport]) -> str:
 def earlier(folder: Path, ran: Sequence[HarnessReport]) -> list[HarnessReport]:
     """What the day's report has of others."""
     file = report_file(folder, "compat", "json")
-    kept = json.loads(file.read_text())["results"] if file.exists() else []
+    results = json.loads(file.read_text())["results"] if file.exists() else []
     again = {each.harness for each in ran}
-    return [HarnessReport(**each) for each in kept if each["harness"] not in again]
+    return [HarnessReport(**each) for each in results if each["harness"] not in again]
 
 
 def main() -> int:
@@ -78,16 +78,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("harnesses", nargs="*", metavar="HARNESS", help=f"Of {', '.join(HARNESSES)}; none: all.")
     parser.add_argument("--out", type=Path, default=REPORTS)
-    given = parser.parse_args()
-    if unknown := set(given.harnesses) - set(HARNESSES):
+    arguments = parser.parse_args()
+    if unknown := set(arguments.harnesses) - set(HARNESSES):
         parser.error(f"no such harness: {', '.join(sorted(unknown))}; there are {', '.join(HARNESSES)}")
     before = load_average()
-    reports = [report for name in given.harnesses or HARNESSES for report in outcome(name)]
+    reports = [report for name in arguments.harnesses or HARNESSES for report in outcome(name)]
     ran = ", ".join(each.harness for each in reports)
-    reports = [*earlier(given.out, reports), *reports]
+    reports = [*earlier(arguments.out, reports), *reports]
     facts = describe() | {"harnesses of this run": ran} | {"load average": f"{before} before, {load_average()} after"}
     values = {"results": [asdict(each) for each in reports]}
-    written = write_report(given.out, "compat", facts, values, text(reports))
+    written = write_report(arguments.out, "compat", facts, values, text(reports))
     sys.stdout.write(written.read_text())
     return int(any(each.outcome == "failed" for each in reports))
 

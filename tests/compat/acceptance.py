@@ -35,9 +35,9 @@ def aiperf() -> list[HarnessReport]:
         run([programs / "aiperf", *command], RUN_S)
         counted = {name: value - before[name] for name, value in counters(port).items()}
         exported = json.loads(next(Path(out).rglob("profile_export_aiperf.json")).read_text())
-    found = compare(exported, counted)
+    lines = compare(exported, counted)
     shown = " ".join(["aiperf", *map(str, command[:-1]), "…"]).replace(str(Path.home()), "~")
-    return [HarnessReport("aiperf", "passed", python_versions(programs), [shown], found)]
+    return [HarnessReport("aiperf", "passed", python_versions(programs), [shown], lines)]
 
 
 @contextmanager
@@ -52,18 +52,18 @@ def served_counting() -> Iterator[tuple[SupervisedServices, int]]:
 def counters(port: int) -> dict[str, float]:
     """vLLM's speculation counters, of the coordinator."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as reply:
-        told = reply.read().decode()
+        text = reply.read().decode()
     names = ("drafts", "draft_tokens", "accepted_tokens")
     patterns = {name: rf"^vllm:spec_decode_num_{name}_total(?:\{{.*?\}})? (\S+)$" for name in names}
-    return {name: sum(map(float, re.findall(pattern, told, re.MULTILINE))) for name, pattern in patterns.items()}
+    return {name: sum(map(float, re.findall(pattern, text, re.MULTILINE))) for name, pattern in patterns.items()}
 
 
 def compare(exported: Mapping[str, Any], counted: Mapping[str, float]) -> list[str]:
     """aiperf's export beside the counters of the same requests."""
     histogram = {int(j): int(count) for j, count in exported["pooled_spec_decode_acceptance_histogram"].items()}
     theirs = {"drafts": sum(histogram.values()), "accepted_tokens": sum(j * n for j, n in histogram.items())}
-    if told := exported.get("total_draft_tokens"):
-        theirs["draft_tokens"] = int(told["avg"])
+    if text := exported.get("total_draft_tokens"):
+        theirs["draft_tokens"] = int(text["avg"])
     assert theirs["drafts"] >= REQUESTS, f"hardly anything was proposed: {histogram}"
     for name, value in theirs.items():
         assert value == counted[name], f"{name}: {value} at aiperf, {counted[name]:g} at the coordinator"

@@ -39,12 +39,12 @@ def expected(services: SupervisedServices) -> dict[str, str]:
     return {"chat": chat.text, "completion": completion.text}
 
 
-def check(said: str, wanted: Mapping[str, str]) -> list[str]:
+def check(said: str, texts: Mapping[str, str]) -> list[str]:
     """Hold a script's lines of JSON, `{"call", "kind", "text"}`, against the texts over gRPC."""
     calls: Sequence[dict[str, str]] = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
     assert len({call["call"] for call in calls}) == len(calls) > 0, "no call twice, and one at least"
     for call in calls:
-        text = wanted[call["kind"]]
+        text = texts[call["kind"]]
         assert call["text"] == text, f"{call['call']}: {call['text']!r} instead of {text!r}"
     return [f"{call['call']}: {len(call['text'])} characters, equal to gRPC's" for call in calls]
 
@@ -57,14 +57,14 @@ def official_clients() -> list[HarnessReport]:
     script.write_text((SCRIPTS / "clients.mjs").read_text())  # where Node looks for packages
     reports = []
     with served(MODEL) as services:
-        wanted = expected(services)
+        texts = expected(services)
         asked = [http_url(services), MODEL, PROMPT, TOKENS, SEED]
         programs: Sequence[tuple[str, str | Path, Path, Mapping[str, str]]] = (
             ("clients in Python", python / "python", SCRIPTS / "clients_in_python.py", python_versions(python)),
             ("clients in Node", "node", script, node_versions(node, NODE_NAMES)),
         )
         for name, program, called, versions in programs:
-            found = check(run([program, called, *asked], CALLS_S), wanted)
+            lines = check(run([program, called, *asked], CALLS_S), texts)
             command = f"{Path(program).name} {called.name} URL {MODEL} …"
-            reports.append(HarnessReport(name, "passed", versions, [command], found))
+            reports.append(HarnessReport(name, "passed", versions, [command], lines))
     return reports

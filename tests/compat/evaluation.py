@@ -57,10 +57,10 @@ def lm_eval() -> list[HarnessReport]:
 
 def evaluated(program: Path, model: str, arguments: Mapping[str, object]) -> Evaluation:
     """Run all tasks without network, data sets cached where they go away again."""
-    given = ",".join(f"{name}={value}" for name, value in arguments.items())
+    words = ",".join(f"{name}={value}" for name, value in arguments.items())
     with TemporaryDirectory() as out:
         command = [
-            *(program, "run", "--model", model, "--model_args", given, "--tasks", ",".join(TASKS), "--batch_size", 4),
+            *(program, "run", "--model", model, "--model_args", words, "--tasks", ",".join(TASKS), "--batch_size", 4),
             *("--include_path", TASKS_FOLDER, "--output_path", out, "--log_samples", "--device", "cpu"),
         ]
         run(command, RUN_S, cwd=TASKS_FOLDER, env=os.environ | OFFLINE | {"HF_HOME": f"{out}/cache"})
@@ -82,12 +82,12 @@ def scores_of(results: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
 
 def answers_of(samples: Mapping[str, str]) -> dict[tuple[str, int, int], Any]:
     """Answers in lm-eval's lines of samples, which are text there."""
-    found = {}
+    answers = {}
     for task, lines in samples.items():
         for line in map(json.loads, lines.splitlines()):
             for number, (answer,) in enumerate(line["resps"]):
-                found[task, line["doc_id"], number] = answer if task == TEXTS else likelihood(answer)
-    return found
+                answers[task, line["doc_id"], number] = answer if task == TEXTS else likelihood(answer)
+    return answers
 
 
 def likelihood(answer: str | Sequence[str]) -> tuple[float, Sequence[str]]:

@@ -105,10 +105,10 @@ def outcome_of(framework: Framework, url: str) -> HarnessReport:
     except NotInstalled as error:
         return HarnessReport(framework.name, "not run", {}, (), (f"not installed: {error}",))
     try:
-        found = check(run([program, script, url, NAME, json.dumps(ASKED)], CALLS_S))
+        lines = check(run([program, script, url, NAME, json.dumps(ASKED)], CALLS_S))
     except Exception as error:  # noqa: BLE001  # the others' outcomes are worth having
         return HarnessReport(framework.name, "failed", versions, [command], str(error).splitlines()[-12:])
-    return HarnessReport(framework.name, "passed", versions, [command], found)
+    return HarnessReport(framework.name, "passed", versions, [command], lines)
 
 
 def check(said: str) -> list[str]:
@@ -117,6 +117,6 @@ def check(said: str) -> list[str]:
     assert len({call["call"] for call in calls}) == len(calls) > 0, "no call twice, and one at least"
     for call in calls:
         name = call["call"].partition(", ")[0]
-        wanted = WANTED.get(name) or WANTED[name.partition(" ")[2]]
-        assert call["text"] == wanted, f"{call['call']}: {call['text']!r} instead of {wanted!r}"
+        expected = WANTED.get(name) or WANTED[name.partition(" ")[2]]
+        assert call["text"] == expected, f"{call['call']}: {call['text']!r} instead of {expected!r}"
     return [f"{call['call']}: as it was told" for call in calls]

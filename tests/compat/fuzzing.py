@@ -23,20 +23,20 @@ RUN_S = 420.0
 def schemathesis() -> list[HarnessReport]:
     """As many cases as fit; a failed run's requests, their answers and the services' logs are kept in `.compat`."""
     programs = python_environment("schemathesis", "schemathesis==4.32.0")
-    kept = (CACHE / "schemathesis-run").absolute()
-    kept.mkdir(exist_ok=True)
+    folder = (CACHE / "schemathesis-run").absolute()
+    folder.mkdir(exist_ok=True)
     with served(MODEL, drafter="none") as services:
-        command = command_line(f"{http_url(services)}/openapi.json", kept / "report.json")
+        command = command_line(f"{http_url(services)}/openapi.json", folder / "report.json")
         called = [str(programs / "schemathesis"), *command]
-        with (kept / "output.txt").open("w") as output:  # beside it: what schemathesis remembers of failures
-            subprocess.run(called, stdout=output, stderr=output, timeout=RUN_S, check=False, cwd=kept)
+        with (folder / "output.txt").open("w") as output:  # beside it: what schemathesis remembers of failures
+            subprocess.run(called, stdout=output, stderr=output, timeout=RUN_S, check=False, cwd=folder)
         ended = services.processes["gateway"].exit_code
         for log in services.folder.glob("*.log"):
-            shutil.copy(log, kept)
-    found = findings(json.loads((kept / "report.json").read_text()), ended)
+            shutil.copy(log, folder)
+    lines = findings(json.loads((folder / "report.json").read_text()), ended)
     shown = f"schemathesis run URL/openapi.json --seed=1 --max-time={SECONDS}"
-    outcome = "passed" if len(found) == 1 else "failed"
-    return [HarnessReport("schemathesis", outcome, python_versions(programs), [shown], found)]
+    outcome = "passed" if len(lines) == 1 else "failed"
+    return [HarnessReport("schemathesis", outcome, python_versions(programs), [shown], lines)]
 
 
 def command_line(address: str, report: Path) -> list[str]:
@@ -52,12 +52,12 @@ def command_line(address: str, report: Path) -> list[str]:
 def findings(report: Mapping[str, Any], gateway_exit_code: int | None) -> list[str]:
     """How many cases there were, and a line for each thing that is wrong."""
     cases = report["test_cases"]["generated"]
-    found = [f"{cases} cases"]
+    lines = [f"{cases} cases"]
     if cases < CASES:
-        found.append(f"fewer than {CASES} cases")
+        lines.append(f"fewer than {CASES} cases")
     if gateway_exit_code is not None:
-        found.append(f"the gateway ended: exit code {gateway_exit_code}")
-    return found + [
+        lines.append(f"the gateway ended: exit code {gateway_exit_code}")
+    return lines + [
         f"{each['title']} ({each['code']}), {each['count']} times: {', '.join(each['operations'])}"
         for each in report["failures"]
     ]

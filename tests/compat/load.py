@@ -39,11 +39,11 @@ def k6() -> list[HarnessReport]:
     sent = int(metrics["http_reqs"]["count"])
     assert answered == sent, f"k6 has {sent} replies, the gateway counts {answered}"
     took = metrics["http_req_duration"]
-    found = [f"{sent} requests of 64 users, all complete; as many at the gateway"]
-    found.append(f"request ms: median {took['med']:.0f}, 95 % {took['p(95)']:.0f}, longest {took['max']:.0f}")
-    found += [growth(name, values) for name, values in sampled.items()]
+    lines = [f"{sent} requests of 64 users, all complete; as many at the gateway"]
+    lines.append(f"request ms: median {took['med']:.0f}, 95 % {took['p(95)']:.0f}, longest {took['max']:.0f}")
+    lines += [growth(name, values) for name, values in sampled.items()]
     version = run([programs / "k6", "version"], 20).split()[1].lstrip("v")
-    return [HarnessReport("k6", "passed", {"k6": version}, ["k6 " + " ".join(command[:2]) + " load.js"], found)]
+    return [HarnessReport("k6", "passed", {"k6": version}, ["k6 " + " ".join(command[:2]) + " load.js"], lines)]
 
 
 @contextmanager
@@ -83,7 +83,7 @@ def growth(name: str, values: Sequence[float]) -> str:
 def answered_completions(url: str) -> int:
     """The gateway's own count of answered completions."""
     with urllib.request.urlopen(f"{url}/metrics", timeout=20) as reply:  # our own gateway
-        told = reply.read().decode()
-    counted = re.findall(r"^http_server_request_duration_seconds_count\{(.*?)\} (\S+)$", told, re.MULTILINE)
+        text = reply.read().decode()
+    counted = re.findall(r"^http_server_request_duration_seconds_count\{(.*?)\} (\S+)$", text, re.MULTILINE)
     labels = ('http_route="/v1/completions"', 'http_response_status_code="200"')
     return sum(int(float(value)) for given, value in counted if all(label in given for label in labels))

@@ -25,17 +25,17 @@ ROUNDING = 1e-9
 def vllm_bench_serve() -> list[HarnessReport]:
     """Run in both dialects, and hold each result against the counters."""
     python = installed_python()
-    found, commands = [], []
+    lines, commands = [], []
     with served_counting() as (services, port), TemporaryDirectory() as out:
         for backend, path in ENDPOINTS.items():
             command = command_line(http_url(services), backend, path)
             before = counters(port)
-            kept = ["--result-dir", out, "--result-filename", f"{backend}.json"]
-            run([python, SCRIPTS / "vllm_cli.py", *command, *kept], RUN_S)
+            output = ["--result-dir", out, "--result-filename", f"{backend}.json"]
+            run([python, SCRIPTS / "vllm_cli.py", *command, *output], RUN_S)
             counted = {name: value - before.get(name, 0) for name, value in counters(port).items()}
-            found.append(f"{backend}: {compare(json.loads((Path(out) / f'{backend}.json').read_text()), counted)}")
+            lines.append(f"{backend}: {compare(json.loads((Path(out) / f'{backend}.json').read_text()), counted)}")
             commands.append(" ".join(["vllm", *command]).replace(str(Path.home()), "~"))
-    return [HarnessReport("vllm bench serve", "passed", python_versions(python.parent), commands, found)]
+    return [HarnessReport("vllm bench serve", "passed", python_versions(python.parent), commands, lines)]
 
 
 def installed_python() -> Path:
@@ -79,15 +79,15 @@ def compare(result: Mapping[str, Any], counted: Mapping[str, float]) -> str:
     assert result["total_output_tokens"] == REQUESTS * TOKENS, f"{result['total_output_tokens']} tokens"
     drafts, proposed, accepted = (counted[name] for name in ("drafts", "draft_tokens", "accepted_tokens"))
     assert drafts >= REQUESTS, f"hardly anything was proposed: {drafts:g} rounds"
-    wanted = {
+    expected = {
         "spec_decode_num_drafts": drafts,
         "spec_decode_draft_tokens": proposed,
         "spec_decode_accepted_tokens": accepted,
         "spec_decode_acceptance_rate": accepted / proposed * 100,
         "spec_decode_acceptance_length": 1 + accepted / drafts,
     }
-    for name, value in wanted.items():
+    for name, value in expected.items():
         assert abs(result[name] - value) <= ROUNDING * value, f"{name}: {result[name]} here, {value:g} counted"
     by_position = sum(result["spec_decode_per_position_acceptance_rates"])
     assert abs(by_position * drafts - accepted) <= ROUNDING * accepted, f"of all positions together: {by_position}"
-    return ", ".join(f"{name.removeprefix('spec_decode_')} {value:.6g}" for name, value in wanted.items())
+    return ", ".join(f"{name.removeprefix('spec_decode_')} {value:.6g}" for name, value in expected.items())

@@ -26,20 +26,20 @@ def main() -> int:
     parser.add_argument("--cases", type=int, help="Of each surface; not given: its share of 100,000.")
     parser.add_argument("--index", type=int, help="Try this case alone, and keep nothing.")
     parser.add_argument("--out", type=Path, default=BUILD, help="Where results are kept.")
-    given = parser.parse_args()
-    if unknown := set(given.surfaces) - set(SURFACES):
+    arguments = parser.parse_args()
+    if unknown := set(arguments.surfaces) - set(SURFACES):
         parser.error(f"SURFACE = {min(unknown)}: must be one of {', '.join(SURFACES)}")
-    found = [_found(given, name) for name in given.surfaces or SURFACES]
-    return int(any(found))
+    results = [_found(arguments, name) for name in arguments.surfaces or SURFACES]
+    return int(any(results))
 
 
-def _found(given: argparse.Namespace, name: str) -> bool:
-    last = CASES[name] if given.cases is None else given.first + given.cases
-    indices = range(given.first, last) if given.index is None else range(given.index, given.index + 1)
-    tally = asyncio.run(fuzz(SURFACES[name], given.seed, indices))
+def _found(arguments: argparse.Namespace, name: str) -> bool:
+    last = CASES[name] if arguments.cases is None else arguments.first + arguments.cases
+    indices = range(arguments.first, last) if arguments.index is None else range(arguments.index, arguments.index + 1)
+    tally = asyncio.run(fuzz(SURFACES[name], arguments.seed, indices))
     _say(tally)
-    if given.index is None:
-        keep_tally(given.out, tally)
+    if arguments.index is None:
+        keep_tally(arguments.out, tally)
     return bool(tally.findings)
 
 

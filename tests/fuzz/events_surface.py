@@ -90,10 +90,10 @@ class LiedToTarget:
 
     async def run(self, case: FuzzCase) -> str:
         rng = case.rng
-        wanted = _request(rng.randrange(8), off=False)
+        request = _request(rng.randrange(8), off=False)
         self.relay.rng = rng
         try:
-            generation = await self.hasty.generate(wanted)
+            generation = await self.hasty.generate(request)
         except PacelineError as error:
             if self.keeps_text:
                 raise Untyped(f"the draft ended a request: {error.reason} {error.message}") from error
@@ -102,7 +102,7 @@ class LiedToTarget:
         finally:
             self.relay.rng = None
             self.watched.check()
-        if self.keeps_text and generation.token_ids != self.expected[wanted.seed or 0]:
+        if self.keeps_text and generation.token_ids != self.expected[request.seed or 0]:
             raise Untyped("the draft changed the text")
         return ACCEPTED
 

@@ -75,22 +75,22 @@ def _odd(rng: random.Random, message: Any, field: Any, others: Sequence[Message]
 
 
 def _odd_list(rng: random.Random, values: Any, field: Any) -> None:
-    kept = list(values)
+    entries = list(values)
     choice = rng.randrange(5)
-    if choice == 0 and kept:
-        kept.pop(rng.randrange(len(kept)))
+    if choice == 0 and entries:
+        entries.pop(rng.randrange(len(entries)))
     elif choice == 1:
-        rng.shuffle(kept)
-    elif choice == 2 and kept:
-        kept = (kept * rng.choice(MANY))[: max(MANY)]
+        rng.shuffle(entries)
+    elif choice == 2 and entries:
+        entries = (entries * rng.choice(MANY))[: max(MANY)]
     elif field.message_type is not None:
         values.add()
         return
     else:
         odd = [_value(rng, field) for _ in range(rng.choice((1, 1, 1, rng.choice(MANY))))]
-        place = rng.randrange(len(kept) + 1)
-        kept[place : place + rng.choice((0, len(odd)))] = odd
-    copies = [_copy(each) for each in kept] if field.message_type is not None else kept
+        place = rng.randrange(len(entries) + 1)
+        entries[place : place + rng.choice((0, len(odd)))] = odd
+    copies = [_copy(each) for each in entries] if field.message_type is not None else entries
     del values[:]
     values.extend(copies)
 

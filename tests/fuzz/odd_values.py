@@ -60,14 +60,14 @@ def _mutated(rng: random.Random, value: Json, others: Sequence[Json]) -> Json:
 
 def _places(value: Json) -> list[tuple[Any, Any]]:
     """Every entry of every object and list."""
-    found, left = list[tuple[Any, Any]](), [value]
+    entries, left = list[tuple[Any, Any]](), [value]
     while left:
         each = left.pop()
         if isinstance(each, dict | list):
             keys = list(each) if isinstance(each, dict) else range(len(each))
-            found += [(each, key) for key in keys]
+            entries += [(each, key) for key in keys]
             left += [each[key] for key in keys]
-    return found
+    return entries
 
 
 def _add(rng: random.Random, inside: Any) -> None:

@@ -25,13 +25,13 @@ KINDS_SHOWN = 8
 
 def by_surface(tallies: Sequence[SurfaceTally]) -> list[SurfaceTally]:
     """The pieces of each surface as one, in the order of the surfaces."""
-    found: dict[str, SurfaceTally] = {}
+    surfaces: dict[str, SurfaceTally] = {}
     for tally in sorted(tallies, key=lambda each: (each.surface, each.seed, each.first)):
-        before = found.get(tally.surface)
+        before = surfaces.get(tally.surface)
         if before is None:
-            found[tally.surface] = tally
+            surfaces[tally.surface] = tally
             continue
-        found[tally.surface] = replace(
+        surfaces[tally.surface] = replace(
             before,
             cases=before.cases + tally.cases,
             seconds=before.seconds + tally.seconds,
@@ -40,7 +40,7 @@ def by_surface(tallies: Sequence[SurfaceTally]) -> list[SurfaceTally]:
             findings=[*before.findings, *tally.findings],
             facts=before.facts | tally.facts,
         )
-    return [found[name] for name in CASES if name in found]
+    return [surfaces[name] for name in CASES if name in surfaces]
 
 
 def text(surfaces: Sequence[SurfaceTally]) -> str:
@@ -94,13 +94,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kept", type=Path, default=BUILD, help="Where results are kept.")
     parser.add_argument("--out", type=Path, default=REPORTS)
-    given = parser.parse_args()
-    tallies = kept_tallies(given.kept)
+    arguments = parser.parse_args()
+    tallies = kept_tallies(arguments.kept)
     surfaces = by_surface(tallies)
     seeds = ", ".join(str(seed) for seed in sorted({each.seed for each in tallies}))
     versions = ", ".join(f"{name} {metadata.version(name)}" for name in LIBRARIES)
     facts = describe() | {"seeds": seeds, "libraries": versions, "runs": "python -m tests.fuzz, in pieces"}
-    written = write_report(given.out, "fuzz", facts, {"results": _values(surfaces)}, text(surfaces))
+    written = write_report(arguments.out, "fuzz", facts, {"results": _values(surfaces)}, text(surfaces))
     sys.stdout.write(written.read_text())
     return int(any(each.findings for each in surfaces))
 

@@ -67,7 +67,7 @@ class CannedCoordinator:
 
     def __init__(self, tokenizer: TransformersTokenizer, text: str) -> None:
         self._tokenizer = tokenizer
-        self._text = text
+        self.text = text
         self.asked: list[GenerateRequest] = []
         self.ended = FinishReason.STOP
         self.failure: PacelineError | None = None
@@ -92,7 +92,7 @@ class CannedCoordinator:
     async def stream(self, request: GenerateRequest) -> AsyncGenerator[GenerateEvent, None]:
         self.asked.append(request)
         yield Started(7, request.token_ids, "m")
-        ids = self._tokenizer.inner.encode(self._text, add_special_tokens=False)
+        ids = self._tokenizer.inner.encode(self.text, add_special_tokens=False)
         for event in written(self._tokenizer, ids, request.token_ids, request.stop, self.ended):
             yield event
             if self.failure:

@@ -173,8 +173,8 @@ class PageBackend:
             yield event({"error": {"message": self.error, "type": "server_error"}})
             return
         yield event({"choices": [choice("", chat) | {"finish_reason": "stop"}]})
-        told = {"seed": asked["seed"], "rounds": rounds}
-        yield event({"choices": [], "usage": {}, "metrics": speculation(rounds), "paceline": told})
+        details = {"seed": asked["seed"], "rounds": rounds}
+        yield event({"choices": [], "usage": {}, "metrics": speculation(rounds), "paceline": details})
         yield "data: [DONE]\n\n"
 
 

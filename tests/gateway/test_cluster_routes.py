@@ -41,8 +41,8 @@ async def view(*coordinators: SayingCoordinator) -> list[dict[str, Any]]:
         coordinators=SimpleNamespace(members=coordinators), served_name=lambda description: f"my-{description.name}"
     )
     shown = await cluster_view(cast(Services, services), HttpCaller("1", "key"))
-    found: list[dict[str, Any]] = shown["coordinators"]
-    return found
+    views: list[dict[str, Any]] = shown["coordinators"]
+    return views
 
 
 async def test_a_coordinators_peers_are_shown_as_it_describes_them() -> None:

@@ -49,11 +49,11 @@ class Answering:
 
 async def gateway_of(*answers: Answer) -> Coordinators:
     """Coordinators c0:1, c1:1, … in the gateway's own order: nothing runs at any of them."""
-    known = Coordinators(GatewayConfig(coordinator_wait_ms=0), "t")
-    await known._tasks.close()  # nobody looks for others
+    gateway = Coordinators(GatewayConfig(coordinator_wait_ms=0), "t")
+    await gateway._tasks.close()  # nobody looks for others
     members: Any = [Answering(f"c{place}:1", each) for place, each in enumerate(answers)]
-    known.members = members
-    return known
+    gateway.members = members
+    return gateway
 
 
 @pytest.mark.parametrize(
@@ -95,18 +95,18 @@ each_unfit = pytest.mark.parametrize("failure", UNFIT, ids=lambda failure: type(
 
 @pytest.mark.parametrize("failure", [*UNFIT, NEW_KEY], ids=lambda failure: type(failure).__name__)
 async def test_one_that_is_unfit_takes_no_request_from_one_that_serves(failure: PacelineError) -> None:
-    known = await gateway_of(failure, True)
-    assert (await known.choose(CALLER)).description.name == "c1:1"
-    assert (await known.describe_models(CALLER)).name == "c1:1"
-    await known.check()
+    gateway = await gateway_of(failure, True)
+    assert (await gateway.choose(CALLER)).description.name == "c1:1"
+    assert (await gateway.describe_models(CALLER)).name == "c1:1"
+    await gateway.check()
 
 
 async def test_a_refused_key_is_told_at_once_where_nobody_else_serves() -> None:
-    known = await gateway_of(NEW_KEY, None)
-    known.wait_s = 60
+    gateway = await gateway_of(NEW_KEY, None)
+    gateway.wait_s = 60
     async with asyncio.timeout(10):
         with pytest.raises(Unauthenticated):
-            await known.choose(CALLER)
+            await gateway.choose(CALLER)
 
 
 @each_unfit
@@ -125,13 +125,13 @@ async def test_the_model_is_told_by_one_without_a_target_beside_one_that_is_unfi
 @asynccontextmanager
 async def two_coordinators() -> AsyncIterator[tuple[Coordinators, Coordinator, Coordinator]]:
     """Two whom nobody answers for, and their gateway."""
-    known = await gateway_of()
-    known._update([Endpoint("127.0.0.1:1"), Endpoint("127.0.0.1:2")])
-    first, second = known.members
+    gateway = await gateway_of()
+    gateway._update([Endpoint("127.0.0.1:1"), Endpoint("127.0.0.1:2")])
+    first, second = gateway.members
     try:
-        yield known, first, second
+        yield gateway, first, second
     finally:
-        await known.close()
+        await gateway.close()
 
 
 class Failing:
@@ -154,18 +154,18 @@ class Failing:
 async def test_one_that_is_unfit_is_asked_last_for_a_while_and_one_that_refuses_a_key_as_before(
     failure: PacelineError,
 ) -> None:
-    async with two_coordinators() as (known, first, second):
+    async with two_coordinators() as (gateway, first, second):
         first._query_client = cast(Any, Failing(failure))
         with pytest.raises(type(failure)):
             await first.describe(CALLER)
-        assert known._by_preference(CALLER) == ([first, second] if failure is NEW_KEY else [second, first])
+        assert gateway._by_preference(CALLER) == ([first, second] if failure is NEW_KEY else [second, first])
 
 
 async def test_one_whose_certificate_ends_while_a_text_begins_is_asked_last() -> None:
-    async with two_coordinators() as (known, first, second):
+    async with two_coordinators() as (gateway, first, second):
         with pytest.raises(UntrustedPeer), first.client(CALLER):
             raise UntrustedPeer("its certificate has expired")
-        assert known._by_preference(CALLER) == [second, first]
+        assert gateway._by_preference(CALLER) == [second, first]
 
 
 async def test_one_without_room_is_asked_last_for_as_long_as_it_says_and_by_that_key(
@@ -173,26 +173,29 @@ async def test_one_without_room_is_asked_last_for_as_long_as_it_says_and_by_that
 ) -> None:
     clock, other_key = SteppedTime(), HttpCaller("r", api_key="k")
     monkeypatch.setattr("paceline_gateway.upstream.coordinators.time", clock)
-    async with two_coordinators() as (known, first, second):
+    async with two_coordinators() as (gateway, first, second):
 
         def refuse(error: Overloaded, caller: HttpCaller = CALLER) -> None:
             with pytest.raises(Overloaded), first.client(caller):
                 raise error
 
         refuse(Overloaded("the others' places", retry_after_ms=500), other_key)
-        assert (known._by_preference(CALLER), known._by_preference(other_key)) == ([first, second], [second, first])
+        assert (gateway._by_preference(CALLER), gateway._by_preference(other_key)) == (
+            [first, second],
+            [second, first],
+        )
         clock.now += 0.5
         refuse(Overloaded("the key's", metadata={"limit": "requests_per_minute"}, retry_after_ms=500))
-        assert known._by_preference(CALLER) == [first, second], "that says nothing of room"
+        assert gateway._by_preference(CALLER) == [first, second], "that says nothing of room"
         refuse(Overloaded("full", retry_after_ms=500))
-        assert known._by_preference(CALLER) == [second, first]
-        assert known._by_preference(other_key) == [first, second]
+        assert gateway._by_preference(CALLER) == [second, first]
+        assert gateway._by_preference(other_key) == [first, second]
         second.request_count = 9
-        assert known._by_preference(CALLER) == [second, first], "whatever runs there"
+        assert gateway._by_preference(CALLER) == [second, first], "whatever runs there"
         clock.now += 0.5
-        assert known._by_preference(CALLER) == [first, second]
+        assert gateway._by_preference(CALLER) == [first, second]
         refuse(Overloaded("gRPC's own, without a hint"))
-        assert known._by_preference(CALLER) == [second, first]
+        assert gateway._by_preference(CALLER) == [second, first]
 
 
 async def test_one_that_vanishes_as_the_gateway_closes_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,6 +207,6 @@ async def test_one_that_vanishes_as_the_gateway_closes_is_closed(monkeypatch: py
         await close(self)
 
     monkeypatch.setattr(Coordinator, "close", noted)
-    async with two_coordinators() as (known, *_):
-        known._update([Endpoint("127.0.0.1:2")])
+    async with two_coordinators() as (gateway, *_):
+        gateway._update([Endpoint("127.0.0.1:2")])
     assert sorted(closed) == ["127.0.0.1:1", "127.0.0.1:2"]

@@ -35,8 +35,8 @@ def claude(gateway: GatewayCluster) -> Iterator[Anthropic]:
 
 
 def chat(gateway: GatewayCluster, **fields: Any) -> Any:
-    given = {"model": MODEL, "messages": ASKED, "seed": SEED, "max_completion_tokens": 200, "tools": [TOOL]}
-    return gateway.openai.chat.completions.create(**(given | fields))
+    base = {"model": MODEL, "messages": ASKED, "seed": SEED, "max_completion_tokens": 200, "tools": [TOOL]}
+    return gateway.openai.chat.completions.create(**(base | fields))
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "get_weather"}}])
@@ -95,8 +95,8 @@ BY_A_FUNCTION = {"tools": [{"type": "function", "function": {"name": "f", "param
 def test_a_schema_that_can_t_be_kept_is_refused_by_the_request_s_field(
     gateway: GatewayCluster, fields: dict[str, Any], param: str, stream: bool
 ) -> None:
-    given = {"messages": ASKED, "max_tokens": 50, "tools": [TOOL], "stream": stream}
-    answer = gateway.post("/v1/chat/completions", given | fields)
+    base = {"messages": ASKED, "max_tokens": 50, "tools": [TOOL], "stream": stream}
+    answer = gateway.post("/v1/chat/completions", base | fields)
     assert (answer.status, answer.error["param"]) == (400, param)
     assert "#/minProperties: must be at most 1" in answer.error["message"]
     assert chat(gateway, response_format=FORMAT).choices[0].finish_reason in ENDS, "the next one is served"

@@ -39,8 +39,8 @@ WAYS = {path: (False,) if path.endswith(("tokenize", "count_tokens")) else (Fals
 
 
 def save(file: Path, *names: str) -> None:
-    kept = (ApiKey(name=name, sha256=hash_of(KEYS[name]), limits=LIMITS.get(name, KeyLimits())) for name in names)
-    save_keys(ApiKeys(keys=tuple(kept)), file)
+    entries = (ApiKey(name=name, sha256=hash_of(KEYS[name]), limits=LIMITS.get(name, KeyLimits())) for name in names)
+    save_keys(ApiKeys(keys=tuple(entries)), file)
 
 
 class GuardedGateway(GatewayCluster):

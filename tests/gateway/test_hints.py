@@ -65,8 +65,8 @@ async def test_what_can_t_change_a_text_is_taken_and_named(path: str, fields: di
             for each in ({}, fields, fields | {"stream": True}, {"stream": True})
         ]
     assert [answer.status_code for answer in answers] == [200] * 4, [answer.text for answer in answers]
-    told = [answer.headers.get("x-paceline-ignored", "") for answer in answers]
-    assert told == ["", names, names, ""]
+    notes = [answer.headers.get("x-paceline-ignored", "") for answer in answers]
+    assert notes == ["", names, names, ""]
     first, *others = served.canned.asked
     assert others == [first] * 3, "what the coordinator is asked is the same"
 
@@ -79,10 +79,10 @@ async def test_fields_of_further_routes_are_named_too() -> None:
             "/tokenize": {"messages": [{**USER, "name": "Ann"}], "verbosity": "low"},
             CHAT: {"messages": [USER], "tools": [{**TOOL, "cache_control": EPHEMERAL}]},
         }
-        told = [
+        notes = [
             (await served.http.post(path, json=body)).headers["x-paceline-ignored"] for path, body in bodies.items()
         ]
-    assert told == [
+    assert notes == [
         "betas, messages.content.cache_control, tools.cache_control",
         "messages.name, verbosity",
         "tools.cache_control",
@@ -94,14 +94,14 @@ async def test_the_log_names_a_field_once_and_each_request_when_debugging(caplog
         with caplog.at_level(logging.DEBUG, "paceline_gateway.http.ignored_fields"):
             for _ in range(3):
                 await served.http.post(CHAT, json=PLAINLY[CHAT] | {"store": True, "user": "secret"})
-    told = [
+    notes = [
         (record.levelno, record.getMessage())
         for record in caplog.records
         if record.name == "paceline_gateway.http.ignored_fields"
     ]
-    assert sum(level == logging.INFO for level, _ in told) == 2
-    assert sum(level == logging.DEBUG and "store,user" in message for level, message in told) == 3
-    assert not any("secret" in message for _, message in told)
+    assert sum(level == logging.INFO for level, _ in notes) == 2
+    assert sum(level == logging.DEBUG and "store,user" in message for level, message in notes) == 3
+    assert not any("secret" in message for _, message in notes)
 
 
 NAMED = (

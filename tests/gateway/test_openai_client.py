@@ -77,9 +77,9 @@ def test_a_chat_is_the_grpc_clients_text_whole_and_streamed(gateway: GatewayClus
 def test_usage_says_what_the_target_had_in_its_prefix_cache(gateway: GatewayCluster) -> None:
     prompt = "A prompt that nobody has sent before, of a few blocks of the prefix cache. " * 2
     ask = {"model": MODEL, "prompt": prompt, "max_tokens": 1}
-    new, known = (gateway.post("/v1/completions", ask).json["usage"] for _ in range(2))
+    new, again = (gateway.post("/v1/completions", ask).json["usage"] for _ in range(2))
     assert new["prompt_tokens_details"] == {"cached_tokens": 0}
-    cached = known["prompt_tokens_details"]["cached_tokens"]
+    cached = again["prompt_tokens_details"]["cached_tokens"]
     assert len(prompt) - BLOCK_ROWS <= cached < len(prompt)
     two = ask | {"prompt": [prompt, "b" + prompt], "n": 2, "seed": 1}
     several = gateway.post("/v1/completions", two).json["usage"]

@@ -61,8 +61,8 @@ def test_events_are_read_wherever_they_are_cut(end: str, modules: Path) -> None:
     sent = end.join(lines).encode()
     cuts = [[list(sent[:at]), list(sent[at:])] for at in range(1, len(sent))]
     expected = ['{"a": "🦀é"}', "one\ntwo", "[DONE]"]
-    found = in_node(modules / "sse.js", READ, [*cuts, [[byte] for byte in sent]])
-    assert found == [expected] * len(found)
+    result = in_node(modules / "sse.js", READ, [*cuts, [[byte] for byte in sent]])
+    assert result == [expected] * len(result)
 
 
 def tokens(modules: Path, chunk: Any) -> Any:
@@ -75,8 +75,8 @@ def chunk(text: str, ends: list[int], provenance: list[str], logprobs: Any = Non
 
 
 def test_ends_count_characters_and_not_their_16_bit_halves(modules: Path) -> None:
-    found = tokens(modules, chunk("🦀é🌊x", [1, 1, 3, 4], ["accepted"] * 4))
-    assert [each["text"] for each in found] == ["🦀", "", "é🌊", "x"]
+    result = tokens(modules, chunk("🦀é🌊x", [1, 1, 3, 4], ["accepted"] * 4))
+    assert [each["text"] for each in result] == ["🦀", "", "é🌊", "x"]
 
 
 def test_text_that_was_held_back_belongs_to_the_last_token(modules: Path) -> None:
@@ -89,8 +89,8 @@ def test_text_that_was_held_back_belongs_to_the_last_token(modules: Path) -> Non
 
 def test_each_recovered_token_has_the_draft_that_it_replaced(modules: Path) -> None:
     provenance = ["accepted", "recovered", "accepted", "recovered", "bonus"]
-    found = tokens(modules, chunk("abcde", [1, 2, 3, 4, 5], provenance, replaced=["x", "y"]))
-    assert [each.get("replaced") for each in found] == [None, "x", None, "y", None]
+    result = tokens(modules, chunk("abcde", [1, 2, 3, 4, 5], provenance, replaced=["x", "y"]))
+    assert [each.get("replaced") for each in result] == [None, "x", None, "y", None]
 
 
 def test_probabilities_of_both_apis_are_read_alike(modules: Path) -> None:
@@ -114,6 +114,6 @@ def test_partings_have_both_choices_and_what_stands_before(modules: Path) -> Non
 
 def test_partings_show_the_end_of_a_long_text(modules: Path) -> None:
     long = [{"text": "🦀", "provenance": "accepted"}] * 40 + [{"text": "t", "replaced": "d", "logprob": -1.5}]
-    (found,) = in_node(modules / "partings.js", "page.partingsOf(given)", long)
-    assert found["behind"] == "🦀" * 24
-    assert found["logprob"] == -1.5
+    (result,) = in_node(modules / "partings.js", "page.partingsOf(given)", long)
+    assert result["behind"] == "🦀" * 24
+    assert result["logprob"] == -1.5

@@ -91,8 +91,10 @@ def test_white_space_and_the_last_tag_may_be_others() -> None:
 def test_a_string_streams_and_what_may_be_its_end_waits() -> None:
     parser = reply_parser(form_of("QWEN"), FUNCTIONS, new_id=lambda: "id")
     pieces = ("<tool_call>\n<function=get_weather>", "\n<parameter=city>\nBo", "nn\n", "x</par", "ameter>")
-    told = ["".join(delta.tool_call.arguments for delta in parser.feed(each) if delta.tool_call) for each in pieces]
-    assert told == ["{", '"city": "Bo', "nn", "\\nx", '"']
+    streamed = [
+        "".join(delta.tool_call.arguments for delta in parser.feed(each) if delta.tool_call) for each in pieces
+    ]
+    assert streamed == ["{", '"city": "Bo', "nn", "\\nx", '"']
 
 
 def test_several_calls_and_text_around_them() -> None:

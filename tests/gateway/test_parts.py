@@ -239,7 +239,7 @@ class Reader:
         await self.gone.wait()
         return {"type": "http.disconnect"}
 
-    async def _send(self, message: dict[str, Any]) -> None:
+    async def _send(self, message: Any) -> None:
         self.sent.append(message)
         if message["type"] == "http.response.body":
             self.came.set()

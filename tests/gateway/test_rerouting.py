@@ -84,14 +84,14 @@ class Losing:
 
 async def read(*coordinators: Losing, budget: RetryBudget | None = None) -> list[GenerateEvent]:
     """The events of a text that the first of them begins."""
-    known = Coordinators(GatewayConfig(coordinator_wait_ms=150), "t")
-    known.budget = budget or known.budget
+    gateway = Coordinators(GatewayConfig(coordinator_wait_ms=150), "t")
+    gateway.budget = budget or gateway.budget
     several: Any = coordinators
-    known.members = several
+    gateway.members = several
     first = Upstream(several[0], await coordinators[0].recent_description(CALLER))
     # The lost one is asked last, as by a gateway that has noticed.
-    known._by_preference = lambda caller: [*several[1:], several[0]]  # type: ignore[method-assign]
-    made = Rerouting(known, first, CALLER).stream(GenerateRequest(token_ids=(1,)))
+    gateway._by_preference = lambda caller: [*several[1:], several[0]]  # type: ignore[method-assign]
+    made = Rerouting(gateway, first, CALLER).stream(GenerateRequest(token_ids=(1,)))
     async with aclosing(made) as events:
         return [event async for event in events]
 

@@ -31,8 +31,8 @@ def settings(**changes: object) -> ServeSettings:
 
 @pytest.fixture
 def taken() -> Iterator[int]:
-    with socket.create_server((LOCALHOST, 0)) as held:
-        yield held.getsockname()[1]
+    with socket.create_server((LOCALHOST, 0)) as listener:
+        yield listener.getsockname()[1]
 
 
 def test_serve_opens_http_and_says_so(tmp_path: Path) -> None:
