@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import random
 import tempfile
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -93,9 +92,8 @@ class StreamTarget:
 
     async def _streamed(self, frames: Sequence[bytes], *, is_probe: bool = False) -> tuple[str, list[Any]]:
         """Send a stream and end it; what was answered, and with which reason it was refused, if it was."""
-        method = self.link.kind.stub(_Named()).__dict__[self.link.kind.method]
         response: Any = self.link.kind.response
-        call: Any = self.channel.stream_stream(method, None, response.FromString)(timeout=STREAM_S)
+        call: Any = self.channel.stream_stream(self.link.path, None, response.FromString)(timeout=STREAM_S)
         events: list[Any] = []
         reader = asyncio.create_task(self._read(call, events))
         try:
@@ -111,7 +109,7 @@ class StreamTarget:
             for frame in frames:
                 before = len(events)
                 await call.write(frame)
-                await _soon(functools.partial(_more_than, before, events), ANSWER_S)
+                await _more_than(before, events)
             if is_probe:
                 await _soon(lambda: self.link.is_answered(events), STREAM_S)
             await call.done_writing()
@@ -127,18 +125,8 @@ class StreamTarget:
         return ""
 
 
-class _Named:
-    """A channel that tells a stub's methods by their names."""
-
-    def stream_stream(self, name: str, *_: Any, **__: Any) -> str:
-        return name
-
-    def unary_unary(self, name: str, *_: Any, **__: Any) -> str:
-        return name
-
-
-def _more_than(before: int, events: list[Any]) -> bool:
-    return len(events) > before
+async def _more_than(before: int, events: list[Any]) -> None:
+    await _soon(lambda: len(events) > before, ANSWER_S)
 
 
 async def _soon(condition: Callable[[], bool], seconds: float) -> None:

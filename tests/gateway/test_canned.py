@@ -174,6 +174,7 @@ async def test_an_answer_in_a_format_or_a_call_in_every_api(answers: bool) -> No
     assert response.output_parsed == (expected if answers else None)
     assert [item.type for item in response.output] == ["message" if answers else "function_call"]
     assert [block.type for block in message.content] == ["text" if answers else "tool_use"]
+    assert message.stop_reason == ("end_turn" if answers else "tool_use")
 
 
 async def test_a_required_call_has_no_answer_beside_it_and_no_call_no_other_text() -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -20,23 +20,12 @@ DRAFT = PeerDescription(PeerKind.DRAFT, "d:1", False, Fingerprint(), "no link to
 MODEL = ModelDescription("m", Fingerprint("big"), Fingerprint(), 64, ("auto",), True, False, (TARGET, DRAFT))
 
 
-@dataclass
-class SayingCoordinator:
-    """Answers with a description, or fails."""
-
-    address: str
-    answer: ModelDescription | PacelineError
-    request_count: int = 4
-    callers: list[HttpCaller] = field(default_factory=list)
-
-    async def describe(self, caller: HttpCaller) -> ModelDescription:
-        self.callers.append(caller)
-        if isinstance(self.answer, PacelineError):
-            raise self.answer
-        return self.answer
+def coordinator(address: str, *answers: ModelDescription | PacelineError) -> Any:
+    """One with four requests, that answers with a description, or fails."""
+    return SimpleNamespace(address=address, request_count=4, describe=AsyncMock(side_effect=answers))
 
 
-async def view(*coordinators: SayingCoordinator) -> list[dict[str, Any]]:
+async def view(*coordinators: Any) -> list[dict[str, Any]]:
     services = SimpleNamespace(
         coordinators=SimpleNamespace(members=coordinators), served_name=lambda description: f"my-{description.name}"
     )
@@ -46,9 +35,9 @@ async def view(*coordinators: SayingCoordinator) -> list[dict[str, Any]]:
 
 
 async def test_a_coordinators_peers_are_shown_as_it_describes_them() -> None:
-    coordinator = SayingCoordinator("c:1", MODEL)
-    (shown,) = await view(coordinator)
-    assert coordinator.callers == [HttpCaller("1", "key")], "asked with the caller's own key"
+    described = coordinator("c:1", MODEL)
+    (shown,) = await view(described)
+    described.describe.assert_awaited_once_with(HttpCaller("1", "key"))
     target = {
         "role": "target", "address": "t:1", "up": True, "problem": "", "model": "big", "sessions": 3,
         "step_sessions": 5, "step_rows": 9, "queue": 2, "step_ms": 11.5,
@@ -63,7 +52,7 @@ async def test_a_coordinators_peers_are_shown_as_it_describes_them() -> None:
 
 @pytest.mark.parametrize("failure", [PeerUnavailable("gone"), VocabularyMismatch("another tokenizer")])
 async def test_one_that_fails_is_shown_beside_the_others(failure: PacelineError) -> None:
-    lost, there = await view(SayingCoordinator("c:1", failure), SayingCoordinator("c:2", MODEL))
+    lost, there = await view(coordinator("c:1", failure), coordinator("c:2", MODEL))
     assert lost == {
         "address": "c:1", "requests": 4, "reachable": False, "problem": failure.message, "models": [],
     }  # fmt: skip
@@ -72,4 +61,4 @@ async def test_one_that_fails_is_shown_beside_the_others(failure: PacelineError)
 
 async def test_without_a_key_nothing_is_shown() -> None:
     with pytest.raises(Unauthenticated):
-        await view(SayingCoordinator("c:1", MODEL), SayingCoordinator("c:2", Unauthenticated("no key")))
+        await view(coordinator("c:1", MODEL), coordinator("c:2", Unauthenticated("no key")))

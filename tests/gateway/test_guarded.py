@@ -15,7 +15,8 @@ import pytest
 
 from paceline.access.keys import ApiKey, ApiKeys, KeyLimits, hash_of, new_key, save_keys
 from paceline.local.certificates import write_certificates
-from paceline.local.tls import peer_tls
+from paceline.local.service_process import Flags
+from paceline.local.tls import peer_tls, server_tls
 from paceline.runtime.roles import PeerRole
 from tests.e2e.cluster import eventually
 from tests.gateway.gateways import LONG, WAIT_S, Answer, GatewayCluster, answer_of
@@ -51,14 +52,10 @@ class GuardedGateway(GatewayCluster):
         write_certificates(self.certificates, lifetime=timedelta(hours=1))
         self.keys = folder / "keys.json"
         save(self.keys, *KEYS)
-        https = {
-            "server.tls_certificate": str(self.certificates / "coordinator.crt"),
-            "server.tls_key": str(self.certificates / "coordinator.key"),
-            "server.tls_client_ca": str(self.certificates / "ca.crt"),
-        }
-        guarding = {"api_keys": str(self.keys)}
+        https = server_tls(self.certificates, PeerRole.COORDINATOR)
         peers = peer_tls(self.certificates, PeerRole.CLIENT)
-        super().__init__(folder, https | peers, coordinator_flags=guarding, tls=self.certificates)
+        keys: Flags = {"api_keys": str(self.keys)}
+        super().__init__(folder, https | peers, coordinator_flags=keys, tls=self.certificates)
         self.api_key = KEYS["alice"]
 
     def connection(self, *, certified: bool = True) -> http.client.HTTPSConnection:

@@ -289,41 +289,27 @@ def answer(content: Any = None, **more: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("template", "answers", "written"),
+    ("path", "template", "earlier", "written"),
     [
-        (
-            PLAIN,
-            [
-                (CHAT, answer([REFUSAL])),
-                (CHAT, answer(refusal="No.")),
-                (RESPONSES, answer([REFUSAL])),
-                (MESSAGES, answer([OPAQUE, {"type": "text", "text": "No."}])),
-            ],
-            "assistant\nNo.",
-        ),
-        (
-            REASONS,
-            [
-                (RESPONSES, THOUGHT),
-                (CHAT, answer(reasoning_content="hm")),
-                (CHAT, {"role": "assistant", "reasoning": "hm"}),
-                (MESSAGES, answer([{"type": "thinking", "thinking": "hm"}])),
-            ],
-            "assistant: hm/\n",
-        ),
+        (CHAT, PLAIN, answer([REFUSAL]), "<s>assistant\nNo.</s>"),
+        (CHAT, PLAIN, answer(refusal="No."), "<s>assistant\nNo.</s>"),
+        (RESPONSES, PLAIN, answer([REFUSAL]), "<s>assistant\nNo.</s>"),
+        (MESSAGES, PLAIN, answer([OPAQUE, {"type": "text", "text": "No."}]), "<s>assistant\nNo.</s>"),
+        (RESPONSES, REASONS, THOUGHT, "\nassistant: hm/\n"),
+        (CHAT, REASONS, answer(reasoning_content="hm"), "\nassistant: hm/\n"),
+        (CHAT, REASONS, {"role": "assistant", "reasoning": "hm"}, "\nassistant: hm/\n"),
+        (MESSAGES, REASONS, answer([{"type": "thinking", "thinking": "hm"}]), "\nassistant: hm/\n"),
     ],
-    ids=["refusals and opaque reasoning", "reasoning alone"],
 )
-async def test_earlier_answers_are_taken_as_each_api_has_them(
-    template: str, answers: list[tuple[str, dict[str, Any]]], written: str
+async def test_refusals_and_reasoning_of_earlier_answers_are_taken_as_each_api_has_them(
+    path: str, template: str, earlier: dict[str, Any], written: str
 ) -> None:
+    turns = {"input" if path == RESPONSES else "messages": [USER, earlier, USER]}
     async with serving(template, "Yes.") as served:
-        for path, earlier in answers:
-            turns = {"input" if path == RESPONSES else "messages": [USER, earlier, USER]}
-            response = await served.http.post(path, json=PLAINLY[path] | turns)
-            assert response.status_code == 200, response.text
-        prompts = {served.canned.text_of(request.token_ids) for request in served.canned.asked}
-    assert len(prompts) == 1 and written in prompts.pop()
+        response = await served.http.post(path, json=PLAINLY[path] | turns)
+        assert response.status_code == 200, response.text
+        (request,) = served.canned.asked
+        assert written in served.canned.text_of(request.token_ids)
 
 
 ENDS = "a\u2028b\u2029c\u0085d"
