@@ -171,27 +171,31 @@ async def test_a_client_without_a_model_gets_the_one_that_is_served() -> None:
             assert (await served.http.post(path, json=body | {"model": "other"})).status_code == 404
 
 
+LIMITS = {CHAT: "max_completion_tokens", MESSAGES: "max_tokens", RESPONSES: "max_output_tokens"}
+
+
 async def test_a_limit_beyond_the_context_is_the_contexts_own() -> None:
     async with serving(PLAIN, "Yes.") as served:
-        for path, field in (
-            (CHAT, "max_completion_tokens"),
-            (MESSAGES, "max_tokens"),
-            (RESPONSES, "max_output_tokens"),
-        ):
+        for path, field in LIMITS.items():
             for limit in (9_000, 64_000, 10**30):
                 answer = await served.http.post(path, json=PLAINLY[path] | {field: limit})
                 assert answer.status_code == 200, answer.text
     assert [request.max_new_tokens for request in served.canned.asked] == [9_000, None, None] * 3
 
 
+def said(*blocks: dict[str, Any]) -> dict[str, Any]:
+    return {"role": "user", "content": [*blocks]}
+
+
+USED = {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "f", "input": {}}, MARKED]}
+BLOCK = "messages.0.content.0: content block of type"
+PREFILL = "messages = '…, assistant': must be ended by a user's turn: prefill"
+CUT_CALL = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{"}
+LARGE = {"type": "json_schema", "json_schema": {"schema": {"a": "x" * 70_000}}}
 IMAGE = {"type": "image_url", "image_url": {"url": "u"}}
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
-    (CHAT, {"messages": [{"role": "user", "content": [IMAGE]}]}, "messages.0.content.0"),
-    (
-        CHAT,
-        {"messages": [{"role": "user", "content": [MARKED, {"type": "input_text", "text": "q"}]}]},
-        "messages.0.content.1",
-    ),
+    (CHAT, {"messages": [said(IMAGE)]}, "messages.0.content.0"),
+    (CHAT, {"messages": [said(MARKED, {"type": "input_text", "text": "q"})]}, "messages.0.content.1"),
     (CHAT, {"web_search_options": {}}, "web_search_options"),
     (CHAT, {"audio": {"voice": "v"}}, "audio"),
     (CHAT, {"n": 200}, "n"),
@@ -201,37 +205,22 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (RESPONSES, {"reasoning": {"effort": "much"}}, "reasoning.effort"),
     (RESPONSES, {"unheard_of": 1}, "unheard_of"),
     (RESPONSES, {"input": [USER, {"type": "item_reference", "id": "i"}]}, "input.1"),
-    (RESPONSES, {"input": [USER, {"role": "user", "content": [{"type": "input_file"}]}]}, "input.1.content.0"),
+    (RESPONSES, {"input": [USER, said({"type": "input_file"})]}, "input.1.content.0"),
     (RESPONSES, {"background": True}, "background"),
     (RESPONSES, {"tools": [{"type": "web_search"}]}, "tools.0"),
     (RESPONSES, {"include": ["message.output_text.logprobs"]}, "include.0"),
-    (RESPONSES, {"input": [USER, {"role": "user", "content": [{"type": "input_image"}]}]}, "input.1.content.0"),
-    (RESPONSES, {"input": [USER, {"role": "user", "content": [{"type": "input_text"}]}]}, "input.1.content.0.text"),
+    (RESPONSES, {"input": [USER, said({"type": "input_image"})]}, "input.1.content.0"),
+    (RESPONSES, {"input": [USER, said({"type": "input_text"})]}, "input.1.content.0.text"),
     (RESPONSES, {"input": [USER, {"type": "custom_tool_call"}]}, "input.1"),
     (RESPONSES, {"input": [{"type": "function_call_output", "call_id": "c", "output": "o"}]}, "input.0.call_id"),
-    (
-        RESPONSES,
-        {"input": [USER, {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{"}]},
-        "input.1.arguments",
-    ),
+    (RESPONSES, {"input": [USER, CUT_CALL]}, "input.1.arguments"),
     (RESPONSES, {"text": {"format": {"type": "json_schema", "name": "n"}}}, "text.format.schema"),
     (RESPONSES, {"max_output_tokens": 0}, "max_output_tokens"),
     (CHAT, {"max_completion_tokens": 0}, "max_completion_tokens"),
     (CHAT, {"max_tokens": 0}, "max_tokens"),
-    (
-        CHAT,
-        {"response_format": {"type": "json_schema", "json_schema": {"schema": {"a": "x" * 70_000}}}},
-        "response_format",
-    ),
+    (CHAT, {"response_format": LARGE}, "response_format"),
     (CHAT, {"structured_outputs": {"regex": "a" * 70_000}}, "structured_outputs.regex"),
 ]
-
-
-def said(**block: Any) -> dict[str, Any]:
-    return {"role": "user", "content": [block]}
-
-
-USED = {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "f", "input": {}}, MARKED]}
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -248,9 +237,9 @@ async def test_what_would_change_a_text_is_refused_by_its_own_path(stream: bool)
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"messages": [said(type="image", source={})]}, "messages.0.content.0: content block of type image"),
-        ({"messages": [said(type="document", source={})]}, "messages.0.content.0: content block of type document"),
-        ({"messages": [USER, {"role": "assistant", "content": "So"}]}, "messages = "),
+        ({"messages": [said({"type": "image", "source": {}})]}, f"{BLOCK} image"),
+        ({"messages": [said({"type": "document", "source": {}})]}, f"{BLOCK} document"),
+        ({"messages": [USER, {"role": "assistant", "content": "So"}]}, PREFILL),
         ({"messages": [USED, USER]}, "messages.0.content"),
         ({"thinking": {"type": "forced"}}, "thinking"),
         ({"mcp_servers": [{"type": "url", "url": "u", "name": "n"}]}, "mcp_servers"),
@@ -263,7 +252,7 @@ async def test_what_would_change_a_text_is_refused_by_its_own_path(stream: bool)
         ({"tools": [{"name": "a b", "input_schema": {}}]}, "tools.0.name = 'a b'"),
         ({"tools": [{"name": "a", "input_schema": {"type": "string"}}]}, "tools.0.input_schema.type = 'string'"),
         ({"stop_sequences": [""]}, "stop_sequences"),
-        ({"messages": [said(type="tool_result", tool_use_id="t")]}, "messages.0.content.0.tool_use_id = 't'"),
+        ({"messages": [said({"type": "tool_result", "tool_use_id": "t"})]}, "messages.0.content.0.tool_use_id = 't'"),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
