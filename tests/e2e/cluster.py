@@ -7,10 +7,12 @@ import os
 import random
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from paceline.client import AsyncClient, Client
 from paceline.local.service_process import Flags, ServiceName
@@ -74,7 +76,7 @@ class Cluster(LocalServices):
         self.drafters = drafters
         self.target_proxy: str | None = None
         self.ports = {name: free_port() for name in ("target", "draft", "coordinator")}
-        self._given = {"target": target_flags, "draft": draft_flags, "coordinator": coordinator_flags}
+        self._flags_by_name = {"target": target_flags, "draft": draft_flags, "coordinator": coordinator_flags}
 
     def start_all(self) -> None:
         names: tuple[ServiceName, ...] = ("target", "draft", "coordinator")
@@ -118,4 +120,16 @@ class Cluster(LocalServices):
             },
         }
         common = {"server.port": self.ports[name], **server_tls(self.tls, PeerRole(name))}
-        return common | flags[name] | (self._given[name] or {})
+        return common | flags[name] | (self._flags_by_name[name] or {})
+
+
+def cluster_fixture(target_model: str = TARGET, *drafts: str, **settings: Any) -> Any:
+    """A fixture: one cluster for a whole module, whose drafters are models of these names."""
+
+    @pytest.fixture(scope="module")
+    def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+        drafters = tuple(f"model:{draft}" for draft in drafts)
+        with Cluster(tmp_path_factory.mktemp("services"), target_model, drafters, **settings) as cluster:
+            yield cluster
+
+    return services

@@ -1,14 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+from tests.e2e.cluster import NEAR, TARGET, cluster_fixture
 
-import pytest
-
-from tests.e2e.cluster import Cluster
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """One cluster of table models for a whole module."""
-    with Cluster(tmp_path_factory.mktemp("cluster")) as running:
-        yield running
+cluster = cluster_fixture(TARGET, NEAR)

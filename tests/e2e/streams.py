@@ -1,0 +1,42 @@
+"""A text as it comes, with something done meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import aclosing
+from typing import Any
+
+from paceline.client import AsyncClient, Generation
+from paceline.client.shared import Collector
+from paceline.protocol.generation import GenerateRequest
+
+Blow = tuple[int, Callable[[], object]]
+"""How many tokens come before it, and what it does, in a thread."""
+
+
+async def stream(client: AsyncClient, request: GenerateRequest, *blows: Blow) -> Generation:
+    """A text under blows; all of them fall."""
+    collector, waiting = Collector(), list(blows)
+    async for event in client.stream(request):
+        collector.add(event)
+        while waiting and len(collector.token_ids) >= waiting[0][0]:
+            await asyncio.to_thread(waiting.pop(0)[1])
+    assert not waiting, f"the text ended before {waiting[0][0]} tokens"
+    return collector.generation()
+
+
+async def leave(client: AsyncClient, request: GenerateRequest, tokens: int = 1) -> tuple[int, ...]:
+    """Read the beginning of a text, and cancel it; returns what had come."""
+    collector = Collector()
+    async with aclosing(client.stream(request)) as events:
+        async for event in events:
+            collector.add(event)
+            if len(collector.token_ids) >= tokens:
+                return collector.token_ids
+    raise AssertionError(f"the text ended before {tokens} tokens")
+
+
+def output_of(generation: Generation) -> tuple[Any, ...]:
+    """What no way of drafting may change."""
+    return generation.token_ids, generation.text, generation.finish_reason, generation.logprobs

@@ -1,0 +1,217 @@
+"""Rounds that the target starts by itself, in runs or with prefetched proposals: their text is that of sent ones."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from paceline.client import AsyncClient, Generation
+from paceline.local.service_process import ServiceName
+from paceline.protocol.generation import FinishReason, GenerateRequest, Provenance, SpeculationSettings
+from paceline.protocol.proposal import Acceptance
+from paceline.protocol.sampling import Grammar, GrammarKind, SamplingParams
+from tests.chaos.proxy import Proxy
+from tests.e2e.cluster import Cluster
+from tests.e2e.repeated import first_that
+from tests.e2e.streams import Blow, leave, output_of, stream
+
+END = 63
+TARGET = f"table:vocab=64,seed=1,eos={END}"
+STEP_MS = 25
+TIMED = f"{TARGET},step_ms={STEP_MS}"
+NEAR = f"{TARGET},noise=0.3,step_ms=1"
+OFF = SpeculationSettings(off=True)
+MODEL = SpeculationSettings(drafter="model", num_draft_tokens=4)
+TREE = SpeculationSettings(drafter="model", tree_widths=(3, 2, 1))
+SAMPLINGS = {
+    "greedy": SamplingParams(temperature=0, repetition_penalty=1.3),
+    "sampled": SamplingParams(temperature=0.9, top_p=0.95, logprobs=2),
+    "penalties": SamplingParams(repetition_penalty=1.4, presence_penalty=0.6, frequency_penalty=0.8),
+    "min tokens": SamplingParams(min_tokens=10, logit_bias=((END, 3.0),)),
+    "grammar": SamplingParams(grammar=Grammar(GrammarKind.REGEX, "([a-f][g-k]+)+")),
+}
+text = partial(GenerateRequest, token_ids=(10, 20, 30), seed=23, max_new_tokens=60)
+endless = partial(text, ignore_eos=True)
+
+
+class Way(NamedTuple):
+    """Services whose target starts rounds by itself, a coordinator that sends each, and how such rounds are had."""
+
+    services: Cluster
+    sender: str
+    speculation: SpeculationSettings
+
+
+RUNS, PREFETCHES = (TARGET, OFF), (TIMED, MODEL)
+runs = pytest.mark.parametrize("way", [RUNS], indirect=True, ids=["runs"])
+prefetches = pytest.mark.parametrize("way", [PREFETCHES], indirect=True, ids=["prefetched"])
+
+
+@pytest.fixture(scope="module", params=[RUNS, PREFETCHES], ids=["runs", "prefetched"])
+def way(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Way]:
+    target, speculation = request.param
+    with (
+        Cluster(tmp_path_factory.mktemp("way"), target, (f"model:{NEAR}",)) as services,
+        services.coordinator("sender", {"lease": 0, "max_prefetched": 0}) as sender,
+    ):
+        yield Way(services, sender, speculation)
+
+
+def self_started(generation: Generation) -> list[bool]:
+    """For each round, whether the target started it by itself."""
+    return [record.self_started for record in generation.stats.records]
+
+
+def prefetched(generation: Generation) -> int:
+    """Rounds that the target started with a proposal."""
+    return sum(record.self_started and record.proposed > 0 for record in generation.stats.records)
+
+
+async def both(way: Way, requests: Sequence[GenerateRequest]) -> list[Generation]:
+    """What the target starts by itself, compared with what is sent."""
+    async with way.services.async_client() as one, AsyncClient(way.sender) as other:
+        own = [await one.generate(each) for each in requests]  # among many at once nothing would be prefetched
+        sent = await asyncio.gather(*map(other.generate, requests))
+    for ours, theirs in zip(own, sent, strict=True):
+        assert output_of(ours) == output_of(theirs)
+        assert not any(self_started(theirs))
+    way.services.wait_idle()
+    return own
+
+
+@runs
+@pytest.mark.parametrize("acceptance", list(Acceptance))
+async def test_runs_write_the_text_of_rounds_that_are_sent(way: Way, acceptance: Acceptance) -> None:
+    requests = [
+        text(acceptance=acceptance, sampling=sampling, seed=seed, sample_index=seed % 2, speculation=OFF)
+        for sampling in SAMPLINGS.values()
+        for seed in range(2)
+    ]
+    generations = await both(way, requests)
+    for one in generations:
+        assert set(one.provenance) == {Provenance.TARGET}
+        assert self_started(one) == [False] + [True] * (len(one.token_ids) - 1)
+    assert {FinishReason.STOP, FinishReason.LENGTH} == {one.finish_reason for one in generations}, "both ends"
+
+
+@prefetches
+@pytest.mark.parametrize("name", SAMPLINGS)
+async def test_prefetched_proposals_write_the_text_of_rounds_that_are_sent(way: Way, name: str) -> None:
+    speculations = (MODEL, TREE, SpeculationSettings(), replace(MODEL, num_draft_tokens=1))
+    generations = await both(
+        way,
+        [
+            text(speculation=speculation, sampling=SAMPLINGS[name], seed=seed, sample_index=seed % 2)
+            for seed, speculation in enumerate(speculations)
+        ],
+    )
+    if name != "grammar":
+        assert sum(map(prefetched, generations)) > 0.2 * sum(each.stats.rounds for each in generations)
+
+
+async def test_a_text_ends_at_its_length_wherever_that_falls(way: Way) -> None:
+    async with way.services.async_client() as client:
+        whole = await client.generate(endless(max_new_tokens=34, speculation=way.speculation))
+        for length in (1, 2, 3, 5, 6, 7, 11, 16, 17, 18, 33):
+            one = await client.generate(endless(max_new_tokens=length, speculation=way.speculation))
+            assert one.token_ids == whole.token_ids[:length]
+            assert one.finish_reason is FinishReason.LENGTH
+            if way.speculation is OFF:
+                assert self_started(one) == [False] + [True] * (length - 1)
+    way.services.wait_idle()
+
+
+async def test_a_stop_string_ends_the_text_and_what_was_started(way: Way) -> None:
+    async with AsyncClient(way.sender) as client:
+        whole = await client.generate(endless(speculation=way.speculation))
+    stops = [whole.text[start : start + 2] for start in range(5, 40, 7)]
+    stopped = await both(way, [endless(stop=(stop,), speculation=way.speculation) for stop in stops])
+    assert [one.text for one in stopped] == [whole.text[: whole.text.index(stop)] for stop in stops]
+    assert {one.finish_reason for one in stopped} == {FinishReason.STOP}
+
+
+async def test_a_cancel_inside_a_self_started_round_frees_the_session(way: Way) -> None:
+    async with way.services.async_client() as client:
+        await leave(client, endless(max_new_tokens=2000, speculation=way.speculation), tokens=8)
+        way.services.wait_idle()
+        assert len((await client.generate(endless(max_new_tokens=8, speculation=way.speculation))).token_ids) == 8
+
+
+@runs
+async def test_requests_that_draft_and_requests_that_are_leased_write_the_same_text(way: Way) -> None:
+    """Side by side: `auto` goes in and out of runs."""
+    speculations = (OFF, SpeculationSettings(), SpeculationSettings(drafter="ngram"), SpeculationSettings())
+    requests = [endless(max_new_tokens=150, speculation=each) for each in speculations]
+    async with way.services.async_client() as client:
+        gathered = await asyncio.gather(*map(client.generate, requests))
+    assert len({each.token_ids for each in gathered}) == 1
+
+
+@prefetches
+async def test_records_of_a_run_are_the_times_between_verdicts(way: Way) -> None:
+    async with way.services.async_client() as client:
+        records = (await client.generate(endless(max_new_tokens=24, speculation=OFF))).stats.records[1:]
+    assert [record.self_started for record in records] == [True] * 23
+    assert min(record.wire_ms for record in records) >= 0
+    assert all(record.target.forward_ms >= STEP_MS and record.draft_wait_ms == 0 for record in records)
+    assert sum(record.round_ms for record in records) == pytest.approx(
+        sum(record.target.service_ms for record in records), rel=0.05
+    )
+
+
+@prefetches
+async def test_most_hits_of_a_close_draft_are_started_by_the_target(way: Way) -> None:
+    async with way.services.async_client() as client:
+        *_, one = await first_that(
+            lambda each: prefetched(each) > 0.5 * each.stats.cache_hits > 0,
+            client,
+            endless(max_new_tokens=100, speculation=MODEL),
+        )
+    records = [record for record in one.stats.records if record.self_started]
+    assert all(record.cache_hit and record.draft_wait_ms == 0 for record in records)
+    assert sum(record.accepted for record in records) > 0
+
+
+@prefetches
+@pytest.mark.parametrize("acceptance", [Acceptance.REJECTION, Acceptance.BLOCK])
+async def test_nothing_is_prefetched_where_more_than_tokens_would_be_needed(way: Way, acceptance: Acceptance) -> None:
+    async with way.services.async_client() as client:
+        one = await client.generate(endless(acceptance=acceptance, speculation=MODEL))
+    assert prefetched(one) == 0
+    assert one.stats.cache_hits > 0
+
+
+@pytest.mark.parametrize(
+    ("step_ms", "speculation", "acceptances"),
+    [(4, OFF, list(Acceptance)), (STEP_MS, MODEL, [Acceptance.COUPLED])],
+    ids=["runs", "prefetched"],
+)
+async def test_services_that_die_meanwhile_come_back_to_the_same_texts(
+    tmp_path: Path, step_ms: int, speculation: SpeculationSettings, acceptances: Sequence[Acceptance]
+) -> None:
+    cluster = Cluster(tmp_path, f"{TARGET},step_ms={step_ms}", (f"model:{NEAR}",))
+    request = partial(endless, max_new_tokens=110, sampling=SAMPLINGS["penalties"], speculation=speculation)
+    first, *others = [request(acceptance=acceptance) for acceptance in acceptances]
+
+    def restart(name: ServiceName) -> None:
+        cluster.kill(name)
+        cluster.restart(name)
+
+    with Proxy(("127.0.0.1", cluster.ports["target"])) as proxy:
+        cluster.target_proxy = proxy.address
+        blows: list[Blow] = [(20, proxy.cut), (50, partial(restart, "target"))]
+        blows += [(80, partial(restart, "draft"))] if speculation is MODEL else []
+        with cluster:
+            async with cluster.async_client() as client:
+                whole = await asyncio.gather(*map(client.generate, (first, *others)))
+                assert prefetched(whole[0]) or speculation is OFF
+                texts = await asyncio.gather(stream(client, first, *blows), *map(client.generate, others))
+            assert [one.token_ids for one in texts] == [one.token_ids for one in whole]
+            cluster.await_links()
+            cluster.wait_idle()
