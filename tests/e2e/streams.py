@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from typing import Any
 
 from paceline.client import AsyncClient, Generation
 from paceline.client.shared import Collector
-from paceline.protocol.generation import GenerateRequest
+from paceline.protocol.generation import GenerateEvent, GenerateRequest
 
 Blow = tuple[int, Callable[[], object]]
 """How many tokens come before it, and what it does, in a thread."""
@@ -26,15 +26,21 @@ async def stream(client: AsyncClient, request: GenerateRequest, *blows: Blow) ->
     return collector.generation()
 
 
+async def read(events: AsyncIterator[GenerateEvent], text: Collector, tokens: int) -> None:
+    """Go on with a text until so many of its tokens have come."""
+    async for event in events:
+        text.add(event)
+        if len(text.token_ids) >= tokens:
+            return
+    raise AssertionError(f"the text ended before {tokens} tokens")
+
+
 async def leave(client: AsyncClient, request: GenerateRequest, tokens: int = 1) -> tuple[int, ...]:
     """Read the beginning of a text, and cancel it; returns what had come."""
-    collector = Collector()
+    text = Collector()
     async with aclosing(client.stream(request)) as events:
-        async for event in events:
-            collector.add(event)
-            if len(collector.token_ids) >= tokens:
-                return collector.token_ids
-    raise AssertionError(f"the text ended before {tokens} tokens")
+        await read(events, text, tokens)
+    return text.token_ids
 
 
 def output_of(generation: Generation) -> tuple[Any, ...]:

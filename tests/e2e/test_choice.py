@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,12 +16,7 @@ GOOD = "model:table:vocab=64,seed=1,noise=0.3,step_ms=1"
 USELESS = "model:table:vocab=64,seed=1,invert=1,step_ms=1"
 
 
-def request(speculation: SpeculationSettings, tokens: int) -> GenerateRequest:
-    return GenerateRequest(
-        token_ids=(3, 1, 4, 1, 5), seed=7, max_new_tokens=tokens, ignore_eos=True, speculation=speculation
-    )
-
-
+request = partial(GenerateRequest, token_ids=(3, 1, 4, 1, 5), seed=7, max_new_tokens=120, ignore_eos=True)
 REQUESTS = 6
 """Within which the choice is made: one tries the useless drafter, one the good one; a busy machine may cost some."""
 
@@ -31,9 +27,9 @@ async def test_auto_drafts_with_the_good_one(tmp_path: Path, drafters: Sequence[
     used: list[set[str]] = []
     with Cluster(tmp_path, target_model=TARGET, drafters=tuple(drafters)) as cluster:
         async with cluster.async_client() as client:
-            plain = await client.generate(request(SpeculationSettings(off=True), 200))
+            plain = await client.generate(request(speculation=SpeculationSettings(off=True)))
             while len(used) < REQUESTS and used[-1:] != [{good}]:
-                drafted = await client.generate(request(SpeculationSettings(drafter="auto"), 200))
+                drafted = await client.generate(request(speculation=SpeculationSettings(drafter="auto")))
                 assert drafted.token_ids == plain.token_ids
                 proposed = [record for record in drafted.stats.records if record.proposed]
                 used.append({record.drafter for record in proposed if record.drafter != "ngram"})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,22 +14,23 @@ from paceline.client import AsyncClient, Generation
 from paceline.protocol.generation import GenerateRequest, Provenance, SpeculationSettings
 from paceline.protocol.proposal import Acceptance
 from paceline.protocol.sampling import SamplingParams
-from tests.e2e.cluster import Cluster
+from tests.e2e.cluster import Cluster, cluster_fixture
 from tests.e2e.repeated import first_that
+from tests.e2e.streams import leave
 
 TIMED = "table:vocab=64,seed=1,step_ms=30"
+"""A target that leaves the draft time to work ahead."""
 NEAR = "table:vocab=64,seed=1,noise=0.3,step_ms=1"
 QUICK = "table:vocab=64,seed=1,step_ms=10"
 USELESS = "table:vocab=64,seed=1,invert=1,step_ms=1"
-SLOW = "table:vocab=64,seed=1,noise=0.3,step_ms=150"
-LENGTH = 96
-
-
-def request(speculation: SpeculationSettings, **changes: object) -> GenerateRequest:
-    made = GenerateRequest(
-        token_ids=(3, 1, 4, 1, 5), seed=7, max_new_tokens=LENGTH, ignore_eos=True, speculation=speculation
-    )
-    return replace(made, **changes)  # type: ignore[arg-type]
+SLOW_MS = 60
+SLOW = f"table:vocab=64,seed=1,noise=0.3,step_ms={SLOW_MS}"
+LENGTH = 48
+MODEL = SpeculationSettings(drafter="model", num_draft_tokens=4)
+OFF = SpeculationSettings(off=True)
+AUTO = SpeculationSettings(drafter="auto")
+request = partial(GenerateRequest, token_ids=(3, 1, 4, 1, 5), seed=7, max_new_tokens=LENGTH, ignore_eos=True)
+timed = cluster_fixture(TIMED, NEAR)
 
 
 def drafts(generation: Generation) -> bool:
@@ -37,18 +38,12 @@ def drafts(generation: Generation) -> bool:
 
 
 def waits(generation: Generation) -> int:
-    return sum(record.draft_wait_ms > 75 for record in generation.stats.records)
+    return sum(record.draft_wait_ms > SLOW_MS / 2 for record in generation.stats.records)
 
 
-MODEL = SpeculationSettings(drafter="model", num_draft_tokens=4)
-OFF = SpeculationSettings(off=True)
-
-
-@pytest.fixture(scope="module")
-def timed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A target that leaves the draft time to work ahead."""
-    with Cluster(tmp_path_factory.mktemp("timed"), target_model=TIMED, drafters=(f"model:{NEAR}",)) as running:
-        yield running
+def self_started(generation: Generation) -> int:
+    """Rounds that the target started with a proposal."""
+    return sum(record.self_started and record.proposed > 0 for record in generation.stats.records)
 
 
 @pytest.fixture(scope="module")
@@ -64,16 +59,16 @@ async def test_hits_misses_and_no_outlook_write_one_text(timed: Cluster, waiting
     sampling = SamplingParams(temperature=temperature)
     rng = np.random.default_rng(3)
     async with timed.async_client() as ahead, AsyncClient(waiting) as behind:
-        plain = (await ahead.generate(request(OFF, sampling=sampling))).token_ids
+        plain = (await ahead.generate(request(sampling=sampling, speculation=OFF))).token_ids
         settings = [
             SpeculationSettings(drafter="model", num_draft_tokens=int(k), tree_widths=widths)
             for k in rng.integers(1, 7, size=3)
             for widths in ((), (3, 2, 1))
         ]
         settings.append(SpeculationSettings())
-        drafted = [request(each, sampling=sampling) for each in settings]
-        hits = await asyncio.gather(*(ahead.generate(each) for each in drafted))
-        waits = await asyncio.gather(*(behind.generate(each) for each in drafted))
+        drafted = [request(sampling=sampling, speculation=each) for each in settings]
+        hits = await asyncio.gather(*map(ahead.generate, drafted))
+        waits = await asyncio.gather(*map(behind.generate, drafted))
     assert all(generation.token_ids == plain for generation in (*hits, *waits))
     assert sum(generation.stats.cache_hits for generation in hits) > 0
     assert sum(generation.stats.cache_misses for generation in hits) > 0
@@ -84,7 +79,7 @@ async def test_hits_misses_and_no_outlook_write_one_text(timed: Cluster, waiting
 async def test_most_outcomes_of_a_close_draft_are_there_in_time(timed: Cluster, acceptance: Acceptance) -> None:
     """Most where draft and target share noise; elsewhere a draft can't know the target's draws and foresees fewer."""
     async with timed.async_client() as client:
-        stats = (await client.generate(request(MODEL, acceptance=acceptance))).stats
+        stats = (await client.generate(request(max_new_tokens=96, acceptance=acceptance, speculation=MODEL))).stats
     assert stats.cache_hits * (1 if acceptance is Acceptance.COUPLED else 4) > stats.cache_misses
     hits = [record for record in stats.records if record.cache_hit]
     assert sum(record.accepted for record in hits) > 0
@@ -93,26 +88,17 @@ async def test_most_outcomes_of_a_close_draft_are_there_in_time(timed: Cluster, 
 
 async def test_cancelling_frees_what_was_drafted_ahead(timed: Cluster) -> None:
     async with timed.async_client() as client:
-        stream = client.stream(request(MODEL, max_new_tokens=2000))
-        seen = 0
-        async for _ in stream:
-            seen += 1
-            if seen == 8:
-                break
-        await stream.aclose()
+        await leave(client, request(max_new_tokens=2000, speculation=MODEL), tokens=8)
         timed.wait_idle()
-        again = await client.generate(request(MODEL))
-    assert len(again.token_ids) == LENGTH
+        assert len((await client.generate(request(speculation=MODEL))).token_ids) == LENGTH
 
 
 async def test_a_useless_draft_is_left_alone_and_a_good_one_taken_up(tmp_path: Path) -> None:
     """The policy reaches k = 0, and comes back when drafting pays again."""
-    auto = SpeculationSettings(drafter="auto")
-    cluster = Cluster(tmp_path, target_model=QUICK, drafters=(f"model:{USELESS}",))
-    with cluster:
+    long = request(max_new_tokens=200, speculation=AUTO)
+    with Cluster(tmp_path, QUICK, (f"model:{USELESS}",)) as cluster:
         async with cluster.async_client() as client:
-            plain = await client.generate(request(OFF))
-            long = request(auto, max_new_tokens=300)
+            plain = await client.generate(request(speculation=OFF))
             settled = await first_that(lambda each: not drafts(each), client, long)
             cluster.kill("draft")
             cluster.drafters = (f"model:{NEAR}",)
@@ -123,25 +109,27 @@ async def test_a_useless_draft_is_left_alone_and_a_good_one_taken_up(tmp_path: P
 
 
 async def test_a_draft_slower_than_the_target_is_not_waited_for(tmp_path: Path) -> None:
-    with Cluster(tmp_path, target_model=TIMED, drafters=(f"model:{SLOW}",)) as cluster:
+    with Cluster(tmp_path, QUICK, (f"model:{SLOW}",)) as cluster:
         async with cluster.async_client() as client:
-            plain = await client.generate(request(OFF))
-            long = request(SpeculationSettings(), max_new_tokens=200)
+            plain = await client.generate(request(speculation=OFF))
+            long = request(max_new_tokens=150)
             tried = await first_that(lambda each: waits(each) < 0.1 * each.stats.rounds, client, long)
     assert all(each.token_ids[:LENGTH] == plain.token_ids for each in tried)
 
 
-async def test_ngram_matches_need_no_draft_service(tmp_path: Path) -> None:
-    loop = tuple(range(8)) * 4
-    timed = "table:vocab=64,seed=1,order=1,sharpness=30,step_ms=10"  # what a way costs must not decide
-    with Cluster(tmp_path, target_model=timed, drafters=()) as cluster:
+async def test_ngram_matches_need_no_draft_service_and_go_on_without_the_coordinator(tmp_path: Path) -> None:
+    """A match is followed on for the outcome that all of it is accepted."""
+    quick = "table:vocab=64,seed=1,order=1,sharpness=30,step_ms=10"  # what a way costs must not decide
+    loop = partial(request, token_ids=tuple(range(8)) * 4, sampling=SamplingParams(temperature=0), max_new_tokens=96)
+    speculations = (OFF, SpeculationSettings(), SpeculationSettings(drafter="ngram", num_draft_tokens=6))
+    with Cluster(tmp_path, quick, drafters=()) as cluster:
         async with cluster.async_client() as client:
-            greedy = SamplingParams(temperature=0)
-            plain = await client.generate(request(OFF, token_ids=loop, sampling=greedy))
-            drafted = await client.generate(request(SpeculationSettings(), token_ids=loop, sampling=greedy))
+            plain, auto, fixed = [await client.generate(loop(speculation=each)) for each in speculations]
             (model,) = await client.describe_models()
-    assert drafted.token_ids == plain.token_ids
-    assert Provenance.ACCEPTED in drafted.provenance
-    assert {record.drafter for record in drafted.stats.records} <= {"", "ngram"}
-    assert drafted.stats.rounds < 0.5 * plain.stats.rounds
+    assert auto.token_ids == fixed.token_ids == plain.token_ids
+    assert Provenance.ACCEPTED in auto.provenance
+    assert {record.drafter for record in auto.stats.records} <= {"", "ngram"}
+    assert auto.stats.rounds < 0.5 * plain.stats.rounds
+    assert self_started(auto) > 0
+    assert self_started(fixed) >= fixed.stats.rounds // 3
     assert model.drafters == ("auto", "ngram")
