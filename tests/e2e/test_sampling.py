@@ -6,7 +6,10 @@ import asyncio
 import json
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,8 +22,9 @@ from paceline.protocol.errors import InvalidInput
 from paceline.protocol.generation import FinishReason, GenerateRequest, SpeculationSettings
 from paceline.protocol.proposal import Acceptance
 from paceline.protocol.sampling import Grammar, GrammarKind, SamplingParams
-from tests.e2e.cluster import Cluster
+from tests.e2e.cluster import Cluster, cluster_fixture
 from tests.e2e.statistics import LEVEL, Tokens, chi_square_p
+from tests.e2e.streams import output_of, stream
 
 VOCAB = 5
 END = 4
@@ -29,33 +33,32 @@ OPPOSITE = TARGET + ",invert=1"
 MODEL = TableModel(TableSpec.parse(TARGET))
 PROMPT: Tokens = (0, 2, 1)
 LENGTH = 6
-SAMPLES = 350
+SAMPLES = 150
 LANGUAGE = "(ab?|cd)+"
 GRAMMAR = Grammar(GrammarKind.REGEX, LANGUAGE)
 PENALISED = SamplingParams(
     temperature=0.9,
-    repetition_penalty=1.5,
-    presence_penalty=0.4,
-    frequency_penalty=0.8,
+    repetition_penalty=0.4,
+    presence_penalty=1.5,
+    frequency_penalty=1.5,
     logit_bias=((1, 0.7), (END, 1.0)),
     bad_words=((1, 3), (0, 0), (2, 1, 1)),
     min_tokens=2,
 )
+"""So different that few samples tell which of it is left out."""
 CONSTRAINED = SamplingParams(temperature=1.2, frequency_penalty=0.5, grammar=GRAMMAR)
 TARGET_ONLY = SpeculationSettings(off=True)
+CHAIN = SpeculationSettings(drafter="model", num_draft_tokens=3)
 SPECULATIONS = (
-    SpeculationSettings(drafter="model", num_draft_tokens=3),
+    CHAIN,
     SpeculationSettings(drafter="model", num_draft_tokens=4, tree_widths=(3, 2)),
     SpeculationSettings(drafter="ngram", num_draft_tokens=4),
     SpeculationSettings(),
 )
 
 
-@pytest.fixture(scope="module")
-def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    folder = tmp_path_factory.mktemp("sampling")
-    with Cluster(folder, target_model=TARGET, drafters=(f"model:{OPPOSITE}",)) as running:
-        yield running
+request = partial(GenerateRequest, token_ids=PROMPT, max_new_tokens=LENGTH)
+services = cluster_fixture(TARGET, OPPOSITE)
 
 
 def next_token_distribution(params: SamplingParams, output: Sequence[int]) -> list[float]:
@@ -97,19 +100,6 @@ def enumerate_distribution(params: SamplingParams) -> dict[Tokens, float]:
     return done | running
 
 
-def request(
-    params: SamplingParams, seed: int, acceptance: Acceptance, speculation: SpeculationSettings, length: int = LENGTH
-) -> GenerateRequest:
-    return GenerateRequest(
-        token_ids=PROMPT,
-        sampling=params,
-        seed=seed,
-        max_new_tokens=length,
-        acceptance=acceptance,
-        speculation=speculation,
-    )
-
-
 async def texts(client: AsyncClient, requests: Sequence[GenerateRequest]) -> list[Tokens]:
     gate = asyncio.Semaphore(32)
 
@@ -125,19 +115,31 @@ async def texts(client: AsyncClient, requests: Sequence[GenerateRequest]) -> lis
 async def test_text_has_the_processed_distribution(
     services: Cluster, acceptance: Acceptance, params: SamplingParams
 ) -> None:
-    speculation = SpeculationSettings(drafter="model", num_draft_tokens=3)
+    drafted = partial(request, sampling=params, acceptance=acceptance, speculation=CHAIN)
     async with services.async_client() as client:
-        found = await texts(client, [request(params, seed, acceptance, speculation) for seed in range(SAMPLES)])
-    assert chi_square_p(found, enumerate_distribution(params)) > LEVEL
+        sampled = await texts(client, [drafted(seed=seed) for seed in range(SAMPLES)])
+    assert chi_square_p(sampled, enumerate_distribution(params)) > LEVEL
 
 
-def test_the_statistic_sees_the_unprocessed_distribution() -> None:
+@pytest.mark.parametrize(
+    "without",
+    [
+        {"repetition_penalty": 1.0},
+        {"presence_penalty": 0.0},
+        {"frequency_penalty": 0.0},
+        {"logit_bias": ()},
+        {"bad_words": ()},
+        {"min_tokens": 0},
+    ],
+    ids=lambda without: next(iter(without)),
+)
+def test_the_statistic_sees_what_is_left_out(without: dict[str, Any]) -> None:
     """The mutation of the test itself."""
-    distribution, plain = enumerate_distribution(PENALISED), enumerate_distribution(SamplingParams(temperature=0.9))
-    cells = sorted(plain)
-    masses = np.array([plain[cell] for cell in cells])
+    wrong = enumerate_distribution(replace(PENALISED, **without))
+    cells = sorted(wrong)
+    masses = np.array([wrong[cell] for cell in cells])
     drawn = np.random.default_rng(0).choice(len(cells), size=SAMPLES, p=masses / masses.sum())
-    assert chi_square_p([cells[i] for i in drawn], distribution) < LEVEL
+    assert chi_square_p([cells[i] for i in drawn], enumerate_distribution(PENALISED)) < LEVEL
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -145,84 +147,78 @@ def test_the_statistic_sees_the_unprocessed_distribution() -> None:
 async def test_any_speculation_writes_the_target_only_text(
     services: Cluster, params: SamplingParams, temperature: float
 ) -> None:
-    params = SamplingParams(**{**vars(params), "temperature": temperature, "logprobs": 2})
+    long = partial(request, sampling=replace(params, temperature=temperature, logprobs=2), max_new_tokens=40)
     async with services.async_client() as client:
-        for seed in range(6):
-            plain = await client.generate(request(params, seed, Acceptance.COUPLED, TARGET_ONLY, 40))
+        for seed in range(4):
+            plain = await client.generate(long(seed=seed, speculation=TARGET_ONLY))
             for speculation in SPECULATIONS:
-                drafted = await client.generate(request(params, seed, Acceptance.COUPLED, speculation, 40))
-                assert drafted.token_ids == plain.token_ids
-                assert drafted.finish_reason == plain.finish_reason
-                assert drafted.logprobs == plain.logprobs
+                drafted = await client.generate(long(seed=seed, speculation=speculation))
+                assert output_of(drafted) == output_of(plain)
             assert_unprocessed(plain.token_ids, [row.logprobs[0] for row in plain.logprobs])
 
 
 def assert_unprocessed(output: Tokens, logprobs: Sequence[float]) -> None:
-    for i, (token, found) in enumerate(zip(output, logprobs, strict=True)):
+    for i, (token, logprob) in enumerate(zip(output, logprobs, strict=True)):
         row = MODEL.logits((*PROMPT, *output[:i])).astype(np.float64)
-        assert found == pytest.approx(float(row[token] - np.log(np.exp(row).sum())), abs=1e-5)
+        assert logprob == pytest.approx(float(row[token] - np.log(np.exp(row).sum())), abs=1e-5)
 
 
 async def test_finished_grammars_end_the_text(services: Cluster) -> None:
     finite = SamplingParams(grammar=Grammar(GrammarKind.REGEX, "ab|cda"))
     async with services.async_client() as client:
         for seed in range(8):
-            found = await client.generate(request(finite, seed, Acceptance.COUPLED, SPECULATIONS[0], 20))
-            assert found.text in ("ab", "cda")
-            assert found.finish_reason is FinishReason.STOP
-            assert found.token_ids[-1] == END
+            one = await client.generate(request(sampling=finite, seed=seed, speculation=CHAIN, max_new_tokens=20))
+            assert one.text in ("ab", "cda")
+            assert one.finish_reason is FinishReason.STOP
+            assert one.token_ids[-1] == END
 
 
-async def test_a_drafter_that_knows_the_chain_is_believed(tmp_path_factory: pytest.TempPathFactory) -> None:
+async def test_a_drafter_that_knows_the_chain_is_believed(tmp_path: Path) -> None:
     """The target's own model as its draft: every token is accepted only if the draft's chain is the target's."""
-    with Cluster(tmp_path_factory.mktemp("same"), target_model=TARGET, drafters=(f"model:{TARGET}",)) as same:
+    believed = partial(request, seed=3, speculation=CHAIN, max_new_tokens=12)
+    with Cluster(tmp_path, TARGET, (f"model:{TARGET}",)) as same:
         async with same.async_client() as client:
             for params in (PENALISED, CONSTRAINED):
                 for acceptance in Acceptance:
-                    wanted = request(params, 3, acceptance, SPECULATIONS[0], 12)
-                    stats = (await client.generate(wanted)).stats
+                    stats = (await client.generate(believed(sampling=params, acceptance=acceptance))).stats
                     assert stats.num_accepted_draft_tokens >= stats.num_draft_tokens - 3  # cut by the end of the text
 
 
 async def test_a_reopened_or_resumed_text_goes_on_the_same(services: Cluster) -> None:
     async with services.async_client() as client:
-        for params in (
-            PENALISED,
-            SamplingParams(frequency_penalty=0.2, grammar=Grammar(GrammarKind.REGEX, "(ab|cd){9}")),
-        ):
-            base = request(params, 5, Acceptance.COUPLED, SPECULATIONS[0], 18)
+        repeated = SamplingParams(frequency_penalty=0.2, grammar=Grammar(GrammarKind.REGEX, "(ab|cd){9}"))
+        for params in (PENALISED, repeated):
+            base = request(sampling=params, seed=5, speculation=CHAIN, max_new_tokens=18)
             whole = (await client.generate(base)).token_ids
             for arrived in range(1, len(whole)):
-                rest = await client.generate(GenerateRequest(**{**vars(base), "resume_token_ids": whole[:arrived]}))
+                rest = await client.generate(replace(base, resume_token_ids=whole[:arrived]))
                 assert whole[:arrived] + rest.token_ids == whole
 
 
-async def test_a_target_that_dies_in_the_middle_of_a_grammar(tmp_path_factory: pytest.TempPathFactory) -> None:
+async def test_a_target_that_dies_in_the_middle_of_a_grammar(tmp_path: Path) -> None:
     slow = "table:vocab=260,seed=2,sharpness=1.5,step_ms=4"
     schema = {"type": "array", "items": {"enum": ["ab", "c", 7]}, "minItems": 12, "maxItems": 12}
     params = SamplingParams(grammar=Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema)), frequency_penalty=0.3)
-    wanted = GenerateRequest(prompt="[", sampling=params, seed=1, max_new_tokens=200)
-    with Cluster(tmp_path_factory.mktemp("dies"), target_model=slow, drafters=()) as fragile:
+    array = GenerateRequest(prompt="[", sampling=params, seed=1, max_new_tokens=200)
+    with Cluster(tmp_path, slow, drafters=()) as fragile:
+
+        def strike() -> None:
+            fragile.kill("target")
+            fragile.restart("target")
+
         async with fragile.async_client() as client:
-            whole = await client.generate(wanted)
-            seen = 0
-            output: list[int] = []
-            async for event in client.stream(wanted):
-                output += getattr(event, "token_ids", ())
-                seen += 1
-                if seen == 15:
-                    await asyncio.to_thread(fragile.kill, "target")
-                    await asyncio.to_thread(fragile.restart, "target")
+            whole = await client.generate(array)
+            resumed = await stream(client, array, (15, strike))
     assert len(json.loads(whole.text)) == 12
-    assert tuple(output) == whole.token_ids
+    assert resumed.token_ids == whole.token_ids
 
 
 async def test_samples_share_prompt_and_seed_and_not_their_noise(services: Cluster) -> None:
-    base = request(SamplingParams(), 9, Acceptance.COUPLED, SPECULATIONS[0], 12)
+    base = request(seed=9, speculation=CHAIN, max_new_tokens=12)
     async with services.async_client() as client:
         samples = await client.generate_samples(4, base)
         assert samples[0].token_ids == (await client.generate(base)).token_ids
-        third = await client.generate(GenerateRequest(**{**vars(base), "sample_index": 2}))
+        third = await client.generate(replace(base, sample_index=2))
         unseeded = await client.generate_samples(3, GenerateRequest(token_ids=PROMPT, max_new_tokens=12))
         with pytest.raises(InvalidInput, match="n = 0"):
             await client.generate_samples(0, base)
@@ -235,13 +231,13 @@ async def test_samples_share_prompt_and_seed_and_not_their_noise(services: Clust
 
 
 async def test_samples_have_the_distribution_too(services: Cluster) -> None:
-    base = request(PENALISED, 77, Acceptance.COUPLED, SPECULATIONS[0])
+    drafted = partial(request, sampling=PENALISED, seed=77, speculation=CHAIN)
     async with services.async_client() as client:
-        found = await texts(client, [GenerateRequest(**{**vars(base), "sample_index": i}) for i in range(SAMPLES)])
-    assert chi_square_p(found, enumerate_distribution(PENALISED)) > LEVEL
+        sampled = await texts(client, [drafted(sample_index=index) for index in range(SAMPLES)])
+    assert chi_square_p(sampled, enumerate_distribution(PENALISED)) > LEVEL
 
 
-REFUSED: list[tuple[dict[str, object], str]] = [
+REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"sampling": SamplingParams(logit_bias=((5, 1.0),))}, "logit_bias id = 5: must be in [0, 5)"),
     ({"sampling": SamplingParams(bad_words=((1, 7),))}, "bad_words id = 7: must be in [0, 5)"),
     ({"sampling": SamplingParams(bad_words=((END,),))}, "bad_words = (4,): must be no end token alone"),
@@ -264,11 +260,10 @@ REFUSED: list[tuple[dict[str, object], str]] = [
 
 
 @pytest.mark.parametrize(("changes", "text"), REFUSED, ids=[text[:28] for _, text in REFUSED])
-def test_what_cannot_be_served_is_refused_by_name(services: Cluster, changes: dict[str, object], text: str) -> None:
-    fields: dict[str, Any] = {"token_ids": PROMPT, "seed": 1, "max_new_tokens": 8, **changes}
+def test_what_cannot_be_served_is_refused_by_name(services: Cluster, changes: dict[str, Any], text: str) -> None:
     with services.client() as client:
         with pytest.raises(InvalidInput) as caught:
-            client.generate(**fields)
+            client.generate(request(seed=1, **changes))
         assert text in caught.value.message
         assert len(client.generate(token_ids=(1,), max_new_tokens=2, ignore_eos=True).token_ids) == 2
     services.wait_idle()
