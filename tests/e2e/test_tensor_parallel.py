@@ -5,69 +5,57 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import psutil
 import pytest
 
+from paceline.client import Generation
 from paceline.engine.interface import Engine, StepItem, StepPlan
 from paceline.engine.parallel.group import INLINE_INTS
-from paceline.local.service_process import ServiceProcess, is_serving, write_config
+from paceline.local.service_process import Flags, ServiceProcess, is_serving, write_config
 from paceline.protocol.errors import PacelineError, PeerUnavailable
-from paceline.protocol.generation import Finished, GenerateRequest, SpeculationSettings, Tokens
+from paceline.protocol.generation import GenerateRequest, SpeculationSettings
 from paceline.protocol.proposal import ROOT, Acceptance, Proposal, SparseDistribution
 from paceline.protocol.sampling import SamplingParams
 from paceline.protocol.target import Round, Verdict
 from paceline.runtime.config import TargetConfig
 from target_service.verifier import verify
-from tests.e2e.cluster import Cluster, eventually
+from tests.e2e.cluster import Cluster, cluster_fixture, eventually
+from tests.e2e.streams import stream
+from tests.engine import tiny
+from tests.models.saving import save_with_tokenizer
 from tests.services.harness import first_round, linked, target_link, target_open, verdict_of
 
 TABLE = "table:vocab=300,seed=1,eos=299,step_ms=5"
-DRAFTERS = ("model:table:vocab=300,seed=1,eos=299,noise=0.2",)
-LENGTH = 120
+NEAR = "table:vocab=300,seed=1,eos=299,noise=0.2"
+LENGTH = 60
 NOTICED_S = 1.0
 """A dead rank is noticed within this time on one machine."""
 GONE_S = 10.0
 """By then the whole service is gone."""
-
-
-def cluster_of(folder: str, make: pytest.TempPathFactory, degree: int) -> Cluster:
-    flags: dict[str, object] = {"tensor_parallel_size": degree}
-    return Cluster(make.mktemp(folder), target_model=TABLE, drafters=DRAFTERS, target_flags=flags)
-
-
-@pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with cluster_of("two", tmp_path_factory, 2) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with cluster_of("one", tmp_path_factory, 1) as running:
-        yield running
-
-
+RANKED: Flags = {"tensor_parallel_size": 2}
 WARM = SamplingParams(temperature=0.9)
+request = partial(
+    GenerateRequest,
+    token_ids=(10, 200, 30),
+    seed=23,
+    max_new_tokens=LENGTH,
+    ignore_eos=True,
+    sampling=WARM,
+    speculation=SpeculationSettings(num_draft_tokens=3),
+)
+one = cluster_fixture(TABLE, NEAR)
+two = cluster_fixture(TABLE, NEAR, target_flags=RANKED)
 
 
-def request(sampling: SamplingParams = WARM) -> GenerateRequest:
-    return GenerateRequest(
-        token_ids=(10, 200, 30),
-        seed=23,
-        max_new_tokens=LENGTH,
-        ignore_eos=True,
-        sampling=sampling,
-        speculation=SpeculationSettings(num_draft_tokens=3),
-    )
-
-
-@pytest.fixture(scope="module")
-def plain(one: Cluster) -> tuple[int, ...]:
-    with one.client() as client:
-        return client.generate(request()).token_ids
+def both(one: Cluster, two: Cluster, request: GenerateRequest) -> list[Generation]:
+    generations = []
+    for cluster in (one, two):
+        with cluster.client() as client:
+            generations.append(client.generate(request))
+    return generations
 
 
 def service_pid(cluster: Cluster) -> int:
@@ -97,22 +85,16 @@ def assert_gone(cluster: Cluster, ranks: list[psutil.Process], code: int) -> Non
     ],
 )
 def test_two_ranks_write_the_text_of_one(one: Cluster, two: Cluster, sampling: SamplingParams) -> None:
-    texts = []
-    for cluster in (one, two):
-        with cluster.client() as client:
-            texts.append(client.generate(request(sampling)).token_ids)
-    assert texts[0] == texts[1]
-    assert len(texts[0]) == LENGTH
+    plain, ranked = both(one, two, request(sampling=sampling))
+    assert plain.token_ids == ranked.token_ids
+    assert len(plain.token_ids) == LENGTH
 
 
 def test_two_ranks_report_a_prompt_as_one_does(one: Cluster, two: Cluster) -> None:
-    wanted = GenerateRequest(token_ids=tuple(range(3, 203)), prompt_logprobs=5, max_new_tokens=1, seed=1)
-    reports = []
-    for cluster in (one, two):
-        with cluster.client() as client:
-            reports.append(client.generate(wanted).prompt_logprobs)
-    assert reports[0] == reports[1]
-    assert [row.token_ids[0] for row in reports[1]] == [*range(4, 203)]
+    prompt = tuple(range(3, 203))
+    plain, ranked = both(one, two, GenerateRequest(token_ids=prompt, prompt_logprobs=5, max_new_tokens=1, seed=1))
+    assert plain.prompt_logprobs == ranked.prompt_logprobs
+    assert [row.token_ids[0] for row in ranked.prompt_logprobs] == [*prompt[1:]]
 
 
 @pytest.mark.parametrize("sampling", [WARM, SamplingParams(temperature=0.9, top_p=0.7)])
@@ -133,36 +115,20 @@ async def test_two_ranks_answer_a_round_as_one_does(
     assert verdicts[1].residual_masses == pytest.approx(verdicts[0].residual_masses, rel=1e-9)
 
 
-async def stream(cluster: Cluster, strike: Callable[[], None]) -> tuple[int, ...]:
-    """One generation; `strike` after a third of it."""
-    ids: list[int] = []
-    struck = False
-    async with cluster.async_client(resume_wait_s=60.0) as client:
-        async for event in client.stream(request()):
-            if isinstance(event, Finished):
-                return tuple(ids)
-            if isinstance(event, Tokens):
-                ids += event.token_ids
-                if not struck and len(ids) >= LENGTH // 3:
-                    struck = True
-                    await asyncio.to_thread(strike)
-    raise AssertionError("the stream ended without Finished")
-
-
-async def test_a_rank_killed_under_a_text_ends_the_service_and_the_text_goes_on(
-    two: Cluster, plain: tuple[int, ...]
-) -> None:
+async def test_a_rank_killed_under_a_text_ends_the_service_and_the_text_goes_on(one: Cluster, two: Cluster) -> None:
     def strike() -> None:
         address = address_of(two)
-        ranks = ranks_of(service_pid(two))
-        assert len(ranks) == 1
+        (rank,) = ranks_of(service_pid(two))
         assert is_serving(address)
-        ranks[0].kill()
+        rank.kill()
         eventually(lambda: not is_serving(address, timeout_s=0.1), "health says so", NOTICED_S)
-        assert_gone(two, ranks, 1)
+        assert_gone(two, [rank], 1)
         two.restart("target")
 
-    assert await stream(two, strike) == plain
+    async with one.async_client() as undisturbed, two.async_client() as client:
+        plain = await undisturbed.generate(request())
+        resumed = await stream(client, request(), (LENGTH // 3, strike))
+    assert resumed.token_ids == plain.token_ids
     assert "rank 1 ended with signal SIGKILL" in two.processes["target"].log_tail(60)
     two.wait_idle()
 
@@ -181,15 +147,12 @@ async def test_an_idle_service_whose_rank_dies_ends_too_and_no_rank_outlives_ran
 
 async def test_two_ranks_of_a_decoder_write_what_one_process_does(tmp_path: Path) -> None:
     """Real processes around real layers: sums over gloo, draws from shares, sessions of ragged lengths."""
-    from tests.engine import tiny
-    from tests.models.saving import save_with_tokenizer
-
     model = tiny.random_model(tiny.llama(num_key_value_heads=4))
     save_with_tokenizer(model, tmp_path / "model")
     engine, _ = tiny.engine_and_plain(tiny.llama(num_key_value_heads=4))
     service = ServiceProcess("target", tmp_path)
-    flags: dict[str, object] = {"model": str(tmp_path / "model"), "tensor_parallel_size": 2, "engine.threads": 2}
-    write_config(TargetConfig, service.config_file, flags | {"server.port": 0})
+    flags: Flags = {"model": str(tmp_path / "model"), "engine.threads": 2, "server.port": 0}
+    write_config(TargetConfig, service.config_file, flags | RANKED)
     service.start()
     try:
         eventually(lambda: service.address is not None or service.exit_code is not None, "it serves", 120)
@@ -222,17 +185,9 @@ def plain_token(engine: Engine, tokens: list[int], session: int) -> tuple[int, .
     ).token_ids
 
 
-async def test_a_rank_killed_in_a_step_leaves_no_half_answered_round(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> None:
+async def test_a_rank_killed_in_a_step_leaves_no_half_answered_round(tmp_path: Path) -> None:
     """Every session of the step ends with its link, as UNAVAILABLE, well before the step would have."""
-    cluster = Cluster(
-        tmp_path_factory.mktemp("slow"),
-        target_model=f"{TABLE},step_ms=3000",
-        drafters=(),
-        target_flags={"tensor_parallel_size": 2},
-    )
-    with cluster:
+    with Cluster(tmp_path, f"{TABLE},step_ms=3000", drafters=(), target_flags=RANKED) as cluster:
         ranks = ranks_of(service_pid(cluster))
         link = target_link(address_of(cluster))
         down: asyncio.Future[PacelineError] = asyncio.get_running_loop().create_future()
@@ -251,27 +206,22 @@ async def test_a_rank_killed_in_a_step_leaves_no_half_answered_round(
 @pytest.mark.full
 @pytest.mark.real_model
 @pytest.mark.timeout(900)
-def test_the_real_model_at_three_ranks_writes_the_text_of_one(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_the_real_model_at_three_ranks_writes_the_text_of_one(tmp_path: Path) -> None:
     """9 heads and 3 KV heads: a degree that isn't a power of two."""
-    texts: list[list[tuple[int, ...]]] = []
+    prompt = partial(
+        GenerateRequest,
+        prompt="The lighthouse keeper climbed",
+        seed=5,
+        max_new_tokens=48,
+        speculation=SpeculationSettings(drafter="ngram"),
+    )
+    samplings = [
+        SamplingParams(temperature=0.8 * warm, top_p=top_p) for warm, top_p in ((0, 1.0), (1, 1.0), (1, 0.9))
+    ]
+    texts = []
     for degree in (1, 3):
-        flags: dict[str, object] = {"tensor_parallel_size": degree, "engine.threads": degree}
-        with (
-            Cluster(
-                tmp_path_factory.mktemp(f"real{degree}"), target_model="smollm2-135m", drafters=(), target_flags=flags
-            ) as cluster,
-            cluster.client() as client,
-        ):
-            texts.append(
-                [
-                    client.generate(
-                        prompt="The lighthouse keeper climbed",
-                        sampling=SamplingParams(temperature=temperature, top_p=top_p),
-                        seed=5,
-                        max_new_tokens=48,
-                        speculation=SpeculationSettings(drafter="ngram"),
-                    ).token_ids
-                    for temperature, top_p in ((0.0, 1.0), (0.8, 1.0), (0.8, 0.9))
-                ]
-            )
+        flags: Flags = {"tensor_parallel_size": degree, "engine.threads": degree}
+        services = Cluster(tmp_path / f"{degree}", "smollm2-135m", drafters=(), target_flags=flags)
+        with services, services.client() as client:
+            texts.append([client.generate(prompt(sampling=sampling)).token_ids for sampling in samplings])
     assert texts[0] == texts[1]
