@@ -8,14 +8,13 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from paceline.client import DEFAULT_ADDRESS
 from paceline.protocol.sampling import SamplingParams
-from tests.e2e.cluster import Cluster
+from tests.e2e.cluster import Cluster, cluster_fixture
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -24,11 +23,7 @@ TARGET = "table:vocab=260,seed=3"
 """257 ids and more read and write text as bytes, and end it."""
 
 
-@pytest.fixture(scope="module")
-def text_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    drafters = (f"model:{TARGET},noise=0.3",)
-    with Cluster(tmp_path_factory.mktemp("examples"), target_model=TARGET, drafters=drafters) as running:
-        yield running
+text_cluster = cluster_fixture(TARGET, f"{TARGET},noise=0.3")
 
 
 def run(*command: str | Path, cwd: Path = ROOT) -> str:

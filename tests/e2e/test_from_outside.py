@@ -7,14 +7,13 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from paceline.timeline.saved import read_rounds
-from tests.e2e.cluster import Cluster
+from tests.e2e.cluster import Cluster, cluster_fixture
 from tests.timeline.trace_rules import broken_rules
 
 ROOT = Path(__file__).parents[2]
@@ -23,10 +22,7 @@ TARGET = "table:vocab=260,seed=3"
 REQUEST = ("--prompt", "Once upon a time", "--max-new-tokens", "24", "--temperature", "0")
 
 
-@pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with Cluster(tmp_path_factory.mktemp("outside"), TARGET, drafters=(f"model:{TARGET},noise=0.3",)) as cluster:
-        yield cluster
+running = cluster_fixture(TARGET, f"{TARGET},noise=0.3")
 
 
 def run(*command: str) -> str:

@@ -3,38 +3,36 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 
 import pytest
+from psutil import Process
 
 from paceline.client import AsyncClient
 from paceline.local.service_process import Flags
 from paceline.protocol.errors import InvalidInput
 from paceline.protocol.generation import GenerateRequest, SpeculationSettings
 from paceline.protocol.sampling import Grammar, GrammarKind, SamplingParams
-from tests.e2e.cluster import Cluster, eventually
+from tests.e2e.cluster import Cluster, cluster_fixture, eventually
+from tests.e2e.streams import stream
 from tests.grammars.hostile import HOSTILE
 from tests.grammars.processes import hosts, workers
 
 TARGET = "table:vocab=260,seed=2,sharpness=1.5"
+NEAR = f"{TARGET},noise=0.3"
 MEMORY = 1 << 28
 LIMITS: Flags = {"grammar.compile_ms": 900, "grammar.memory_bytes": MEMORY}
 ORDINARY = SamplingParams(grammar=Grammar(GrammarKind.REGEX, "([a-f][g-k]+)+"))
 DRAFTED = SpeculationSettings(drafter="model", num_draft_tokens=3)
 
 
-@pytest.fixture(scope="module")
-def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    folder = tmp_path_factory.mktemp("hostile")
-    drafters = (f"model:{TARGET},noise=0.3",)
-    with Cluster(folder, TARGET, drafters, target_flags=LIMITS, draft_flags=LIMITS) as running:
-        yield running
+services = cluster_fixture(TARGET, NEAR, target_flags=LIMITS, draft_flags=LIMITS)
 
 
 def request(sampling: SamplingParams, speculation: SpeculationSettings = DRAFTED) -> GenerateRequest:
-    return GenerateRequest(
-        prompt="abc", sampling=sampling, seed=4, max_new_tokens=24, speculation=speculation, ignore_eos=False
-    )
+    return GenerateRequest(prompt="abc", sampling=sampling, seed=4, max_new_tokens=24, speculation=speculation)
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -102,29 +100,25 @@ def new_workers(pid: int, known: set[int]) -> set[int]:
 
 async def test_workers_that_are_killed_in_mid_text_change_no_token(services: Cluster) -> None:
     target = services.processes["target"].pid
-    wanted = request(SamplingParams(grammar=Grammar(GrammarKind.REGEX, "[a-y]+z")))
+    matching = request(SamplingParams(grammar=Grammar(GrammarKind.REGEX, "[a-y]+z")))
+
+    def kill(processes: Callable[[int], list[Process]]) -> None:
+        for process in processes(target):
+            process.kill()
+
     async with services.async_client() as client:
-        expected = (await client.generate(wanted)).token_ids
-        for kill_hosts in (False, True):
-            output: list[int] = []
-            async for event in client.stream(wanted):
-                output += getattr(event, "token_ids", ())
-                if 4 <= len(output) < 8:
-                    for process in (hosts if kill_hosts else workers)(target):
-                        process.kill()
-            assert tuple(output) == expected
+        expected = (await client.generate(matching)).token_ids
+        for processes in (workers, hosts):
+            blows = [(tokens, partial(kill, processes)) for tokens in range(4, 8)]
+            assert (await stream(client, matching, *blows)).token_ids == expected
     services.wait_idle()
 
 
-async def test_a_draft_that_cannot_follow_a_grammar_costs_drafting_only(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> None:
+async def test_a_draft_that_cannot_follow_a_grammar_costs_drafting_only(tmp_path: Path) -> None:
     tight: Flags = {"grammar.compile_ms": 10, "grammar.memory_bytes": 1 << 24}
-    drafters = (f"model:{TARGET},noise=0.3",)
-    schema = Grammar(GrammarKind.JSON_SCHEMA, '{"type":"integer","multipleOf":50021}')
-    with Cluster(tmp_path_factory.mktemp("tight"), TARGET, drafters, draft_flags=tight) as running:
+    sampling = SamplingParams(grammar=Grammar(GrammarKind.JSON_SCHEMA, '{"type":"integer","multipleOf":50021}'))
+    with Cluster(tmp_path, TARGET, (f"model:{NEAR}",), draft_flags=tight) as running:
         async with running.async_client() as client:
-            sampling = SamplingParams(grammar=schema)
             drafted = await client.generate(request(sampling))
             alone = await client.generate(request(sampling, SpeculationSettings(off=True)))
             assert drafted.token_ids == alone.token_ids

@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 
 import psutil
-import pytest
 
 from paceline.engine.table.engine import TableModel
 from paceline.models.table_names import TableSpec
 from paceline.protocol.generation import GenerateRequest
 from paceline.protocol.proposal import Acceptance
 from paceline.protocol.sampling import SamplingParams
-from tests.e2e.cluster import TARGET, Cluster
+from tests.e2e.cluster import NEAR, TARGET, Cluster, cluster_fixture
 
 REQUESTS = 200
 LENGTH = 24
 MEMORY_TOLERANCE = 1.05
 
 
-@pytest.fixture(scope="module")
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with Cluster(tmp_path_factory.mktemp("load")) as running:
-        yield running
+loaded = cluster_fixture(TARGET, NEAR)
 
 
 def greedy_text(prompt: tuple[int, ...]) -> tuple[int, ...]:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from paceline.client import Generation
-from paceline.protocol.generation import GenerateRequest, SpeculationSettings
+from paceline.protocol.generation import SpeculationSettings
 from paceline.protocol.records import GenerationStats
-from tests.e2e.cluster import Cluster, eventually, free_port
+from tests.e2e.cluster import Cluster, cluster_fixture, eventually, free_port
 from tests.metrics.scrape import Exposition
 
 OPENING, CLOSING = 0, 1
@@ -18,23 +16,13 @@ NEAR = "table:vocab=16,seed=1,sharpness=1,think=1,noise=0.3"
 MODEL = SpeculationSettings(drafter="model", num_draft_tokens=3)
 
 
-@pytest.fixture(scope="module")
-def port() -> int:
-    return free_port()
-
-
-@pytest.fixture(scope="module")
-def thinking(tmp_path_factory: pytest.TempPathFactory, port: int) -> Iterator[Cluster]:
-    folder = tmp_path_factory.mktemp("reasoning")
-    flags: dict[str, object] = {"server.metrics_port": port}
-    with Cluster(folder, TARGET, drafters=(f"model:{NEAR}",), coordinator_flags=flags) as running:
-        yield running
+PORT = free_port()
+thinking = cluster_fixture(TARGET, NEAR, coordinator_flags={"server.metrics_port": PORT})
 
 
 def generated(cluster: Cluster, prompt: tuple[int, ...], tokens: int = 120) -> Generation:
     with cluster.client() as client:
-        request = GenerateRequest(token_ids=prompt, seed=4, max_new_tokens=tokens, speculation=MODEL)
-        return client.generate(request)
+        return client.generate(token_ids=prompt, seed=4, max_new_tokens=tokens, speculation=MODEL)
 
 
 def inside(prompt: tuple[int, ...], generation: Generation) -> list[bool]:
@@ -79,9 +67,9 @@ def test_a_prompt_s_closed_span_opens_nothing(thinking: Cluster) -> None:
     assert generation.stats.reasoning is generation.stats.answer is None
 
 
-def test_metrics_have_reasoning_apart(thinking: Cluster, port: int) -> None:
+def test_metrics_have_reasoning_apart(thinking: Cluster) -> None:
     def value(name: str, **labels: str) -> float:
-        return Exposition.at(port).value(f"paceline_reasoning_{name}", **labels)
+        return Exposition.at(PORT).value(f"paceline_reasoning_{name}", **labels)
 
     before = [value("round_duration_seconds_count"), value("tokens_total", kind="accepted")]
     stats = generated(thinking, (5, OPENING, 7)).stats

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,30 +12,22 @@ from paceline.client import Generation
 from paceline.protocol.errors import InvalidInput
 from paceline.protocol.generation import FinishReason, GenerateRequest, SpeculationSettings
 from paceline.protocol.proposal import Acceptance
-from tests.e2e.cluster import Cluster
+from tests.e2e.cluster import Cluster, cluster_fixture
+from tests.engine import tiny
+from tests.models.saving import save_with_tokenizer
 
 ROWS = 512
-TARGET = f"table:distribution=text,max_length={ROWS},max_kv_rows={ROWS},step_ms=12,seed=1"
+TARGET = f"table:distribution=text,max_length={ROWS},max_kv_rows={ROWS},step_ms=8,seed=1"
 DRAFT = "table:distribution=middling,max_length=4096,step_ms=1,seed=1"
-LENGTH = 508
 PROMPT = tuple(range(3, 103)) * 4
-AUTO = SpeculationSettings()
+LENGTH = 508 - len(PROMPT)
 OFF = SpeculationSettings(off=True)
 TREE = SpeculationSettings(drafter="model", num_draft_tokens=3, tree_widths=(4, 3, 2))
 
 
-@pytest.fixture(scope="module")
-def tight(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A target that holds one session of a whole context, and no row more."""
-    with Cluster(tmp_path_factory.mktemp("tight"), target_model=TARGET, drafters=(f"model:{DRAFT}",)) as running:
-        yield running
-
-
-def request(speculation: SpeculationSettings, length: int = LENGTH, **changes: object) -> GenerateRequest:
-    made = GenerateRequest(
-        token_ids=PROMPT, seed=5, max_new_tokens=length - len(PROMPT), ignore_eos=True, speculation=speculation
-    )
-    return replace(made, **changes)  # type: ignore[arg-type]
+request = partial(GenerateRequest, token_ids=PROMPT, seed=5, ignore_eos=True)
+tight = cluster_fixture(TARGET, DRAFT)
+"""A target that holds one session of a whole context, and no row more."""
 
 
 async def written(cluster: Cluster, requests: list[GenerateRequest]) -> list[Generation]:
@@ -45,31 +37,30 @@ async def written(cluster: Cluster, requests: list[GenerateRequest]) -> list[Gen
 
 
 async def test_an_honest_draft_ends_no_request(tight: Cluster) -> None:
-    drafted = await written(tight, [request(AUTO, seed=seed) for seed in range(6)])
-    plain = await written(tight, [request(OFF, seed=seed) for seed in range(6)])
+    drafted = await written(tight, [request(max_new_tokens=LENGTH, seed=seed) for seed in range(3)])
+    off = partial(request, max_new_tokens=LENGTH, speculation=OFF)
+    plain = await written(tight, [off(seed=seed) for seed in range(3)])
     assert [one.token_ids for one in drafted] == [one.token_ids for one in plain]
     assert {one.finish_reason for one in drafted} == {FinishReason.LENGTH}
     assert sum(record.accepted for one in drafted for record in one.stats.records) > 0
     tight.wait_idle()
 
 
-@pytest.mark.parametrize("length", [LENGTH, ROWS - 1, ROWS])
+@pytest.mark.parametrize("length", [LENGTH, LENGTH + 3, LENGTH + 4])
 async def test_trees_are_proposed_to_the_last_rows(tight: Cluster, length: int) -> None:
-    plain, drafted = await written(tight, [request(each, length) for each in (OFF, TREE)])
+    plain, drafted = await written(tight, [request(max_new_tokens=length, speculation=each) for each in (OFF, TREE)])
     assert drafted.token_ids == plain.token_ids
     assert any(record.proposed for record in drafted.stats.records[-5:])
 
 
 @pytest.mark.parametrize("acceptance", [Acceptance.REJECTION, Acceptance.BLOCK])
 async def test_chains_under_other_acceptances_come_to_the_end_too(tight: Cluster, acceptance: Acceptance) -> None:
-    (one,) = await written(tight, [request(AUTO, ROWS, acceptance=acceptance)])
-    assert len(one.token_ids) == ROWS - len(PROMPT)
+    rest = ROWS - len(PROMPT)
+    (one,) = await written(tight, [request(max_new_tokens=rest, acceptance=acceptance)])
+    assert len(one.token_ids) == rest
 
 
 async def test_a_decoder_announces_what_its_kv_budget_holds(tmp_path: Path) -> None:
-    from tests.engine import tiny
-    from tests.models.saving import save_with_tokenizer
-
     shape = tiny.llama(num_hidden_layers=2, max_position_embeddings=128)
     engine, _ = tiny.engine_and_plain(shape, kv_bytes=24576)
     assert (engine.info.max_length, engine.info.max_kv_rows) == (128, 96)
