@@ -87,7 +87,8 @@ class Cluster(LocalServices):
         self.await_links()
 
     def restart(self, name: ServiceName) -> None:
-        """Start a service that has ended, configured as the cluster says by now."""
+        """Start a service again, killed if it still runs, configured as the cluster says by now."""
+        self.kill(name)
         self.start(name, name, self._settings(name))
         self.await_serving(name)
 

@@ -80,7 +80,6 @@ async def test_draft_killed_and_restarted_within_one_text(timed: Cluster, plain:
 def test_a_coordinator_that_starts_without_its_draft_takes_requests_for_it(timed: Cluster, plain: Generation) -> None:
     """It doesn't know the draft's drafters yet, and serves those who name one."""
     timed.kill("draft")
-    timed.kill("coordinator")
     timed.restart("coordinator")
     with timed.client() as client:
         named = request(speculation=SpeculationSettings(drafter="model", num_draft_tokens=3))
@@ -104,11 +103,7 @@ async def test_frozen_draft_costs_speed_only(timed: Cluster, plain: Generation) 
 async def test_a_service_killed_and_restarted_goes_on_with_the_text(
     timed: Cluster, plain: Generation, name: ServiceName
 ) -> None:
-    def strike() -> None:
-        timed.kill(name)
-        timed.restart(name)
-
-    resumed = await text_under(timed, strike)
+    resumed = await text_under(timed, lambda: timed.restart(name))
     assert resumed.token_ids == plain.token_ids
     assert resumed.text == plain.text, "joined at any byte of a character"
     timed.await_links()

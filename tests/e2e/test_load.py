@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import cache
 
 import psutil
 
@@ -13,7 +14,7 @@ from paceline.protocol.proposal import Acceptance
 from paceline.protocol.sampling import SamplingParams
 from tests.e2e.cluster import NEAR, TARGET, Cluster, cluster_fixture
 
-REQUESTS = 200
+REQUESTS = 100
 LENGTH = 24
 MEMORY_TOLERANCE = 1.05
 
@@ -21,6 +22,7 @@ MEMORY_TOLERANCE = 1.05
 loaded = cluster_fixture(TARGET, NEAR)
 
 
+@cache
 def greedy_text(prompt: tuple[int, ...]) -> tuple[int, ...]:
     """What plain greedy decoding of the table writes."""
     model = TableModel(TableSpec.parse(TARGET))

@@ -10,7 +10,7 @@ import pytest
 from paceline.protocol.generation import GenerateRequest, SpeculationSettings
 from paceline.protocol.proposal import Acceptance
 from paceline.protocol.sampling import SamplingParams
-from tests.e2e.cluster import Cluster
+from tests.e2e.cluster import Cluster, cluster_fixture
 from tests.e2e.statistics import LEVEL, chi_square_p
 from tests.e2e.test_distribution import LENGTH, PROMPT, SAMPLES, TARGET, enumerate_distribution, sample
 from tests.engine.tiny import llama, random_model
@@ -23,16 +23,13 @@ NO_LETTERS = "table:vocab=257,eos=97"
 THREADS: dict[str, object] = {"engine.threads": 1}
 
 
-@pytest.fixture(scope="module")
-def in_bytes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with Cluster(
-        tmp_path_factory.mktemp("bytes"),
-        target_model=TARGET,
-        drafters=(f"model:{BYTES}", f"model:{NO_LETTERS}"),
-        draft_flags={"target_model": TARGET},
-    ) as running:
-        yield running
-        assert "mistake" not in running.processes["coordinator"].log_tail(1_000_000), "of an honest draft"
+in_bytes = cluster_fixture(TARGET, BYTES, NO_LETTERS, draft_flags={"target_model": TARGET})
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _honest(in_bytes: Cluster) -> Iterator[None]:
+    yield
+    assert "mistake" not in in_bytes.processes["coordinator"].log_tail(1_000_000), "of an honest draft"
 
 
 @pytest.mark.parametrize(

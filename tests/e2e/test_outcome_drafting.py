@@ -100,7 +100,6 @@ async def test_a_useless_draft_is_left_alone_and_a_good_one_taken_up(tmp_path: P
         async with cluster.async_client() as client:
             plain = await client.generate(request(speculation=OFF))
             settled = await first_that(lambda each: not drafts(each), client, long)
-            cluster.kill("draft")
             cluster.drafters = (f"model:{NEAR}",)
             cluster.restart("draft")
             cluster.await_links()

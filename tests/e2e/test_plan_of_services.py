@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from paceline_lab.predict.services import ServicePasses, ServicesWanted
 from paceline_training.corpus import Role, Row, save_shard
 from paceline_training.user_data import UserData
 from paceline_training.writing import GenerationRecipe, Writer
-from tests.e2e.cluster import Cluster, free_port
+from tests.e2e.cluster import Cluster, cluster_fixture, free_port
 
 TARGET = "table:vocab=300,seed=1,sharpness=4,max_length=256"
 DRAFT = "table:vocab=300,seed=1,sharpness=4,noise=0.3,noise_seed=2,max_length=256"
@@ -40,10 +40,7 @@ ANSWER_TOKENS = 90
 """More than the nodes of one proposal."""
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with Cluster(tmp_path_factory.mktemp("cluster"), TARGET, (f"model:{DRAFT}",)) as running:
-        yield running
+cluster = cluster_fixture(TARGET, DRAFT)
 
 
 def services_of(cluster: Cluster, *drafters: str) -> ServicesWanted:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import pytest
 from typer.testing import CliRunner
 
 from paceline.cli.main import app
 from paceline.engine.table.engine import TableModel
+from paceline.local.service_process import ServiceName
 from paceline.models.table_names import TableSpec
 from paceline.protocol.errors import InvalidInput
 from paceline.protocol.generation import (
@@ -26,28 +27,19 @@ from paceline.protocol.generation import (
 )
 from paceline.protocol.sampling import SamplingParams
 from paceline.protocol.target import RowLogprobs
-from tests.e2e.cluster import Cluster
+from tests.e2e.cluster import Cluster, cluster_fixture
 from tests.services.reports import by_table
 
 SLOW = "table:vocab=64,seed=1,max_length=1024,step_ms=15"
 LAW = TableModel(TableSpec.parse(SLOW))
-PROMPT = tuple(random.Random(5).choices(range(64), k=600))
-"""38 chunks of 16: 0.6 s and more."""
+PROMPT = tuple(random.Random(5).choices(range(64), k=400))
+"""25 chunks of 16: 0.4 s and more."""
 TOP = 4
 EXACT = 1e-6
 
 
-@pytest.fixture(scope="module")
-def slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    flags: dict[str, object] = {"engine.prefill_chunk": 16}
-    folder = tmp_path_factory.mktemp("reports")
-    with Cluster(folder, target_model=SLOW, drafters=(), target_flags=flags) as running:
-        yield running
-
-
-def request(prompt: Sequence[int] = PROMPT, **changes: Any) -> GenerateRequest:
-    asked: dict[str, Any] = {"seed": 3, "max_new_tokens": 4, "prompt_logprobs": TOP}
-    return GenerateRequest(token_ids=tuple(prompt), **(asked | changes))
+request = partial(GenerateRequest, token_ids=PROMPT, seed=3, max_new_tokens=4, prompt_logprobs=TOP)
+slow = cluster_fixture(SLOW, target_flags={"engine.prefill_chunk": 16})
 
 
 def check(prompt: Sequence[int], rows: Sequence[RowLogprobs]) -> None:
@@ -59,13 +51,16 @@ async def events_of(
     cluster: Cluster, wanted: GenerateRequest, strike: Callable[[], None], after: int = 6
 ) -> list[GenerateEvent]:
     """One stream; `strike` once some of the report has come."""
-    found: list[GenerateEvent] = []
+    events: list[GenerateEvent] = []
     async with cluster.async_client() as client:
         async for event in client.stream(wanted):
-            found.append(event)
-            if sum(isinstance(each, PromptLogprobs) for each in found) == after and isinstance(event, PromptLogprobs):
+            events.append(event)
+            if (
+                isinstance(event, PromptLogprobs)
+                and sum(isinstance(each, PromptLogprobs) for each in events) == after
+            ):
                 await asyncio.to_thread(strike)
-    return found
+    return events
 
 
 def check_stream(events: Sequence[GenerateEvent], text: Sequence[int]) -> None:
@@ -97,7 +92,7 @@ async def test_both_clients_collect_the_report(slow: Cluster, text: tuple[int, .
         cached = client.generate(request())
         plain = client.generate(request(prompt_logprobs=None))
         ngram = client.generate(request(speculation=SpeculationSettings(drafter="ngram"), prompt_logprobs=0))
-        samples = client.generate_samples(2, request(PROMPT[:40], sampling=SamplingParams(logprobs=1)))
+        samples = client.generate_samples(2, request(token_ids=PROMPT[:40], sampling=SamplingParams(logprobs=1)))
     check(PROMPT, cached.prompt_logprobs)
     assert plain.prompt_logprobs == ()
     assert cached.token_ids == plain.token_ids == ngram.token_ids == text
@@ -108,23 +103,12 @@ async def test_both_clients_collect_the_report(slow: Cluster, text: tuple[int, .
     slow.wait_idle()
 
 
-async def test_a_target_killed_in_the_prompt_is_handed_over(slow: Cluster, text: tuple[int, ...]) -> None:
-    def strike() -> None:
-        slow.kill("target")
-        slow.restart("target")
-
-    check_stream(await events_of(slow, request(), strike), text)
+@pytest.mark.parametrize("name", ["target", "coordinator"])
+async def test_a_service_killed_in_the_prompt_is_made_up_for(
+    slow: Cluster, text: tuple[int, ...], name: ServiceName
+) -> None:
+    check_stream(await events_of(slow, request(), lambda: slow.restart(name)), text)
     slow.await_links()
-    slow.wait_idle()
-
-
-async def test_a_coordinator_killed_in_the_prompt_is_resumed(slow: Cluster, text: tuple[int, ...]) -> None:
-    def strike() -> None:
-        slow.kill("coordinator")
-        slow.restart("coordinator")
-        slow.await_links()
-
-    check_stream(await events_of(slow, request(), strike), text)
     slow.wait_idle()
 
 
@@ -137,8 +121,7 @@ async def test_a_client_that_goes_away_in_the_prompt_leaves_nothing(slow: Cluste
 
 
 def test_the_command_prints_the_report(slow: Cluster) -> None:
-    address = slow.reach("coordinator").address
-    arguments = ["generate", "--coordinator", address, "--prompt", "ab", "--prompt-logprobs", "2", "--json"]
+    arguments = ["generate", "--coordinator", slow.address, "--prompt", "ab", "--prompt-logprobs", "2", "--json"]
     done = CliRunner().invoke(app, [*arguments, "--max-new-tokens", "2", "--seed", "1"])
     assert done.exit_code == 0, done.output
     shown = json.loads(done.stdout)

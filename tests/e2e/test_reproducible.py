@@ -75,7 +75,6 @@ def test_16_prompts_of_128_tokens(fixed: Cluster) -> None:
             ]
             if kill:
                 await asyncio.to_thread(eventually, lambda: fixed.status("target").steps > before + 20, "rounds run")
-                fixed.kill("target")
                 await asyncio.to_thread(fixed.restart, "target")
             return await asyncio.gather(*running)
 

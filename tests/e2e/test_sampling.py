@@ -201,14 +201,9 @@ async def test_a_target_that_dies_in_the_middle_of_a_grammar(tmp_path: Path) -> 
     params = SamplingParams(grammar=Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema)), frequency_penalty=0.3)
     array = GenerateRequest(prompt="[", sampling=params, seed=1, max_new_tokens=200)
     with Cluster(tmp_path, slow, drafters=()) as fragile:
-
-        def strike() -> None:
-            fragile.kill("target")
-            fragile.restart("target")
-
         async with fragile.async_client() as client:
             whole = await client.generate(array)
-            resumed = await stream(client, array, (15, strike))
+            resumed = await stream(client, array, (15, lambda: fragile.restart("target")))
     assert len(json.loads(whole.text)) == 12
     assert resumed.token_ids == whole.token_ids
 

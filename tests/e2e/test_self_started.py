@@ -12,7 +12,6 @@ from typing import NamedTuple
 import pytest
 
 from paceline.client import AsyncClient, Generation
-from paceline.local.service_process import ServiceName
 from paceline.protocol.generation import FinishReason, GenerateRequest, Provenance, SpeculationSettings
 from paceline.protocol.proposal import Acceptance
 from paceline.protocol.sampling import Grammar, GrammarKind, SamplingParams
@@ -199,14 +198,10 @@ async def test_services_that_die_meanwhile_come_back_to_the_same_texts(
     request = partial(endless, max_new_tokens=110, sampling=SAMPLINGS["penalties"], speculation=speculation)
     first, *others = [request(acceptance=acceptance) for acceptance in acceptances]
 
-    def restart(name: ServiceName) -> None:
-        cluster.kill(name)
-        cluster.restart(name)
-
     with Proxy(("127.0.0.1", cluster.ports["target"])) as proxy:
         cluster.target_proxy = proxy.address
-        blows: list[Blow] = [(20, proxy.cut), (50, partial(restart, "target"))]
-        blows += [(80, partial(restart, "draft"))] if speculation is MODEL else []
+        blows: list[Blow] = [(20, proxy.cut), (50, partial(cluster.restart, "target"))]
+        blows += [(80, partial(cluster.restart, "draft"))] if speculation is MODEL else []
         with cluster:
             async with cluster.async_client() as client:
                 whole = await asyncio.gather(*map(client.generate, (first, *others)))

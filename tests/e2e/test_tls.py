@@ -49,8 +49,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def secured(certificates: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    folder = tmp_path_factory.mktemp("secured")
-    with Cluster(folder, target_model=TARGET, drafters=(f"model:{NEAR}",), tls=certificates) as running:
+    with Cluster(tmp_path_factory.mktemp("secured"), TARGET, (f"model:{NEAR}",), tls=certificates) as running:
         yield running
 
 
@@ -132,7 +131,6 @@ async def test_a_link_that_is_lost_after_a_rotation_comes_back_with_the_new_file
     async with secured.async_client() as client:
         expected = (await client.generate(request(2))).token_ids
     await asyncio.to_thread(write_certificates, certificates, lifetime=HOUR)
-    secured.kill("target")
     await asyncio.to_thread(secured.restart, "target")
     await asyncio.to_thread(secured.await_links)
     async with secured.async_client() as client:
