@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from pathlib import Path
+from functools import partial
 
 import numpy as np
 import pytest
 
 from coordinator.sessions.redrawing import MAX_MISTAKES
 from draft_service.drafters.draws import Distribution, NextToken, PreDrawnDraws
+from paceline.client import AsyncClient
 from paceline.engine.table.engine import TableEngine
 from paceline.models.table_names import TableSpec
 from paceline.protocol.generation import GenerateRequest, SpeculationSettings
@@ -19,13 +20,15 @@ from paceline.protocol.sampling import NoiseKey, SamplingParams
 from paceline.sampling.distribution import support_scores
 from paceline.sampling.noise import Stream
 from paceline.sampling.racing import race
-from tests.e2e.cluster import Cluster
+from tests.e2e.cluster import Cluster, cluster_fixture
 from tests.e2e.statistics import LEVEL, chi_square_p
-from tests.e2e.test_distribution import LENGTH, OPPOSITE, PROMPT, SAMPLES, TARGET, enumerate_distribution, sample
+from tests.e2e.test_distribution import LENGTH, OPPOSITE, PROMPT, TARGET, enumerate_distribution, sample
 from tests.e2e.test_wrong_draft import linked
 from tests.services.harness import draft_service
 
-SHARPER = 3.0
+SAMPLES = 600
+"""So many tell the text of a coordinator that takes the draft at its word."""
+SHARPER = 30.0
 SAMPLING = SamplingParams(temperature=0.9)
 
 
@@ -39,74 +42,70 @@ def sharper(
     return (NextToken(token, distribution.support.probability(token)),)
 
 
+opposite = cluster_fixture(TARGET)
+timed = cluster_fixture("table:vocab=64,seed=1,step_ms=10")
+"""Long enough for the pause behind the first mistake."""
+
+
 @asynccontextmanager
-async def behind(draft_model: str, folder: Path) -> AsyncIterator[Cluster]:
-    """A target and a coordinator, with a draft service in this process."""
-    async with draft_service(TableEngine(TableSpec.parse(draft_model))) as (_, address):
-        with Cluster(folder, TARGET, drafters=(), coordinator_flags={"draft.address": address}) as cluster:
-            await linked(cluster)
-            yield cluster
+async def behind(services: Cluster, draft_model: str) -> AsyncIterator[tuple[AsyncClient, Callable[[], str]]]:
+    """A client of a coordinator whose draft service is in this process, and that coordinator's log."""
+    async with draft_service(TableEngine(TableSpec.parse(draft_model))) as (_, draft):
+        with services.coordinator("misled", {"draft.address": draft}) as coordinator:
+            await linked(coordinator)
+            log = services.processes["misled"].log_file
+            before = log.stat().st_size
+            async with AsyncClient(coordinator) as client:
+                yield client, lambda: log.read_bytes()[before:].decode()
 
 
 @pytest.mark.parametrize("acceptance", [pytest.param(Acceptance.REJECTION, marks=pytest.mark.full), Acceptance.BLOCK])
 async def test_the_text_has_the_targets_distribution_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, acceptance: Acceptance
+    opposite: Cluster, monkeypatch: pytest.MonkeyPatch, acceptance: Acceptance
 ) -> None:
     monkeypatch.setattr(PreDrawnDraws, "proposed", sharper)
-    requests = [
-        GenerateRequest(
-            token_ids=PROMPT,
-            sampling=SAMPLING,
-            seed=seed,
-            max_new_tokens=LENGTH,
-            acceptance=acceptance,
-            speculation=SpeculationSettings(drafter="model", num_draft_tokens=1),
-        )
-        for seed in range(SAMPLES)
-    ]
-    async with behind(OPPOSITE, tmp_path) as cluster:
-        async with cluster.async_client() as client:
-            texts = await sample(client, requests)
-        log = cluster.processes["coordinator"].log_tail(1_000_000)
+    speculation = SpeculationSettings(drafter="model", num_draft_tokens=1)
+    drafted = partial(
+        GenerateRequest,
+        token_ids=PROMPT,
+        sampling=SAMPLING,
+        max_new_tokens=LENGTH,
+        acceptance=acceptance,
+        speculation=speculation,
+    )
+    async with behind(opposite, OPPOSITE) as (client, log):
+        texts = await sample(client, [drafted(seed=seed) for seed in range(SAMPLES)])
+        mistakes = [line for line in log().splitlines() if "draft failed" in line]
     assert chi_square_p(texts, enumerate_distribution(SAMPLING)) > LEVEL
-    mistakes = [line for line in log.splitlines() if "draft failed" in line]
     assert SAMPLES / 10 < len(mistakes) <= MAX_MISTAKES * SAMPLES
     for line in mistakes:
         assert "drafter=model round=" in line
         assert "mistake " in line
 
 
-LONG = "table:vocab=64,seed=1"
-
-
 @pytest.mark.parametrize("acceptance", [Acceptance.REJECTION, Acceptance.BLOCK])
 @pytest.mark.parametrize("honest", [True, False])
 async def test_a_request_does_without_it_after_a_few_mistakes_and_the_next_one_asks_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, acceptance: Acceptance, honest: bool
+    timed: Cluster, monkeypatch: pytest.MonkeyPatch, acceptance: Acceptance, honest: bool
 ) -> None:
     if not honest:
         monkeypatch.setattr(PreDrawnDraws, "proposed", sharper)
-    async with draft_service(TableEngine(TableSpec.parse(f"{LONG},noise=0.3"))) as (_, address):
-        timed = f"{LONG},step_ms=10"  # long enough for the pause behind the first mistake
-        with Cluster(tmp_path, timed, drafters=(), coordinator_flags={"draft.address": address}) as cluster:
-            await linked(cluster)
-            async with cluster.async_client() as client:
-                for seed in range(2):
-                    generation = await client.generate(
-                        GenerateRequest(
-                            token_ids=PROMPT,
-                            seed=seed,
-                            max_new_tokens=160,
-                            ignore_eos=True,
-                            acceptance=acceptance,
-                            speculation=SpeculationSettings(drafter="model", num_draft_tokens=3),
-                        )
-                    )
-                    assert len(generation.token_ids) == 160
-                    proposing = [record for record in generation.stats.records if record.proposed]
-                    assert (len(proposing) > 20) == honest
-            log = cluster.processes["coordinator"].log_tail(1000)
-    assert log.count("mistake 1 of") == log.count(f"mistake {MAX_MISTAKES} of") == (0 if honest else 2)
+    speculation = SpeculationSettings(drafter="model", num_draft_tokens=3)
+    async with behind(timed, "table:vocab=64,seed=1,noise=0.3") as (client, log):
+        for seed in range(2):
+            generation = await client.generate(
+                token_ids=PROMPT,
+                seed=seed,
+                max_new_tokens=120,
+                ignore_eos=True,
+                acceptance=acceptance,
+                speculation=speculation,
+            )
+            assert len(generation.token_ids) == 120
+            proposing = [record for record in generation.stats.records if record.proposed]
+            assert (len(proposing) > 20) == honest
+        told = log()
+    assert told.count("mistake 1 of") == told.count(f"mistake {MAX_MISTAKES} of") == (0 if honest else 2)
 
 
 def test_the_wrong_draw_is_another_one() -> None:

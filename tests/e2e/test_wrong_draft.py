@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 
+from paceline.client import Client, Generation
 from paceline.protocol import codec
 from paceline.protocol.draft import Commit, DraftCommand, DraftedProposal, DraftEvent, DraftOpen, Verifying
 from paceline.protocol.generation import GenerateRequest, Provenance, SpeculationSettings
@@ -21,8 +21,9 @@ from paceline.rpc.frames import MESSAGE_OVERHEAD_BYTES, FrameWriter
 from paceline.rpc.link import serve_link
 from paceline.rpc.link_kinds import DRAFT
 from paceline.v1 import draft_service_pb2_grpc as pb_grpc
-from tests.e2e.cluster import TARGET, Cluster, eventually
+from tests.e2e.cluster import TARGET, Cluster, cluster_fixture, eventually, free_port
 
+PORT = free_port()
 LENGTH = 24
 MODEL = "model"
 TIMED = f"{TARGET},step_ms=20"
@@ -144,15 +145,35 @@ class Handler:
 
 
 @asynccontextmanager
-async def serving(answer: Answer, prepare: Prepare = for_nothing) -> AsyncIterator[str]:
+async def serving(answer: Answer, prepare: Prepare = for_nothing, port: int = 0) -> AsyncIterator[str]:
     server = grpc.aio.server()
     pb_grpc.add_DraftServiceServicer_to_server(WrongDraft(answer, prepare), server)
-    port = server.add_insecure_port("127.0.0.1:0")
+    port = server.add_insecure_port(f"127.0.0.1:{port}")
     await server.start()
     try:
         yield f"127.0.0.1:{port}"
     finally:
         await server.stop(0)
+
+
+def cluster_of_a_wrong_draft(target_model: str) -> Any:
+    """One cluster for all drafts of a kind: each comes to the same port, and leaves it."""
+    flags = {"draft.address": f"127.0.0.1:{PORT}", "draft_timeout_ms": 50.0}
+    return cluster_fixture(target_model, coordinator_flags=flags)
+
+
+quick, timed, crowded = map(cluster_of_a_wrong_draft, (TARGET, TIMED, CROWDED))
+
+
+async def both(
+    cluster: Cluster, answer: Answer, prepare: Prepare = for_nothing, **changes: Any
+) -> tuple[Generation, Generation]:
+    """A text without the wrong draft, and one with it."""
+    async with serving(answer, prepare, PORT), cluster.async_client() as client:
+        await linked(cluster.address)
+        return await client.generate(request(off=True, **changes)), await client.generate(
+            request(off=False, **changes)
+        )
 
 
 @pytest.mark.parametrize(
@@ -168,14 +189,9 @@ async def serving(answer: Answer, prepare: Prepare = for_nothing) -> AsyncIterat
         never,
     ],
 )
-async def test_the_text_goes_on_without_it(tmp_path: Path, answer: Answer) -> None:
+async def test_the_text_goes_on_without_it(quick: Cluster, answer: Answer) -> None:
     acceptance = Acceptance.REJECTION if answer is without_supports else Acceptance.COUPLED
-    async with serving(answer) as address:
-        flags: dict[str, object] = {"draft.address": address, "draft_timeout_ms": 50.0}
-        with Cluster(tmp_path, drafters=(), coordinator_flags=flags) as cluster:
-            async with cluster.async_client() as client:
-                plain = await client.generate(request(acceptance, off=True))
-                drafted = await client.generate(request(acceptance, off=False))
+    plain, drafted = await both(quick, answer, acceptance=acceptance)
     assert set(drafted.provenance) == {Provenance.TARGET}
     assert drafted.token_ids == plain.token_ids
     waited = [record for record in drafted.stats.records if record.draft_wait_ms >= 50]
@@ -204,41 +220,29 @@ def request(
     ],
 )
 async def test_a_wrong_outcome_ends_the_drafts_session_and_nothing_else(
-    tmp_path: Path, prepare: Prepare, prompt: tuple[int, ...], reason: str
+    timed: Cluster, prepare: Prepare, prompt: tuple[int, ...], reason: str
 ) -> None:
-    async with serving(never, prepare) as address:
-        flags: dict[str, object] = {"draft.address": address, "draft_timeout_ms": 50.0}
-        with Cluster(tmp_path, target_model=TIMED, drafters=(), coordinator_flags=flags) as cluster:
-            await linked(cluster)
-            async with cluster.async_client() as client:
-                plain = await client.generate(request(off=True, prompt=prompt))
-                drafted = await client.generate(request(off=False, prompt=prompt))
-            log = cluster.processes["coordinator"].log_tail()
+    log = timed.processes["coordinator"].log_file
+    before = log.read_text().count(reason)
+    plain, drafted = await both(timed, never, prepare, prompt=prompt)
     assert drafted.token_ids == plain.token_ids
-    assert reason in log
+    assert log.read_text().count(reason) > before
 
 
 @pytest.mark.parametrize(("answer", "prepare"), [(too_wide, for_nothing), (never, too_wide_ahead)])
-async def test_what_the_target_has_no_rows_for_is_cut(tmp_path: Path, answer: Answer, prepare: Prepare) -> None:
-    async with serving(answer, prepare) as address:
-        flags: dict[str, object] = {"draft.address": address, "draft_timeout_ms": 50.0}
-        with Cluster(tmp_path, target_model=CROWDED, drafters=(), coordinator_flags=flags) as cluster:
-            await linked(cluster)
-            async with cluster.async_client() as client:
-                plain = await client.generate(request(off=True))
-                drafted = await client.generate(request(off=False))
-            log = cluster.processes["coordinator"].log_tail()
-            cluster.wait_idle()
+async def test_what_the_target_has_no_rows_for_is_cut(crowded: Cluster, answer: Answer, prepare: Prepare) -> None:
+    plain, drafted = await both(crowded, answer, prepare)
     assert drafted.token_ids == plain.token_ids
     assert any(record.proposed for record in drafted.stats.records) == (answer is too_wide), "the rest is verified"
-    assert "target refused" not in log
+    assert "target refused" not in crowded.processes["coordinator"].log_file.read_text()
+    crowded.wait_idle()
 
 
-async def linked(cluster: Cluster) -> None:
-    """Wait until the coordinator has its link to the wrong draft, which the cluster knows nothing of."""
+async def linked(address: str) -> None:
+    """Wait until a coordinator has its link to a draft in this process."""
 
     def ready() -> bool:
-        with cluster.client() as client:
+        with Client(address) as client:
             return client.describe_models()[0].draft_ready
 
     await asyncio.to_thread(eventually, ready, "the coordinator has its link to the draft")
