@@ -13,7 +13,7 @@ from paceline.client import AsyncClient
 from paceline.engine.table.engine import load_table
 from paceline.v1 import draft_service_pb2_grpc as draft_grpc
 from paceline.v1 import target_service_pb2_grpc as target_grpc
-from tests.e2e.test_features import NEAR, TARGET, coordinator
+from tests.e2e.in_process import NEAR, TARGET, coordinator
 from tests.fuzz.events_surface import MutatingRelay
 from tests.services.feature_spy import FeatureSpy
 from tests.services.harness import draft_service, serving, target_service

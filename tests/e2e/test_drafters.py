@@ -1,37 +1,42 @@
-"""Every kind of drafter through all three services: no text changes, whatever it drafts."""
+"""Every kind of drafter through all three services: it reads the features that it is to read, and no text changes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
+from draft_service import feature_waits
+from draft_service.drafters.model import ModelDraft, ModelDrafter
 from paceline.client import Generation
+from paceline.drafters.formats.kinds import kind_of, load_onto
+from paceline.drafters.formats.target_weights import TargetWeights
+from paceline.engine.features import FeatureEngine, FeatureRows
+from paceline.engine.interface import Engine
+from paceline.protocol.draft import DraftBudget
 from paceline.protocol.generation import GenerateRequest, SpeculationSettings
 from paceline.protocol.proposal import ROOT, Proposal
 from paceline.protocol.sampling import SamplingParams
 from paceline.sampling import acceptance
-from tests.e2e.tiny_drafters import DRAFTERS, services
+from tests.drafters.formats.eagle_files import INPUTS
+from tests.drafters.heads.lookahead_files import own_tensors, write
+from tests.e2e.tiny_drafters import DRAFTERS, SETTINGS, services, target_model
 from tests.services.harness import eventually
 
+PROMPT = tuple(range(1, 25))
 CHAIN = SpeculationSettings(drafter="model", num_draft_tokens=3)
 TREE = SpeculationSettings(drafter="model", tree_widths=(3, 2), num_draft_tokens=2)
 OFF = SpeculationSettings(off=True)
-ELSEWHERE = {("eagle1", 0.0), ("eagle3", 0.8), ("medusa", 0.0)}
-"""In every run by tests of their own, which look at the features, too."""
-
-
-def case(drafter: str, temperature: float) -> object:
-    return pytest.param(drafter, temperature, marks=pytest.mark.full if (drafter, temperature) in ELSEWHERE else ())
-
-
-CASES = [case(drafter, temperature) for drafter in DRAFTERS for temperature in (0.0, 0.8)]
+READ = {"eagle1": (-1,), "eagle3": INPUTS}
+"""Layers whose states drafters read, and which of transformers' own those are."""
 
 
 def request(speculation: SpeculationSettings, temperature: float) -> GenerateRequest:
     return GenerateRequest(
-        token_ids=tuple(range(1, 25)),
+        token_ids=PROMPT,
         seed=5,
         max_new_tokens=16,
         ignore_eos=True,
@@ -44,15 +49,70 @@ def proposed(text: Generation) -> int:
     return sum(record.proposed for record in text.stats.records)
 
 
-@pytest.mark.parametrize(("drafter", "temperature"), CASES)
-async def test_no_text_changes(drafter: str, temperature: float, tmp_path: Path) -> None:
-    async with services(drafter, tmp_path) as (client, engine):
+class NotingDrafter(ModelDrafter):
+    """Notes the features that each session takes, and what it drafts."""
+
+    def __init__(self, engine: FeatureEngine, prefill_chunk: int) -> None:
+        super().__init__(engine, prefill_chunk)
+        self.features: dict[int, dict[int, FeatureRows]] = {}
+        self.drafts: list[ModelDraft] = []
+
+    def take_features(self, session: int, first_position: int, rows: FeatureRows) -> None:
+        super().take_features(session, first_position, rows)
+        self.features.setdefault(session, {}).update(enumerate(rows, start=first_position))
+
+    def begin(self, session: int, budget: DraftBudget, proposal_id: int) -> ModelDraft:
+        self.drafts.append(super().begin(session, budget, proposal_id))
+        return self.drafts[-1]
+
+
+def check_features(features: dict[int, FeatureRows], text: Sequence[int], layers: Sequence[int]) -> None:
+    """They are the hidden states that transformers computes, from the first token on."""
+    with torch.no_grad():
+        states = target_model()(torch.tensor([list(text)]), output_hidden_states=True).hidden_states
+    expected = torch.cat([states[each][0] for each in layers], dim=-1).numpy()
+    assert sorted(features) == [*range(len(features))]
+    assert len(features) >= len(PROMPT)
+    for position, row in features.items():
+        # float16 on the wire.
+        np.testing.assert_allclose(row, expected[position], rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("drafter", "temperature", "static"),
+    [*((name, temperature, False) for name in DRAFTERS for temperature in (0.0, 0.8)), ("eagle3", 0.8, True)],
+)
+async def test_no_text_changes(drafter: str, temperature: float, static: bool, tmp_path: Path) -> None:
+    """`static`: the target's engine is the one that GPUs have."""
+    async with services(DRAFTERS[drafter], tmp_path, NotingDrafter, static=static) as (client, noting):
         alone = await client.generate(request(OFF, temperature))
         for speculation in (CHAIN, TREE):
             drafted = await client.generate(request(speculation, temperature))
             assert drafted.token_ids == alone.token_ids
             assert proposed(drafted)
-        await eventually(lambda: engine.kv_rows == 0, "the drafter keeps no rows of texts that have ended")
+            if drafter in READ:
+                features = noting.features[max(noting.features)]
+                check_features(features, (*PROMPT, *drafted.token_ids), READ[drafter])
+        await eventually(lambda: noting._engine.kv_rows == 0, "the drafter keeps no rows of texts that have ended")
+
+
+def echoing_heads(folder: Path, target: TargetWeights) -> Engine:
+    """Medusa's heads that leave the target's hidden state as it is, under its own output."""
+    zeros = {name: torch.zeros_like(tensor) for name, tensor in own_tensors(outputs=False).items()}
+    kind = kind_of(write(folder, zeros, "medusa_lm_head.pt"))
+    assert kind is not None
+    return load_onto(kind, folder, target, SETTINGS)
+
+
+async def test_heads_read_the_feature_before_the_last_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such heads say what the target said of the last token: that token, if they read the feature before it."""
+    monkeypatch.setattr(feature_waits, "ROUND_PATIENCE_S", 60.0)
+    async with services(echoing_heads, tmp_path, NotingDrafter) as (client, noting):
+        await client.generate(request(CHAIN, 0.0))
+        said = [(draft.branch.root, draft.proposal().token_ids) for draft in noting.drafts]
+        behind_prompt = [(root.token, tokens) for root, tokens in said if root.position >= len(PROMPT) and tokens]
+        assert len(behind_prompt) >= 4
+        assert all(set(tokens) == {root} for root, tokens in behind_prompt)
 
 
 def walk_to_any_child(proposal: Proposal, target_tokens: Sequence[int]) -> int:
@@ -64,7 +124,7 @@ def walk_to_any_child(proposal: Proposal, target_tokens: Sequence[int]) -> int:
 async def test_a_text_that_is_not_the_targets_is_noticed(
     drafter: str, temperature: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with services(drafter, tmp_path) as (client, _):
+    async with services(DRAFTERS[drafter], tmp_path, ModelDrafter) as (client, _):
         alone = await client.generate(request(OFF, temperature))
         monkeypatch.setattr(acceptance, "coupled_walk", walk_to_any_child)
         drafted = await client.generate(request(CHAIN, temperature))

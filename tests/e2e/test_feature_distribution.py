@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from draft_service.drafters.model import ModelDrafter
 from paceline.protocol.generation import GenerateRequest, SpeculationSettings
 from paceline.protocol.proposal import Acceptance
 from paceline.protocol.sampling import SamplingParams
@@ -42,7 +43,7 @@ def enumerate_texts(temperature: float) -> dict[Tokens, float]:
 async def _sampled(drafter: str, folder: Path, acceptance: Acceptance) -> Sequence[Tokens]:
     speculation = SpeculationSettings(drafter="model", num_draft_tokens=2)
     slots = asyncio.Semaphore(AT_ONCE)
-    async with services(drafter, folder) as (client, _):
+    async with services(DRAFTERS[drafter], folder, ModelDrafter) as (client, _):
 
         async def one(seed: int) -> tuple[Tokens, int]:
             async with slots:

@@ -9,30 +9,20 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
-import grpc
 import pytest
 
-from coordinator.pools import Pools
-from coordinator.servicer import GenerationServicer
 from coordinator.sessions import feature_feed
-from coordinator.sessions.pool import Pool
 from draft_service.scheduler import DraftScheduler
-from paceline.access.gate import gate_of
 from paceline.client import AsyncClient, Generation
 from paceline.engine.table.engine import load_table
-from paceline.models.generation_defaults import NO_DEFAULTS, GenerationDefaults
-from paceline.models.tokenizer import load_tokenizer
 from paceline.protocol.features import FeatureNeed, Features
 from paceline.protocol.generation import GenerateRequest, SpeculationSettings
 from paceline.protocol.proposal import Acceptance
 from paceline.protocol.sampling import SamplingParams
-from paceline.runtime.config import CoordinatorConfig, PoolSettings
-from paceline.v1 import generation_service_pb2_grpc as pb_grpc
+from tests.e2e.in_process import NEAR, TARGET, coordinator, three_services
 from tests.services.feature_spy import FeatureSpy, misplaced, positions
-from tests.services.harness import draft_service, eventually, serving, target_service
+from tests.services.harness import draft_service, eventually, target_service
 
-TARGET = "table:vocab=64,seed=1,max_length=512"
-NEAR = f"{TARGET},noise=0.3"
 PROMPT = tuple(range(1, 41))
 LENGTH = 50
 LAST_TOKENS = 20
@@ -43,61 +33,17 @@ SHORT = SpeculationSettings(drafter="model", num_draft_tokens=1)
 OFF = SpeculationSettings(off=True)
 
 
-def all_up(pool: Pool[Any]) -> bool:
-    return bool(pool.peers) and all(peer.link.is_up for peer in pool.peers)
-
-
-@asynccontextmanager
-async def coordinator(
-    target: str,
-    *drafts: str,
-    model: str = TARGET,
-    awaits_draft: bool = True,
-    defaults: GenerationDefaults = NO_DEFAULTS,
-    **settings: Any,
-) -> AsyncIterator[AsyncClient]:
-    """A coordinator of these services, and a client of it; `model` names the tokenizer."""
-    config = CoordinatorConfig(
-        model=model,
-        target=PoolSettings(address=(target,)),
-        draft=PoolSettings(address=drafts),
-        reconnect_max_ms=100,
-        **settings,
-    )
-    tokenizer = load_tokenizer(model)
-    pools = Pools.of(config, tokenizer)
-    assert pools.draft is not None
-    servicer = GenerationServicer(config, tokenizer, pools.target, pools.draft, gate_of(None), defaults=defaults)
-
-    def register(server: grpc.aio.Server) -> None:
-        pb_grpc.add_GenerationServiceServicer_to_server(servicer, server)
-
-    pools.start()
-    try:
-        async with serving(register) as address, AsyncClient(address) as client:
-            peers: list[Pool[Any]] = [pools.target, pools.draft] if awaits_draft else [pools.target]
-            await eventually(lambda: all(map(all_up, peers)), "links stand")
-            yield client
-    finally:
-        servicer.close()
-        await pools.close()
-
-
 @asynccontextmanager
 async def cluster(spy: FeatureSpy | None = None, **settings: Any) -> AsyncIterator[tuple[AsyncClient, FeatureSpy]]:
     spy = spy or FeatureSpy(load_table(NEAR))
-    async with AsyncExitStack() as services:
-        _, target = await services.enter_async_context(target_service(load_table(TARGET)))
-        _, draft = await services.enter_async_context(draft_service(spy._engine, drafter=spy))
-        yield await services.enter_async_context(coordinator(target, draft, **settings)), spy
+    async with three_services(load_table(TARGET), spy, **settings) as client:
+        yield client, spy
 
 
-def request(speculation: SpeculationSettings, seed: int = 5, **changes: Any) -> GenerateRequest:
+def request(speculation: SpeculationSettings, **changes: Any) -> GenerateRequest:
+    fields = {"seed": 5, "max_new_tokens": LENGTH, "ignore_eos": True, **changes}
     sampling = SamplingParams(temperature=0.8)
-    return GenerateRequest(
-        token_ids=PROMPT, seed=seed, max_new_tokens=LENGTH, ignore_eos=True, sampling=sampling,
-        speculation=speculation, **changes,
-    )  # fmt: skip
+    return GenerateRequest(token_ids=PROMPT, sampling=sampling, speculation=speculation, **fields)
 
 
 def check(spy: FeatureSpy, session: int, one: Generation, within: float = 0.0) -> None:

@@ -15,7 +15,7 @@ from paceline.models.generation_defaults import GenerationDefaults
 from paceline.protocol.generation import GenerateRequest, SpeculationSettings, Started
 from paceline.protocol.proposal import Acceptance
 from paceline.protocol.sampling import FIELDS_WITH_DEFAULTS, SamplingParams
-from tests.e2e.test_features import NEAR, TARGET, coordinator
+from tests.e2e.in_process import NEAR, TARGET, coordinator
 from tests.services.feature_spy import FeatureSpy
 from tests.services.harness import draft_service, target_service
 
@@ -23,7 +23,7 @@ FILE = SamplingParams(temperature=0.5, top_k=12, top_p=0.75, min_p=0.0625, repet
 """Numbers that float32 holds."""
 PLAIN: dict[str, Any] = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
 PROMPT = tuple(range(1, 9))
-LENGTH = 40
+LENGTH = 24
 NOBODY = "127.0.0.1:1"
 
 

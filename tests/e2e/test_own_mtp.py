@@ -15,11 +15,9 @@ from draft_service.drafters.model import ModelDrafter
 from paceline.client import AsyncClient, Generation
 from paceline.engine.loading import load_engine
 from paceline.runtime.config import DraftConfig, EngineSettings
-from paceline.sampling import acceptance
 from tests.drafters.heads.tiny_mtp import HIDDEN, OWN_LAYERS, change, save_target
-from tests.e2e.test_drafters import CHAIN, OFF, TREE, request, walk_to_any_child
-from tests.e2e.test_features import coordinator
-from tests.services.harness import draft_service, target_service
+from tests.e2e.in_process import three_services
+from tests.e2e.test_drafters import CHAIN, OFF, TREE, request
 
 SETTINGS = EngineSettings(threads=1, device="cpu", kv_bytes=1 << 22)
 JOINING = f"model.layers.{OWN_LAYERS}.eh_proj.weight"
@@ -33,14 +31,9 @@ async def services(target: Path) -> AsyncIterator[AsyncClient]:
     config = DraftConfig(drafters=("model:mtp",), target_model=str(target), engine=SETTINGS)
     with pytest.MonkeyPatch.context() as unmeasured:
         unmeasured.setattr(ModelDrafter, "measure", lambda drafter: None)  # seconds, of no use here
-        catalogue = build_catalogue(config)
-    (engine,), drafter = catalogue.engines, catalogue.pick("")
+        drafter = build_catalogue(config).pick("")
     assert isinstance(drafter, ModelDrafter)
-    async with (
-        target_service(load_engine(str(target), SETTINGS)) as (_, target_address),
-        draft_service(engine, drafter=drafter) as (_, draft_address),
-        coordinator(target_address, draft_address, model=str(target)) as client,
-    ):
+    async with three_services(load_engine(str(target), SETTINGS), drafter, model=str(target)) as client:
         yield client
 
 
@@ -68,11 +61,3 @@ async def test_halves_joined_the_other_way_round_are_noticed(tmp_path: Path) -> 
         alone, drafted = [await client.generate(request(speculation, 0.0)) for speculation in (OFF, CHAIN)]
     assert drafted.token_ids == alone.token_ids
     assert accepted(drafted) < OFTEN
-
-
-async def test_a_text_that_is_not_the_targets_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with services(save_target(tmp_path, "deepseek_v3")) as client:
-        alone = await client.generate(request(OFF, 0.8))
-        monkeypatch.setattr(acceptance, "coupled_walk", walk_to_any_child)
-        drafted = await client.generate(request(CHAIN, 0.8))
-    assert drafted.token_ids != alone.token_ids

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -31,10 +32,9 @@ from paceline_training.kinds import TraineeShape, make_trainee, manifest_of
 from tests.drafters.formats import eagle_files
 from tests.drafters.heads import tiny_mtp
 from tests.drafters.heads.lookahead_files import own_tensors, write
-from tests.e2e.test_features import coordinator
+from tests.e2e.in_process import three_services
 from tests.engine import tiny
 from tests.models.saving import save_with_tokenizer
-from tests.services.harness import draft_service, target_service
 
 SETTINGS = EngineSettings(threads=1, device="cpu", kv_bytes=1 << 24)
 EXIT_LAYER = 5
@@ -43,24 +43,28 @@ SHARPENED = 30.0
 """By how much heads of random weights are: what is all but even is not worth proposing."""
 
 
+Build = Callable[[Path, TargetWeights], Engine]
+"""Makes a drafter's engine, with files in a folder, for a target."""
+D = TypeVar("D", bound=ModelDrafter)
+
+
 def target_model() -> PreTrainedModel:
     return tiny.random_model(eagle_files.target_config(), seed=7)
 
 
 @asynccontextmanager
-async def services(drafter: str, folder: Path) -> AsyncIterator[tuple[AsyncClient, Engine]]:
-    """All three, with a drafter of this kind, and its engine; what is loaded is written to the folder."""
+async def services(
+    build: Build, folder: Path, make: type[D], *, static: bool = False
+) -> AsyncIterator[tuple[AsyncClient, D]]:
+    """All three, with a drafter; what is loaded is written to the folder. `static`: the target's engine is that of
+    GPUs."""
     name = str(folder / "target")
     save_with_tokenizer(target_model(), folder / "target")
     weights = TargetWeights.load(name, SETTINGS)
-    engine = DRAFTERS[drafter](folder / "draft", weights)
-    target = build_engine(target_model(), weights.tokenizer, SETTINGS, "tiny")
-    async with (
-        target_service(target) as (_, target_address),
-        draft_service(engine, drafter=ModelDrafter(engine, prefill_chunk=16)) as (_, draft_address),
-        coordinator(target_address, draft_address, model=name) as client,
-    ):
-        yield client, engine
+    drafter = make(build(folder / "draft", weights), prefill_chunk=16)
+    target = build_engine(target_model(), weights.tokenizer, SETTINGS, "tiny", static=static)
+    async with three_services(target, drafter, model=name) as client:
+        yield client, drafter
 
 
 def _loaded(folder: Path, target: TargetWeights) -> Engine:
@@ -110,7 +114,7 @@ def _exit(folder: Path, target: TargetWeights) -> Engine:
     return load_draft_engine(str(folder), SETTINGS, name)
 
 
-DRAFTERS: dict[str, Callable[[Path, TargetWeights], Engine]] = {
+DRAFTERS: dict[str, Build] = {
     "eagle1": _eagle1,
     "eagle3": _eagle3,
     "medusa": _medusa,

@@ -37,7 +37,7 @@ from paceline_training.recipe import JointRecipe, TrainRecipe
 from paceline_training.teacher import read_row
 from paceline_training.text_pass import learned_logits
 from paceline_training.vocabulary import choose_vocabulary
-from tests.e2e.test_features import coordinator
+from tests.e2e.in_process import coordinator
 from tests.services.harness import draft_service, target_service
 from tests.training.tiny_target import SETTINGS, load_target, wanted
 
