@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -53,14 +54,11 @@ async def test_acceptance_is_what_the_formula_says(
 ) -> None:
     """k = 1: every round's first token is a Bernoulli draw whose mean the tables give."""
     speculation = SpeculationSettings(drafter="model", num_draft_tokens=1)
-    requests = [
-        GenerateRequest(
-            token_ids=(i, 3), seed=1000 + i, max_new_tokens=200, acceptance=acceptance, speculation=speculation
-        )
-        for i in range(REQUESTS)
-    ]
+    request = partial(GenerateRequest, max_new_tokens=200, acceptance=acceptance, speculation=speculation)
     async with cluster.async_client() as client:
-        generations = await asyncio.gather(*(client.generate(request) for request in requests))
+        generations = await asyncio.gather(
+            *(client.generate(request(token_ids=(place, 3), seed=1000 + place)) for place in range(REQUESTS))
+        )
     expected = variance = 0.0
     accepted = rounds = 0
     for generation in generations:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from paceline.access.gate import REFUSAL, REVOCATION
-from paceline.access.keys import ApiKey, ApiKeys, KeyLimits, hash_of, new_key, save_keys
+from paceline.access.keys import KeyLimits, hash_of, new_key
 from paceline.client import (
     Client,
     GenerateRequest,
@@ -24,6 +24,7 @@ from paceline.client import (
     Unauthenticated,
 )
 from tests.e2e.cluster import Cluster, eventually
+from tests.e2e.keys import write_keys
 
 SLOW = "table:vocab=64,seed=1,step_ms=20,max_length=4096"
 KEYS = {name: new_key() for name in ("alice", "bob", "few", "one", "small")}
@@ -37,8 +38,7 @@ SHORT = GenerateRequest(token_ids=(1, 2, 3), max_new_tokens=4, seed=5)
 
 
 def save(file: Path, *names: str) -> None:
-    kept = (ApiKey(name=name, sha256=hash_of(KEYS[name]), limits=LIMITS.get(name, KeyLimits())) for name in names)
-    save_keys(ApiKeys(keys=tuple(kept)), file)
+    write_keys(file, {name: KEYS[name] for name in names}, LIMITS)
 
 
 @pytest.fixture(scope="module")
@@ -49,9 +49,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory, file: Path) -> Iterator[Cluster]:
     save(file, *KEYS)
-    cluster = Cluster(
-        tmp_path_factory.mktemp("guarded"), SLOW, drafters=(), coordinator_flags={"api_keys": str(file)}
-    )
+    cluster = Cluster(tmp_path_factory.mktemp("guarded"), SLOW, (), coordinator_flags={"api_keys": str(file)})
     cluster.api_key = KEYS["alice"]
     with cluster:
         yield cluster
@@ -75,6 +73,10 @@ def known(client: Client) -> bool:
         return bool(client.describe_models())
     except Unauthenticated:
         return False
+
+
+def tokens_of(events: Iterable[object]) -> list[int]:
+    return [token for event in events if isinstance(event, Tokens) for token in event.token_ids]
 
 
 def refusal(client: Client, request: GenerateRequest = SHORT) -> PacelineError:
@@ -116,21 +118,20 @@ def test_a_revoked_key_ends_its_streams_and_no_others(guarded: Cluster, keys: Pa
     with client_of(guarded, "alice") as alice, client_of(guarded, "bob") as bob:
         others: Any = bob.stream(ENDLESS)
         ours = alice.stream(ENDLESS)
-        kept = [next(others) for _ in range(2)]
+        whole = [next(others) for _ in range(2)]
         received = [next(ours) for _ in range(3)]
         save(keys, "bob")
         with pytest.raises(Unauthenticated) as caught:
             received.extend(ours)
         assert caught.value.message == REVOCATION
-        got = [token for event in received if isinstance(event, Tokens) for token in event.token_ids]
-        while sum(len(event.token_ids) for event in kept if isinstance(event, Tokens)) <= len(got):
-            kept.append(next(others))
-        true = [token for event in kept if isinstance(event, Tokens) for token in event.token_ids]
-        assert got
-        assert true[: len(got)] == got
+        beginning = tokens_of(received)
+        while len(tokens_of(whole)) <= len(beginning):
+            whole.append(next(others))
+        assert beginning
+        assert tokens_of(whole)[: len(beginning)] == beginning
         eventually(lambda: guarded.status("target").sessions == 1, "the revoked stream's session is freed")
         assert refusal(client_of(guarded, "alice")).message == REFUSAL
-        kept.append(next(others))
+        next(others)
         others.close()
     with client_of(guarded, "bob") as client:
         assert client.generate(SHORT).token_ids
@@ -139,7 +140,7 @@ def test_a_revoked_key_ends_its_streams_and_no_others(guarded: Cluster, keys: Pa
 
 def test_a_key_that_comes_is_taken_without_a_restart(guarded: Cluster, keys: Path) -> None:
     fresh = new_key()
-    save_keys(ApiKeys(keys=(ApiKey(name="fresh", sha256=hash_of(fresh)),)), keys)
+    write_keys(keys, {"fresh": fresh})
 
     def served() -> bool:
         with Client(guarded.address, api_key=fresh, timeout_s=20) as client:

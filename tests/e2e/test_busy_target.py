@@ -17,8 +17,8 @@ from tests.chaos.states import State
 from tests.chaos.trigger import Armed, Trigger, proxy_before
 from tests.e2e.cluster import Cluster
 
-PATIENCE_MS = 1000.0
-STEP_MS = 1300
+PATIENCE_MS = 700.0
+STEP_MS = 950
 CHUNK = 16
 PROMPTS = tuple(tuple(range(first, first + CHUNK + 4)) for first in (1, 30))
 """Of no common prefix: the second waits for room, and nothing else."""

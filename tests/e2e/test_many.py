@@ -8,14 +8,15 @@ from collections.abc import Iterator
 import pytest
 
 from paceline.client import AsyncClient
-from paceline.protocol.generation import Finished, GenerateRequest, SpeculationSettings, Tokens
+from paceline.client.shared import Collector
+from paceline.protocol.generation import GenerateRequest, SpeculationSettings
 from tests.e2e.cluster import eventually
 from tests.e2e.many_services import COORDINATORS, PEERS, ManyServices
 
 TIMED = "table:vocab=300,seed=1,eos=299,step_ms=4"
 NEAR = "table:vocab=300,seed=1,eos=299,noise=0.2,step_ms=1"
 OF_ANOTHER = "table:vocab=64,seed=1"
-LENGTH = 200
+LENGTH = 150
 
 
 class Many(ManyServices):
@@ -67,7 +68,7 @@ class Streams:
     """Requests that run at once, and how far each is."""
 
     def __init__(self, services: Many, count: int, length: int = LENGTH) -> None:
-        self.ids: list[list[int]] = [[] for _ in range(count)]
+        self.so_far = [Collector() for _ in range(count)]
         self._client = services.address
         self._length = length
         self._tasks = [asyncio.create_task(self._run(number)) for number in range(count)]
@@ -75,20 +76,16 @@ class Streams:
     async def _run(self, number: int) -> None:
         async with AsyncClient(self._client) as client:
             async for event in client.stream(request(number, self._length)):
-                if isinstance(event, Tokens):
-                    self.ids[number] += event.token_ids
-                elif isinstance(event, Finished):
-                    return
-        raise AssertionError("the stream ended without Finished")
+                self.so_far[number].add(event)
 
     async def are_under_way(self, tokens: int = 30) -> None:
         async with asyncio.timeout(30):
-            while min(map(len, self.ids)) < tokens:  # noqa: ASYNC110 - streams have no event for it
+            while min(len(text.token_ids) for text in self.so_far) < tokens:  # noqa: ASYNC110 - streams have no event for it
                 await asyncio.sleep(0.01)
 
     async def texts(self) -> list[tuple[int, ...]]:
         await asyncio.gather(*self._tasks)
-        return [tuple(ids) for ids in self.ids]
+        return [text.generation().token_ids for text in self.so_far]
 
 
 async def alone(services: Many, count: int, length: int = LENGTH) -> list[tuple[int, ...]]:
@@ -129,19 +126,19 @@ async def test_a_session_goes_where_its_prefix_is(many: Many) -> None:
 
 
 async def test_a_draft_service_is_added_under_load_and_one_removed(many: Many) -> None:
-    expected = await alone(many, 4, 400)
+    expected = await alone(many, 4, 300)
     many.tell("draft", "draft-a")
     eventually(lambda: many.log().count("drained: peer=draft") >= 1, "drained")
-    streams = Streams(many, 4, 400)
+    streams = Streams(many, 4, 300)
     await streams.are_under_way()
     assert await asyncio.to_thread(many.sessions, "draft-b") == 0
     many.tell("draft", "draft-b")
-    later = [Streams(many, 4, 400)]
+    later = [Streams(many, 4, 300)]
     async with asyncio.timeout(10):
         while await asyncio.to_thread(many.sessions, "draft-b") == 0:
-            later.append(Streams(many, 1, 400))
+            later.append(Streams(many, 1, 300))
             await later[-1].are_under_way()
-    assert all([await each.texts() == expected[: len(each.ids)] for each in later])
+    assert all([await each.texts() == expected[: len(each.so_far)] for each in later])
     assert await streams.texts() == expected
     await asyncio.to_thread(eventually, lambda: many.sessions("draft-a") == 0, "draft-a is empty")
 

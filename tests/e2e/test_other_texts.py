@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from paceline.access.keys import ApiKey, ApiKeys, hash_of, new_key, save_keys
+from paceline.access.keys import new_key
 from paceline.client import AsyncClient, Generation
-from paceline.protocol.generation import GenerateRequest, SpeculationSettings, Tokens
+from paceline.protocol.generation import GenerateRequest, SpeculationSettings
 from paceline.protocol.proposal import Acceptance
 from paceline.protocol.sampling import SamplingParams
 from tests.e2e.cluster import Cluster
+from tests.e2e.keys import write_keys
+from tests.e2e.streams import leave
 
 TARGET = "table:vocab=200,seed=1,contexts=4001,step_ms=1"
 """Its tokens are letters, so that a text in a file is read as the tokens that it was written as."""
@@ -39,7 +40,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Iterator[
     """Ann's and Bob's finished texts are kept, Carol's are not; the corpus has one text of the target's."""
     folder = tmp_path_factory.mktemp("texts")
     file = folder / "keys.json"
-    save_keys(ApiKeys(keys=tuple(ApiKey(name=name, sha256=hash_of(key)) for name, key in KEYS.items())), file)
+    write_keys(file, KEYS)
     (corpus / "other.txt").write_text("nothing of the target's")
     flags: dict[str, object] = {"api_keys": str(file), "share_texts": ["ann", "bob"], "corpus": [str(corpus)]}
     cluster = Cluster(folder, TARGET, drafters=(), coordinator_flags=flags)
@@ -52,9 +53,9 @@ def asking(cluster: Cluster, name: str) -> AsyncClient:
     return AsyncClient(cluster.address, api_key=KEYS[name], timeout_s=60)
 
 
-def request(**changes: Any) -> GenerateRequest:
-    made = GenerateRequest(token_ids=(1, 2, 3), seed=5, max_new_tokens=LENGTH, ignore_eos=True, speculation=COPIES)
-    return replace(made, **changes)
+request = partial(
+    GenerateRequest, token_ids=(1, 2, 3), seed=5, max_new_tokens=LENGTH, ignore_eos=True, speculation=COPIES
+)
 
 
 def accepted(generation: Generation, drafter: str) -> int:
@@ -108,16 +109,11 @@ async def test_what_accept_draws_made_is_not_kept(cluster: Cluster, acceptance: 
 async def test_a_cancelled_request_keeps_nothing_and_a_resumed_one_its_whole_text(cluster: Cluster) -> None:
     wanted = request(seed=991, token_ids=(9, 9, 4))
     async with asking(cluster, "ann") as ann:
-        seen: list[int] = []
-        async with contextlib.aclosing(ann.stream(replace(wanted, speculation=OFF))) as stream:
-            async for event in stream:
-                seen += event.token_ids if isinstance(event, Tokens) else ()
-                if len(seen) > LENGTH / 2:
-                    break
+        seen = await leave(ann, replace(wanted, speculation=OFF), LENGTH // 2)
         cluster.wait_idle()
         first = await ann.generate(replace(wanted, max_new_tokens=20))
         assert accepted(first, "shared") <= 4
-        resumed = replace(wanted, resume_token_ids=tuple(seen), speculation=OFF)
+        resumed = replace(wanted, resume_token_ids=seen, speculation=OFF)
         rest = await ann.generate(resumed)
         whole = await ann.generate(wanted)
     assert (*seen, *rest.token_ids) == whole.token_ids

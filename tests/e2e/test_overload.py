@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from coordinator.servicer import RETRY_AFTER_MS
-from paceline.access.keys import ApiKey, ApiKeys, hash_of, new_key, save_keys
+from paceline.access.keys import new_key
 from paceline.client import AsyncClient, GenerateRequest, Overloaded, SpeculationSettings, Tokens
 from tests.e2e.cluster import eventually
+from tests.e2e.keys import write_keys
 from tests.gateway.gateways import Answer, GatewayCluster, post
 
 PLACES = 10
@@ -35,7 +36,7 @@ COMPLETION = {"prompt": [1, 2, 3], "max_tokens": 16, "seed": 5, "ignore_eos": Tr
 def crowded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayCluster]:
     folder = tmp_path_factory.mktemp("crowded")
     file = folder / "keys.json"
-    save_keys(ApiKeys(keys=tuple(ApiKey(name=name, sha256=hash_of(key)) for name, key in KEYS.items())), file)
+    write_keys(file, KEYS)
     limits: dict[str, Any] = {"max_concurrent_requests": PLACES, "api_keys": str(file)}
     cluster = GatewayCluster(folder, target_model=TIMED, coordinator_flags=limits)
     cluster.api_key = KEYS["calm"]

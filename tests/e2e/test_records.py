@@ -46,17 +46,12 @@ def assert_parts_add_up(stats: GenerationStats) -> None:
 
 
 def test_parts_add_up_on_timed_models(tmp_path: Path) -> None:
+    speculation = SpeculationSettings(num_draft_tokens=3)
     with (
-        Cluster(
-            tmp_path, target_model=TIMED, drafters=(f"model:{NEAR}",), coordinator_flags={"fan_out": 0}
-        ) as cluster,
+        Cluster(tmp_path, TIMED, (f"model:{NEAR}",), coordinator_flags={"fan_out": 0}) as cluster,
         cluster.client() as client,
     ):
-        speculation = SpeculationSettings(num_draft_tokens=3)
-        generation = client.generate(
-            GenerateRequest(token_ids=(1, 2, 3), seed=4, max_new_tokens=60, speculation=speculation)
-        )
-    stats = generation.stats
+        stats = client.generate(token_ids=(1, 2, 3), seed=4, max_new_tokens=48, speculation=speculation).stats
     assert_parts_add_up(stats)
     assert len(stats.records) == stats.rounds
     assert all(record.target.forward_ms >= 12 for record in stats.records)
@@ -81,9 +76,7 @@ def traced(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Generation, R
     flags: Flags = {"fan_out": 0, "lease": 0, "max_prefetched": 0}
     with otlp_receiver() as (receiver, endpoint):
         environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, "OTEL_BSP_SCHEDULE_DELAY": "50"}
-        cluster = Cluster(
-            folder, TIMED, drafters=(f"model:{NEAR}",), coordinator_flags=flags, environment=environment
-        )
+        cluster = Cluster(folder, TIMED, (f"model:{NEAR}",), coordinator_flags=flags, environment=environment)
         request = GenerateRequest(
             token_ids=(1, 2, 3),
             seed=4,
@@ -124,18 +117,14 @@ def check_parts(receiver: Receiver, round_: Any) -> None:
     """What the coordinator measured of a round is what the target measured of it by its own clock, and the way."""
     below = [(owner, span) for owner, span in receiver.spans if span.parent_span_id == round_.span_id]
     parts = {(owner, span.name): span for owner, span in below}
-    verify = parts["paceline-coordinator", "verify"]
+    verify, served = parts["paceline-coordinator", "verify"], parts["paceline-target", "verify"]
     ours = sum(
         length_ms(span) for name, span in parts.items() if name[0] == "paceline-coordinator" and span is not verify
     )
-    theirs = length_ms(parts["paceline-target", "verify"]) + attributes_of(verify)["paceline.wire_ms"]
+    theirs = length_ms(served) + attributes_of(verify)["paceline.wire_ms"]
     assert ours + theirs == pytest.approx(length_ms(round_), rel=TOLERANCE)
-    inside = [
-        length_ms(span)
-        for _, span in receiver.spans
-        if span.parent_span_id == parts["paceline-target", "verify"].span_id
-    ]
-    assert sum(inside) == pytest.approx(length_ms(parts["paceline-target", "verify"]), rel=TOLERANCE)
+    inside = sum(length_ms(span) for _, span in receiver.spans if span.parent_span_id == served.span_id)
+    assert inside == pytest.approx(length_ms(served), rel=TOLERANCE)
 
 
 def check_genai(span: Any, generation: Generation) -> None:

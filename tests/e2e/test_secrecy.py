@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from paceline.access.keys import ApiKey, ApiKeys, hash_of, new_key, save_keys
+from paceline.access.keys import hash_of, new_key
 from paceline.client import (
     ChatMessage,
     Client,
@@ -20,9 +21,11 @@ from paceline.client import (
     SamplingParams,
 )
 from tests.e2e.cluster import Cluster
+from tests.e2e.keys import write_keys
 from tests.rpc.otlp import Receiver, otlp_receiver
 
 ROOT = Path(__file__).resolve().parents[2]
+MODEL = "table:vocab=300,seed=1"
 MARKER = "Rumpelstilzchen"
 KEY, WRONG_KEY = new_key(), new_key()
 VERBOSE = """
@@ -39,10 +42,10 @@ errors.PacelineError.for_log = property(lambda error: error.message)
 
 def asked() -> Iterator[GenerateRequest]:
     """Requests with the marker wherever a client can put text; some are refused, here or at the target."""
-    whole = {"max_new_tokens": 24, "seed": 3, "ignore_eos": True}
-    yield GenerateRequest(prompt=f"Once {MARKER} said", **whole)  # type: ignore[arg-type]
-    yield GenerateRequest(messages=(ChatMessage("user", MARKER),), **whole)  # type: ignore[arg-type]
-    yield GenerateRequest(prompt=MARKER, stop=(MARKER,), **whole)  # type: ignore[arg-type]
+    whole = partial(GenerateRequest, max_new_tokens=24, seed=3, ignore_eos=True)
+    yield whole(prompt=f"Once {MARKER} said")
+    yield whole(messages=(ChatMessage("user", MARKER),))
+    yield whole(prompt=MARKER, stop=(MARKER,))
     yield GenerateRequest(prompt=MARKER, model=MARKER)
     yield GenerateRequest(prompt=MARKER * 100_000)
     for kind in GrammarKind:
@@ -52,17 +55,16 @@ def asked() -> Iterator[GenerateRequest]:
     yield GenerateRequest(prompt="x", sampling=SamplingParams(grammar=grammar), max_new_tokens=24)
 
 
-def run(folder: Path, endpoint: str, bootstrap: str) -> tuple[str, list[Generation]]:
-    """Send the requests to three services that log everything; returns their logs, and what they generated."""
+def run(folder: Path, endpoint: str, bootstrap: str, *drafters: str) -> tuple[str, list[Generation]]:
+    """Send the requests to services that log everything; returns their logs, and what they generated."""
     (folder / "boot").mkdir(parents=True)
     (folder / "boot" / "sitecustomize.py").write_text(bootstrap)
-    save_keys(ApiKeys(keys=(ApiKey(name="alice", sha256=hash_of(KEY)),)), folder / "keys.json")
-    model = "table:vocab=300,seed=1"
+    write_keys(folder / "keys.json", {"alice": KEY})
     environment = {"PYTHONPATH": f"{folder / 'boot'}:{ROOT}", "OTEL_EXPORTER_OTLP_ENDPOINT": endpoint}
     cluster = Cluster(
         folder / "cluster",
-        model,
-        drafters=(f"model:{model}",),
+        MODEL,
+        drafters,
         coordinator_flags={"api_keys": str(folder / "keys.json")},
         environment=environment,
     )
@@ -79,7 +81,7 @@ def run(folder: Path, endpoint: str, bootstrap: str) -> tuple[str, list[Generati
 
 def test_nothing_that_a_client_sends_or_gets_is_logged_or_traced(tmp_path: Path) -> None:
     with otlp_receiver() as (receiver, endpoint):
-        log, generations = run(tmp_path, endpoint, VERBOSE)
+        log, generations = run(tmp_path, endpoint, VERBOSE, f"model:{MODEL}")
     spans = shown(receiver)
     assert len(generations) >= 4
     assert "DEBUG" in log
