@@ -14,8 +14,7 @@ from tests.attacks.registry import attack
 ROOT = Path(__file__).parents[2]
 WELCOMES = "test_a_welcome_of_too_much_is_refused_by_name_and_costs_no_request_anything"
 FEATURES = "test_malformed_features_alone_are_left_out_and_named_once"
-VERDICTS = "test_a_verdict_that_no_target_can_mean_ends_its_request_by_name"
-PIECES = "test_a_piece_of_another_prompt_ends_its_request_by_name"
+VERDICTS = "test_what_no_target_can_mean_ends_its_request_by_name"
 FIFO = "test_a_key_file_that_becomes_a_fifo_stops_neither_rereading_nor_the_end"
 EVENTS = "test_a_frame_of_too_many_events_costs_the_peer_its_link_and_nobody_else_a_moment"
 PEERS = "tests/e2e/test_hostile_peers.py"
@@ -48,9 +47,7 @@ TESTS: Mapping[tuple[str, str], Sequence[str]] = {
         f"{PEERS}::{WELCOMES}", "tests/protocol/test_bounds.py", "tests/rpc/test_costs.py",
     ),
     ("D22", "features of a target that are malformed in eight ways"): (f"{PEERS}::{FEATURES}",),
-    ("D23", "verdicts and reports of prompts that no target can mean"): (
-        f"{PEERS}::{VERDICTS}", f"{PEERS}::{PIECES}",
-    ),
+    ("D23", "verdicts and reports of prompts that no target can mean"): (f"{PEERS}::{VERDICTS}",),
     ("D24", "a FIFO, a directory, a device or nothing in the place of keys, certificates and endpoints"): (
         "tests/rpc/test_live_files.py", f"tests/e2e/test_api_keys.py::{FIFO}",
     ),

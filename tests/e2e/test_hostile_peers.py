@@ -6,6 +6,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -88,11 +89,13 @@ async def test_a_welcome_of_too_much_is_refused_by_name_and_costs_no_request_any
         assert again.stats.num_spec_steps > 0, "an honest welcome is taken"
 
 
-def in_features(change: Callable[[Any], None]) -> Lie:
+def in_events(kind: str, change: Callable[[Any], None]) -> Lie:
+    """Changes each event of a kind."""
+
     def lie(frame: Any) -> None:
         for event in getattr(frame, "events", ()):
-            if event.WhichOneof("event") == "features":
-                change(event.features)
+            if event.WhichOneof("event") == kind:
+                change(getattr(event, kind))
 
     return lie
 
@@ -113,7 +116,7 @@ async def test_malformed_features_alone_are_left_out_and_named_once(caplog: pyte
     async with hostile_cluster(draft_timeout_ms=20) as cluster:
         plain = await generated(cluster, asked(OFF))
         for lie in FEATURE_LIES.values():
-            cluster.target.lie = in_features(lie)
+            cluster.target.lie = in_events("features", lie)
             with caplog.at_level(logging.WARNING):
                 drafted = await generated(cluster, asked())
             assert drafted.token_ids == plain.token_ids
@@ -128,25 +131,21 @@ async def test_malformed_features_alone_are_left_out_and_named_once(caplog: pyte
         assert honest.stats.feature_bytes > 0
 
 
-def in_verdicts(change: Callable[[Any], None]) -> Lie:
-    def lie(frame: Any) -> None:
-        for event in getattr(frame, "events", ()):
-            if event.WhichOneof("event") == "verdict":
-                change(event.verdict)
-
-    return lie
-
-
 def set_all(ids: Any, value: float) -> None:
     ids[:] = [value] * len(ids)
 
 
-def in_rows(change: Callable[[Any], None]) -> Callable[[Any], None]:
-    def changed(verdict: Any) -> None:
-        for row in verdict.logprobs:
+def in_rows(rows: str, change: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Changes each row of a repeated field."""
+
+    def changed(said: Any) -> None:
+        for row in getattr(said, rows):
             change(row)
 
     return changed
+
+
+in_logprobs, in_piece = partial(in_rows, "logprobs"), partial(in_rows, "rows")
 
 
 def a_row_more(verdict: Any) -> None:
@@ -163,6 +162,11 @@ def undrawn(row: Any) -> None:
     row.token_ids[:], row.logprobs[:] = [VOCABULARY - 1], [-1.0]
 
 
+def one_more(row: Any) -> None:
+    row.token_ids.append(1)
+    row.logprobs.append(-1.0)
+
+
 VERDICT_LIES: dict[str, tuple[Callable[[Any], None], str]] = {
     "the first id beyond": (lambda v: set_all(v.token_ids, VOCABULARY), "verdict token_ids = 64: must be below 64"),
     "the last id of the wire": (lambda v: set_all(v.token_ids, (1 << 32) - 1), "verdict token_ids = 4294967295"),
@@ -171,56 +175,36 @@ VERDICT_LIES: dict[str, tuple[Callable[[Any], None], str]] = {
     "masses where none are": (lambda v: v.residual_masses.append(0.5), "residual_masses"),
     "rows too few": (lambda v: v.logprobs.pop(), "verdict logprobs"),
     "rows too many": (lambda v: v.logprobs.add(token_ids=[1], logprobs=[-1.0]), "verdict logprobs"),
-    "a row's id beyond": (in_rows(lambda r: r.token_ids.__setitem__(-1, VOCABULARY)), "verdict logprobs = 64"),
-    "a row's ids twice": (in_rows(lambda r: set_all(r.token_ids, r.token_ids[0])), "each id once"),
-    "a row without what was drawn": (in_rows(undrawn), "verdict logprobs"),
+    "a row's id beyond": (in_logprobs(lambda r: r.token_ids.__setitem__(-1, VOCABULARY)), "verdict logprobs = 64"),
+    "a row's ids twice": (in_logprobs(lambda r: set_all(r.token_ids, r.token_ids[0])), "each id once"),
+    "a row without what was drawn": (in_logprobs(undrawn), "verdict logprobs"),
     "a round that nothing was left for": (a_self_started_round, "by itself"),
 }
-
-
-async def test_a_verdict_that_no_target_can_mean_ends_its_request_by_name() -> None:
-    async with hostile_cluster() as cluster:
-        wanted = asked(OFF, logprobs=2)
-        honest = await generated(cluster, wanted)
-        for name, (change, words) in VERDICT_LIES.items():
-            cluster.target.lie = in_verdicts(change)
-            with pytest.raises(ProtocolMismatch) as caught:
-                await generated(cluster, wanted)
-            assert words in caught.value.message, name
-            cluster.target.lie = None
-            again = await generated(cluster, wanted)
-            assert (again.token_ids, again.logprobs) == (honest.token_ids, honest.logprobs), name
-
-
-def in_pieces(change: Callable[[Any], None]) -> Lie:
-    def lie(frame: Any) -> None:
-        for event in getattr(frame, "events", ()):
-            for row in event.prompt_piece.rows if event.WhichOneof("event") == "prompt_piece" else ():
-                change(row)
-
-    return lie
-
-
-def one_more(row: Any) -> None:
-    row.token_ids.append(1)
-    row.logprobs.append(-1.0)
-
-
 PIECE_LIES: dict[str, tuple[Callable[[Any], None], str]] = {
-    "an id beyond": (lambda row: row.token_ids.__setitem__(0, VOCABULARY), "prompt logprobs = 64"),
-    "another token": (lambda row: row.token_ids.__setitem__(0, 0), "of the prompt's token"),
-    "more than were asked for": (one_more, "prompt logprobs ids = 4: must be at most 3"),
+    "an id beyond": (in_piece(lambda row: row.token_ids.__setitem__(0, VOCABULARY)), "prompt logprobs = 64"),
+    "another token": (in_piece(lambda row: row.token_ids.__setitem__(0, 0)), "of the prompt's token"),
+    "more than were asked for": (in_piece(one_more), "prompt logprobs ids = 4: must be at most 3"),
 }
 
 
-async def test_a_piece_of_another_prompt_ends_its_request_by_name() -> None:
+@pytest.mark.parametrize(
+    ("kind", "lies", "honest_request"),
+    [
+        ("verdict", VERDICT_LIES, asked(OFF, logprobs=2)),
+        ("prompt_piece", PIECE_LIES, asked(OFF, prompt_logprobs=2)),
+    ],
+    ids=["verdicts", "pieces of prompts"],
+)
+async def test_what_no_target_can_mean_ends_its_request_by_name(
+    kind: str, lies: dict[str, tuple[Callable[[Any], None], str]], honest_request: GenerateRequest
+) -> None:
     async with hostile_cluster() as cluster:
-        wanted = asked(OFF, prompt_logprobs=2)
-        honest = await generated(cluster, wanted)
-        for name, (change, words) in PIECE_LIES.items():
-            cluster.target.lie = in_pieces(change)
+        honest = await generated(cluster, honest_request)
+        for name, (change, words) in lies.items():
+            cluster.target.lie = in_events(kind, change)
             with pytest.raises(ProtocolMismatch) as caught:
-                await generated(cluster, wanted)
+                await generated(cluster, honest_request)
             assert words in caught.value.message, name
             cluster.target.lie = None
-            assert (await generated(cluster, wanted)).token_ids == honest.token_ids
+            again = await generated(cluster, honest_request)
+            assert (again.token_ids, again.logprobs) == (honest.token_ids, honest.logprobs), name
