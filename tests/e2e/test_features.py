@@ -7,6 +7,7 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -40,10 +41,16 @@ async def cluster(spy: FeatureSpy | None = None, **settings: Any) -> AsyncIterat
         yield client, spy
 
 
-def request(speculation: SpeculationSettings, **changes: Any) -> GenerateRequest:
-    fields = {"seed": 5, "max_new_tokens": LENGTH, "ignore_eos": True, **changes}
-    sampling = SamplingParams(temperature=0.8)
-    return GenerateRequest(token_ids=PROMPT, sampling=sampling, speculation=speculation, **fields)
+request = partial(
+    GenerateRequest,
+    token_ids=PROMPT,
+    seed=5,
+    max_new_tokens=LENGTH,
+    ignore_eos=True,
+    sampling=SamplingParams(temperature=0.8),
+)
+drafted = partial(request, speculation=CHAIN)
+ALONE = request(speculation=OFF)
 
 
 def check(spy: FeatureSpy, session: int, one: Generation, within: float = 0.0) -> None:
@@ -71,7 +78,7 @@ async def test_the_drafter_is_given_the_rows_of_the_text(
     acceptance: Acceptance, speculation: SpeculationSettings, settings: dict[str, Any]
 ) -> None:
     async with cluster(**settings) as (client, spy):
-        one = await client.generate(request(speculation, acceptance=acceptance))
+        one = await client.generate(request(speculation=speculation, acceptance=acceptance))
         if speculation.num_draft_tokens:
             check(spy, max(spy.taken), one)
             assert sum(record.accepted for record in one.stats.records) > 5
@@ -79,13 +86,13 @@ async def test_the_drafter_is_given_the_rows_of_the_text(
             assert 0 < generated < one.stats.feature_bytes
             assert one.stats.feature_bytes % 48 == 0, "three layers of eight float16"
         if acceptance is Acceptance.COUPLED:
-            alone = await client.generate(request(OFF))
+            alone = await client.generate(ALONE)
             assert (alone.token_ids, alone.stats.feature_bytes) == (one.token_ids, 0)
 
 
 async def test_int8_is_nearly_the_same() -> None:
     async with cluster(feature_dtype="int8") as (client, spy):
-        one = await client.generate(request(CHAIN))
+        one = await client.generate(drafted())
         check(spy, max(spy.taken), one, within=0.04)
         assert one.stats.feature_bytes % (24 + 12) == 0
 
@@ -102,8 +109,8 @@ async def test_lost_and_repeated_rows_change_no_text(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(DraftScheduler, "features", unreliable)
     async with cluster() as (client, spy):
-        one = await client.generate(request(CHAIN))
-        alone = await client.generate(request(OFF))
+        one = await client.generate(drafted())
+        alone = await client.generate(ALONE)
         assert one.token_ids == alone.token_ids
         taken = next(iter(spy.taken.values()))
         assert misplaced(taken, (*PROMPT, *one.token_ids)) == []
@@ -121,7 +128,7 @@ async def test_a_draft_that_is_killed_with_rows_in_flight_is_followed_by_another
             for stack, spy in zip(stacks, spies, strict=True)
         ]
         client = await services.enter_async_context(coordinator(target, *drafts))
-        running = asyncio.ensure_future(client.generate(request(CHAIN)))
+        running = asyncio.ensure_future(client.generate(drafted()))
 
         def has_many(spy: FeatureSpy) -> bool:
             return any(len(positions(taken)) > len(PROMPT) + 4 for taken in spy.taken.values())
@@ -132,8 +139,8 @@ async def test_a_draft_that_is_killed_with_rows_in_flight_is_followed_by_another
         one = await running
         other = spies[1 - killed]
         check(other, max(other.taken), one)
-        assert one.token_ids == (await client.generate(request(OFF))).token_ids
-        after = await client.generate(request(CHAIN, seed=6))
+        assert one.token_ids == (await client.generate(ALONE)).token_ids
+        after = await client.generate(drafted(seed=6))
         check(other, max(other.taken), after)
 
 
@@ -152,7 +159,7 @@ async def test_a_session_that_ends_is_followed_by_one_that_is_given_all_that_was
     monkeypatch.setattr(FeatureSpy, "commit", failing)
     monkeypatch.setattr("coordinator.sessions.draft.RETRY_MIN_S", 0.0)
     async with cluster() as (client, spy):
-        one = await client.generate(request(CHAIN))
+        one = await client.generate(drafted())
         assert len(spy.taken) > 1, "opened again"
         check(spy, max(spy.taken), one)
 
@@ -165,7 +172,7 @@ async def test_mutant_rows_one_further_are_noticed(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(feature_feed.FeatureFeed, "slice", shifted)
     async with cluster() as (client, spy):
-        one = await client.generate(request(CHAIN))
+        one = await client.generate(drafted())
         with pytest.raises(AssertionError):
             check(spy, max(spy.taken), one)
 
@@ -175,8 +182,8 @@ async def test_a_drafter_whose_need_the_target_cannot_meet_is_left_out(caplog: p
     feature_feed._log_refusal.cache_clear()
     with caplog.at_level(logging.WARNING):
         async with cluster(spy) as (client, _):
-            one = await client.generate(request(CHAIN))
-            alone = await client.generate(request(OFF))
+            one = await client.generate(drafted())
+            alone = await client.generate(ALONE)
     assert one.token_ids == alone.token_ids
     assert spy.taken == {}
     assert "drafter left out, its requests go without it: layers=(77,) reason=feature layer = 77" in caplog.text
