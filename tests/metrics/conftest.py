@@ -2,6 +2,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import pytest
 
@@ -43,35 +45,30 @@ def requests() -> Iterator[GenerateRequest]:
 def observed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Observed]:
     """Three services with metrics and vLLM's names, after a few requests; they still run."""
     ports = {name: free_port() for name in ("coordinator", "target", "draft")}
-    folder = tmp_path_factory.mktemp("metrics")
-
-    def flags(name: str) -> dict[str, object]:
-        return {"server.metrics_port": ports[name], "server.vllm_metrics": True, "server.log_format": "json"}
-
-    given = {f"{name}_flags": flags(name) for name in ports}
-    asked = [*requests()]
-    models = {"target_model": f"{TARGET},think=1", "drafters": (f"model:{NEAR},think=1",)}
-    with Cluster(folder, **models, **given) as cluster:  # type: ignore[arg-type]
+    common = {"server.vllm_metrics": True, "server.log_format": "json"}
+    flags: dict[str, Any] = {f"{name}_flags": {"server.metrics_port": port, **common} for name, port in ports.items()}
+    asked, folder = [*requests()], tmp_path_factory.mktemp("metrics")
+    with Cluster(folder, f"{TARGET},think=1", (f"model:{NEAR},think=1",), **flags) as cluster:
         with cluster.client() as client:
             finished = tuple(client.generate(each).stats for each in asked)
             with pytest.raises(PacelineError):
                 client.generate(GenerateRequest(token_ids=(10_000,), max_new_tokens=1))
         cluster.wait_idle()
         # A refusal is counted behind its status, and a step behind its verdicts.
-        ended, steps = len(asked) + 1, sum(stats.rounds for stats in finished)
-        eventually(
-            lambda: Exposition.at(ports["coordinator"]).value("paceline_requests_ended_total") == ended, "ends count"
-        )
-        eventually(
-            lambda: Exposition.at(ports["target"]).value("paceline_step_sessions_sum") >= steps, "steps are counted"
-        )
-        eventually(
-            lambda: Exposition.at(ports["draft"]).value("paceline_draft_shadow_total") > 0, "shadows are counted"
-        )
+        for name, metric, least in (
+            ("coordinator", "paceline_requests_ended_total", len(asked) + 1),
+            ("target", "paceline_step_sessions_sum", sum(stats.rounds for stats in finished)),
+            ("draft", "paceline_draft_shadow_total", 1),
+        ):
+            eventually(partial(_has_counted, ports[name], metric, least), metric)
         log = cluster.processes["coordinator"].log_file.read_text()
         expositions = {name: Exposition.at(port) for name, port in ports.items()}
         prompts = sum(len(each.token_ids) for each in asked)
         yield Observed(ports, expositions, finished, 1, prompts, log)
+
+
+def _has_counted(port: int, metric: str, least: float) -> bool:
+    return Exposition.at(port).value(metric) >= least
 
 
 @pytest.fixture(scope="session")

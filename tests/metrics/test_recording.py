@@ -31,16 +31,17 @@ RECORD = RoundRecord(7, 21.0, 1.2, 0.6, StepTimings(0.4, 17.0, 0.3, 17.9, 5, 1),
 
 
 @pytest.fixture(autouse=True)
-def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+def quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Without settings of the machine's, and without metrics afterwards."""
     for name in ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", "OTEL_METRICS_EXPORTER"):
         monkeypatch.delenv(name, raising=False)
+    yield
+    metrics.shutdown()
 
 
 @pytest.fixture
-def coordinator(quiet: None) -> Iterator[None]:
+def coordinator(quiet: None) -> None:
     assert metrics.configure("paceline-coordinator", model="m", prometheus=True)
-    yield
-    metrics.shutdown()
 
 
 def exposed() -> Exposition:
@@ -94,17 +95,14 @@ def test_a_taken_port_is_refused_by_name() -> None:
 def test_a_free_port_is_told_and_let_go(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         metrics.configure("paceline-target", ServerSettings(metrics_port=0))
-    try:
-        found = re.search(r"metrics: path=/metrics host=127\.0\.0\.1 port=(\d+)", caplog.text)
-        assert found is not None
-        port = int(found[1])
-        assert "paceline_sessions_refused_total" in Exposition.at(port).types
-    finally:
-        metrics.shutdown()
+    line = re.search(r"metrics: path=/metrics host=127\.0\.0\.1 port=(\d+)", caplog.text)
+    assert line is not None
+    port = int(line[1])
+    assert "paceline_sessions_refused_total" in Exposition.at(port).types
+    metrics.shutdown()
     with pytest.raises(OSError, match="refused"):
         Exposition.at(port)
     assert metrics.configure("paceline-target", ServerSettings(metrics_port=port))
-    metrics.shutdown()
 
 
 @pytest.mark.parametrize(
@@ -166,14 +164,11 @@ def test_what_a_label_does_not_list_is_other(coordinator: None) -> None:
 
 def test_values_that_come_from_elsewhere_are_bounded() -> None:
     metrics.configure("paceline-gateway", prometheus=True)
-    try:
-        for number in range(200):
-            metrics.http_request_done(f"/v1/{number}", 200, 0.001)
-        series = [each for each in exposed().series if each.name == "http_server_request_duration_seconds_count"]
-        assert len(series) == 65
-        assert exposed().value("http_server_request_duration_seconds_count", http_route=OTHER) == 136
-    finally:
-        metrics.shutdown()
+    for number in range(200):
+        metrics.http_request_done(f"/v1/{number}", 200, 0.001)
+    series = [each for each in exposed().series if each.name == "http_server_request_duration_seconds_count"]
+    assert len(series) == 65
+    assert exposed().value("http_server_request_duration_seconds_count", http_route=OTHER) == 136
 
 
 def test_a_request_waits_then_runs_then_has_ended(coordinator: None) -> None:
@@ -210,15 +205,12 @@ class ReadRounds(tuple[RoundRecord, ...]):
 def test_a_gateway_goes_through_rounds_for_vllm_s_names_alone(vllm: bool) -> None:
     metrics.configure("paceline-gateway", ServerSettings(vllm_metrics=vllm), model="m", prometheus=True)
     records = ReadRounds([RECORD, RECORD])
-    try:
-        with metrics.RequestMeter() as meter:
-            meter.take_rounds(records)
-            meter.done(GenerationStats(rounds=2, committed=8), "stop")
-        assert records.times == vllm
-        if vllm:
-            assert exposed().value("vllm:spec_decode_num_accepted_tokens_total") == 2 * RECORD.accepted
-    finally:
-        metrics.shutdown()
+    with metrics.RequestMeter() as meter:
+        meter.take_rounds(records)
+        meter.done(GenerationStats(rounds=2, committed=8), "stop")
+    assert records.times == vllm
+    if vllm:
+        assert exposed().value("vllm:spec_decode_num_accepted_tokens_total") == 2 * RECORD.accepted
 
 
 @pytest.mark.parametrize(("account_ms", "not_slower", "within"), [(-4.0, 1, 1), (0.5, 0, 1), (5.0, 0, 0)])
