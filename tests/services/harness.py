@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import fields, replace
 from typing import Any, TypeVar
 
@@ -20,13 +21,13 @@ from paceline.engine.interface import NO_PREFIX, Engine, EngineInfo, Logits, Pre
 from paceline.engine.table.engine import TableEngine, TableModel
 from paceline.grammars.sessions import Grammars
 from paceline.models.table_names import TableSpec
-from paceline.protocol.draft import DraftBudget, DraftOpen
+from paceline.protocol.draft import DraftBudget, DraftedProposal, DraftOpen, DraftOpened, Verifying
 from paceline.protocol.features import FeatureNeed
 from paceline.protocol.handshake import Hello
 from paceline.protocol.proposal import ROOT, Acceptance, Proposal
 from paceline.protocol.sampling import NoiseKey, SamplingParams
 from paceline.protocol.session import Failure, SessionSpec
-from paceline.protocol.target import Round, TargetOpen, Verdict
+from paceline.protocol.target import Round, TargetOpen, TargetOpened, Verdict
 from paceline.rpc.peer_link import DraftLink, PeerLink, TargetLink
 from paceline.rpc.server import run_server
 from paceline.runtime.config import EngineSettings, PeerSettings, ServerSettings, TargetConfig
@@ -41,6 +42,7 @@ NOISE = NoiseKey(seed=11)
 SAMPLING = SamplingParams(temperature=0.9)
 
 E = TypeVar("E")
+_NOBODY = itertools.count(1 << 20)
 _OF_OPEN = {field.name for field in fields(TargetOpen)}
 
 
@@ -88,15 +90,63 @@ class RecordingEngine:
             raise RuntimeError("poisoned step")
         return self._inner.step(plan)
 
+    async def hold(self, events: Events, *commands: Any) -> None:
+        """Send commands; returns in the step that they bring about, which lasts until `go` is set."""
+        self.go.clear()
+        self.entered.clear()
+        events.send(*commands)
+        await asyncio.to_thread(self.entered.wait, WAIT_S)
+
 
 class Events:
-    """What came over a link; `of` waits for the next event of a kind and session."""
+    """A link and what came over it; `of` waits for the next event of a kind and session.
 
-    def __init__(self, link: PeerLink[Any, Any]) -> None:
+    `servicer`: of the service at its other end, if it is one of this process alone.
+    """
+
+    def __init__(self, link: PeerLink[Any, Any], servicer: Any = None) -> None:
         self.link = link
+        self.servicer = servicer
         self._events: list[Any] = []
         self._news = asyncio.Event()
         link.on_event = self._arrived
+
+    def send(self, *commands: Any, urgent: bool = False) -> None:
+        for command in commands:
+            self.link.send(command, urgent=urgent)
+
+    async def answer(self, command: Any, kind: type[E], *, urgent: bool = False) -> E:
+        """Send a command, and take the next event of a kind for its session."""
+        self.send(command, urgent=urgent)
+        return await self.of(kind, command.session_id)
+
+    async def open(self, *opens: TargetOpen | DraftOpen) -> None:
+        """Open sessions."""
+        self.send(*opens)
+        for each in opens:
+            await self.of(TargetOpened if isinstance(each, TargetOpen) else DraftOpened, each.session_id)
+
+    async def expect_failure(self, command: Any, reason: str, text: str = "", *, closed: bool) -> Failure:
+        """Send a command that fails its session so; `text` is in the failure's message."""
+        failure = await self.answer(command, Failure)
+        assert (failure.reason, failure.session_closed) == (reason, closed)
+        assert text in failure.message
+        return failure
+
+    async def proposal(self, command: Any) -> Proposal:
+        """Send a draft a command, and take the next proposal for its session."""
+        return (await self.answer(command, DraftedProposal)).proposal
+
+    async def handled(self, *commands: Any) -> None:
+        """Send commands; all that was sent is handled then: a command of no session is refused behind it."""
+        self.send(*commands)
+        nobody = next(_NOBODY)
+        command = Round(nobody, 0, ROOT, (1,)) if isinstance(self.link, TargetLink) else Verifying(nobody, 0)
+        assert (await self.answer(command, Failure)).reason == "UNKNOWN_SESSION"
+
+    def another(self) -> AbstractAsyncContextManager[Events]:
+        """One more link to the same service."""
+        return linked(type(self.link)(PeerSettings(address=self.link.address), Hello("test")), self.servicer)
 
     async def of(self, kind: type[E], session_id: int) -> E:
         """Take the oldest event of this kind for this session; any other failure of it fails the test."""
@@ -113,13 +163,17 @@ class Events:
 
     def has(self, kind: type[Any], session_id: int = 0) -> bool:
         """Whether an event of this kind, of this session or any, has come and was not taken."""
-        return any(isinstance(event, kind) and session_id in (0, event.session_id) for event in self._events)
+        return any(self._is(event, kind, session_id) for event in self._events)
 
-    def take_all(self, kind: type[E]) -> list[E]:
-        """Take the events of this kind that have come."""
-        taken = [event for event in self._events if isinstance(event, kind)]
-        self._events = [event for event in self._events if not isinstance(event, kind)]
-        return taken
+    def take_all(self, kind: type[E], session_id: int = 0) -> list[E]:
+        """Take the events of this kind, of this session or any, that have come."""
+        events: list[Any] = [each for each in self._events if self._is(each, kind, session_id)]
+        self._events = [each for each in self._events if not self._is(each, kind, session_id)]
+        return events
+
+    @staticmethod
+    def _is(event: Any, kind: type[Any], session_id: int) -> bool:
+        return isinstance(event, kind) and session_id in (0, event.session_id)
 
     def _arrived(self, event: Any) -> None:
         self._events.append(event)
@@ -162,9 +216,9 @@ async def serving(register: Callable[[grpc.aio.Server], None]) -> AsyncIterator[
 
 
 @asynccontextmanager
-async def linked(link: PeerLink[Any, Any]) -> AsyncIterator[Events]:
+async def linked(link: PeerLink[Any, Any], servicer: Any = None) -> AsyncIterator[Events]:
     """A link that stands."""
-    events = Events(link)
+    events = Events(link, servicer)
     await link.start()
     try:
         await link.wait_up(WAIT_S)
@@ -193,9 +247,12 @@ async def target_service(
 ) -> AsyncIterator[tuple[TargetServicer, str]]:
     """A target service; yields its servicer and address."""
     executor = Executor("target-test")
-    wanted = EngineSettings(**({"prefill_chunk": 16, "max_num_seqs": 64} | settings))
+    engine_settings = EngineSettings(**({"prefill_chunk": 16, "max_num_seqs": 64} | settings))
     config = TargetConfig(
-        engine=wanted, max_queue=max_queue, max_link_share=max_link_share, step_timeout_ms=step_timeout_s * 1e3
+        engine=engine_settings,
+        max_queue=max_queue,
+        max_link_share=max_link_share,
+        step_timeout_ms=step_timeout_s * 1e3,
     )
     servicer = TargetServicer(engine, executor, config, grammars)
     async with _closing(servicer.close, executor):
@@ -219,8 +276,8 @@ async def draft_service(
     """A draft service with a model drafter of that name; yields its servicer and address."""
     executor = Executor("draft-test")
     drafters: dict[str, Any] = {name: drafter or ModelDrafter(engine, prefill_chunk)}
-    wanted = EngineSettings(**({"max_num_seqs": 64} | settings))
-    servicer = DraftServicer(Catalogue(drafters, (engine,)), executor, wanted)
+    engine_settings = EngineSettings(**({"max_num_seqs": 64} | settings))
+    servicer = DraftServicer(Catalogue(drafters, (engine,)), executor, engine_settings)
     async with _closing(servicer.close, executor):
 
         def register(server: grpc.aio.Server) -> None:
@@ -228,6 +285,20 @@ async def draft_service(
 
         async with serving(register) as address:
             yield servicer, address
+
+
+@asynccontextmanager
+async def linked_target(engine: Engine, **settings: Any) -> AsyncIterator[Events]:
+    """A link to a target service."""
+    async with target_service(engine, **settings) as at, linked(target_link(at[1]), at[0]) as events:
+        yield events
+
+
+@asynccontextmanager
+async def linked_draft(engine: Engine, **settings: Any) -> AsyncIterator[Events]:
+    """A link to a draft service."""
+    async with draft_service(engine, **settings) as at, linked(draft_link(at[1]), at[0]) as events:
+        yield events
 
 
 @asynccontextmanager
@@ -245,8 +316,8 @@ def target_open(session_id: int, prefix: Sequence[int], **changes: Any) -> Targe
 
 
 def draft_open(session_id: int, prefix: Sequence[int], budget: DraftBudget, **changes: Any) -> DraftOpen:
-    drafter = changes.pop("drafter", "")
-    return DraftOpen(session_id, _spec(prefix, **changes), drafter, budget)
+    drafter, takes_shadows = changes.pop("drafter", ""), changes.pop("takes_shadows", False)
+    return DraftOpen(session_id, _spec(prefix, **changes), drafter, budget, takes_shadows)
 
 
 def _spec(prefix: Sequence[int], **changes: Any) -> SessionSpec:
@@ -264,5 +335,4 @@ def chain(tokens: Sequence[int], proposal_id: int = 1) -> Proposal:
 
 async def verdict_of(events: Events, round_: Round) -> Verdict:
     """Send a round and wait for its verdict."""
-    events.link.send(round_, urgent=True)
-    return await events.of(Verdict, round_.session_id)
+    return await events.answer(round_, Verdict, urgent=True)

@@ -59,12 +59,8 @@ def by_transformers(model: PreTrainedModel, prompt: Sequence[int], vocab_size: i
 
 async def reported(events: Events, opening: TargetOpen) -> tuple[list[PromptPiece], TargetOpened]:
     """Open a session; its pieces, all of which come before it is opened."""
-    events.link.send(opening)
-    opened = await events.of(TargetOpened, opening.session_id)
-    pieces = []
-    while events.has(PromptPiece, opening.session_id):
-        pieces.append(await events.of(PromptPiece, opening.session_id))
-    return pieces, opened
+    opened = await events.answer(opening, TargetOpened)
+    return events.take_all(PromptPiece, opening.session_id), opened
 
 
 def rows_of(pieces: Sequence[PromptPiece], known: int = 0) -> list[RowLogprobs]:

@@ -23,7 +23,7 @@ from paceline.sampling.noise import Stream
 from paceline.sampling.racing import race
 from tests.engine import tiny
 from tests.engine.test_quantization import rounded
-from tests.services.harness import NOISE, linked, target_link, target_service
+from tests.services.harness import NOISE, linked, linked_target, target_link, target_service
 from tests.services.test_target_processed import END, PROMPT, written
 
 pytestmark = pytest.mark.skipif(not has_wide_vectors(), reason="this CPU has no vectors of 512 bits")
@@ -67,7 +67,7 @@ async def test_chains_and_trees_write_transformers_own_tokens(quantization: str)
     texts = [expected_text(reference, sampling) for sampling in SAMPLINGS]
     engine = engine_of(quantization)
     assert engine.row_decoder is not None
-    async with target_service(engine) as (_, address), linked(target_link(address)) as events:
+    async with linked_target(engine) as events:
         for number, (sampling, text) in enumerate(zip(SAMPLINGS, texts, strict=True), start=1):
             assert len(set(text)) > 10, "a text that says nothing proves nothing"
             for tree in (False, True):

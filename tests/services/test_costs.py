@@ -15,14 +15,12 @@ from typing import Any
 import pytest
 
 from draft_service.drafters.model import ModelDrafter
-from paceline.costs.service_costs import TargetCosts
-from paceline.engine.interface import EngineInfo
+from paceline.costs.cost_line import CostLine
+from paceline.engine.interface import Engine, EngineInfo
 from paceline.engine.table.engine import SimulatedEngine, TableEngine
-from paceline.models.table_names import TableSpec
-from paceline.protocol.draft import Commit, DraftBudget, DraftedProposal
+from paceline.protocol.draft import Commit, DraftBudget
 from paceline.protocol.proposal import ROOT, Outcome
-from paceline.protocol.session import Failure
-from paceline.protocol.target import Prefetch, Round, TargetOpened, Verdict
+from paceline.protocol.target import Prefetch, Round, Verdict
 from target_service.meter import measure_engine
 from target_service.session import Session
 from tests.services.expected import own_tokens
@@ -31,14 +29,11 @@ from tests.services.harness import (
     Events,
     RecordingEngine,
     chain,
-    draft_link,
     draft_open,
-    draft_service,
     eventually,
-    linked,
-    target_link,
+    linked_draft,
+    linked_target,
     target_open,
-    target_service,
     verdict_of,
 )
 
@@ -53,133 +48,103 @@ def sent(at: int, *, session: int = 1, lease: int = 0, drafting: bool = False) -
 
 
 async def opened(events: Events, *sessions: int) -> None:
-    for session in sessions:
-        events.link.send(target_open(session, PREFIX))
-        await events.of(TargetOpened, session)
+    await events.open(*(target_open(session, PREFIX) for session in sessions))
 
 
-async def handled(events: Events) -> None:
-    """What was sent is handled, in order: then comes the answer to a round of no session."""
-    events.link.send(sent(0, session=99))
-    failure = await events.of(Failure, 99)
-    assert failure.reason == "UNKNOWN_SESSION"
-
-
-async def sent_rounds(events: Events) -> TargetCosts:
+async def send_rounds(target: Events) -> None:
     for at in range(3):
-        await verdict_of(events, sent(at, drafting=True))
-    costs: TargetCosts = events.link.costs
-    return costs
+        await verdict_of(target, sent(at, drafting=True))
 
 
-async def leased_rounds(events: Events) -> TargetCosts:
-    events.link.send(sent(0, lease=5, drafting=True))
+async def send_leased_rounds(target: Events) -> None:
+    target.send(sent(0, lease=5, drafting=True))
     for _ in range(6):
-        await events.of(Verdict, 1)
-    costs: TargetCosts = events.link.costs
-    return costs
+        await target.of(Verdict, 1)
 
 
-async def prefetched_rounds(events: Events) -> TargetCosts:
+async def send_prefetched_rounds(target: Events) -> None:
     """The second round is started by the target with what was prefetched for the first one's outcome."""
     first = Round(1, 0, ROOT, PREFIX, chain(OWN[:2]), drafting=True)
-    outcome = Outcome(0, 1, OWN[2])
-    events.link.send(first)
-    events.link.send(Prefetch(1, 0, ((outcome, chain(OWN[3:5], 2)),)))
-    verdict = await events.of(Verdict, 1)
-    assert verdict.self_started is not None, "the prefetch came in time"
-    await events.of(Verdict, 1)
-    costs: TargetCosts = events.link.costs
-    return costs
+    target.send(first, Prefetch(1, 0, ((Outcome(0, 1, OWN[2]), chain(OWN[3:5], 2)),)))
+    assert (await target.of(Verdict, 1)).self_started is not None, "the prefetch came in time"
+    await target.of(Verdict, 1)
 
 
-WAYS: dict[str, Callable[[Events], Awaitable[TargetCosts]]] = {
-    "sent": sent_rounds,
-    "leased": leased_rounds,
-    "prefetched": prefetched_rounds,
+WAYS: dict[str, Callable[[Events], Awaitable[None]]] = {
+    "sent": send_rounds,
+    "leased": send_leased_rounds,
+    "prefetched": send_prefetched_rounds,
 }
 
 
-async def costs_beside(way: Callable[[Events], Awaitable[TargetCosts]]) -> None:
-    """Rounds beside a draft are in their own line, and in that alone; one more without a draft is in the other."""
-    async with target_service(RecordingEngine()) as (_, address), linked(target_link(address)) as events:
-        await opened(events, 1, 2)
-        costs = await way(events)
-        assert costs.beside.is_known
-        assert not costs.alone.is_known
-        assert (costs.sessions, costs.queue) == (1, 0)
-        await verdict_of(events, sent(0, session=2))
-        assert events.link.costs.alone.is_known
-
-
 @pytest.mark.parametrize("way", WAYS)
-async def test_rounds_beside_a_draft_have_a_line_of_their_own_whoever_starts_them(way: str) -> None:
-    await costs_beside(WAYS[way])
+async def test_rounds_beside_a_draft_have_a_line_of_their_own_whoever_starts_them(way: str, target: Events) -> None:
+    """They are in that line alone; one more without a draft is in the other."""
+    await opened(target, 1, 2)
+    await WAYS[way](target)
+    costs = target.link.costs
+    assert costs.beside.is_known
+    assert not costs.alone.is_known
+    assert (costs.sessions, costs.queue) == (1, 0)
+    await verdict_of(target, sent(0, session=2))
+    assert target.link.costs.alone.is_known
 
 
 def _forgets(session: Session, value: bool) -> None:
     """The flag is never kept."""
 
 
-@pytest.mark.parametrize("way", WAYS)
-async def test_mutant_a_forgotten_flag_is_noticed(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Session, "drafting", property(lambda session: False, _forgets))
-    with pytest.raises(AssertionError):
-        await costs_beside(WAYS[way])
+def _loses(session: Session, info: EngineInfo, now: float) -> bool:
+    session.drafting = False
+    return _start_next(session, info, now)
 
 
-@pytest.mark.parametrize("way", ["leased", "prefetched"])
-async def test_mutant_a_self_started_round_that_loses_the_flag_is_noticed(
-    way: str, monkeypatch: pytest.MonkeyPatch
+_start_next = Session.start_next
+FORGETFUL = ("drafting", property(lambda session: False, _forgets))
+LOSING = ("start_next", _loses)
+
+
+@pytest.mark.parametrize(
+    ("mutant", "way"),
+    [*((FORGETFUL, way) for way in WAYS), (LOSING, "leased"), (LOSING, "prefetched")],
+    ids=[*(f"a forgotten flag, {way}" for way in WAYS), "lost by a lease", "lost by a prefetched round"],
+)
+async def test_mutants_are_noticed(
+    mutant: tuple[str, Any], way: str, target: Events, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    start_next = Session.start_next
-
-    def losing(session: Session, info: EngineInfo, now: float) -> bool:
-        session.drafting = False
-        return start_next(session, info, now)
-
-    monkeypatch.setattr(Session, "start_next", losing)
+    monkeypatch.setattr(Session, *mutant)
     with pytest.raises(AssertionError):
-        await costs_beside(WAYS[way])
+        await test_rounds_beside_a_draft_have_a_line_of_their_own_whoever_starts_them(way, target)
 
 
-async def test_a_round_that_extends_a_lease_says_whether_a_draft_works_from_then_on() -> None:
-    engine = RecordingEngine()
-    async with target_service(engine) as (_, address), linked(target_link(address)) as events:
-        await opened(events, 1)
-        engine.go.clear()
-        events.link.send(sent(0, lease=2))
-        await asyncio.to_thread(engine.entered.wait, 10)
-        events.link.send(sent(0, lease=2, drafting=True))
-        await handled(events)
-        engine.go.set()
-        for _ in range(3):
-            await events.of(Verdict, 1)
-        assert events.link.costs.beside.is_known
-        assert not events.link.costs.alone.is_known
+async def test_a_round_that_extends_a_lease_says_whether_a_draft_works_from_then_on(
+    engine: RecordingEngine, target: Events
+) -> None:
+    await opened(target, 1)
+    await engine.hold(target, sent(0, lease=2))
+    await target.handled(sent(0, lease=2, drafting=True))
+    engine.go.set()
+    for _ in range(3):
+        await target.of(Verdict, 1)
+    assert target.link.costs.beside.is_known
+    assert not target.link.costs.alone.is_known
 
 
-async def test_one_session_with_a_draft_makes_a_step_one_beside_it() -> None:
-    engine = RecordingEngine()
-    async with target_service(engine) as (_, address), linked(target_link(address)) as events:
-        await opened(events, 1, 2, 3)
-        engine.go.clear()
-        events.link.send(sent(0, session=3, drafting=True))
-        await asyncio.to_thread(engine.entered.wait, 10)
-        events.link.send(sent(0, session=1))
-        events.link.send(sent(0, session=2, drafting=True))
-        await handled(events)
-        assert events.link.costs.queue == 2, "two rounds wait for a step"
-        engine.go.set()
-        await events.of(Verdict, 1)
-        costs = events.link.costs
-        assert (costs.sessions, costs.rows, costs.queue) == (2, 2, 0)
-        assert not costs.alone.is_known
+async def test_one_session_with_a_draft_makes_a_step_one_beside_it(engine: RecordingEngine, target: Events) -> None:
+    await opened(target, 1, 2, 3)
+    await engine.hold(target, sent(0, session=3, drafting=True))
+    await target.handled(sent(0, session=1), sent(0, session=2, drafting=True))
+    assert target.link.costs.queue == 2, "two rounds wait for a step"
+    engine.go.set()
+    await target.of(Verdict, 1)
+    costs = target.link.costs
+    assert (costs.sessions, costs.rows, costs.queue) == (2, 2, 0)
+    assert not costs.alone.is_known
 
 
 async def test_lines_are_those_of_the_steps_that_run() -> None:
     engine = SimulatedEngine(TableEngine(SPEC), step_ms=8.0, row_ms=4.0)
-    async with target_service(engine) as (_, address), linked(target_link(address)) as events:
+    async with linked_target(engine) as events:
         await opened(events, 1)
         await verdict_of(events, sent(0))
         text = [*PREFIX, *OWN[:1]]
@@ -189,98 +154,88 @@ async def test_lines_are_those_of_the_steps_that_run() -> None:
     assert costs.alone.ms(8) >= 8.0 + 8 * 4 * 0.5, "half of what it took, half of what was expected"
 
 
-async def test_steps_with_rows_of_a_prefix_are_counted_and_in_no_line() -> None:
+async def test_steps_with_rows_of_a_prefix_are_counted_and_in_no_line(target: Events) -> None:
     prefix = tuple(range(1, 31))
-    async with target_service(RecordingEngine()) as (_, address), linked(target_link(address)) as events:
-        events.link.send(target_open(1, prefix))
-        await events.of(TargetOpened, 1)
-        costs = events.link.costs
-        assert (costs.sessions, costs.rows) == (1, 13), "29 rows are computed in chunks of 16"
-        assert costs.alone == costs.beside
-        assert not costs.alone.is_known
+    await target.open(target_open(1, prefix))
+    costs = target.link.costs
+    assert (costs.sessions, costs.rows) == (1, 13), "29 rows are computed in chunks of 16"
+    assert costs.alone == costs.beside
+    assert not costs.alone.is_known
 
 
-async def test_a_round_that_waits_for_a_step_is_in_the_service_for_as_long() -> None:
+async def test_a_round_that_waits_for_a_step_is_in_the_service_for_as_long(
+    engine: RecordingEngine, target: Events
+) -> None:
     """What is left of a round's time beyond `service_ms` is the wire's: waiting in the queue is none of that."""
-    engine = RecordingEngine()
-    async with target_service(engine) as (_, address), linked(target_link(address)) as events:
-        await opened(events, 1, 2)
-        engine.go.clear()
-        events.link.send(sent(0, session=2))
-        await asyncio.to_thread(engine.entered.wait, 10)
-        events.link.send(sent(0))
-        await handled(events)
-        handled_at = time.monotonic()
-        await asyncio.sleep(0.2)
-        waited_ms = (time.monotonic() - handled_at) * 1e3
-        engine.go.set()
-        verdict = await events.of(Verdict, 1)
+    await opened(target, 1, 2)
+    await engine.hold(target, sent(0, session=2))
+    await target.handled(sent(0))
+    handled_at = time.monotonic()
+    await asyncio.sleep(0.05)
+    waited_ms = (time.monotonic() - handled_at) * 1e3
+    engine.go.set()
+    verdict = await target.of(Verdict, 1)
     assert verdict.timings.queue_ms >= waited_ms
     assert verdict.timings.service_ms >= verdict.timings.queue_ms
 
 
-def test_a_loaded_target_is_measured_and_holds_nothing_afterwards() -> None:
-    engine = SimulatedEngine(TableEngine(SPEC), step_ms=4.0, row_ms=1.0)
-    line = measure_engine(engine)
-    assert [rows for rows, _ in line.points] == [1, 2, 4, 8, 16, 32, 64]
-    for rows, ms in line.points:
-        assert ms >= 4.0 + rows
-    assert engine.kv_rows == 0
-
-
-def test_a_target_of_few_rows_is_measured_as_far_as_its_steps_go() -> None:
-    line = measure_engine(RecordingEngine(replace(SPEC, max_kv_rows=12)))
-    assert [rows for rows, _ in line.points] == [1, 2, 4, 8]
-
-
-def test_a_loaded_drafter_is_measured_and_holds_nothing_afterwards() -> None:
-    engine = SimulatedEngine(TableEngine(SPEC), step_ms=4.0, row_ms=1.0)
+def measured_drafter(engine: Engine) -> CostLine:
     drafter = ModelDrafter(engine, 16)
     drafter.measure()
-    assert [rows for rows, _ in drafter.line.points] == [1, 2, 4, 8, 16, 32]
-    for rows, ms in drafter.line.points:
+    return drafter.line
+
+
+@pytest.mark.parametrize(("measure", "most"), [(measure_engine, 64), (measured_drafter, 32)])
+def test_what_is_loaded_is_measured_and_holds_nothing_afterwards(
+    measure: Callable[[Engine], CostLine], most: int
+) -> None:
+    engine = SimulatedEngine(TableEngine(SPEC), step_ms=4.0, row_ms=1.0)
+    line = measure(engine)
+    assert [rows for rows, _ in line.points] == [rows for rows in (1, 2, 4, 8, 16, 32, 64) if rows <= most]
+    for rows, ms in line.points:
         assert ms >= 4.0 + rows, "each step had as many rows as it was asked for"
     assert engine.kv_rows == 0
 
 
+@pytest.mark.parametrize(
+    ("measure", "limit", "measured"),
+    [
+        (measure_engine, {"max_kv_rows": 12}, [1, 2, 4, 8]),
+        (measured_drafter, {"max_length": 2}, []),
+        (measured_drafter, {"max_kv_rows": 66}, []),
+        (measured_drafter, {"vocab": 2}, [1, 2]),
+    ],
+)
+def test_without_room_it_is_measured_as_far_as_its_steps_go(
+    measure: Callable[[Engine], CostLine], limit: dict[str, int], measured: list[int]
+) -> None:
+    line = measure(RecordingEngine(replace(SPEC, **limit)))
+    assert [rows for rows, _ in line.points] == measured
+
+
 async def test_a_drafts_steps_are_said_with_its_proposals() -> None:
     engine = SimulatedEngine(TableEngine(SPEC), step_ms=3.0)
-    async with draft_service(engine) as (servicer, address), linked(draft_link(address)) as events:
+    async with linked_draft(engine) as events:
         assert not events.link.costs.line.is_known
-        events.link.send(draft_open(1, PREFIX, DraftBudget(max_tokens=4)))
-        drafted = await events.of(DraftedProposal, 1)
+        token = (await events.proposal(draft_open(1, PREFIX, DraftBudget(max_tokens=4)))).token_ids[0]
         costs = events.link.costs
         assert costs.line.ms(1) >= 3.0
         assert (costs.sessions, costs.rows) == (1, 1)
-        token = drafted.proposal.token_ids[0]
-        events.link.send(Commit(1, Outcome(0, ROOT, token), (token,), 1, DraftBudget(max_tokens=2)))
-        await events.of(DraftedProposal, 1)
+        await events.proposal(Commit(1, Outcome(0, ROOT, token), (token,), 1, DraftBudget(max_tokens=2)))
         assert events.link.costs.queue == 0
-        await eventually(lambda: servicer.scheduler.costs.line.is_known, "its status has it, too")
+        await eventually(lambda: events.servicer.scheduler.costs.line.is_known, "its status has it, too")
 
 
-@pytest.mark.parametrize("kind", ["target", "draft"])
-async def test_a_coordinator_that_comes_later_knows_the_lines_at_once(kind: str) -> None:
-    engine: Any = SimulatedEngine(TableEngine(SPEC), step_ms=3.0)
-    if kind == "target":
-        async with target_service(engine) as (_, address):
-            async with linked(target_link(address)) as events:
-                await opened(events, 1)
-                await verdict_of(events, sent(0))
-                said = events.link.costs.alone
-            async with linked(target_link(address)) as events:
-                assert events.link.costs.alone.ms(1) == pytest.approx(said.ms(1), rel=1e-6)
-        return
-    async with draft_service(engine) as (_, address):
-        async with linked(draft_link(address)) as events:
-            events.link.send(draft_open(1, PREFIX, DraftBudget(max_tokens=4)))
-            await events.of(DraftedProposal, 1)
-        async with linked(draft_link(address)) as events:
-            assert events.link.costs.line.ms(1) >= 3.0
+async def test_a_coordinator_that_comes_later_knows_a_targets_lines_at_once() -> None:
+    async with linked_target(SimulatedEngine(TableEngine(SPEC), step_ms=3.0)) as first:
+        await opened(first, 1)
+        await verdict_of(first, sent(0))
+        async with first.another() as later:
+            assert later.link.costs.alone.ms(1) == pytest.approx(first.link.costs.alone.ms(1), rel=1e-6)
 
 
-@pytest.mark.parametrize("spec", [replace(SPEC, max_length=2), replace(SPEC, max_kv_rows=66), replace(SPEC, vocab=2)])
-def test_a_drafter_without_room_is_measured_as_far_as_it_goes(spec: TableSpec) -> None:
-    drafter = ModelDrafter(RecordingEngine(spec), 16)
-    drafter.measure()
-    assert [rows for rows, _ in drafter.line.points] == ([1, 2] if spec.vocab == 2 else [])
+async def test_a_coordinator_that_comes_later_knows_a_drafts_line_at_once() -> None:
+    async with linked_draft(SimulatedEngine(TableEngine(SPEC), step_ms=3.0)) as first:
+        await first.proposal(draft_open(1, PREFIX, DraftBudget(max_tokens=4)))
+        async with first.another() as later:
+            assert later.link.costs.line.ms(1) >= 3.0

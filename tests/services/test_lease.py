@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,7 +20,6 @@ from paceline.protocol.sampling import Grammar, GrammarKind, NoiseKey, SamplingP
 from paceline.protocol.session import Close, Failure
 from paceline.protocol.target import MAX_LEASE, Round, TargetOpened, Verdict
 from paceline.v1 import target_service_pb2 as pb
-from target_service.servicer import TargetServicer
 from tests.services.expected import own_tokens
 from tests.services.harness import (
     WAIT_S,
@@ -29,14 +28,13 @@ from tests.services.harness import (
     chain,
     eventually,
     first_round,
-    linked,
-    target_link,
+    linked_target,
     target_open,
-    target_service,
     verdict_of,
 )
 
 PREFIX = (1, 2, 3, 4, 5)
+OWN = own_tokens(PREFIX, 120)
 END = 31
 SPEC = TableSpec(vocab=32, seed=3, max_length=256, eos=END)
 LENGTH = 24
@@ -55,18 +53,6 @@ class PacedEngine(RecordingEngine):
     def step(self, plan: StepPlan) -> Sequence[Logits]:
         assert self._steps.acquire(timeout=WAIT_S), "the test lets the step go on"
         return super().step(plan)
-
-
-@asynccontextmanager
-async def target(
-    engine: RecordingEngine | None = None, **settings: Any
-) -> AsyncIterator[tuple[TargetServicer, Events]]:
-    grammars = Grammars(lambda: TableTokenizer(32, END))
-    async with (
-        target_service(engine or RecordingEngine(SPEC), grammars=grammars, **settings) as (servicer, address),
-        linked(target_link(address)) as events,
-    ):
-        yield servicer, events
 
 
 def sent(text: Sequence[int], lease: int = 0, session: int = 1) -> Round:
@@ -107,18 +93,17 @@ SAMPLINGS = {
 @pytest.mark.parametrize("name", SAMPLINGS)
 async def test_a_run_draws_what_sent_rounds_draw(name: str, acceptance: Acceptance) -> None:
     facts = {"sampling": SAMPLINGS[name], "acceptance": acceptance, "end_token_ids": (END,), "max_length": LENGTH}
-    async with target() as (_, events):
-        events.link.send(target_open(1, PREFIX, **facts))
+    grammars = Grammars(lambda: TableTokenizer(32, END))
+    async with linked_target(RecordingEngine(SPEC), grammars=grammars) as events:
+        events.send(target_open(1, PREFIX, **facts))
         one_by_one: list[Verdict] = []
         text = [*PREFIX]
         while len(text) < LENGTH and text[-1] != END:
             one_by_one.append(await verdict_of(events, sent(text)))
             text += one_by_one[-1].token_ids
-        events.link.send(target_open(2, PREFIX, **facts))
-        events.link.send(sent(PREFIX, MAX_LEASE, session=2))
+        events.send(target_open(2, PREFIX, **facts), sent(PREFIX, MAX_LEASE, session=2))
         run = await run_of(events, PREFIX, len(one_by_one), session=2)
-        events.link.send(Close(2))
-        events.link.send(target_open(3, PREFIX))
+        events.send(Close(2), target_open(3, PREFIX))
         await verdict_of(events, sent(PREFIX, session=3))
         assert not events.has(Verdict), "the run has ended with the text"
     assert drawn(run) == drawn(one_by_one)
@@ -127,82 +112,64 @@ async def test_a_run_draws_what_sent_rounds_draw(name: str, acceptance: Acceptan
         assert text[-1] == END, "the text ends inside the run"
 
 
-async def test_a_run_ends_where_its_lease_does_and_a_proposal_goes_on_behind_it() -> None:
-    own = own_tokens(PREFIX, 9)
-    async with target(RecordingEngine()) as (_, events):
-        events.link.send(target_open(1, PREFIX))
-        events.link.send(sent(PREFIX, 3))
-        run = await run_of(events, PREFIX, 4)
-        text = [*PREFIX, *drawn(run)]
-        behind = Round(1, len(text) - 1, ROOT, (text[-1],), chain(own[4:7]))
-        verdict = await verdict_of(events, behind)
-        text += verdict.token_ids
-        after = Round(1, len(text) - 1, 2, (text[-1],), lease=0)
-        text += (await verdict_of(events, after)).token_ids
-    assert text[len(PREFIX) :] == own
+async def test_a_run_ends_where_its_lease_does_and_a_proposal_goes_on_behind_it(target: Events) -> None:
+    target.send(target_open(1, PREFIX), sent(PREFIX, 3))
+    text = [*PREFIX, *drawn(await run_of(target, PREFIX, 4))]
+    behind = replace(sent(text), proposal=chain(OWN[4:7]))
+    text += (await verdict_of(target, behind)).token_ids
+    text += (await verdict_of(target, replace(sent(text), accepted_node=2))).token_ids
+    assert text[len(PREFIX) :] == OWN[:9]
 
 
-async def test_a_run_goes_on_for_longer_when_one_of_its_rounds_is_sent() -> None:
+async def test_a_run_goes_on_for_longer_when_one_of_its_rounds_is_sent(
+    engine: RecordingEngine, target: Events
+) -> None:
     """Sent while the target computes it, or a moment after: then its verdict comes twice."""
-    engine = RecordingEngine()
-    own = own_tokens(PREFIX, 30)
-    drawn_at: dict[int, int] = {}
-    async with target(engine) as (_, events):
-        events.link.send(target_open(1, PREFIX))
-        events.link.send(sent(PREFIX, 2))
-        while len(drawn_at) < len(own):
-            verdict = await events.of(Verdict, 1)
-            (token,) = verdict.token_ids
-            if verdict.base_length in drawn_at:
-                assert drawn_at[verdict.base_length] == token
-                continue
-            drawn_at[verdict.base_length] = token
-            events.link.send(sent([*PREFIX, *own[: len(drawn_at)]], 2))
-        assert not events.has(Failure)
-    assert [drawn_at[len(PREFIX) - 1 + place] for place in range(len(own))] == own
+    tokens: list[int] = []
+    target.send(target_open(1, PREFIX), sent(PREFIX, 2))
+    while len(tokens) < 30:
+        verdict = await target.of(Verdict, 1)
+        place = verdict.base_length - len(PREFIX) + 1
+        if place == len(tokens):
+            tokens += verdict.token_ids
+            target.send(sent([*PREFIX, *OWN[: len(tokens)]], 2))
+        assert verdict.token_ids == (tokens[place],)
+    assert not target.has(Failure)
+    assert tokens == OWN[:30]
     bases = [item.base_length for item in rounds_of(engine, 1)[1:]]
     assert bases == list(range(len(PREFIX), len(PREFIX) + len(bases))), "no round is computed twice"
 
 
-async def test_a_repeated_round_of_a_run_gets_its_verdict_again_without_a_step() -> None:
-    engine = RecordingEngine()
-    async with target(engine) as (_, events):
-        events.link.send(target_open(1, PREFIX))
-        events.link.send(sent(PREFIX, 3))
-        run = await run_of(events, PREFIX, 4)
-        steps = len(engine.plans)
-        text = [*PREFIX, *drawn(run)]
-        for place in range(4):
-            assert await verdict_of(events, sent(text[: len(PREFIX) + place])) == run[place]
-        assert len(engine.plans) == steps
-        events.link.send(sent(PREFIX))
-        assert (await events.of(Failure, 1)).reason == "PREFIX_MISMATCH", "later rounds of the run were sent since"
-        again = await verdict_of(events, sent(text[:-1], 2))
-        assert again == run[3]
-        later = await run_of(events, text, 2)
-    assert drawn([*run, *later]) == own_tokens(PREFIX, 6), "a run that had ended goes on"
+async def test_a_repeated_round_of_a_run_gets_its_verdict_again_without_a_step(
+    engine: RecordingEngine, target: Events
+) -> None:
+    target.send(target_open(1, PREFIX), sent(PREFIX, 3))
+    run = await run_of(target, PREFIX, 4)
+    steps = len(engine.plans)
+    text = [*PREFIX, *drawn(run)]
+    for place in range(4):
+        assert await verdict_of(target, sent(text[: len(PREFIX) + place])) == run[place]
+    assert len(engine.plans) == steps
+    failure = await target.answer(sent(PREFIX), Failure)
+    assert failure.reason == "PREFIX_MISMATCH", "later rounds of the run were sent since"
+    assert await verdict_of(target, sent(text[:-1], 2)) == run[3]
+    later = await run_of(target, text, 2)
+    assert drawn([*run, *later]) == OWN[:6], "a run that had ended goes on"
 
 
-async def test_a_round_repeated_while_its_run_computes_it_is_answered_once() -> None:
-    engine = RecordingEngine()
-    async with target(engine) as (_, events):
-        events.link.send(target_open(1, PREFIX))
-        await events.of(TargetOpened, 1)
-        events.link.send(sent(PREFIX, 2))
-        text = [*PREFIX, *drawn(await run_of(events, PREFIX, 3))]
-        engine.go.clear()
-        engine.entered.clear()
-        events.link.send(sent(text, 1))
-        await asyncio.to_thread(engine.entered.wait, 10)
-        events.link.send(sent(text, 1))
-        wrong = [*text[:-1], (text[-1] + 1) % 32]
-        events.link.send(sent(wrong, 1))
-        failure = await events.of(Failure, 1)
-        engine.go.set()
-        run = await run_of(events, text, 2)
-        await verdict_of(events, sent([*text, *drawn(run)]))
-    assert (failure.reason, failure.session_closed) == ("PREFIX_MISMATCH", False)
-    assert drawn(run) == own_tokens(PREFIX, 5)[3:]
+async def test_a_round_repeated_while_its_run_computes_it_is_answered_once(
+    engine: RecordingEngine, target: Events
+) -> None:
+    target.send(target_open(1, PREFIX), sent(PREFIX, 2))
+    text = [*PREFIX, *drawn(await run_of(target, PREFIX, 3))]
+    await engine.hold(target, sent(text, 1))
+    target.send(sent(text, 1))
+    wrong = [*text[:-1], (text[-1] + 1) % 32]
+    await target.expect_failure(sent(wrong, 1), "PREFIX_MISMATCH", closed=False)
+    engine.go.set()
+    run = await run_of(target, text, 2)
+    await verdict_of(target, sent([*text, *drawn(run)]))
+    assert drawn(run) == OWN[3:5]
 
 
 @pytest.mark.parametrize(
@@ -218,51 +185,48 @@ async def test_a_round_repeated_while_its_run_computes_it_is_answered_once() -> 
 )
 async def test_a_run_ends_early(changes: dict[str, Any], rounds: int) -> None:
     engine = RecordingEngine(SPEC)
-    async with target(engine) as (servicer, events):
-        events.link.send(target_open(1, PREFIX, **changes))
+    async with linked_target(engine) as events:
+        events.send(target_open(1, PREFIX, **changes))
         text = [*PREFIX]
         while len(text) < len(PREFIX) + rounds:
-            events.link.send(sent(text, MAX_LEASE))
+            events.send(sent(text, MAX_LEASE))
             left = len(PREFIX) + rounds - len(text)
             text += drawn(await run_of(events, text, min(MAX_LEASE + 1, left)))
-        events.link.send(target_open(2, PREFIX))
+        events.send(target_open(2, PREFIX))
         await verdict_of(events, first_round(2, PREFIX))
-        assert servicer.status().queue_length == 0
+        assert events.servicer.status().queue_length == 0
         assert not events.has(Verdict)
     assert len(rounds_of(engine, 1)) == rounds
 
 
 async def test_a_run_ends_with_what_the_kv_budget_holds_of_the_context() -> None:
     spec = TableSpec(vocab=32, seed=3, max_length=64, max_kv_rows=20)
-    async with target(RecordingEngine(spec)) as (servicer, events):
-        events.link.send(target_open(1, PREFIX))
-        events.link.send(sent(PREFIX, MAX_LEASE))
+    async with linked_target(RecordingEngine(spec)) as events:
+        events.send(target_open(1, PREFIX), sent(PREFIX, MAX_LEASE))
         run = await run_of(events, PREFIX, 20 - len(PREFIX))
-        await eventually(lambda: servicer.status().queue_length == 0, "nothing is left to verify")
-        again = await verdict_of(events, sent([*PREFIX, *drawn(run)[:-1]]))
-        assert again == run[-1]
+        await eventually(lambda: events.servicer.status().queue_length == 0, "nothing is left to verify")
+        assert await verdict_of(events, sent([*PREFIX, *drawn(run)[:-1]])) == run[-1]
         assert not events.has(Verdict)
         assert not events.has(Failure)
-        assert servicer.status().sessions == 1
-    assert drawn(run) == own_tokens(PREFIX, len(run))
+        assert events.servicer.status().sessions == 1
+    assert drawn(run) == OWN[: len(run)]
 
 
 async def test_a_session_that_is_closed_in_a_run_frees_its_rows() -> None:
     engine = PacedEngine(steps=4)
-    async with target(engine) as (servicer, events):
-        events.link.send(target_open(1, PREFIX))
-        events.link.send(sent(PREFIX, MAX_LEASE))
+    async with linked_target(engine) as events:
+        events.send(target_open(1, PREFIX), sent(PREFIX, MAX_LEASE))
         await events.of(Verdict, 1)
-        events.link.send(Close(1))
-        await eventually(lambda: servicer.status().sessions == 0, "the session is closed")
+        events.send(Close(1))
+        await eventually(lambda: events.servicer.status().sessions == 0, "the session is closed")
         engine.let(100)
         await eventually(lambda: engine.kv_rows == 0, "the rows are free")
-        events.link.send(target_open(2, PREFIX))
+        events.send(target_open(2, PREFIX))
         await verdict_of(events, first_round(2, PREFIX))
         assert len(rounds_of(engine, 1)) <= 5, "the step that ran was the run's last"
 
 
-async def test_a_run_needs_nothing_of_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_run_needs_nothing_of_the_loop(monkeypatch: pytest.MonkeyPatch, target: Events) -> None:
     """Its steps follow each other on the engine's thread: the way to the loop and back costs time in each."""
     calls: list[str] = []
     run = Executor.run
@@ -271,105 +235,81 @@ async def test_a_run_needs_nothing_of_the_loop(monkeypatch: pytest.MonkeyPatch) 
         calls.append(fn.__name__)
         return await run(self, fn, *args)
 
-    async with target() as (_, events):
-        events.link.send(target_open(1, PREFIX))
-        await events.of(TargetOpened, 1)
-        monkeypatch.setattr(Executor, "run", counted)
-        events.link.send(sent(PREFIX, 11))
-        verdicts = await run_of(events, PREFIX, 12)
-    assert drawn(verdicts) == own_tokens(PREFIX, 12)
+    await target.open(target_open(1, PREFIX))
+    monkeypatch.setattr(Executor, "run", counted)
+    target.send(sent(PREFIX, 11))
+    verdicts = await run_of(target, PREFIX, 12)
+    assert drawn(verdicts) == OWN[:12]
     assert calls.count("_go_on") == 1
 
 
 async def test_a_service_that_stops_ends_its_runs_with_the_step_that_runs() -> None:
     engine = PacedEngine(steps=4)
-    async with target(engine) as (servicer, events):
-        events.link.send(target_open(1, PREFIX))
-        events.link.send(sent(PREFIX, MAX_LEASE))
+    async with linked_target(engine) as events:
+        events.send(target_open(1, PREFIX), sent(PREFIX, MAX_LEASE))
         await run_of(events, PREFIX, 3)
-        await servicer.close()
-        servicer.runner = asyncio.create_task(asyncio.sleep(WAIT_S))  # what the harness will close
+        await events.servicer.close()
+        events.servicer.runner = asyncio.create_task(asyncio.sleep(WAIT_S))  # what the harness will close
         engine.let(100)
-        await asyncio.to_thread(servicer.scheduler._executor.close)
+        await asyncio.to_thread(events.servicer.scheduler._executor.close)
         assert len(rounds_of(engine, 1)) <= 5
 
 
 async def test_a_cut_link_ends_the_runs_of_its_sessions() -> None:
     engine = PacedEngine(steps=7)
-    async with target(engine) as (servicer, events):
-        async with linked(target_link(events.link.address)) as cut:
+    async with linked_target(engine) as events:
+        async with events.another() as cut:
             for session in (1, 2):
-                cut.link.send(target_open(session, PREFIX))
-                cut.link.send(sent(PREFIX, MAX_LEASE, session))
+                cut.send(target_open(session, PREFIX), sent(PREFIX, MAX_LEASE, session))
             await cut.of(Verdict, 2)
         engine.let(1)
         await eventually(lambda: engine.kv_rows == 0, "the cut link's rows are free")
-        assert servicer.status().queue_length == 0
+        assert events.servicer.status().queue_length == 0
 
 
 async def test_time_runs_out_inside_a_run() -> None:
     engine = PacedEngine(steps=5)
-    async with target(engine) as (_, events):
-        events.link.send(target_open(1, PREFIX, time_left_ms=200))
-        events.link.send(sent(PREFIX, MAX_LEASE))
+    async with linked_target(engine) as events:
+        events.send(target_open(1, PREFIX, time_left_ms=200), sent(PREFIX, MAX_LEASE))
         await run_of(events, PREFIX, 4)
-        failure = await events.of(Failure, 1)
+        assert (await events.of(Failure, 1)).reason == "DEADLINE_EXCEEDED"
         engine.let(1)
-        assert failure.reason == "DEADLINE_EXCEEDED"
         await eventually(lambda: engine.kv_rows == 0, "the rows are free")
 
 
-async def test_a_step_that_fails_in_a_run_fails_its_sessions_only() -> None:
-    engine = RecordingEngine()
-    own = own_tokens(PREFIX, 12)
-    async with target(engine) as (servicer, events):
-        for session in (1, 2):
-            events.link.send(target_open(session, PREFIX, noise=NoiseKey(session)))
-            await events.of(TargetOpened, session)
-        events.link.send(target_open(3, PREFIX))
-        await events.of(TargetOpened, 3)
-        engine.poison = own[5]
-        events.link.send(sent(PREFIX, 11, session=3))
-        failure = await events.of(Failure, 3)
-        engine.poison = None
-        assert (failure.reason, failure.session_closed) == ("INTERNAL", True)
-        assert servicer.status().sessions == 2
-        for session in (1, 2):
-            await verdict_of(events, first_round(session, PREFIX))
+async def test_a_step_that_fails_in_a_run_fails_its_sessions_only(engine: RecordingEngine, target: Events) -> None:
+    await target.open(*(target_open(session, PREFIX, noise=NoiseKey(session)) for session in (1, 2)))
+    await target.open(target_open(3, PREFIX))
+    engine.poison = OWN[5]
+    await target.expect_failure(sent(PREFIX, 11, session=3), "INTERNAL", closed=True)
+    engine.poison = None
+    assert target.servicer.status().sessions == 2
+    for session in (1, 2):
+        await verdict_of(target, first_round(session, PREFIX))
 
 
 @pytest.mark.parametrize(
-    ("message", "text"),
+    ("changes", "text"),
     [
+        ({"lease": 65}, "lease = 65: must be in [0, 64]"),
         (
-            pb.Round(session_id=1, base_length=4, accepted_node=-1, committed=[5], lease=65),
-            "lease = 65: must be in [0, 64]",
-        ),
-        (
-            pb.Round(
-                session_id=1,
-                base_length=4,
-                accepted_node=-1,
-                committed=[5],
-                lease=1,
-                proposal={"proposal_id": 1, "token_ids": [1], "draft_probabilities": [1.0]},
-            ),
+            {"lease": 1, "proposal": {"proposal_id": 1, "token_ids": [1], "draft_probabilities": [1.0]}},
             "lease = 1: must be 0 with a proposal",
         ),
     ],
 )
-async def test_a_malformed_run_is_refused_and_harms_nobody(message: pb.Round, text: str) -> None:
-    async with target() as (servicer, events):
-        for session in (1, 2):
-            events.link.send(target_open(session, PREFIX))
-            await events.of(TargetOpened, session)
-        raw(events, pb.TargetCommand(round=message))
-        failure = await events.of(Failure, 1)
-        assert (failure.reason, failure.session_closed) == ("INVALID_INPUT", False)
-        assert text in failure.message
-        assert servicer.status().sessions == 2
-        for session in (1, 2):
-            await verdict_of(events, first_round(session, PREFIX))
+async def test_a_malformed_run_is_refused_and_harms_nobody(
+    changes: dict[str, Any], text: str, target: Events
+) -> None:
+    await target.open(*(target_open(session, PREFIX) for session in (1, 2)))
+    message = pb.Round(session_id=1, base_length=4, accepted_node=-1, committed=[5], **changes)
+    raw(target, pb.TargetCommand(round=message))
+    failure = await target.of(Failure, 1)
+    assert (failure.reason, failure.session_closed) == ("INVALID_INPUT", False)
+    assert text in failure.message
+    assert target.servicer.status().sessions == 2
+    for session in (1, 2):
+        await verdict_of(target, first_round(session, PREFIX))
 
 
 def raw(events: Events, message: pb.TargetCommand) -> None:
@@ -385,20 +325,17 @@ def raw(events: Events, message: pb.TargetCommand) -> None:
     writer._encode = encode
 
 
-async def test_sessions_that_are_leased_and_sessions_that_are_sent_share_steps() -> None:
-    engine = RecordingEngine()
+async def test_sessions_that_are_leased_and_sessions_that_are_sent_share_steps(
+    engine: RecordingEngine, target: Events
+) -> None:
     rounds = 12
-    async with target(engine) as (_, events):
-        for session in range(1, 5):
-            events.link.send(target_open(session, PREFIX, noise=NoiseKey(session)))
-            await events.of(TargetOpened, session)
-        engine.plans.clear()
-        for session in (1, 2, 3):
-            events.link.send(sent(PREFIX, rounds - 1, session), urgent=True)
-        text = [*PREFIX]
-        for _ in range(rounds):
-            text += (await verdict_of(events, sent(text, session=4))).token_ids
-        runs = {session: await run_of(events, PREFIX, rounds, session) for session in (1, 2, 3)}
+    await target.open(*(target_open(session, PREFIX, noise=NoiseKey(session)) for session in range(1, 5)))
+    engine.plans.clear()
+    target.send(*(sent(PREFIX, rounds - 1, session) for session in (1, 2, 3)), urgent=True)
+    text = [*PREFIX]
+    for _ in range(rounds):
+        text += (await verdict_of(target, sent(text, session=4))).token_ids
+    runs = {session: await run_of(target, PREFIX, rounds, session) for session in (1, 2, 3)}
     for session, run in runs.items():
         assert drawn(run) == own_tokens(PREFIX, rounds, NoiseKey(session))
     assert text[len(PREFIX) :] == own_tokens(PREFIX, rounds, NoiseKey(4))
@@ -410,12 +347,11 @@ async def test_sessions_that_are_leased_and_sessions_that_are_sent_share_steps()
 async def test_no_step_is_held_for_a_session_that_is_leased() -> None:
     """It is ready at once, and on its way back only when its run has ended."""
     engine = PacedEngine(steps=3)
-    async with target(engine) as (servicer, events):
-        batcher = servicer.scheduler._batcher
-        events.link.send(target_open(1, PREFIX))
-        events.link.send(sent(PREFIX, 5))
+    async with linked_target(engine) as events:
+        batcher = events.servicer.scheduler._batcher
+        events.send(target_open(1, PREFIX), sent(PREFIX, 5))
         await run_of(events, PREFIX, 3)
-        assert servicer.status().queue_length == 0, "it is in the step that runs"
+        assert events.servicer.status().queue_length == 0, "it is in the step that runs"
         assert not batcher.is_away(frozenset({1}))
         engine.let(100)
         for _ in range(3):
@@ -426,27 +362,23 @@ async def test_no_step_is_held_for_a_session_that_is_leased() -> None:
 async def test_a_run_and_a_long_prompt_go_on_together() -> None:
     engine = RecordingEngine()
     long = tuple(i % 32 for i in range(200))
-    async with target(engine, prefill_chunk=8) as (_, events):
-        events.link.send(target_open(1, PREFIX))
-        await events.of(TargetOpened, 1)
+    async with linked_target(engine, prefill_chunk=8) as events:
+        await events.open(target_open(1, PREFIX))
         engine.go.clear()
         engine.plans.clear()
-        events.link.send(sent(PREFIX, 40))
-        events.link.send(target_open(2, long))
+        events.send(sent(PREFIX, 40), target_open(2, long))
         engine.go.set()
         run = await run_of(events, PREFIX, 41)
         await events.of(TargetOpened, 2)
-    assert drawn(run) == own_tokens(PREFIX, 41)
+    assert drawn(run) == OWN[:41]
     both = [plan for plan in engine.plans if len(plan.items) == 2]
     assert len(both) >= 24, "each chunk shares its step with a round"
     assert all(sum(len(item.token_ids) for item in plan.items) <= 8 + 1 for plan in engine.plans)
 
 
-async def test_a_first_round_may_start_a_run_and_its_timings_hold() -> None:
-    async with target() as (_, events):
-        events.link.send(target_open(1, PREFIX))
-        events.link.send(sent(PREFIX, 5))
-        run = await run_of(events, PREFIX, 6)
+async def test_a_first_round_may_start_a_run_and_its_timings_hold(target: Events) -> None:
+    target.send(target_open(1, PREFIX), sent(PREFIX, 5))
+    run = await run_of(target, PREFIX, 6)
     for verdict in run:
         timings = verdict.timings
         assert timings.service_ms >= timings.queue_ms + timings.forward_ms + timings.sample_ms

@@ -9,19 +9,18 @@ from typing import Any
 
 import pytest
 
+from paceline.grammars.sessions import Grammars
+from paceline.models.tokenizer import TableTokenizer
 from paceline.protocol import sampling as t
 from paceline.protocol.proposal import ROOT, Acceptance, Outcome, Proposal
 from paceline.protocol.session import Close, Failure
-from paceline.protocol.target import Prefetch, Round, SelfStarted, TargetCommand, TargetOpened, Verdict
+from paceline.protocol.target import Prefetch, Round, SelfStarted, TargetCommand, Verdict
 from paceline.sampling.acceptance import decide
 from paceline.v1 import target_service_pb2 as pb
-from target_service.servicer import TargetServicer
-from tests.services.expected import own_tokens
-from tests.services.harness import NOISE, Events, chain, eventually, linked, target_link, target_open, verdict_of
-from tests.services.test_lease import END, PREFIX, SAMPLINGS, PacedEngine, raw, rounds_of, sent, target
+from tests.services.harness import NOISE, Events, chain, eventually, linked_target, target_open, verdict_of
+from tests.services.test_lease import END, OWN, PREFIX, SAMPLINGS, PacedEngine, raw, rounds_of, sent
 from tests.services.test_target_failures import still_serves
 
-OWN = own_tokens(PREFIX, 120)
 WORDY = t.NoiseKey(21)
 """With it every sampling's text goes on for three rounds at least."""
 LAST_RIGHT = {"chain": 1, "tree": 4}
@@ -76,35 +75,27 @@ def written(rounds: Sequence[Round], verdicts: Sequence[Verdict]) -> list[int]:
 class Paced:
     """A target that takes as many steps as the test lets it take, and a link to it."""
 
-    servicer: TargetServicer
     engine: PacedEngine
     events: Events
 
     async def opened(self, session: int, **facts: Any) -> None:
         if not self.engine.cached_rows:
             self.engine.let(1)  # later sessions share the prefix of the first
-        self.events.link.send(target_open(session, PREFIX, **facts))
-        await self.events.of(TargetOpened, session)
-
-    async def handled(self, *commands: TargetCommand) -> None:
-        """Send commands, and wait until they are handled: that is done in order."""
-        for command in (*commands, sent(PREFIX, session=99)):
-            self.events.link.send(command)
-        assert (await self.events.of(Failure, 99)).reason == "UNKNOWN_SESSION"
+        await self.events.open(target_open(session, PREFIX, **facts))
 
     async def verdict(self, round_: Round, *prefetches: Prefetch) -> Verdict:
         """Send a round with all that is prefetched for it, and let the target take one step."""
-        await self.handled(round_, *prefetches)
+        await self.events.handled(round_, *prefetches)
         self.engine.let(1)
         return await self.events.of(Verdict, round_.session_id)
 
     async def relayed(self, rounds: Sequence[Round]) -> AsyncIterator[Verdict]:
         """The verdicts of rounds: the first is sent, each other prefetched while the one before it is computed."""
-        await self.handled(rounds[0])
+        await self.events.handled(rounds[0])
         for round_, behind in zip(rounds, (*rounds[1:], None), strict=True):
             if behind is not None:
                 missed = replace(behind, committed=(wrong(behind.committed[0]),), proposal=chain([1] * 9))
-                await self.handled(prefetch(round_, missed, behind))
+                await self.events.handled(prefetch(round_, missed, behind))
             self.engine.let(1)
             verdict = await self.events.of(Verdict, round_.session_id)
             assert verdict.base_length == round_.base_length
@@ -114,23 +105,29 @@ class Paced:
     async def begin(self, first: Round, second: Round) -> None:
         """Bring a session to where its second round was started and is in a step that waits."""
         assert (await self.verdict(first, prefetch(first, second))).self_started == self_started(second)
-        await eventually(lambda: self.servicer.status().queue_length == 0, "the self-started round is in a step")
+        await eventually(
+            lambda: self.events.servicer.status().queue_length == 0, "the self-started round is in a step"
+        )
 
     async def refuses(self, reason: str, text: str, *commands: TargetCommand) -> None:
         """Session 1 gets a failure for these, and goes on."""
-        for command in commands:
-            self.events.link.send(command)
+        self.events.send(*commands)
         failure = await self.events.of(Failure, 1)
         assert (failure.reason, failure.session_closed) == (reason, False)
         assert text in failure.message
 
 
 @asynccontextmanager
+async def unopened() -> AsyncIterator[Paced]:
+    engine = PacedEngine(steps=0)
+    async with linked_target(engine, grammars=Grammars(lambda: TableTokenizer(32, END))) as events:
+        yield Paced(engine, events)
+
+
+@asynccontextmanager
 async def paced(**facts: Any) -> AsyncIterator[Paced]:
     """With session 1 opened."""
-    engine = PacedEngine(steps=0)
-    async with target(engine) as (servicer, events):
-        at = Paced(servicer, engine, events)
+    async with unopened() as at:
         await at.opened(1, **facts)
         yield at
 
@@ -160,7 +157,7 @@ async def test_self_started_rounds_draw_what_sent_rounds_draw(name: str, shape: 
 async def test_self_started_rounds_go_on_for_long_and_what_was_answered_is_forgotten() -> None:
     rounds, verdicts = along(OWN), []
     async with paced() as at:
-        (link,) = at.servicer._links
+        (link,) = at.events.servicer._links
         session = link._sessions[1]
         async for verdict in at.relayed(rounds):
             verdicts.append(verdict)
@@ -171,12 +168,11 @@ async def test_self_started_rounds_go_on_for_long_and_what_was_answered_is_forgo
 
 
 async def test_what_was_prefetched_before_the_prefix_is_computed_is_started() -> None:
-    engine = PacedEngine(steps=0)
     first, second = rounds = along(OWN[:6])
-    async with target(engine) as (servicer, events):
-        await Paced(servicer, engine, events).handled(target_open(1, PREFIX), first, prefetch(first, second))
-        engine.let(100)
-        verdicts = [await events.of(Verdict, 1) for _ in rounds]
+    async with unopened() as at:
+        await at.events.handled(target_open(1, PREFIX), first, prefetch(first, second))
+        at.engine.let(100)
+        verdicts = [await at.events.of(Verdict, 1) for _ in rounds]
     assert verdicts[0].self_started == self_started(second)
     assert written(rounds, verdicts) == OWN[:6]
 
@@ -210,9 +206,9 @@ async def test_a_prefetch_for_a_round_that_does_not_wait_is_ignored() -> None:
     first, second, third = along(OWN[:9])
     late, early, last = prefetch(first, second), prefetch(second, third), replace(third, proposal=None)
     async with paced() as at:
-        await at.handled(late)
+        await at.events.handled(late)
         verdicts = [await at.verdict(first, early)]
-        await at.handled(late, early)
+        await at.events.handled(late, early)
         verdicts += [await at.verdict(second, late), await at.verdict(last, late, early)]
     assert [verdict.self_started for verdict in verdicts] == [None] * 3
     assert written([first, second, last], verdicts) == OWN[:7]
@@ -238,13 +234,13 @@ async def test_a_self_started_round_that_is_sent_as_well_changes_nothing() -> No
     verdicts: list[Verdict] = []
     async with paced() as at:
         await at.begin(first, second)
-        await at.handled(*copies(second), prefetch(second, third))
+        await at.events.handled(*copies(second), prefetch(second, third))
         for round_ in (second, third):
             for other in others_than(round_):
                 await at.refuses("PREFIX_MISMATCH", "waits for its verdict", other)
             at.engine.let(1)
             verdicts.append(await at.events.of(Verdict, 1))
-            await at.handled()
+            await at.events.handled()
             assert not at.events.has(Verdict)
             for copy in copies(round_):
                 assert await verdict_of(at.events, copy) == verdicts[-1]
@@ -284,10 +280,10 @@ async def test_a_prefetched_round_goes_before_the_lease_and_ends_it() -> None:
     prefetched = replace(leased[2], proposal=chain(OWN[2:4]))
     async with paced() as at:
         verdicts = [await at.verdict(first)]
-        await at.handled(prefetch(leased[1], prefetched))
+        await at.events.handled(prefetch(leased[1], prefetched))
         at.engine.let(2)
         verdicts += [await at.events.of(Verdict, 1) for _ in range(2)]
-        await at.handled()
+        await at.events.handled()
         assert not at.events.has(Verdict), "the run is over"
         extended = replace(leased[1], lease=9)
         assert await verdict_of(at.events, extended) == verdicts[1], "and stays so"
@@ -323,7 +319,7 @@ async def test_a_malformed_prefetch_is_refused_as_a_whole_and_harms_nobody(
     after, behind = sent([*PREFIX, OWN[0]]), Round(1, 6, ROOT, (OWN[1],), chain([1, 2]))
     async with paced(max_length=8) as at:
         await at.opened(2)
-        await at.handled(STRAY)
+        await at.events.handled(STRAY)
         raw(at.events, pb.TargetCommand(prefetch={"session_id": 1, "base_length": 4, "proposals": [GOOD, bad]}))
         await at.refuses("INVALID_INPUT", text)
         assert (await at.verdict(STRAY)).self_started is None, "nothing is kept of a prefetch that is refused"
@@ -331,7 +327,7 @@ async def test_a_malformed_prefetch_is_refused_as_a_whole_and_harms_nobody(
         at.engine.let(100)
         assert (await at.events.of(Verdict, 1)).token_ids[0] == OWN[2]
         assert (await verdict_of(at.events, sent(PREFIX, session=2))).token_ids == (OWN[0],)
-        assert at.servicer.status().sessions == 2
+        assert at.events.servicer.status().sessions == 2
 
 
 async def test_all_prefetches_of_a_round_together_have_as_many_outcomes_as_the_welcome_says() -> None:
@@ -340,7 +336,7 @@ async def test_all_prefetches_of_a_round_together_have_as_many_outcomes_as_the_w
     async with paced() as at:
         assert at.events.link.welcome is not None
         assert at.events.link.welcome.max_prefetched == len(missed) == 64
-        await at.handled(STRAY, Prefetch(1, 4, tuple(missed[:40])))
+        await at.events.handled(STRAY, Prefetch(1, 4, tuple(missed[:40])))
         await at.refuses(
             "INVALID_INPUT", "prefetched proposals = 65: must be at most 64", Prefetch(1, 4, (met, *missed[40:]))
         )
@@ -364,13 +360,13 @@ async def test_nothing_is_prefetched_unless_acceptance_is_coupled(acceptance: Ac
 @pytest.mark.parametrize("end", ["close", "cut link", "time limit"])
 async def test_a_session_that_ends_in_a_self_started_round_frees_its_rows(end: str) -> None:
     async with paced() as at:
-        rows, status = at.engine.kv_rows, at.servicer.status
-        async with linked(target_link(at.events.link.address)) as other:
+        rows, status = at.engine.kv_rows, at.events.servicer.status
+        async with at.events.another() as other:
             there = replace(at, events=other)
             await there.opened(1, time_left_ms=500 if end == "time limit" else None)
             await there.begin(*along(OWN[:6]))
             if end == "close":
-                await there.handled(Close(1))
+                await other.handled(Close(1))
             if end == "time limit":
                 assert (await other.of(Failure, 1)).reason == "DEADLINE_EXCEEDED"
             assert status().sessions == (2 if end == "cut link" else 1)
@@ -399,7 +395,7 @@ async def test_a_step_that_fails_in_a_self_started_round_fails_its_session_only(
 
 async def test_no_step_is_held_for_a_session_whose_next_round_has_started() -> None:
     async with paced() as at:
-        batcher = at.servicer.scheduler._batcher
+        batcher = at.events.servicer.scheduler._batcher
         await at.begin(*along(OWN[:6]))
         assert not batcher.is_away(frozenset({1}))
         at.engine.let(1)

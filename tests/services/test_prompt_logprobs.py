@@ -37,10 +37,8 @@ from tests.services.harness import (
     chain,
     eventually,
     first_round,
-    linked,
-    target_link,
+    linked_target,
     target_open,
-    target_service,
     verdict_of,
 )
 from tests.services.reports import CLOSE, TOP, DirectReport, by_table, by_transformers, reported, rows_of
@@ -54,16 +52,13 @@ async def report_of(events: Events, session: int, prompt: Sequence[int] = PROMPT
     """A session's whole report; the session is closed."""
     opening = target_open(session, prompt, **({"prompt_logprobs": TOP} | asked))
     pieces, _ = await reported(events, opening)
-    events.link.send(Close(session))
+    events.send(Close(session))
     return rows_of(pieces, opening.prompt_logprobs_known)
 
 
-def logits_wanted(engine: RecordingEngine) -> list[int]:
-    """Rows with logits before the last of `PROMPT`, step by step."""
-    end = len(PROMPT) - 1
-    return [
-        sum(item.base_length + row < end for item in plan.items for row in item.logit_rows) for plan in engine.plans
-    ]
+def logit_rows(plan: StepPlan) -> int:
+    """Rows with logits before the last of `PROMPT`."""
+    return sum(item.base_length + row < len(PROMPT) - 1 for item in plan.items for row in item.logit_rows)
 
 
 def torch_engine(kind: str) -> tuple[Engine, DirectReport, tuple[int, ...]]:
@@ -77,8 +72,8 @@ def torch_engine(kind: str) -> tuple[Engine, DirectReport, tuple[int, ...]]:
     settings = EngineSettings.model_validate(
         {"threads": 1, "quantization": "int8" if kind == "int8" else "none", "reproducible": kind == "reproducible"}
     )
-    made = build_engine(model, TableTokenizer(tiny.VOCAB, None), settings, "tiny", static=kind == "static" or None)
-    return made, direct, prompt
+    engine = build_engine(model, TableTokenizer(tiny.VOCAB, None), settings, "tiny", static=kind == "static" or None)
+    return engine, direct, prompt
 
 
 WIDE = pytest.mark.skipif(not has_wide_vectors(), reason="this CPU has no vectors of 512 bits")
@@ -91,10 +86,7 @@ WIDE = pytest.mark.skipif(not has_wide_vectors(), reason="this CPU has no vector
 async def test_every_engine_reports_what_transformers_computes(kind: str) -> None:
     engine, direct, prompt = torch_engine(kind)
     reproducible = kind == "reproducible"
-    async with (
-        target_service(engine, prefill_chunk=48, reproducible=reproducible) as (_, address),
-        linked(target_link(address)) as events,
-    ):
+    async with linked_target(engine, prefill_chunk=48, reproducible=reproducible) as events:
         first = await report_of(events, 1, prompt)
         cached = await report_of(events, 2, prompt)
         behind = await report_of(events, 3, prompt, prompt_logprobs_known=77)
@@ -118,10 +110,7 @@ async def test_the_real_model_reports_what_transformers_computes() -> None:
     model = AutoModelForCausalLM.from_pretrained(found.location, dtype=torch.float32, attn_implementation="eager")
     prompt = tuple(random.Random(4).choices(range(2000, 40000), k=100)) * 4
     direct = by_transformers(model, prompt, 49_152)
-    async with (
-        target_service(load_engine("smollm2-135m", EngineSettings(threads=2)), prefill_chunk=128) as (_, address),
-        linked(target_link(address)) as events,
-    ):
+    async with linked_target(load_engine("smollm2-135m", EngineSettings(threads=2)), prefill_chunk=128) as events:
         for session, known in ((1, 0), (2, 0), (3, 131)):
             rows = await report_of(events, session, prompt, prompt_logprobs=20, prompt_logprobs_known=known)
             assert len(rows) == len(prompt) - 1 - known
@@ -131,19 +120,14 @@ async def test_the_real_model_reports_what_transformers_computes() -> None:
 async def test_a_report_comes_in_order_before_anything_else_and_in_bounded_pieces() -> None:
     prompt = tuple(random.Random(7).choices(range(32), k=700))
     engine = RecordingEngine(TableSpec(vocab=32, seed=3, max_length=1024))
-    async with (
-        target_service(engine, prefill_chunk=600) as (_, address),
-        linked(target_link(address)) as events,
-    ):
-        events.link.send(target_open(1, prompt, prompt_logprobs=20))
-        events.link.send(first_round(1, prompt, chain([1, 2, 3])))
-        verdict = await events.of(Verdict, 1)
+    async with linked_target(engine, prefill_chunk=600) as events:
+        events.send(target_open(1, prompt, prompt_logprobs=20))
+        verdict = await events.answer(first_round(1, prompt, chain([1, 2, 3])), Verdict)
         assert events.has(TargetOpened, 1), "it came before the verdict"
-        pieces = [await events.of(PromptPiece, 1) for _ in range(4)]
-        assert not events.has(PromptPiece)
+        pieces = events.take_all(PromptPiece)
     rows = rows_of(pieces)
+    assert MAX_PIECE_ROWS == 256
     assert [len(piece.rows) for piece in pieces] == [256, 256, 64, 123], "chunks end at blocks"
-    assert max(len(piece.rows) for piece in pieces) <= MAX_PIECE_ROWS
     assert by_table(prompt).differs(prompt, rows) < EXACT
     assert all(len(row.token_ids) == 21 for row in rows)
     assert verdict.token_ids[0] == next_token(prompt)
@@ -151,86 +135,62 @@ async def test_a_report_comes_in_order_before_anything_else_and_in_bounded_piece
 
 
 @pytest.mark.parametrize("top", [0, 20])
-async def test_short_prompts_and_resumed_ones(top: int) -> None:
-    async with target_service(RecordingEngine()) as (_, address), linked(target_link(address)) as events:
-        assert await report_of(events, 1, (5,), prompt_logprobs=top) == []
-        rows = await report_of(events, 2, (5, 9), prompt_logprobs=top)
-        assert by_table((5, 9)).differs((5, 9), rows) < EXACT
-        assert [len(row.token_ids) for row in rows] == [1 + top]
-        resumed = await report_of(events, 3, PROMPT, prompt_length=60, prompt_logprobs=top)
-        assert len(resumed) == 59, "of the prompt, not of the output"
-        assert by_table(PROMPT).differs(PROMPT, resumed) < EXACT
-        round_ = first_round(4, PROMPT)
-        events.link.send(target_open(4, PROMPT, prompt_length=60, prompt_logprobs=top))
-        assert (await verdict_of(events, round_)).token_ids == (next_token(PROMPT),)
+async def test_short_prompts_and_resumed_ones(top: int, target: Events) -> None:
+    assert await report_of(target, 1, (5,), prompt_logprobs=top) == []
+    rows = await report_of(target, 2, (5, 9), prompt_logprobs=top)
+    assert by_table((5, 9)).differs((5, 9), rows) < EXACT
+    assert [len(row.token_ids) for row in rows] == [1 + top]
+    resumed = await report_of(target, 3, PROMPT, prompt_length=60, prompt_logprobs=top)
+    assert len(resumed) == 59, "of the prompt, not of the output"
+    assert by_table(PROMPT).differs(PROMPT, resumed) < EXACT
+    target.send(target_open(4, PROMPT, prompt_length=60, prompt_logprobs=top))
+    assert (await verdict_of(target, first_round(4, PROMPT))).token_ids == (next_token(PROMPT),)
 
 
-async def test_cached_rows_are_computed_again_and_others_share_them() -> None:
-    engine = RecordingEngine()
-    async with target_service(engine, prefill_chunk=64) as (_, address), linked(target_link(address)) as events:
-        pieces, opened = await reported(events, target_open(1, PROMPT, prompt_logprobs=TOP))
-        assert opened.reused_tokens == 0
-        events.link.send(target_open(2, PROMPT))
-        assert (await events.of(TargetOpened, 2)).reused_tokens == len(PROMPT) - 1, "what a report computes is shared"
-        cached, again = await reported(events, target_open(3, PROMPT, prompt_logprobs=TOP))
-        assert again.reused_tokens == 0
-        assert rows_of(cached) == rows_of(pieces)
-        behind, opened = await reported(events, target_open(4, PROMPT, prompt_logprobs=TOP, prompt_logprobs_known=70))
-        assert opened.reused_tokens == 70, "rows that nothing is asked of are taken"
-        assert rows_of(behind, 70) == rows_of(pieces)[70:]
-        for session in (1, 2, 3, 4):
-            round_ = first_round(session, PROMPT)
-            assert (await verdict_of(events, round_)).token_ids == (next_token(PROMPT),)
-            events.link.send(Close(session))
-        await eventually(lambda: engine.kv_rows == 0, "all rows are free")
-    assert sum(logits_wanted(engine)) == 3 * (len(PROMPT) - 1) - 70
+async def test_cached_rows_are_computed_again_and_others_share_them(engine: RecordingEngine, target: Events) -> None:
+    pieces, opened = await reported(target, target_open(1, PROMPT, prompt_logprobs=TOP))
+    assert opened.reused_tokens == 0
+    opened = await target.answer(target_open(2, PROMPT), TargetOpened)
+    assert opened.reused_tokens == len(PROMPT) - 1, "what a report computes is shared"
+    cached, opened = await reported(target, target_open(3, PROMPT, prompt_logprobs=TOP))
+    assert opened.reused_tokens == 0
+    assert rows_of(cached) == rows_of(pieces)
+    behind, opened = await reported(target, target_open(4, PROMPT, prompt_logprobs=TOP, prompt_logprobs_known=70))
+    assert opened.reused_tokens == 70, "rows that nothing is asked of are taken"
+    assert rows_of(behind, 70) == rows_of(pieces)[70:]
+    for session in (1, 2, 3, 4):
+        assert (await verdict_of(target, first_round(session, PROMPT))).token_ids == (next_token(PROMPT),)
+        target.send(Close(session))
+    await eventually(lambda: engine.kv_rows == 0, "all rows are free")
+    assert sum(map(logit_rows, engine.plans)) == 3 * (len(PROMPT) - 1) - 70
 
 
 async def test_a_report_waits_for_no_leader_and_leads_those_that_do() -> None:
     engine = RecordingEngine()
-    async with (
-        target_service(engine, prefill_chunk=32) as (servicer, address),
-        linked(target_link(address)) as events,
-    ):
-        engine.go.clear()
-        events.link.send(target_open(1, PROMPT))
-        await asyncio.to_thread(engine.entered.wait, 10)
-        events.link.send(target_open(2, PROMPT, prompt_logprobs=TOP))
-        events.link.send(target_open(3, PROMPT))
+    async with linked_target(engine, prefill_chunk=32) as events:
+        await engine.hold(events, target_open(1, PROMPT))
+        events.send(target_open(2, PROMPT, prompt_logprobs=TOP), target_open(3, PROMPT))
         other = tuple(reversed(PROMPT))
-        events.link.send(target_open(4, other, prompt_logprobs=TOP))
-        events.link.send(target_open(5, other))
-        await eventually(lambda: servicer.status().sessions == 5, "all have arrived")
+        await events.handled(target_open(4, other, prompt_logprobs=TOP), target_open(5, other))
         engine.go.set()
         opened = {i: (await events.of(TargetOpened, i)).reused_tokens for i in range(1, 6)}
         assert opened == {1: 0, 2: 0, 3: 149, 4: 0, 5: 149}
         for session, prompt in ((2, PROMPT), (4, other)):
-            pieces = []
-            while events.has(PromptPiece, session):
-                pieces.append(await events.of(PromptPiece, session))
-            assert by_table(prompt).differs(prompt, rows_of(pieces)) < EXACT
+            assert by_table(prompt).differs(prompt, rows_of(events.take_all(PromptPiece, session))) < EXACT
         for session, prompt in ((1, PROMPT), (2, PROMPT), (3, PROMPT), (4, other), (5, other)):
             assert (await verdict_of(events, first_round(session, prompt))).token_ids == (next_token(prompt),)
 
 
-async def test_a_cached_prefix_is_not_waited_for_while_a_report_computes_it_again() -> None:
-    engine = RecordingEngine()
-    async with (
-        target_service(engine, prefill_chunk=16) as (servicer, address),
-        linked(target_link(address)) as events,
-    ):
-        events.link.send(target_open(1, PROMPT))
-        await events.of(TargetOpened, 1)
-        engine.entered.clear()
-        engine.go.clear()
-        events.link.send(target_open(2, PROMPT, prompt_logprobs=TOP))
-        await asyncio.to_thread(engine.entered.wait, 10)
-        events.link.send(target_open(3, PROMPT))
-        await eventually(lambda: servicer.status().sessions == 3, "both have arrived")
-        engine.go.set()
-        await events.of(TargetOpened, 3)
-        assert not events.has(TargetOpened, 2), "it was ready before the report was"
-        await events.of(TargetOpened, 2)
+async def test_a_cached_prefix_is_not_waited_for_while_a_report_computes_it_again(
+    engine: RecordingEngine, target: Events
+) -> None:
+    await target.open(target_open(1, PROMPT))
+    await engine.hold(target, target_open(2, PROMPT, prompt_logprobs=TOP))
+    await target.handled(target_open(3, PROMPT))
+    engine.go.set()
+    await target.of(TargetOpened, 3)
+    assert not target.has(TargetOpened, 2), "it was ready before the report was"
+    await target.of(TargetOpened, 2)
 
 
 async def test_rows_with_logits_are_bounded_and_leave_room_beside_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,55 +198,41 @@ async def test_rows_with_logits_are_bounded_and_leave_room_beside_them(monkeypat
     monkeypatch.setattr(scheduler, "prompt_logit_rows", lambda vocab_size: 20)
     engine = RecordingEngine()
     other = tuple(reversed(PROMPT))
-    async with (
-        target_service(engine, prefill_chunk=96) as (servicer, address),
-        linked(target_link(address)) as events,
-    ):
-        events.link.send(target_open(9, (1, 2, 3)))
-        running = first_round(9, (1, 2, 3))
-        await verdict_of(events, running)
-        engine.go.clear()
-        engine.entered.clear()
+    async with linked_target(engine, prefill_chunk=96) as events:
+        events.send(target_open(9, (1, 2, 3)))
+        await verdict_of(events, first_round(9, (1, 2, 3)))
         done = len(engine.plans)
-        for session, prompt in ((1, PROMPT), (2, other)):
-            events.link.send(target_open(session, prompt, prompt_logprobs=TOP))
-        events.link.send(target_open(3, (7, *PROMPT)))
-        await eventually(lambda: servicer.status().sessions == 4, "all have arrived")
+        reports = (target_open(session, prompt, prompt_logprobs=TOP) for session, prompt in ((1, PROMPT), (2, other)))
+        await engine.hold(events, *reports, target_open(3, (7, *PROMPT)))
+        await events.handled()
         engine.go.set()
         for session, prompt in ((1, PROMPT), (2, other)):
             await events.of(TargetOpened, session)
-            pieces = []
-            while events.has(PromptPiece, session):
-                pieces.append(await events.of(PromptPiece, session))
-            assert by_table(prompt).differs(prompt, rows_of(pieces)) < EXACT
-    wanted = logits_wanted(engine)[done:]
-    assert max(wanted) == 20
-    assert sum(wanted) == 2 * 149
+            assert by_table(prompt).differs(prompt, rows_of(events.take_all(PromptPiece, session))) < EXACT
+    rows = [logit_rows(plan) for plan in engine.plans[done:]]
+    assert max(rows) == 20
+    assert sum(rows) == 2 * 149
     assert max(plan.rows for plan in engine.plans) <= 96
-    assert (
-        max(item.base_length + len(item.token_ids) for plan in engine.plans[: done + 5] for item in plan.items) == 150
-    )
-    assert len(wanted) <= 2 * 149 // 20 + 4, "nobody starves"
+    first = [item for plan in engine.plans[: done + 5] for item in plan.items]
+    assert max(item.base_length + len(item.token_ids) for item in first) == 150, "the other prompt is done"
+    assert len(rows) <= 2 * 149 // 20 + 4, "nobody starves"
 
 
 async def test_running_rounds_are_in_every_step_beside_a_report() -> None:
     engine = RecordingEngine(TableSpec(vocab=32, seed=3, max_length=2048))
     prompt = tuple(random.Random(9).choices(range(32), k=1600))
-    async with target_service(engine, prefill_chunk=64) as (_, address), linked(target_link(address)) as events:
-        text = [1, 2, 3]
-        events.link.send(target_open(1, text, max_length=500))
-        verdict = await verdict_of(events, first_round(1, text))
-        begun = len(engine.plans)
-        events.link.send(target_open(2, prompt, prompt_logprobs=TOP))
-        rounds = 0
-        round_ = first_round(1, text)
+    async with linked_target(engine, prefill_chunk=64) as events:
+        events.send(target_open(1, (1, 2, 3), max_length=500))
+        round_, rounds = first_round(1, (1, 2, 3)), 0
+        verdict = await verdict_of(events, round_)
+        engine.plans.clear()
+        events.send(target_open(2, prompt, prompt_logprobs=TOP))
         while not events.has(TargetOpened, 2):
             round_ = round_.following(verdict.token_ids[0])
             verdict = await verdict_of(events, round_)
             rounds += 1
-        during = engine.plans[begun:]
-        assert max(plan.rows for plan in during) <= 65
-        assert rounds >= len(during) // 2 - 2, "a round waited for the chunk that ran, and was in the next step"
+        assert max(plan.rows for plan in engine.plans) <= 65
+        assert rounds >= len(engine.plans) // 2 - 2, "it waited for the chunk that ran, and was in the next step"
 
 
 def test_the_bound_is_bytes_of_logits() -> None:
@@ -298,11 +244,11 @@ def test_the_bound_is_bytes_of_logits() -> None:
 
 @pytest.mark.parametrize(("first", "rows", "most"), [(0, 10, 3), (5, 10, 3), (8, 4, 9), (20, 9, 2), (31, 5, 4)])
 def test_wanted_rows_of_a_chunk(first: int, rows: int, most: int) -> None:
-    wanted = ReportedRows(7, 30, 1)
+    report = ReportedRows(7, 30, 1)
     by_hand = [row for row in range(first, first + rows) if 7 <= row < 30]
-    assert [first + row for row in wanted.within(first, rows)] == by_hand
-    cut = wanted.cut(first, rows, most)
-    assert [first + row for row in wanted.within(first, cut)] == by_hand[:most]
+    assert [first + row for row in report.within(first, rows)] == by_hand
+    cut = report.cut(first, rows, most)
+    assert [first + row for row in report.within(first, cut)] == by_hand[:most]
     assert cut == rows or len(by_hand) > most, "it is cut where it must be"
 
 
@@ -317,14 +263,11 @@ async def test_rows_that_hold_nan_fail_their_session_alone() -> None:
                 output[spoiled] = np.nan
             return outputs
 
-    async with target_service(SpoiledEngine()) as (_, address), linked(target_link(address)) as events:
-        opening = target_open(1, (1, 31, 2, 3), prompt_logprobs=0)
-        events._events.clear()
-        events.link.send(opening)
+    async with linked_target(SpoiledEngine()) as events:
+        events.send(target_open(1, (1, 31, 2, 3), prompt_logprobs=0))
         fine = await report_of(events, 2, (1, 2, 3))
         assert by_table((1, 2, 3)).differs((1, 2, 3), fine) < EXACT
-        failure = next(event for event in events._events if isinstance(event, Failure))
-        assert failure.session_id == 1
+        failure = await events.of(Failure, 1)
         assert failure.session_closed
         assert "largest logit" in failure.message
 
@@ -363,8 +306,8 @@ def behind_the_cache(self: ReportedRows, rows: int) -> int:
 
 def one_row_late(self: ReportedRows, first: int, rows: int) -> range:
     """The first row of each chunk is left out, as that of a round's root would be."""
-    found = within(self, first, rows)
-    return range(found.start + 1, found.stop)
+    reported_rows = within(self, first, rows)
+    return range(reported_rows.start + 1, reported_rows.stop)
 
 
 within = ReportedRows.within
@@ -380,13 +323,11 @@ within = ReportedRows.within
     ids=["off by one", "rows of a cached prefix", "chunks without their first row"],
 )
 async def test_a_mutant_is_given_away(
-    place: tuple[Any, str], mutant: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    place: tuple[Any, str], mutant: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, target: Events
 ) -> None:
     monkeypatch.setattr(*place, mutant)
-    async with target_service(RecordingEngine()) as (_, address), linked(target_link(address)) as events:
-        events.link.send(target_open(1, PROMPT[:100]))
-        await events.of(TargetOpened, 1)
-        pieces, _ = await reported(events, target_open(2, PROMPT, prompt_logprobs=TOP))
+    await target.open(target_open(1, PROMPT[:100]))
+    pieces, _ = await reported(target, target_open(2, PROMPT, prompt_logprobs=TOP))
     whole = [row for piece in pieces for row in piece.rows]
     right = by_table(PROMPT).differs(PROMPT, whole) < EXACT and len(whole) == len(PROMPT) - 1
     assert not right

@@ -47,17 +47,15 @@ class Request:
             proposal = self._proposal(len(emitted))
             verdict = await verdict_of(events, Round(self.session, len(tokens) - 1, node, (tokens[-1],), proposal))
             node = self._accept(proposal, verdict, emitted)
-        events.link.send(Close(self.session))
+        events.send(Close(self.session))
         return emitted[:LENGTH]
 
     async def _open(self, events: Events, tokens: tuple[int, ...], prompt_length: int, fresh: bool) -> None:
         if not fresh:
-            events.link.send(Close(self.session))
+            events.send(Close(self.session))
         self.session += 100
         noise = NoiseKey(self.number)
-        events.link.send(
-            target_open(self.session, tokens, prompt_length=prompt_length, sampling=SAMPLING, noise=noise)
-        )
+        events.send(target_open(self.session, tokens, prompt_length=prompt_length, sampling=SAMPLING, noise=noise))
         if self.random.random() < 0.5:
             await events.of(TargetOpened, self.session)
 

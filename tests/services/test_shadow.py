@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -38,14 +38,11 @@ from tests.services.harness import (
     NOISE,
     Events,
     RecordingEngine,
-    draft_link,
     draft_open,
-    draft_service,
     eventually,
-    linked,
-    target_link,
+    linked_draft,
+    linked_target,
     target_open,
-    target_service,
     verdict_of,
 )
 
@@ -82,8 +79,8 @@ def tiny_engine(disturb: float) -> Engine:
         torch.manual_seed(1)
         for weights in transformer.parameters():
             weights.add_(disturb * torch.randn_like(weights))
-    wanted = EngineSettings(threads=1, kv_bytes=1 << 22)
-    return build_engine(transformer, TableTokenizer(tiny.VOCAB, None), wanted, "tiny")
+    settings = EngineSettings(threads=1, kv_bytes=1 << 22)
+    return build_engine(transformer, TableTokenizer(tiny.VOCAB, None), settings, "tiny")
 
 
 def engines(kind: str) -> tuple[Engine, Engine]:
@@ -106,31 +103,28 @@ Standings = dict[int, tuple[int, float]]
 """Rank and probability by position."""
 
 
-def standings(shadow: Shadow) -> Iterator[tuple[int, tuple[int, float]]]:
+def add(standings: Standings, shadow: Shadow) -> None:
+    """Each position comes once, in order."""
     pairs = zip(shadow.ranks, shadow.probabilities, strict=True)
-    return enumerate(pairs, start=shadow.first_position)
+    for position, standing in enumerate(pairs, start=shadow.first_position):
+        assert position > max(standings, default=0), "ascending"
+        standings[position] = standing
 
 
-def taken(events: Events, session: int) -> Standings:
-    """All shadows of a session that have come; each position once, in order."""
-    found: Standings = {}
-    for event in [each for each in events._events if isinstance(each, Shadow) and each.session_id == session]:
-        events._events.remove(event)
-        for position, standing in standings(event):
-            assert position > max(found, default=0), "ascending"
-            found[position] = standing
-    return found
+def take_standings(events: Events, session: int) -> Standings:
+    """All shadows of a session that have come."""
+    standings: Standings = {}
+    for shadow in events.take_all(Shadow, session):
+        add(standings, shadow)
+    return standings
 
 
 async def standings_until(events: Events, end: int, session: int = 1) -> Standings:
     """All shadows of a session, once the one of the last position before `end` has come."""
-
-    def complete() -> bool:
-        shadows = (each for each in events._events if isinstance(each, Shadow))
-        return any(each.session_id == session and each.end == end for each in shadows)
-
-    await eventually(complete, f"the shadow of position {end - 1}")
-    return taken(events, session)
+    standings: Standings = {}
+    while max(standings, default=0) < end - 1:
+        add(standings, await events.of(Shadow, session))
+    return standings
 
 
 async def written(
@@ -140,9 +134,8 @@ async def written(
     text = Text()
     key = draft_key(NOISE, acceptance)
     facts = {"sampling": sampling, "acceptance": acceptance}
-    opened = draft_open(session, PREFIX, K1, noise=key, **facts)
-    draft.link.send(replace(opened, takes_shadows=True))
-    target.link.send(target_open(session, PREFIX, **facts))
+    draft.send(draft_open(session, PREFIX, K1, noise=key, takes_shadows=True, **facts))
+    target.send(target_open(session, PREFIX, **facts))
     node = ROOT
     while len(text.ids) < len(PREFIX) + LENGTH:
         drafted = await draft.of(DraftedProposal, session)
@@ -152,7 +145,7 @@ async def written(
         text.accepted[len(text.ids)] = bool(decision.accepted)
         node, new = decision.node, (*decision.accepted, decision.next_token)
         outcome = Outcome(len(text.ids) - 1, node, new[-1])
-        draft.link.send(Commit(session, outcome, new, len(text.ids), K1))
+        draft.send(Commit(session, outcome, new, len(text.ids), K1))
         text.ids += new
     await draft.of(DraftedProposal, session)
     return text
@@ -164,34 +157,29 @@ async def shadowed(
     """The shadow of a text for which nothing is proposed, committed in pieces."""
     key = draft_key(NOISE, acceptance)
     facts = {"noise": key, "sampling": sampling, "acceptance": acceptance} | changes
-    draft.link.send(replace(draft_open(session, PREFIX, DraftBudget(), **facts), takes_shadows=True))
+    draft.send(draft_open(session, PREFIX, DraftBudget(), takes_shadows=True, **facts))
     source, at = random.Random(session), len(PREFIX)
     while at < len(text):
         piece = tuple(text[at : at + source.randint(1, 7)])
-        draft.link.send(Commit(session, Outcome(at - 1, ROOT, piece[-1]), piece, at, SHADOW))
+        draft.send(Commit(session, Outcome(at - 1, ROOT, piece[-1]), piece, at, SHADOW))
         at += len(piece)
-    found = await standings_until(draft, len(text), session)
-    draft.link.send(Close(session))
-    return found
+    standings = await standings_until(draft, len(text), session)
+    draft.send(Close(session))
+    return standings
 
 
 @asynccontextmanager
 async def services(kind: str) -> AsyncIterator[tuple[Events, Events]]:
     draft, target = engines(kind)
-    async with (
-        draft_service(draft) as (_, draft_address),
-        target_service(target) as (_, target_address),
-        linked(draft_link(draft_address)) as from_draft,
-        linked(target_link(target_address)) as from_target,
-    ):
+    async with linked_draft(draft) as from_draft, linked_target(target) as from_target:
         yield from_draft, from_target
 
 
-def check_coupled(text: Text, found: Standings) -> None:
+def check_coupled(text: Text, standings: Standings) -> None:
     """Rank 1 is what was accepted, and the probability that of the proposal."""
-    assert [*found] == [*range(len(PREFIX), len(text.ids))], "every position, once"
+    assert [*standings] == [*range(len(PREFIX), len(text.ids))], "every position, once"
     for (position, accepted), proposal in zip(text.accepted.items(), text.proposals, strict=True):
-        rank, probability = found[position]
+        rank, probability = standings[position]
         assert (rank == 1) == accepted, f"position {position}: rank {rank}, accepted: {accepted}"
         assert probability == pytest.approx(proposal.draft_probabilities[0], rel=1e-3)
 
@@ -201,15 +189,15 @@ def check_coupled(text: Text, found: Standings) -> None:
 async def test_a_shadow_says_what_would_have_been_accepted(kind: str, sampling: SamplingParams) -> None:
     async with services(kind) as (draft, target):
         text = await written(draft, target, 1, sampling, Acceptance.COUPLED)
-        for_free = taken(draft, 1)
-        found = await shadowed(draft, 2, text.ids, sampling, Acceptance.COUPLED)
-    check_coupled(text, found)
+        for_free = take_standings(draft, 1)
+        standings = await shadowed(draft, 2, text.ids, sampling, Acceptance.COUPLED)
+    check_coupled(text, standings)
     assert [*text.accepted] == [position for position in for_free if position in text.accepted]
     for position, (rank, probability) in for_free.items():
-        assert rank == found[position][0], "also where it costs nothing"
-        assert probability == pytest.approx(found[position][1], rel=1e-3)
+        assert rank == standings[position][0], "also where it costs nothing"
+        assert probability == pytest.approx(standings[position][1], rel=1e-3)
     assert 5 < sum(text.accepted.values()) < len(text.accepted) - 5, "both kinds are seen"
-    assert len({rank for rank, _ in found.values()}) > 3
+    assert len({rank for rank, _ in standings.values()}) > 3
 
 
 def own_noise(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,20 +230,20 @@ async def test_the_comparison_catches(monkeypatch: pytest.MonkeyPatch, mutant: A
         text = await written(draft, target, 1, SAMPLINGS[sampling], Acceptance.COUPLED)
         check_coupled(text, await shadowed(draft, 2, text.ids, SAMPLINGS[sampling], Acceptance.COUPLED))
         mutant(monkeypatch)
-        found = await shadowed(draft, 3, text.ids, SAMPLINGS[sampling], Acceptance.COUPLED)
+        standings = await shadowed(draft, 3, text.ids, SAMPLINGS[sampling], Acceptance.COUPLED)
     with pytest.raises(AssertionError):
-        check_coupled(text, found)
+        check_coupled(text, standings)
 
 
 def by_q_alone(ids: list[int], sampling: SamplingParams) -> Standings:
     """What the draft's q says of each token, computed without any service."""
-    law, found = TableModel(DRAFT), Standings()
+    law, standings = TableModel(DRAFT), Standings()
     for position in range(len(PREFIX), len(ids)):
         support = sparse_support(processed_scores(law.logits(ids[:position])[np.newaxis], sampling)[0])
         order = sorted(zip(support.token_ids, support.probabilities, strict=True), key=lambda pair: -pair[1])
         ranks = {token: rank for rank, (token, _) in enumerate(order, start=1)}
-        found[position] = ranks.get(ids[position], 0), float(np.float32(support.probability(ids[position])))
-    return found
+        standings[position] = ranks.get(ids[position], 0), float(np.float32(support.probability(ids[position])))
+    return standings
 
 
 @pytest.mark.parametrize("acceptance", RULES)
@@ -263,11 +251,11 @@ async def test_no_noise_and_no_dropped_token_has_a_say_where_it_may_not(acceptan
     sampling = SAMPLINGS["T .8"]
     async with services("table") as (draft, target):
         text = await written(draft, target, 1, sampling, acceptance)
-        for_free = taken(draft, 1)
-        found = await shadowed(draft, 2, text.ids, sampling, acceptance)
-    assert found == by_q_alone(text.ids, sampling)
+        for_free = take_standings(draft, 1)
+        standings = await shadowed(draft, 2, text.ids, sampling, acceptance)
+    assert standings == by_q_alone(text.ids, sampling)
     assert not all(text.accepted.values()), "something was dropped"
-    assert for_free == {position: found[position] for position in for_free}
+    assert for_free == {position: standings[position] for position in for_free}
     assert for_free.keys() >= text.accepted.keys()
 
 
@@ -280,10 +268,10 @@ async def test_that_comparison_catches_an_order_by_noise(
         return Standing(int(first == token), 0.5)
 
     monkeypatch.setattr(PreDrawnDraws, "standing", raced)
-    async with services("table") as (draft, _):
-        ids = [*PREFIX, *range(20)]
-        found = await shadowed(draft, 1, ids, SAMPLINGS["T .8"], acceptance)
-    assert found != by_q_alone(ids, SAMPLINGS["T .8"])
+    ids = [*PREFIX, *range(20)]
+    async with linked_draft(TableEngine(DRAFT)) as draft:
+        standings = await shadowed(draft, 1, ids, SAMPLINGS["T .8"], acceptance)
+    assert standings != by_q_alone(ids, SAMPLINGS["T .8"])
 
 
 def logit_rows(engine: RecordingEngine) -> list[int]:
@@ -294,49 +282,37 @@ def logit_rows(engine: RecordingEngine) -> list[int]:
 async def test_only_what_is_asked_for_is_computed() -> None:
     """No logits of the prompt but the last, none of a commit whose shadow nobody wants."""
     engine = RecordingEngine()
-    async with draft_service(engine, prefill_chunk=4) as (_, address), linked(draft_link(address)) as events:
-        events.link.send(replace(draft_open(1, PREFIX, DraftBudget()), takes_shadows=True))
-        events.link.send(Commit(1, Outcome(4, ROOT, 8), (7, 8), 5, DraftBudget()))
-        await events.of(DraftOpened, 1)
+    async with linked_draft(engine, prefill_chunk=4) as events:
+        events.send(draft_open(1, PREFIX, DraftBudget(), takes_shadows=True))
+        await events.answer(Commit(1, Outcome(4, ROOT, 8), (7, 8), 5, DraftBudget()), DraftOpened)
         assert engine.plans == []
-        events.link.send(Commit(1, Outcome(6, ROOT, 11), (9, 10, 11), 7, SHADOW))
-        found = await standings_until(events, 10)
+        events.send(Commit(1, Outcome(6, ROOT, 11), (9, 10, 11), 7, SHADOW))
+        assert [*await standings_until(events, 10)] == [7, 8, 9]
         await eventually(lambda: 9 in logit_rows(engine), "the last token's row")
-    assert [*found] == [7, 8, 9]
     assert logit_rows(engine) == [6, 7, 8, 9]
     assert max(plan.rows for plan in engine.plans) == 4
 
 
-async def test_an_open_that_asks_has_its_prefix_computed() -> None:
-    engine = RecordingEngine()
-    async with draft_service(engine) as (_, address), linked(draft_link(address)) as events:
-        events.link.send(replace(draft_open(1, PREFIX, SHADOW), takes_shadows=True))
-        await eventually(lambda: logit_rows(engine) == [len(PREFIX) - 1], "the prefix's rows, the last with logits")
-        engine.plans.clear()
-        events.link.send(Commit(1, Outcome(4, ROOT, 7), (7,), 5, SHADOW))
-        assert [*await standings_until(events, 6)] == [5]
-        await eventually(lambda: logit_rows(engine) == [5], "the token's row, for the next one")
+async def test_an_open_that_asks_has_its_prefix_computed(engine: RecordingEngine, draft: Events) -> None:
+    draft.send(draft_open(1, PREFIX, SHADOW, takes_shadows=True))
+    await eventually(lambda: logit_rows(engine) == [len(PREFIX) - 1], "the prefix's rows, the last with logits")
+    engine.plans.clear()
+    draft.send(Commit(1, Outcome(4, ROOT, 7), (7,), 5, SHADOW))
+    assert [*await standings_until(draft, 6)] == [5]
+    await eventually(lambda: logit_rows(engine) == [5], "the token's row, for the next one")
 
 
-async def test_a_round_that_leaves_does_not_end_the_catching_up() -> None:
-    engine = RecordingEngine()
-    async with draft_service(engine) as (_, address), linked(draft_link(address)) as events:
-        events.link.send(replace(draft_open(1, PREFIX, DraftBudget()), takes_shadows=True))
-        await events.of(DraftOpened, 1)
-        for budget in (DraftBudget(), DraftBudget(max_tokens=2, fan_out=2)):
-            at = len(PREFIX) + 2 * (budget.fan_out > 0)
-            engine.go.clear()
-            events.link.send(Commit(1, Outcome(at - 1, ROOT, 8), (7, 8), at, SHADOW))
-            events.link.send(Verifying(1, at + 1, budget=budget))
-            engine.go.set()
-            found = await standings_until(events, at + 2)
-            assert [*found] == [at, at + 1]
+async def test_a_round_that_leaves_does_not_end_the_catching_up(engine: RecordingEngine, draft: Events) -> None:
+    await draft.open(draft_open(1, PREFIX, DraftBudget(), takes_shadows=True))
+    for budget in (DraftBudget(), DraftBudget(max_tokens=2, fan_out=2)):
+        at = len(PREFIX) + 2 * (budget.fan_out > 0)
+        engine.go.clear()
+        draft.send(Commit(1, Outcome(at - 1, ROOT, 8), (7, 8), at, SHADOW), Verifying(1, at + 1, budget=budget))
+        engine.go.set()
+        assert [*await standings_until(draft, at + 2)] == [at, at + 1]
 
 
-async def test_a_coordinator_that_does_not_know_shadows_gets_none() -> None:
-    async with draft_service(RecordingEngine()) as (_, address), linked(draft_link(address)) as events:
-        events.link.send(draft_open(1, PREFIX, K1))
-        await events.of(DraftedProposal, 1)
-        events.link.send(Commit(1, Outcome(4, ROOT, 8), (7, 8), 5, K1))
-        await events.of(DraftedProposal, 1)
-        assert not events.has(Shadow)
+async def test_a_coordinator_that_does_not_know_shadows_gets_none(draft: Events) -> None:
+    await draft.answer(draft_open(1, PREFIX, K1), DraftedProposal)
+    await draft.answer(Commit(1, Outcome(4, ROOT, 8), (7, 8), 5, K1), DraftedProposal)
+    assert not draft.has(Shadow)

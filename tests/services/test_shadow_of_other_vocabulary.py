@@ -16,8 +16,8 @@ from paceline.sampling.distribution import processed_scores, sparse_support
 from paceline.sampling.noise import Stream
 from tests.engine.vocabulary.test_translated_rows import DRAFTS, Direct, engine_of
 from tests.sampling.field import exponentials
-from tests.services.harness import NOISE, draft_link, draft_service, linked
-from tests.services.test_shadow import PREFIX, SAMPLINGS, Standings, shadowed
+from tests.services.harness import NOISE, linked_draft
+from tests.services.test_shadow import PREFIX, SAMPLINGS, shadowed
 
 DRAFT = DRAFTS["byte-level"]
 DIRECT = Direct(DRAFT)
@@ -65,40 +65,36 @@ def text_of(order: Order, sampling: SamplingParams) -> list[int]:
 
 def ranks_of(order: Order, ids: list[int], sampling: SamplingParams, most: int) -> dict[int, int]:
     """By position; 0 is none of the first `most`."""
-    found = {}
+    ranks = {}
     for position in range(len(PREFIX), len(ids)):
-        said = order(ids[:position], sampling)[:most]
-        found[position] = said.index(ids[position]) + 1 if ids[position] in said else 0
-    return found
+        best = order(ids[:position], sampling)[:most]
+        ranks[position] = best.index(ids[position]) + 1 if ids[position] in best else 0
+    return ranks
 
 
-async def shadow(ids: list[int], sampling: SamplingParams, acceptance: Acceptance) -> Standings:
-    engine = engine_of(DIRECT, DRAFT)
-    async with draft_service(engine) as (_, address), linked(draft_link(address)) as events:
-        return await shadowed(events, 1, ids, sampling, acceptance)
-
-
-def ranks(found: Standings) -> dict[int, int]:
-    return {position: rank for position, (rank, _) in found.items()}
+async def shadow_ranks(ids: list[int], sampling: SamplingParams, acceptance: Acceptance) -> dict[int, int]:
+    async with linked_draft(engine_of(DIRECT, DRAFT)) as events:
+        standings = await shadowed(events, 1, ids, sampling, acceptance)
+    return {position: rank for position, (rank, _) in standings.items()}
 
 
 @pytest.mark.parametrize("name", PLAIN)
 async def test_ranks_under_shared_noise_are_those_of_the_targets_ids(name: str) -> None:
     sampling = SAMPLINGS[name]
     ids = text_of(by_noise, sampling)
-    found = ranks(await shadow(ids, sampling, Acceptance.COUPLED))
-    assert found == ranks_of(by_noise, ids, sampling, SessionState.ranks)
-    assert {0, 1, 2, 3} <= set(found.values())
-    assert not any(found[position] for position in found if ids[position] in UNMAPPED)
+    ranks = await shadow_ranks(ids, sampling, Acceptance.COUPLED)
+    assert ranks == ranks_of(by_noise, ids, sampling, SessionState.ranks)
+    assert {0, 1, 2, 3} <= set(ranks.values())
+    assert not any(rank for position, rank in ranks.items() if ids[position] in UNMAPPED)
     if not sampling.greedy:
-        assert found != ranks_of(by_noise_of_draft_ids, ids, sampling, SessionState.ranks), "the noise is theirs, too"
+        assert ranks != ranks_of(by_noise_of_draft_ids, ids, sampling, SessionState.ranks), "the noise is theirs, too"
 
 
 async def test_ranks_by_q_alone_are_those_of_the_targets_ids() -> None:
     sampling = SAMPLINGS["T .8"]
     ids = text_of(by_q, sampling)
-    found = await shadow(ids, sampling, Acceptance.REJECTION)
-    assert ranks(found) == ranks_of(by_q, ids, sampling, DIRECT.shared.size)
+    ranks = await shadow_ranks(ids, sampling, Acceptance.REJECTION)
+    assert ranks == ranks_of(by_q, ids, sampling, DIRECT.shared.size)
 
 
 def unmapped(self: SharedVocabulary, logits: np.ndarray) -> np.ndarray:
@@ -113,5 +109,5 @@ async def test_the_comparison_catches_ids_that_are_not_mapped(name: str, monkeyp
     sampling = SAMPLINGS[name]
     ids = text_of(by_noise, sampling)
     monkeypatch.setattr(SharedVocabulary, "scatter", unmapped)
-    found = ranks(await shadow(ids, sampling, Acceptance.COUPLED))
-    assert found != ranks_of(by_noise, ids, sampling, SessionState.ranks)
+    ranks = await shadow_ranks(ids, sampling, Acceptance.COUPLED)
+    assert ranks != ranks_of(by_noise, ids, sampling, SessionState.ranks)

@@ -18,7 +18,6 @@ from paceline.engine.features import FeatureRows
 from paceline.engine.hidden_states import capture_states
 from paceline.models.tokenizer import TableTokenizer
 from paceline.protocol.features import EMBEDDING, FINAL, FeatureNeed, FeatureOffer, FeatureRequest
-from paceline.protocol.proposal import ROOT, Proposal
 from paceline.runtime.config import EngineSettings
 from paceline.sampling.distribution import processed_scores
 from paceline.sampling.noise import Stream
@@ -26,8 +25,8 @@ from paceline.sampling.racing import race
 from tests.engine import tiny
 from tests.engine.test_hidden_states import own_states
 from tests.services.feature_spy import positions
-from tests.services.harness import NOISE, SAMPLING, Events, chain, linked, target_link, target_service
-from tests.services.test_target_features import PREFIX, Caller, Propose, target_only
+from tests.services.harness import NOISE, SAMPLING, Events, chain, linked_target
+from tests.services.test_target_features import PREFIX, Caller, Propose, fork, target_only
 
 NEEDS = (FeatureNeed((2, EMBEDDING, FINAL)), FeatureNeed((0,)))
 TEXT = 40
@@ -57,12 +56,7 @@ def half_right(text: Sequence[int]) -> Propose:
 
 def branching(text: Sequence[int]) -> Propose:
     """Trees whose right path is not their first nodes."""
-
-    def proposed(known: Sequence[int]) -> Proposal:
-        first, second = text[len(known) : len(known) + 2]
-        return Proposal(1, ((first + 1) % tiny.VOCAB, first, 3, second, 5), (1.0,) * 5, (ROOT, ROOT, 0, 1, 1))
-
-    return proposed
+    return lambda known: fork(text[len(known) :])
 
 
 @asynccontextmanager
@@ -72,7 +66,7 @@ async def serving_static() -> AsyncIterator[tuple[StaticEngine, Events]]:
         tiny.random_model(tiny.llama()), TableTokenizer(tiny.VOCAB, None), settings, "tiny", static=True
     )
     assert isinstance(engine, StaticEngine)
-    async with target_service(engine) as (_, address), linked(target_link(address)) as events:
+    async with linked_target(engine) as events:
         assert events.link.welcome is not None
         assert events.link.welcome.features == FeatureOffer(3, 32)
         yield engine, events
@@ -81,16 +75,10 @@ async def serving_static() -> AsyncIterator[tuple[StaticEngine, Events]]:
 def misplaced(caller: Caller, need: FeatureNeed, model: PreTrainedModel) -> list[int]:
     """Positions whose features are not those of the text up to there."""
     assert positions(caller.taken) == [*range(len(caller.text) - 1)]
-    found = np.concatenate([rows for _, rows in caller.taken])
-    right = [own_states(model, caller.text[: end + 1], need) for end in range(len(found))]
-    near = np.asarray(np.isclose(found, np.stack(right), rtol=ROUNDING, atol=ROUNDING))
+    rows = np.concatenate([rows for _, rows in caller.taken])
+    right = [own_states(model, caller.text[: end + 1], need) for end in range(len(rows))]
+    near = np.asarray(np.isclose(rows, np.stack(right), rtol=ROUNDING, atol=ROUNDING))
     return [position for position, row in enumerate(near) if not row.all()]
-
-
-async def written(caller: Caller, need: FeatureNeed, propose: Propose) -> None:
-    caller.open(features=FeatureRequest(need))
-    await caller.run(propose)
-    await caller.take_features()
 
 
 async def test_features_follow_the_rounds_of_sessions_that_read_different_layers(
@@ -103,7 +91,10 @@ async def test_features_follow_the_rounds_of_sessions_that_read_different_layers
         unwatched = Caller(events, session=5)
         unwatched.open(features=None)
         await asyncio.gather(
-            *(written(*each) for each in zip(callers, needs, proposals, strict=True)),
+            *(
+                caller.write(propose, features=FeatureRequest(need))
+                for caller, propose, need in zip(callers, proposals, needs, strict=True)
+            ),
             unwatched.run(half_right(text)),
         )
         for caller, need in zip(callers, needs, strict=True):
@@ -118,7 +109,7 @@ async def test_rows_of_a_cached_prefix_are_computed_for_who_reads_them(
     async with serving_static() as (_, events):
         for session in (1, 2):
             caller = Caller(events, session=session)
-            await written(caller, NEEDS[0], target_only)
+            await caller.write(target_only, features=FeatureRequest(NEEDS[0]))
             assert misplaced(caller, NEEDS[0], reference) == []
 
 
@@ -148,5 +139,5 @@ async def test_that_comparison_notices(
     async with serving_static() as (_, events):
         monkeypatch.setattr(where, name, mutant)
         caller = Caller(events)
-        await written(caller, NEEDS[0], half_right(text))
+        await caller.write(half_right(text), features=FeatureRequest(NEEDS[0]))
         assert misplaced(caller, NEEDS[0], reference) != []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from types import SimpleNamespace
 from typing import Any
@@ -23,39 +22,27 @@ from tests.services.harness import (
     chain,
     eventually,
     first_round,
-    linked,
-    target_link,
+    linked_target,
     target_open,
-    target_service,
     verdict_of,
 )
 
 PREFIX = (1, 2, 3)
+FORK = Proposal(1, (4, 5), (1.0, 1.0), (ROOT, ROOT))
 
 
 @pytest.mark.parametrize(
-    ("changes", "prefix", "reason", "text"),
-    [
-        ({}, (1, 32), "INVALID_INPUT", "token_ids = 32: must be in [0, 32)"),
-        ({}, (1,) * 257, "INVALID_INPUT", "session length = 257: must be at most 256"),
-        (
-            {"features": FeatureRequest(FeatureNeed((3, 5)))},
-            PREFIX,
-            "UNSUPPORTED",
-            "feature layer = 5: must be below 4",
-        ),
-    ],
+    ("prefix", "text"),
+    [((1, 32), "token_ids = 32: must be in [0, 32)"), ((1,) * 257, "session length = 257: must be at most 256")],
 )
-async def test_an_open_that_cannot_be_served(
-    changes: dict[str, Any], prefix: tuple[int, ...], reason: str, text: str
-) -> None:
-    engine = RecordingEngine()
-    async with target_service(engine) as (_, address), linked(target_link(address)) as events:
-        events.link.send(target_open(1, prefix, **changes))
-        failure = await events.of(Failure, 1)
-        assert (failure.reason, failure.session_closed) == (reason, True)
-        assert text in failure.message
-        await still_serves(events)
+async def test_an_open_that_cannot_be_served(prefix: tuple[int, ...], text: str, target: Events) -> None:
+    await target.expect_failure(target_open(1, prefix), "INVALID_INPUT", text, closed=True)
+    await still_serves(target)
+
+
+def supported(entries: tuple[int, ...], q: float) -> Proposal:
+    """Of one token, drawn from a support."""
+    return Proposal(1, (3,), (q,), supports=(SparseDistribution(entries, (q,) * len(entries)),))
 
 
 @pytest.mark.parametrize(
@@ -64,105 +51,68 @@ async def test_an_open_that_cannot_be_served(
         (Acceptance.COUPLED, first_round(1, PREFIX, chain([40])), "proposal token_ids = 40: must be in [0, 32)"),
         (Acceptance.COUPLED, Round(1, 2, ROOT, (3, 99)), "committed token_ids = 99"),
         (Acceptance.COUPLED, Round(1, 2, ROOT, (3,) * 255), "sequence length = 257: must be at most 256"),
-        (
-            Acceptance.COUPLED,
-            first_round(1, PREFIX, Proposal(1, (3,), (1.0,), supports=(SparseDistribution((3,), (1.0,)),))),
-            "proposal supports = 1: must be 0 under coupled",
-        ),
+        (Acceptance.COUPLED, first_round(1, PREFIX, supported((3,), 1.0)), "proposal supports = 1: must be 0 under"),
         (Acceptance.REJECTION, first_round(1, PREFIX, chain([4, 5])), "proposal supports = 0: must be 2"),
-        (
-            Acceptance.BLOCK,
-            first_round(1, PREFIX, Proposal(1, (4, 5), (1.0, 1.0), (ROOT, ROOT))),
-            "a chain under block acceptance",
-        ),
-        (
-            Acceptance.REJECTION,
-            first_round(1, PREFIX, Proposal(1, (3,), (0.5,), supports=(SparseDistribution((3, 64), (0.5, 0.5)),))),
-            "support token_ids = 64",
-        ),
+        (Acceptance.BLOCK, first_round(1, PREFIX, FORK), "a chain under block acceptance"),
+        (Acceptance.REJECTION, first_round(1, PREFIX, supported((3, 64), 0.5)), "support token_ids = 64"),
     ],
 )
-async def test_a_refused_round_leaves_its_session_open(acceptance: Acceptance, round_: Round, text: str) -> None:
-    async with target_service(RecordingEngine()) as (_, address), linked(target_link(address)) as events:
-        events.link.send(target_open(1, PREFIX, acceptance=acceptance))
-        events.link.send(round_)
-        failure = await events.of(Failure, 1)
-        assert (failure.reason, failure.session_closed) == ("INVALID_INPUT", False)
-        assert text in failure.message
-        assert len((await verdict_of(events, first_round(1, PREFIX))).token_ids) == 1
+async def test_a_refused_round_leaves_its_session_open(
+    acceptance: Acceptance, round_: Round, text: str, target: Events
+) -> None:
+    target.send(target_open(1, PREFIX, acceptance=acceptance))
+    await target.expect_failure(round_, "INVALID_INPUT", text, closed=False)
+    assert len((await verdict_of(target, first_round(1, PREFIX))).token_ids) == 1
 
 
-async def test_a_second_open_of_an_id_and_an_unknown_id_are_refused() -> None:
-    async with target_service(RecordingEngine()) as (_, address), linked(target_link(address)) as events:
-        events.link.send(target_open(1, PREFIX))
-        events.link.send(target_open(1, (4, 5)))
-        failure = await events.of(Failure, 1)
-        assert (failure.reason, failure.session_closed) == ("PREFIX_MISMATCH", False)
-        events.link.send(first_round(9, PREFIX))
-        assert (await events.of(Failure, 9)).reason == "UNKNOWN_SESSION"
-        assert (await verdict_of(events, first_round(1, PREFIX))).token_ids == (next_token(PREFIX),)
+async def test_a_second_open_of_an_id_and_an_unknown_id_are_refused(target: Events) -> None:
+    """A mismatch, which the session outlives: no fault of a request's, so the coordinator opens another session."""
+    target.send(target_open(1, PREFIX))
+    await target.expect_failure(target_open(1, (4, 5)), "PREFIX_MISMATCH", closed=False)
+    assert (await target.answer(first_round(9, PREFIX), Failure)).reason == "UNKNOWN_SESSION"
+    assert (await verdict_of(target, first_round(1, PREFIX))).token_ids == (next_token(PREFIX),)
 
 
-async def test_a_failing_step_fails_its_own_sessions_only() -> None:
-    engine = RecordingEngine()
-    async with target_service(engine) as (servicer, address), linked(target_link(address)) as events:
-        for i in (1, 2, 3):
-            events.link.send(target_open(i, PREFIX))
-            await events.of(TargetOpened, i)
-        engine.poison = 31
-        events.link.send(first_round(1, PREFIX, chain([31])), urgent=True)
-        events.link.send(first_round(2, PREFIX), urgent=True)
-        failures = [await events.of(Failure, i) for i in (1, 2)]
-        assert [(failure.reason, failure.session_closed) for failure in failures] == [("INTERNAL", True)] * 2
-        verdict = await verdict_of(events, first_round(3, PREFIX))
-        assert verdict.token_ids == (next_token(PREFIX),)
-        assert servicer.status().sessions == 1
-        events.link.send(Close(3))
-        await eventually(lambda: engine.kv_rows == 0, "all rows are free")
-        await still_serves(events)
+async def test_a_failing_step_fails_its_own_sessions_only(engine: RecordingEngine, target: Events) -> None:
+    await target.open(*(target_open(i, PREFIX) for i in (1, 2, 3)))
+    engine.poison = 31
+    target.send(first_round(1, PREFIX, chain([31])), first_round(2, PREFIX), urgent=True)
+    failures = [await target.of(Failure, i) for i in (1, 2)]
+    assert [(failure.reason, failure.session_closed) for failure in failures] == [("INTERNAL", True)] * 2
+    assert (await verdict_of(target, first_round(3, PREFIX))).token_ids == (next_token(PREFIX),)
+    assert target.servicer.status().sessions == 1
+    target.send(Close(3))
+    await eventually(lambda: engine.kv_rows == 0, "all rows are free")
+    await still_serves(target)
 
 
-async def test_a_cut_link_frees_its_sessions_and_no_others() -> None:
-    engine = RecordingEngine()
-    async with target_service(engine) as (servicer, address), linked(target_link(address)) as stays:
-        stays.link.send(target_open(1, PREFIX))
-        await stays.of(TargetOpened, 1)
-        rows = engine.kv_rows
-        async with linked(target_link(address)) as cut:
-            for i in range(1, 6):
-                cut.link.send(target_open(i, PREFIX))
-                await cut.of(TargetOpened, i)
-            assert engine.kv_rows == 6 * rows
-        await eventually(lambda: engine.kv_rows == rows, "the cut link's rows are free")
-        assert servicer.status().sessions == 1
-        assert (await verdict_of(stays, first_round(1, PREFIX))).token_ids == (next_token(PREFIX),)
+async def test_a_cut_link_frees_its_sessions_and_no_others(engine: RecordingEngine, target: Events) -> None:
+    await target.open(target_open(1, PREFIX))
+    rows = engine.kv_rows
+    async with target.another() as cut:
+        await cut.open(*(target_open(i, PREFIX) for i in range(1, 6)))
+        assert engine.kv_rows == 6 * rows
+    await eventually(lambda: engine.kv_rows == rows, "the cut link's rows are free")
+    assert target.servicer.status().sessions == 1
+    assert (await verdict_of(target, first_round(1, PREFIX))).token_ids == (next_token(PREFIX),)
 
 
-async def test_a_session_closed_during_its_step_is_freed_after_it() -> None:
-    engine = RecordingEngine()
-    async with target_service(engine) as (_, address), linked(target_link(address)) as events:
-        events.link.send(target_open(1, PREFIX))
-        await events.of(TargetOpened, 1)
-        engine.go.clear()
-        engine.entered.clear()
-        events.link.send(first_round(1, PREFIX))
-        await asyncio.to_thread(engine.entered.wait, 10)
-        events.link.send(Close(1))
-        engine.go.set()
-        await eventually(lambda: engine.kv_rows == 0, "the rows are free")
-        await still_serves(events)
+async def test_a_session_closed_during_its_step_is_freed_after_it(engine: RecordingEngine, target: Events) -> None:
+    await hold_a_round(engine, target)
+    target.send(Close(1))
+    engine.go.set()
+    await eventually(lambda: engine.kv_rows == 0, "the rows are free")
+    await still_serves(target)
 
 
 async def test_a_session_that_the_kv_budget_cannot_hold_is_refused_at_its_open() -> None:
     engine = RecordingEngine(TableSpec(vocab=32, seed=3, max_length=64, max_kv_rows=20))
-    async with target_service(engine) as (_, address), linked(target_link(address)) as events:
+    async with linked_target(engine) as events:
         assert events.link.welcome is not None
         assert events.link.welcome.max_length == 20
-        events.link.send(target_open(1, PREFIX, max_length=21))
-        failure = await events.of(Failure, 1)
-        assert (failure.reason, failure.session_closed) == ("INVALID_INPUT", True)
-        assert "session length = 21: must be at most 20" in failure.message
-        events.link.send(target_open(2, PREFIX, max_length=20))
+        too_long = target_open(1, PREFIX, max_length=21)
+        await events.expect_failure(too_long, "INVALID_INPUT", "length = 21: must be at most 20", closed=True)
+        events.send(target_open(2, PREFIX, max_length=20))
         fits = chain([7] * (20 - len(PREFIX)))
         assert len((await verdict_of(events, first_round(2, PREFIX, fits))).token_ids) == len(fits) + 1
 
@@ -175,9 +125,9 @@ class FailsOnce(RecordingEngine):
         self.fails = method
 
     def open(self, session: int, max_rows: int, prefix: Prefix = NO_PREFIX) -> int:
-        held = super().open(session, max_rows, prefix)
+        rows = super().open(session, max_rows, prefix)
         self._fail_at("open")
-        return held
+        return rows
 
     def keep_features(self, session: int, need: FeatureNeed) -> None:
         super().keep_features(session, need)
@@ -193,13 +143,12 @@ class FailsOnce(RecordingEngine):
 async def test_a_session_whose_open_failed_holds_no_rows(method: str) -> None:
     """Each session wants the whole budget."""
     engine = FailsOnce(TableSpec(vocab=32, seed=3, max_length=64, max_kv_rows=100), method)
-    async with target_service(engine) as (servicer, address), linked(target_link(address)) as events:
-        events.link.send(target_open(1, PREFIX, features=FeatureRequest(FeatureNeed((1,)))))
-        failure = await events.of(Failure, 1)
-        assert (failure.reason, failure.session_closed) == ("INTERNAL", True)
+    async with linked_target(engine) as events:
+        opening = target_open(1, PREFIX, features=FeatureRequest(FeatureNeed((1,))))
+        await events.expect_failure(opening, "INTERNAL", closed=True)
         assert engine.kv_rows == 0
         await still_serves(events)
-        assert servicer.scheduler.waiting == 0
+        assert events.servicer.scheduler.waiting == 0
 
 
 @pytest.mark.parametrize("limited", ["kv", "sessions"])
@@ -207,38 +156,23 @@ async def test_sessions_wait_for_room_and_then_are_overloaded(limited: str) -> N
     one = 64 + MAX_PROPOSAL_NODES
     spec = TableSpec(vocab=32, seed=3, max_length=64, max_kv_rows=one if limited == "kv" else 100 * one)
     engine = RecordingEngine(spec)
-    seqs = 1 if limited == "sessions" else 64
-    async with (
-        target_service(engine, max_num_seqs=seqs, max_queue=1) as (servicer, address),
-        linked(target_link(address)) as events,
-    ):
-        events.link.send(target_open(1, PREFIX))
-        await events.of(TargetOpened, 1)
-        events.link.send(target_open(2, PREFIX))
-        events.link.send(first_round(2, PREFIX))
-        events.link.send(target_open(3, PREFIX))
-        failure = await events.of(Failure, 3)
-        assert (failure.reason, failure.session_closed) == ("OVERLOADED", True)
-        assert "max_queue = 1" in failure.message
+    async with linked_target(engine, max_num_seqs=1 if limited == "sessions" else 64, max_queue=1) as events:
+        await events.open(target_open(1, PREFIX))
+        events.send(target_open(2, PREFIX), first_round(2, PREFIX))
+        failure = await events.expect_failure(target_open(3, PREFIX), "OVERLOADED", "max_queue = 1", closed=True)
         assert failure.retry_after_ms
-        assert servicer.status().sessions == 2
-        events.link.send(Close(1))
+        assert events.servicer.status().sessions == 2
+        events.send(Close(1))
         assert await events.of(TargetOpened, 2)
         assert (await events.of(Verdict, 2)).token_ids
         assert engine.kv_rows == one
 
 
 async def test_a_session_that_waits_can_be_closed_and_others_move_up() -> None:
-    engine = RecordingEngine()
-    async with (
-        target_service(engine, max_num_seqs=1) as (_, address),
-        linked(target_link(address)) as events,
-    ):
-        for i in (1, 2, 3):
-            events.link.send(target_open(i, PREFIX))
+    async with linked_target(RecordingEngine(), max_num_seqs=1) as events:
+        events.send(*(target_open(i, PREFIX) for i in (1, 2, 3)))
         await events.of(TargetOpened, 1)
-        events.link.send(Close(2))
-        events.link.send(Close(1))
+        events.send(Close(2), Close(1))
         assert await events.of(TargetOpened, 3)
 
 
@@ -247,12 +181,12 @@ class HeldOpens(RecordingEngine):
 
     def __init__(self, spec: TableSpec) -> None:
         super().__init__(spec)
-        self.wanted: list[int] = []
+        self.tried_rows: list[int] = []
         self.may_open = threading.Event()
         self.may_open.set()
 
     def open(self, session: int, max_rows: int, prefix: Prefix = NO_PREFIX) -> int:
-        self.wanted.append(max_rows)
+        self.tried_rows.append(max_rows)
         assert self.may_open.wait(10)
         return super().open(session, max_rows, prefix)
 
@@ -261,51 +195,42 @@ class HeldOpens(RecordingEngine):
 async def test_whoever_found_no_room_and_leaves_holds_nobody_up(leaves: str) -> None:
     """Of 500 rows 264 are held. 320 are too many beside them, 164 are not."""
     engine = HeldOpens(TableSpec(vocab=32, seed=3, max_length=256, max_kv_rows=500))
-    async with (
-        target_service(engine) as (servicer, address),
-        linked(target_link(address)) as holds,
-        linked(target_link(address)) as events,
-    ):
-        holds.link.send(target_open(1, PREFIX, max_length=200))
-        await holds.of(TargetOpened, 1)
+    async with linked_target(engine) as holder, holder.another() as events:
+        await holder.open(target_open(1, PREFIX, max_length=200))
         if leaves == "while it is tried":
             engine.may_open.clear()
-        events.link.send(target_open(2, PREFIX, max_length=256))
-        await eventually(lambda: engine.wanted == [264, 320], "it is tried")
+        events.send(target_open(2, PREFIX, max_length=256))
+        await eventually(lambda: engine.tried_rows == [264, 320], "it is tried")
         if leaves == "once it has found no room":
             assert await signed(events) == {2}
-        events.link.send(Close(2))
-        await eventually(lambda: servicer.status().sessions == 1, "it has left")
+        events.send(Close(2))
+        await eventually(lambda: holder.servicer.status().sessions == 1, "it has left")
         engine.may_open.set()
-        events.link.send(target_open(3, PREFIX, max_length=100))
-        await events.of(TargetOpened, 3)
+        await events.open(target_open(3, PREFIX, max_length=100))
         assert engine.kv_rows == 264 + 164
-        assert servicer.scheduler.waiting == 0
+        assert holder.servicer.scheduler.waiting == 0
 
 
-async def test_a_target_shows_life_while_a_step_lasts() -> None:
-    engine = RecordingEngine()
-    async with target_service(engine) as (servicer, address), linked(target_link(address)) as events:
-        frames = servicer.status().frames_sent
-        await hold_a_round(engine, events)
-        for _ in range(3):
-            await a_sign_of_life(events)
-        engine.go.set()
-        await events.of(Verdict, 1)
-        assert servicer.status().frames_sent - frames <= 2, "a frame that carries nothing is not counted"
+async def test_a_target_shows_life_while_a_step_lasts(engine: RecordingEngine, target: Events) -> None:
+    frames = target.servicer.status().frames_sent
+    await hold_a_round(engine, target)
+    for _ in range(3):
+        await a_sign_of_life(target)
+    engine.go.set()
+    await target.of(Verdict, 1)
+    assert target.servicer.status().frames_sent - frames <= 2, "a frame that carries nothing is not counted"
 
 
 async def test_signs_of_life_name_the_sessions_that_wait_and_no_others() -> None:
     engine = RecordingEngine()
-    async with target_service(engine, max_num_seqs=2) as (_, address), linked(target_link(address)) as events:
-        events.link.send(target_open(3, PREFIX))
-        await events.of(TargetOpened, 3)
+    async with linked_target(engine, max_num_seqs=2) as events:
+        await events.open(target_open(3, PREFIX))
         await hold_a_round(engine, events)
-        events.link.send(target_open(2, PREFIX))
+        events.send(target_open(2, PREFIX))
         assert await signed(events) == {1, 2}, "one in a step, one without room; 3 has been sent nothing"
         engine.go.set()
         await events.of(Verdict, 1)
-        events.link.send(Close(3))
+        events.send(Close(3))
         await events.of(TargetOpened, 2)
         assert await signed(events) == set()
 
@@ -346,10 +271,7 @@ async def a_sign_of_life(events: Events) -> None:
 
 async def test_a_step_that_hangs_is_no_sign_of_life() -> None:
     engine = RecordingEngine()
-    async with (
-        target_service(engine, step_timeout_s=0.001) as (_, address),
-        linked(target_link(address)) as events,
-    ):
+    async with linked_target(engine, step_timeout_s=0.001) as events:
         await hold_a_round(engine, events)
         await eventually(lambda: events.link.silent_s > 4 * LIFE_SIGN_MS / 1e3, "the target falls silent")
         engine.go.set()
@@ -359,26 +281,18 @@ async def test_a_step_that_hangs_is_no_sign_of_life() -> None:
 
 async def hold_a_round(engine: RecordingEngine, events: Events) -> None:
     """Open session 1; returns once its first round is in a step that doesn't end."""
-    events.link.send(target_open(1, PREFIX))
-    await events.of(TargetOpened, 1)
-    engine.go.clear()
-    engine.entered.clear()
-    events.link.send(first_round(1, PREFIX))
-    await asyncio.to_thread(engine.entered.wait, 10)
+    await events.open(target_open(1, PREFIX))
+    await engine.hold(events, first_round(1, PREFIX))
 
 
-async def test_time_runs_out() -> None:
-    engine = RecordingEngine()
-    async with target_service(engine) as (_, address), linked(target_link(address)) as events:
-        events.link.send(target_open(1, PREFIX, time_left_ms=30))
-        await events.of(TargetOpened, 1)
-        failure = await events.of(Failure, 1)
-        assert (failure.reason, failure.session_closed) == ("DEADLINE_EXCEEDED", True)
-        await eventually(lambda: engine.kv_rows == 0, "the rows are free")
-        await still_serves(events)
+async def test_time_runs_out(engine: RecordingEngine, target: Events) -> None:
+    await target.expect_failure(target_open(1, PREFIX, time_left_ms=30), "DEADLINE_EXCEEDED", closed=True)
+    assert target.has(TargetOpened, 1)
+    await eventually(lambda: engine.kv_rows == 0, "the rows are free")
+    await still_serves(target)
 
 
 async def still_serves(events: Any) -> None:
-    events.link.send(target_open(77, PREFIX))
+    events.send(target_open(77, PREFIX))
     verdict = await verdict_of(events, first_round(77, PREFIX))
     assert verdict.token_ids == (next_token(PREFIX),)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,29 +15,16 @@ from paceline.engine.features import FeatureRows
 from paceline.engine.table.engine import TABLE_FEATURES
 from paceline.protocol.features import FeatureNeed, FeatureRequest, Features, FeatureType
 from paceline.protocol.proposal import ROOT, Acceptance, Outcome, Proposal
-from paceline.protocol.session import Close, Failure
 from paceline.protocol.target import Prefetch, Round, TargetOpened, Verdict
 from paceline.sampling import acceptance as rules
 from paceline.sampling.distribution import processed_scores, sparse_support
 from target_service.step import PrefillWork, RoundWork
 from tests.services.expected import own_tokens
 from tests.services.feature_spy import NEED, misplaced, positions
-from tests.services.harness import (
-    LAW,
-    NOISE,
-    SAMPLING,
-    Events,
-    RecordingEngine,
-    chain,
-    linked,
-    target_link,
-    target_open,
-    target_service,
-)
+from tests.services.harness import LAW, NOISE, SAMPLING, Events, RecordingEngine, chain, target_open, verdict_of
 
 PREFIX = tuple(range(1, 22))
 """Two chunks of a prompt, and a root."""
-WANTED = FeatureRequest(NEED)
 Propose = Callable[[Sequence[int]], Proposal | None]
 
 
@@ -52,11 +38,13 @@ def half_right(text: Sequence[int]) -> Proposal:
     return chain((own[0], own[1], (own[2] + 1) % 32, own[3]))
 
 
+def fork(own: Sequence[int]) -> Proposal:
+    """A tree whose right path is not its first nodes: accepted rows do not stand in place."""
+    return Proposal(1, ((own[0] + 1) % 32, own[0], 3, own[1], 5), (1.0,) * 5, (ROOT, ROOT, 0, 1, 1))
+
+
 def branching(text: Sequence[int]) -> Proposal:
-    """A tree whose right path is its last nodes: accepted rows do not stand in place."""
-    own = own_tokens(text, 2)
-    wrong = (own[0] + 1) % 32
-    return Proposal(1, (wrong, own[0], 3, own[1], 5), (1.0,) * 5, (ROOT, ROOT, 0, 1, 1))
+    return fork(own_tokens(text, 2))
 
 
 def from_supports(text: Sequence[int]) -> Proposal:
@@ -86,9 +74,8 @@ class Caller:
     taken: list[tuple[int, FeatureRows]] = field(default_factory=list)
 
     def open(self, **changes: Any) -> None:
-        features = changes.pop("features", WANTED)
-        opening = target_open(self.session, self.text, acceptance=self.acceptance, features=features, **changes)
-        self.events.link.send(opening)
+        facts = {"acceptance": self.acceptance, "features": FeatureRequest(NEED)} | changes
+        self.events.send(target_open(self.session, self.text, **facts))
 
     def round(self, proposal: Proposal | None, lease: int = 0) -> Round:
         return Round(self.session, len(self.text) - 1, self.node, (self.text[-1],), proposal, lease=lease)
@@ -99,11 +86,16 @@ class Caller:
         self.accepted.append(len(decision.accepted))
         self.text += decision.committed
 
+    async def write(self, propose: Propose, rounds: int = 6, **changes: Any) -> None:
+        """Open, send rounds, and take their features."""
+        self.open(**changes)
+        await self.run(propose, rounds)
+        await self.take_features()
+
     async def run(self, propose: Propose, rounds: int = 6) -> None:
         for _ in range(rounds):
             round_ = self.round(propose(self.text))
-            self.events.link.send(round_, urgent=True)
-            self.commit(round_, await self.events.of(Verdict, self.session))
+            self.commit(round_, await verdict_of(self.events, round_))
 
     async def take_features(self, start: int = 0) -> None:
         """Until the last committed token that has a row: the newest one has none yet."""
@@ -125,16 +117,13 @@ class Caller:
     ],
 )
 async def test_rows_are_of_exactly_the_committed_tokens(
-    acceptance: Acceptance, propose: Propose, depths: set[int]
+    acceptance: Acceptance, propose: Propose, depths: set[int], target: Events
 ) -> None:
-    async with target_service(RecordingEngine()) as (_, address), linked(target_link(address)) as events:
-        caller = Caller(events, acceptance)
-        caller.open()
-        await caller.run(propose, rounds=12)
-        await caller.take_features()
-        assert misplaced(caller.taken, caller.text) == []
-        assert set(caller.accepted) <= depths, "what the proposals were made for"
-        assert len(set(caller.accepted)) >= min(2, len(depths))
+    caller = Caller(target, acceptance)
+    await caller.write(propose, rounds=12)
+    assert misplaced(caller.taken, caller.text) == []
+    assert set(caller.accepted) <= depths, "what the proposals were made for"
+    assert len(set(caller.accepted)) >= min(2, len(depths))
 
 
 def shifted(work: RoundWork | PrefillWork, verdict: Verdict | None) -> list[int]:
@@ -158,110 +147,85 @@ sent_by_target_rows = sent_by_target.committed_rows
     [(shifted, target_only), (shifted, half_right), (as_proposed, branching), (unverified, half_right)],
 )
 async def test_mutants_that_send_other_rows_are_noticed(
-    mutant: Callable[..., list[int]], propose: Propose, monkeypatch: pytest.MonkeyPatch
+    mutant: Callable[..., list[int]], propose: Propose, monkeypatch: pytest.MonkeyPatch, target: Events
 ) -> None:
     monkeypatch.setattr(sent_by_target, "committed_rows", mutant)
-    async with target_service(RecordingEngine()) as (_, address), linked(target_link(address)) as events:
-        caller = Caller(events)
-        caller.open()
-        await caller.run(propose, rounds=3)
-        try:
-            await caller.take_features()
-        except AssertionError:
-            return
-        assert misplaced(caller.taken, caller.text), "or positions that are not committed"
-
-
-async def test_a_lease_sends_rows_of_the_rounds_that_it_starts() -> None:
-    async with target_service(RecordingEngine()) as (_, address), linked(target_link(address)) as events:
-        caller = Caller(events)
-        caller.open()
-        leased = caller.round(None, lease=9)
-        events.link.send(leased, urgent=True)
-        for _ in range(10):
-            round_ = caller.round(None)
-            caller.commit(round_, await events.of(Verdict, 1))
+    caller = Caller(target)
+    caller.open()
+    await caller.run(propose, rounds=3)
+    with pytest.raises(AssertionError):
         await caller.take_features()
         assert misplaced(caller.taken, caller.text) == []
 
 
-async def test_a_self_started_round_sends_the_rows_of_its_accepted_path() -> None:
-    engine = RecordingEngine()
-    async with target_service(engine) as (_, address), linked(target_link(address)) as events:
-        caller = Caller(events)
-        caller.open()
-        await events.of(TargetOpened, 1)
-        first, (drawn,) = caller.round(None), own_tokens(caller.text, 1)
-        prefetched = half_right([*caller.text, drawn])
-        engine.go.clear()
-        events.link.send(first, urgent=True)
-        outcome = Outcome(first.base_length, ROOT, drawn)
-        events.link.send(Prefetch(1, first.base_length, ((outcome, prefetched),)), urgent=True)
-        # What is answered behind the prefetch shows that it has arrived.
-        events.link.send(target_open(2, (99,)))
-        await events.of(Failure, 2)
-        engine.go.set()
-        verdict = await events.of(Verdict, 1)
-        assert verdict.self_started is not None
-        caller.commit(first, verdict)
-        caller.commit(caller.round(prefetched), await events.of(Verdict, 1))
-        await caller.take_features()
-        assert (misplaced(caller.taken, caller.text), caller.accepted) == ([], [0, 2])
+async def test_a_lease_sends_rows_of_the_rounds_that_it_starts(target: Events) -> None:
+    caller = Caller(target)
+    caller.open()
+    target.send(caller.round(None, lease=9), urgent=True)
+    for _ in range(10):
+        caller.commit(caller.round(None), await target.of(Verdict, 1))
+    await caller.take_features()
+    assert misplaced(caller.taken, caller.text) == []
 
 
-async def test_a_prefix_that_is_cached_is_computed_again_as_far_as_its_features_are_not_known() -> None:
-    engine = RecordingEngine()
-    async with target_service(engine) as (_, address), linked(target_link(address)) as events:
-        for session, known, reused in ((1, 0, 0), (2, 0, 0), (3, 18, 18), (4, 21, 20)):
-            caller = Caller(events, session=session)
-            caller.open(features=FeatureRequest(NEED, first_position=known))
-            opened = await events.of(TargetOpened, session)
-            await caller.run(half_right, rounds=2)
-            await caller.take_features(start=min(known, len(caller.text)))
-            assert (opened.reused_tokens, misplaced(caller.taken, caller.text)) == (reused, [])
-        events.link.send(target_open(5, PREFIX))
-        assert (await events.of(TargetOpened, 5)).reused_tokens == 20, "others share its rows"
-        events.link.send(Close(1))
+async def test_a_self_started_round_sends_the_rows_of_its_accepted_path(
+    engine: RecordingEngine, target: Events
+) -> None:
+    caller = Caller(target)
+    caller.open()
+    await target.of(TargetOpened, 1)
+    first, (drawn,) = caller.round(None), own_tokens(caller.text, 1)
+    prefetched = half_right([*caller.text, drawn])
+    await engine.hold(target, first)
+    outcome = Outcome(first.base_length, ROOT, drawn)
+    await target.handled(Prefetch(1, first.base_length, ((outcome, prefetched),)))
+    engine.go.set()
+    verdict = await target.of(Verdict, 1)
+    assert verdict.self_started is not None
+    caller.commit(first, verdict)
+    caller.commit(caller.round(prefetched), await target.of(Verdict, 1))
+    await caller.take_features()
+    assert (misplaced(caller.taken, caller.text), caller.accepted) == ([], [0, 2])
 
 
-async def test_int8_says_nearly_the_same_in_fewer_bytes() -> None:
-    async with target_service(RecordingEngine()) as (_, address), linked(target_link(address)) as events:
-        caller = Caller(events)
-        caller.open(features=FeatureRequest(NEED, FeatureType.INT8))
-        await caller.run(half_right)
-        await caller.take_features()
-        half_a_step = 8 / 127 / 2
-        assert misplaced(caller.taken, caller.text, within=1.01 * half_a_step) == []
-        assert misplaced(caller.taken, caller.text, within=half_a_step / 100) != []
+async def test_a_prefix_that_is_cached_is_computed_again_as_far_as_its_features_are_not_known(
+    target: Events,
+) -> None:
+    for session, known, reused in ((1, 0, 0), (2, 0, 0), (3, 18, 18), (4, 21, 20)):
+        caller = Caller(target, session=session)
+        caller.open(features=FeatureRequest(NEED, first_position=known))
+        opened = await target.of(TargetOpened, session)
+        await caller.run(half_right, rounds=2)
+        await caller.take_features(start=min(known, len(caller.text)))
+        assert (opened.reused_tokens, misplaced(caller.taken, caller.text)) == (reused, [])
+    assert (await target.answer(target_open(5, PREFIX), TargetOpened)).reused_tokens == 20, "others share its rows"
 
 
-async def test_a_failed_capture_costs_the_rows_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_int8_says_nearly_the_same_in_fewer_bytes(target: Events) -> None:
+    caller = Caller(target)
+    await caller.write(half_right, features=FeatureRequest(NEED, FeatureType.INT8))
+    half_a_step = 8 / 127 / 2
+    assert misplaced(caller.taken, caller.text, within=1.01 * half_a_step) == []
+    assert misplaced(caller.taken, caller.text, within=half_a_step / 100) != []
+
+
+async def test_a_failed_capture_costs_the_rows_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch, target: Events
+) -> None:
     def broken(work: RoundWork | PrefillWork, verdict: Verdict | None) -> list[int]:
         raise RuntimeError("no rows")
 
     monkeypatch.setattr(sent_by_target, "committed_rows", broken)
-    async with target_service(RecordingEngine()) as (_, address), linked(target_link(address)) as events:
-        caller = Caller(events)
-        caller.open()
-        await caller.run(half_right)
-        assert caller.text[len(PREFIX) :] == own_tokens(PREFIX, len(caller.text) - len(PREFIX))
-        assert not events.has(Features)
-
-
-async def test_a_need_that_the_target_cannot_meet_is_refused_by_name() -> None:
-    lacking = FeatureNeed((TABLE_FEATURES.layers,))
-    async with target_service(RecordingEngine()) as (_, address), linked(target_link(address)) as events:
-        assert events.link.welcome is not None
-        assert events.link.welcome.features == TABLE_FEATURES
-        events.link.send(target_open(1, PREFIX, features=FeatureRequest(lacking)))
-        failure = await events.of(Failure, 1)
-        assert (failure.reason, failure.session_closed) == ("UNSUPPORTED", True)
-        assert "feature layer = 4: must be below 4" in failure.message
-        await asyncio.wait_for(still_sends(events), 10)
-
-
-async def still_sends(events: Events) -> None:
-    caller = Caller(events, session=2)
+    caller = Caller(target)
     caller.open()
-    await caller.run(half_right, rounds=1)
-    await caller.take_features()
+    await caller.run(half_right)
+    assert caller.text[len(PREFIX) :] == own_tokens(PREFIX, len(caller.text) - len(PREFIX))
+    assert not target.has(Features)
+
+
+async def test_a_need_that_the_target_cannot_meet_is_refused_by_name(target: Events) -> None:
+    assert target.link.welcome is not None
+    assert target.link.welcome.features == TABLE_FEATURES
+    opening = target_open(1, PREFIX, features=FeatureRequest(FeatureNeed((TABLE_FEATURES.layers,))))
+    await target.expect_failure(opening, "UNSUPPORTED", "feature layer = 4: must be below 4", closed=True)
+    await Caller(target, session=2).write(half_right, rounds=1)
