@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
+import pytest
 
 from paceline.costs.service_costs import TargetCosts
+from paceline.protocol import codec
 from paceline.protocol.errors import PacelineError
 from paceline.protocol.handshake import Fingerprint, Hello, Welcome
 from paceline.protocol.proposal import Acceptance, Proposal
@@ -22,6 +24,7 @@ from paceline.rpc.frames import FrameWriter
 from paceline.rpc.link import serve_link
 from paceline.rpc.link_kinds import TARGET
 from paceline.rpc.peer_link import TargetLink
+from paceline.rpc.statuses import from_rpc_error
 from paceline.runtime.config import PeerSettings
 from paceline.v1 import target_service_pb2 as pb
 from paceline.v1 import target_service_pb2_grpc as pb_grpc
@@ -98,13 +101,29 @@ class Servicer(pb_grpc.TargetServiceServicer):
         return self.handlers[-1]
 
 
+class ScriptedServicer(pb_grpc.TargetServiceServicer):
+    """Says what its script says, link by link, and then nothing more; the script has the link's number."""
+
+    def __init__(self, script: Callable[[int, Any], Awaitable[None]]) -> None:
+        self.links = 0
+        self._script = script
+
+    async def Verify(self, request_iterator: Any, context: Any) -> None:
+        self.links += 1
+        await context.read()
+        await self._script(self.links, context)
+        await asyncio.Event().wait()
+
+
 @asynccontextmanager
-async def serving(servicer: pb_grpc.TargetServiceServicer, port: int = 0) -> AsyncIterator[int]:
+async def serving(
+    servicer: Any, port: int = 0, add: Callable[..., None] = pb_grpc.add_TargetServiceServicer_to_server
+) -> AsyncIterator[int]:
     """The servicer on a loopback port."""
     server = grpc.aio.server(
         options=[("grpc.max_receive_message_length", MAX_MESSAGE_BYTES), ("grpc.so_reuseport", 0)]
     )
-    pb_grpc.add_TargetServiceServicer_to_server(servicer, server)
+    add(servicer, server)
     bound = server.add_insecure_port(f"127.0.0.1:{port}")
     await server.start()
     try:
@@ -143,11 +162,21 @@ class Client:
         self.link.on_down = self.downs.append
         self.link.on_event = self.events.append
 
+    async def is_served(self) -> None:
+        """A session can be opened."""
+        session, before = self.link.next_session_id(), len(self.events)
+        self.send(an_open(session))
+        await until(lambda: self.events[before:] == [TargetOpened(session)])
+
     @property
     def frames_sent(self) -> int:
         """Frames written on the standing link."""
         assert self.link._writer is not None
         return self.link._writer.frames_sent
+
+    def send(self, *commands: TargetCommand, urgent: bool = False) -> None:
+        for command in commands:
+            self.link.send(command, urgent=urgent)
 
     def _changed(self) -> None:
         if self.link.is_up and self.link.welcome is not None:
@@ -172,7 +201,31 @@ async def raw_stream(port: int) -> AsyncIterator[Any]:
         await channel.close()
 
 
-def hello_frame() -> pb.VerifyRequest:
-    from paceline.protocol import codec
+@asynccontextmanager
+async def welcomed_stream(port: int) -> AsyncIterator[Any]:
+    """One whose hello was answered."""
+    async with raw_stream(port) as stream:
+        await stream.write(hello_frame())
+        assert (await stream.read()).HasField("welcome")
+        yield stream
 
-    return pb.VerifyRequest(hello=codec.encode_hello(HELLO))
+
+async def error_of(call: Awaitable[Any]) -> PacelineError:
+    """What a call ends with."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    return from_rpc_error(caught.value)
+
+
+async def end_of(stream: Any) -> None:
+    """Read to the end of a stream."""
+    while await stream.read() is not grpc.aio.EOF:
+        pass
+
+
+def hello_frame(hello: Hello = HELLO) -> pb.VerifyRequest:
+    return pb.VerifyRequest(hello=codec.encode_hello(hello))
+
+
+def welcome_frame(**fields: Any) -> pb.VerifyResponse:
+    return pb.VerifyResponse(welcome=codec.encode_welcome(WELCOME), **fields)

@@ -9,13 +9,10 @@ import grpc
 import pytest
 from google.rpc import error_details_pb2, status_pb2
 
-from paceline.protocol import codec
 from paceline.protocol.errors import InvalidInput, PacelineError, PeerUnavailable
 from paceline.rpc import peer_link
 from paceline.rpc.statuses import DETAILS_KEY, from_rpc_error, to_status
-from paceline.v1 import target_service_pb2 as pb
-from paceline.v1 import target_service_pb2_grpc as pb_grpc
-from tests.rpc.harness import WELCOME, Client, serving, silent_listener, until
+from tests.rpc.harness import Client, ScriptedServicer, serving, silent_listener, until, welcome_frame
 
 
 async def test_a_question_whose_link_ends_meanwhile_has_a_typed_answer() -> None:
@@ -53,21 +50,16 @@ MALFORMED = {
 }
 
 
-class BreaksItsLinks(pb_grpc.TargetServiceServicer):
+def breaking_its_first_link(details: bytes) -> ScriptedServicer:
     """Welcomes, and ends its first link with details that nobody can read."""
 
-    def __init__(self, details: bytes) -> None:
-        self.links = 0
-        self._details = details
+    async def script(link: int, context: Any) -> None:
+        await context.write(welcome_frame())
+        if link == 1:
+            metadata = ((DETAILS_KEY, details),)
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "it stops", trailing_metadata=metadata)
 
-    async def Verify(self, request_iterator: Any, context: Any) -> None:
-        self.links += 1
-        await context.read()
-        await context.write(pb.VerifyResponse(welcome=codec.encode_welcome(WELCOME)))
-        if self.links == 1:
-            told = ((DETAILS_KEY, self._details),)
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "it stops", trailing_metadata=told)
-        await asyncio.Event().wait()
+    return ScriptedServicer(script)
 
 
 class Refused(grpc.RpcError):
@@ -94,7 +86,7 @@ def test_details_that_nobody_can_read_leave_the_code(details: bytes) -> None:
 
 @pytest.mark.parametrize("details", MALFORMED.values(), ids=MALFORMED)
 async def test_a_link_that_ends_with_such_details_is_down_and_comes_back(details: bytes) -> None:
-    async with serving(servicer := BreaksItsLinks(details)) as port, Client(port) as client:
+    async with serving(servicer := breaking_its_first_link(details)) as port, Client(port) as client:
         await until(lambda: client.downs and len(client.ups) == 2, 10)
         assert type(client.downs[0]) is PeerUnavailable
         assert servicer.links == 2
@@ -105,7 +97,7 @@ async def test_a_link_outlives_a_defect(monkeypatch: pytest.MonkeyPatch, caplog:
         raise KeyError("a defect")
 
     monkeypatch.setattr(peer_link, "from_rpc_error", breaks)
-    async with serving(servicer := BreaksItsLinks(b"")) as port, Client(port) as client:
+    async with serving(servicer := breaking_its_first_link(b"")) as port, Client(port) as client:
         await until(lambda: client.downs and len(client.ups) == 2, 10)
         assert servicer.links == 2
     assert "link failed: peer=target" in caplog.text

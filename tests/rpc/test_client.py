@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-import grpc
 import pytest
 
 from paceline.client import AsyncClient, Client, Generation
@@ -28,6 +27,7 @@ from paceline.protocol.records import GenerationStats
 from paceline.rpc.statuses import typed_errors
 from paceline.v1 import generation_service_pb2 as pb
 from paceline.v1 import generation_service_pb2_grpc as pb_grpc
+from tests.rpc import harness
 from tests.rpc.harness import silent_listener
 
 REQUEST = GenerateRequest(token_ids=(1, 2), max_new_tokens=8)
@@ -49,42 +49,44 @@ class Coordinator(pb_grpc.GenerationServiceServicer):
 
     @typed_errors
     async def Generate(self, request: Any, context: Any) -> None:
-        wanted = codec.decode_generate_request(request)
         self.streams += 1
 
         async def put(event: GenerateEvent) -> None:
             await context.write(codec.encode_generate_event(event))
 
         await put(Started(7, REQUEST.token_ids or (), "table"))
-        await self._stream(wanted, self.streams, put)
+        await self._stream(codec.decode_generate_request(request), self.streams, put)
 
 
 @asynccontextmanager
 async def serving(stream: Stream) -> AsyncIterator[tuple[Coordinator, str]]:
-    coordinator = Coordinator(stream)
-    async with listening(coordinator) as address:
+    async with listening(coordinator := Coordinator(stream)) as address:
         yield coordinator, address
 
 
 @asynccontextmanager
 async def listening(coordinator: Coordinator) -> AsyncIterator[str]:
-    server = grpc.aio.server()
-    pb_grpc.add_GenerationServiceServicer_to_server(coordinator, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    try:
+    async with harness.serving(coordinator, add=pb_grpc.add_GenerationServiceServicer_to_server) as port:
         yield f"127.0.0.1:{port}"
+
+
+async def generate(address: str, threads: bool, **patience: float) -> Generation:
+    client = client_of(address, threads, **({"resume_wait_s": WAIT_S} | patience))
+    try:
+        return await _read(client)
     finally:
-        await server.stop(None)
+        await close(client)
 
 
-async def generate(address: str, threads: bool) -> Generation:
-    async with asyncio.timeout(20):
-        if threads:
-            with Client(address, timeout_s=10, resume_wait_s=WAIT_S) as client:
-                return await asyncio.to_thread(client.generate, REQUEST)
-        async with AsyncClient(address, timeout_s=10, resume_wait_s=WAIT_S) as patient:
-            return await patient.generate(REQUEST)
+def client_of(address: str, threads: bool, **options: Any) -> Client | AsyncClient:
+    return (Client if threads else AsyncClient)(address, timeout_s=10, **options)
+
+
+async def close(client: Client | AsyncClient) -> None:
+    if isinstance(client, Client):
+        await asyncio.to_thread(client.close)
+    else:
+        await client.close()
 
 
 async def dies(request: GenerateRequest, number: int, put: Put) -> None:
@@ -170,12 +172,7 @@ class FullCoordinator(Coordinator):
 @pytest.mark.parametrize("threads", [False, True])
 async def test_a_request_without_room_is_asked_again_if_its_client_is_patient(threads: bool) -> None:
     async with listening(full := FullCoordinator(2)) as address:
-        if threads:
-            with Client(address, timeout_s=10, overload_wait_s=5) as client:
-                await asyncio.to_thread(client.generate, REQUEST)
-        else:
-            async with AsyncClient(address, timeout_s=10, overload_wait_s=5) as patient:
-                await patient.generate(REQUEST)
+        await generate(address, threads, overload_wait_s=5)
     first, second, third = full.came
     assert min(second - first, third - second) >= HINT_MS / 1e3, "no sooner than it was told"
 
@@ -221,13 +218,10 @@ async def test_a_stream_whose_client_is_closed_ends_with_cancelled(threads: bool
         await asyncio.Event().wait()
 
     async with serving(waits) as (_, address):
-        client = Client(address, timeout_s=10) if threads else AsyncClient(address, timeout_s=10)
+        client = client_of(address, threads)
         reading = asyncio.create_task(_read(client))
         await begun.wait()
-        if isinstance(client, Client):
-            await asyncio.to_thread(client.close)
-        else:
-            await client.close()
+        await close(client)
         with pytest.raises(Cancelled):
             await reading
 
@@ -235,11 +229,8 @@ async def test_a_stream_whose_client_is_closed_ends_with_cancelled(threads: bool
 @pytest.mark.parametrize("threads", [False, True])
 async def test_a_client_that_was_closed_says_so_at_the_next_try(threads: bool) -> None:
     """As it finds between two tries of a stream that broke; gRPC's errors of a closed channel have two types."""
-    client = Client("127.0.0.1:1", timeout_s=10) if threads else AsyncClient("127.0.0.1:1", timeout_s=10)
-    if isinstance(client, Client):
-        client.close()
-    else:
-        await client.close()
+    client = client_of("127.0.0.1:1", threads)
+    await close(client)
     with pytest.raises(Cancelled, match="the client was closed"):
         await _read(client)
     with pytest.raises(Cancelled, match="the client was closed"):

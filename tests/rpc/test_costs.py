@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from functools import partial
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.costs.cost_line import MAX_POINTS, CostLine
@@ -26,14 +27,24 @@ from paceline.protocol.target import TargetEvent, TargetOpened
 from paceline.rpc import cost_messages
 from paceline.rpc.cost_messages import DRAFT_COSTS, TARGET_COSTS, CostsSender, most_bytes
 from paceline.v1 import target_service_pb2 as pb
-from paceline.v1 import target_service_pb2_grpc as pb_grpc
-from tests.rpc.harness import WELCOME, Client, Servicer, a_verdict, an_open, hello_frame, raw_stream, serving, until
+from tests.rpc.harness import (
+    Client,
+    ScriptedServicer,
+    Servicer,
+    a_verdict,
+    an_open,
+    hello_frame,
+    raw_stream,
+    serving,
+    until,
+    welcome_frame,
+)
 
 LINE = CostLine(((1, 10.0), (8, 20.0)))
 COSTS = TargetCosts(LINE, LINE.scale(1.5), sessions=2, rows=6, queue=1)
 
 lines = st.dictionaries(st.integers(1, 4096), st.integers(1, 100_000), max_size=MAX_POINTS).map(
-    lambda found: CostLine(tuple(zip(sorted(found), sorted(found.values()), strict=True)))
+    lambda points: CostLine(tuple(zip(sorted(points), sorted(points.values()), strict=True)))
 )
 counts = st.integers(0, 1 << 20)
 
@@ -46,10 +57,11 @@ def test_a_targets_costs_are_read_as_they_were_written(costs: TargetCosts) -> No
 
 
 others = st.dictionaries(st.text(min_size=1, max_size=8), lines, max_size=MAX_DRAFTERS - 1).map(
-    lambda found: tuple(DrafterLine(name, line) for name, line in found.items())
+    lambda drafters: tuple(DrafterLine(name, line) for name, line in drafters.items())
 )
 
 
+@settings(max_examples=25, deadline=None)
 @given(st.builds(DraftCosts, lines, counts, counts, counts, others))
 def test_a_drafts_costs_are_read_as_they_were_written(costs: DraftCosts) -> None:
     message = DRAFT_COSTS.encode(costs)
@@ -80,40 +92,42 @@ def test_a_drafters_line_that_has_not_moved_is_left_out_and_kept() -> None:
     assert now.line_of("") == now.line_of("model") == LINE
 
 
-async def test_costs_are_known_with_the_welcome_and_before_the_events_of_their_frame() -> None:
-    async with serving(servicer := Servicer(costs=COSTS)) as port, Client(port) as client:
-        await client.link.wait_up(10)
-        assert client.link.costs == COSTS
-        servicer.costs = TargetCosts(LINE.scale(2), COSTS.beside, 9, 9, 9)
-        seen: list[tuple[TargetEvent, TargetCosts]] = []
-        client.link.on_event = lambda event: seen.append((event, client.link.costs))
-        client.link.send(an_open(1))
-        await until(lambda: seen)
-        assert seen == [(TargetOpened(1), servicer.costs)]
+@pytest.fixture
+def servicer() -> Servicer:
+    return Servicer(costs=COSTS)
 
 
-async def lines_said(factors: list[float]) -> list[bool]:
-    """Whether the alone line is in the frame of an answer while it is scaled so."""
+async def test_costs_are_known_with_the_welcome_and_before_the_events_of_their_frame(
+    servicer: Servicer, client: Client
+) -> None:
+    assert client.link.costs == COSTS
+    servicer.costs = TargetCosts(LINE.scale(2), COSTS.beside, 9, 9, 9)
+    seen: list[tuple[TargetEvent, TargetCosts]] = []
+    client.link.on_event = lambda event: seen.append((event, client.link.costs))
+    client.send(an_open(1))
+    await until(lambda: seen)
+    assert seen == [(TargetOpened(1), servicer.costs)]
+
+
+FACTORS = (1.0, 1.02, 1.04, 1.05, 1.06, 1.10, 1.10, 0.5)
+SAID = [False, False, True, False, False, True, False, True]
+
+
+async def test_a_line_is_said_again_when_it_has_moved_since_it_was_said_and_only_then(
+    servicer: Servicer, port: int
+) -> None:
     said: list[bool] = []
-    async with serving(servicer := Servicer(costs=COSTS)) as port, raw_stream(port) as stream:
+    async with raw_stream(port) as stream:
         await stream.write(hello_frame())
         assert (await stream.read()).costs.alone.rows == [1, 8]
-        for session, factor in enumerate(factors, start=1):
+        for session, factor in enumerate(FACTORS, start=1):
             servicer.costs = TargetCosts(LINE.scale(factor), COSTS.beside, 3, 4, 5)
             await stream.write(pb.VerifyRequest(commands=[codec.encode_target_command(an_open(session))]))
             costs = (await stream.read()).costs
             assert (costs.sessions, costs.rows, costs.queue) == (3, 4, 5), "the counts are in every frame"
             assert not costs.beside.rows, "it has not moved"
             said.append(bool(costs.alone.rows))
-    return said
-
-
-FACTORS = [1.0, 1.02, 1.04, 1.05, 1.06, 1.10, 1.10, 0.5]
-SAID = [False, False, True, False, False, True, False, True]
-
-
-async def test_a_line_is_said_again_when_it_has_moved_since_it_was_said_and_only_then() -> None:
-    assert await lines_said(FACTORS) == SAID
+    assert said == SAID
 
 
 def _everything(costs: Costs, told: Costs) -> Costs:
@@ -126,32 +140,35 @@ def _nothing(costs: Costs, told: Costs) -> Costs:
 
 @pytest.mark.parametrize("mutant", [_everything, _nothing])
 async def test_mutant_lines_that_are_said_always_or_never_are_noticed(
-    monkeypatch: pytest.MonkeyPatch, mutant: Any
+    servicer: Servicer, port: int, monkeypatch: pytest.MonkeyPatch, mutant: Any
 ) -> None:
     monkeypatch.setattr(cost_messages, "changed_lines", mutant)
     with pytest.raises(AssertionError):
-        assert await lines_said(FACTORS) == SAID
+        await test_a_line_is_said_again_when_it_has_moved_since_it_was_said_and_only_then(servicer, port)
 
 
-async def test_every_link_is_told_whatever_the_others_were() -> None:
-    async with serving(Servicer(costs=COSTS)) as port, Client(port) as one, Client(port) as other:
+async def test_every_link_is_told_whatever_the_others_were(port: int) -> None:
+    async with Client(port) as one, Client(port) as other:
         for client in (one, other):
             await client.link.wait_up(10)
-            client.link.send(an_open(1))
-            await until(partial(getattr, client, "events"))
+            await client.is_served()
             assert client.link.costs == COSTS
 
 
-class Scripted(pb_grpc.TargetServiceServicer):
-    """Says what it is told to, frame by frame."""
+@asynccontextmanager
+async def saying(*frames: pb.VerifyResponse) -> AsyncIterator[tuple[asyncio.Queue[pb.VerifyResponse], Client]]:
+    """A client of a target that says these frames, and those that are put behind them."""
+    queue: asyncio.Queue[pb.VerifyResponse] = asyncio.Queue()
 
-    def __init__(self) -> None:
-        self.frames: asyncio.Queue[pb.VerifyResponse] = asyncio.Queue()
-
-    async def Verify(self, request_iterator: Any, context: Any) -> None:
-        await context.read()
+    async def script(link: int, context: Any) -> None:
         while True:
-            await context.write(await self.frames.get())
+            await context.write(await queue.get())
+
+    for frame in frames:
+        queue.put_nowait(frame)
+    async with serving(ScriptedServicer(script)) as port, Client(port) as client:
+        await client.link.wait_up(10)
+        yield queue, client
 
 
 def a_frame(session: int, costs: pb.TargetCosts | None) -> pb.VerifyResponse:
@@ -186,53 +203,41 @@ MALFORMED = {
 async def test_malformed_costs_are_named_once_and_change_nothing(
     costs: pb.TargetCosts, words: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    script = Scripted()
-    async with serving(script) as port, Client(port) as client:
-        welcome = codec.encode_welcome(WELCOME)
-        script.frames.put_nowait(pb.VerifyResponse(welcome=welcome, costs=TARGET_COSTS.encode(COSTS)))
-        await client.link.wait_up(10)
-        for session in (1, 2):
-            script.frames.put_nowait(a_frame(session, costs))
+    frames = [welcome_frame(costs=TARGET_COSTS.encode(COSTS)), a_frame(1, costs), a_frame(2, costs)]
+    async with saying(*frames) as (queue, client):
         await until(lambda: len(client.events) == 2)
         assert client.link.costs == COSTS
-        script.frames.put_nowait(a_frame(3, TARGET_COSTS.encode(TargetCosts(LINE.scale(3), rows=7))))
+        queue.put_nowait(a_frame(3, TARGET_COSTS.encode(TargetCosts(LINE.scale(3), rows=7))))
         await until(lambda: len(client.events) == 3)
         assert client.link.costs == TargetCosts(LINE.scale(3), COSTS.beside, rows=7), "what comes next is taken in"
         assert client.events == [a_verdict(session) for session in (1, 2, 3)]
         assert not client.downs
-    said = [record.getMessage() for record in caplog.records if "malformed costs" in record.getMessage()]
-    assert len(said) == 1
-    assert words in said[0]
-    assert f"target at {client.link.address}" in said[0]
+    (line,) = [record.getMessage() for record in caplog.records if "malformed costs" in record.getMessage()]
+    assert words in line
+    assert f"target at {client.link.address}" in line
 
 
 async def test_malformed_costs_beside_a_welcome_cost_no_link() -> None:
-    script = Scripted()
-    async with serving(script) as port, Client(port) as client:
-        bad = a_line([1], [-1])
-        script.frames.put_nowait(pb.VerifyResponse(welcome=codec.encode_welcome(WELCOME), costs=bad))
-        await client.link.wait_up(10)
+    async with saying(welcome_frame(costs=a_line([1], [-1]))) as (_, client):
         assert client.link.costs == TargetCosts()
 
 
 async def test_an_old_peer_has_no_such_field() -> None:
-    script = Scripted()
-    async with serving(script) as port, Client(port) as client:
-        script.frames.put_nowait(pb.VerifyResponse(welcome=codec.encode_welcome(WELCOME)))
-        script.frames.put_nowait(a_frame(1, None))
+    async with saying(welcome_frame(), a_frame(1, None)) as (_, client):
         await until(lambda: client.events)
         assert client.link.costs == TargetCosts()
 
 
-async def test_of_an_old_peer_nothing_is_known_even_if_a_new_one_was_there_before() -> None:
-    async with serving(servicer := Servicer(costs=COSTS)) as port, Client(port, reconnect_min_ms=1) as client:
+async def test_of_an_old_peer_nothing_is_known_even_if_a_new_one_was_there_before(
+    servicer: Servicer, port: int
+) -> None:
+    async with Client(port, reconnect_min_ms=1) as client:
         await client.link.wait_up(10)
         servicer.costs = None
         client.link.drop(client.link.why_down())
         assert client.link.costs == COSTS, "while the link is down its last word stands"
         await until(lambda: len(client.ups) == 2)
-        client.link.send(an_open(1))
-        await until(lambda: client.events)
+        await client.is_served()
         assert client.link.costs == TargetCosts()
 
 

@@ -22,6 +22,7 @@ from paceline.rpc.statuses import DOMAIN, NO_MEMORY_MS, from_rpc_error, from_sta
 from paceline.runtime.config import PeerSettings
 from paceline.v1 import target_service_pb2 as pb
 from paceline.v1 import target_service_pb2_grpc as pb_grpc
+from tests.rpc.harness import error_of, serving
 
 # Errors that never cross a process boundary are defined elsewhere.
 ALL = [kind for kind in PacelineError.__subclasses__() if kind.__module__ == PacelineError.__module__]
@@ -68,57 +69,38 @@ class Failing(pb_grpc.TargetServiceServicer):
         raise self.error
 
 
-@pytest.fixture
-async def failing() -> Any:
+async def error_across_a_call(error: Exception) -> PacelineError:
+    """What a caller makes of what a method raises."""
     servicer = Failing()
-    server = grpc.aio.server()
-    pb_grpc.add_TargetServiceServicer_to_server(servicer, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    yield servicer, PeerSettings(address=f"127.0.0.1:{port}")
-    await server.stop(None)
-
-
-async def _call(settings: PeerSettings) -> PacelineError:
-    async with open_channel(settings) as channel:
+    servicer.error = error
+    async with serving(servicer) as port, open_channel(PeerSettings(address=f"127.0.0.1:{port}")) as channel:
         stub: Any = pb_grpc.TargetServiceStub(channel)
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await stub.GetTargetStatus(pb.GetTargetStatusRequest())
-    return from_rpc_error(caught.value)
+        return await error_of(stub.GetTargetStatus(pb.GetTargetStatusRequest()))
 
 
-async def test_typed_error_crosses_a_call(failing: Any) -> None:
-    servicer, settings = failing
-    servicer.error = Overloaded("no room: sessions = 9", metadata={"limit": "8"}, retry_after_ms=20)
-    error = await _call(settings)
+async def test_typed_error_crosses_a_call() -> None:
+    sent = Overloaded("no room: sessions = 9", metadata={"limit": "8"}, retry_after_ms=20)
+    error = await error_across_a_call(sent)
     assert (type(error), error.message, error.retry_after_ms) == (Overloaded, "no room: sessions = 9", 20)
     assert error.metadata == {"limit": "8"}
 
 
-async def test_long_message_with_every_sign_crosses_a_call(failing: Any) -> None:
-    servicer, settings = failing
-    servicer.error = InvalidInput("ü" * 5000, metadata={"value": "✓" * 5000})
-    error = await _call(settings)
+async def test_long_message_with_every_sign_crosses_a_call() -> None:
+    error = await error_across_a_call(InvalidInput("ü" * 5000, metadata={"value": "✓" * 5000}))
     assert isinstance(error, InvalidInput)
     assert error.message == "ü" * len(error.message)
 
 
-async def test_defect_is_logged_and_sent_as_internal(failing: Any, caplog: pytest.LogCaptureFixture) -> None:
-    servicer, settings = failing
-    servicer.error = KeyError("secret")
-    error = await _call(settings)
+async def test_defect_is_logged_and_sent_as_internal(caplog: pytest.LogCaptureFixture) -> None:
+    error = await error_across_a_call(KeyError("secret"))
     assert type(error) is InternalError
     assert "KeyError" in error.message
     assert "secret" not in error.message
     assert "secret" in caplog.text
 
 
-async def test_want_of_memory_is_logged_and_sent_as_no_room_now(
-    failing: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    servicer, settings = failing
-    servicer.error = MemoryError()
-    error = await _call(settings)
+async def test_want_of_memory_is_logged_and_sent_as_no_room_now(caplog: pytest.LogCaptureFixture) -> None:
+    error = await error_across_a_call(MemoryError())
     assert (type(error), error.retry_after_ms) == (Overloaded, NO_MEMORY_MS)
     assert "MemoryError" in caplog.text
 

@@ -22,8 +22,8 @@ from paceline.rpc.server import LOADING_RETRY_MS, RunningServer, run_server
 from paceline.runtime.config import CoordinatorConfig, PoolSettings, ServerSettings
 from paceline.v1 import generation_service_pb2 as pb
 from paceline.v1 import generation_service_pb2_grpc as pb_grpc
+from tests.e2e.cluster import free_port
 from tests.rpc.harness import until
-from tests.rpc.test_server import _free_port as free_port
 
 MODEL = "table:vocab=64"
 NAME = "paceline.v1.GenerationService"

@@ -2,10 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-import signal
-import socket
 import subprocess
-import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -18,13 +15,12 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from paceline.protocol.errors import InvalidInput, Overloaded, PacelineError, PeerUnavailable
-from paceline.protocol.target import TargetOpened
 from paceline.rpc.channel import open_channel, open_sync_channel
 from paceline.rpc.link import serve_link
 from paceline.rpc.link_kinds import DRAFT
 from paceline.rpc.peer_link import TargetLink
 from paceline.rpc.server import MAX_CALLS, RunningServer, address_of, run_server
-from paceline.rpc.statuses import from_rpc_error, typed_errors
+from paceline.rpc.statuses import typed_errors
 from paceline.runtime.config import PeerSettings, ServerSettings
 from paceline.v1 import draft_service_pb2 as draft_pb
 from paceline.v1 import draft_service_pb2_grpc as draft_grpc
@@ -32,7 +28,8 @@ from paceline.v1 import generation_service_pb2 as generation_pb
 from paceline.v1 import generation_service_pb2_grpc as generation_grpc
 from paceline.v1 import target_service_pb2 as pb
 from paceline.v1 import target_service_pb2_grpc as pb_grpc
-from tests.rpc.harness import HELLO, WELCOME, Client, Servicer, an_open, hello_frame, until
+from tests.e2e.cluster import free_port
+from tests.rpc.harness import HELLO, WELCOME, Client, Servicer, error_of, hello_frame, until
 
 NAME = "paceline.v1.TargetService"
 ROOT = Path(__file__).resolve().parents[2]
@@ -49,6 +46,7 @@ class Service:
     def __init__(
         self,
         settings: ServerSettings,
+        *,
         on_drain: Callable[[], Awaitable[None]] | None = None,
         servicer: Servicer | None = None,
         register: Callable[[grpc.aio.Server], None] | None = None,
@@ -65,6 +63,13 @@ class Service:
             )
         )
 
+    @property
+    def port(self) -> int:
+        return self.running[0].port
+
+    def channel(self) -> grpc.aio.Channel:
+        return channel_to(self.port)
+
     async def _register(self, server: grpc.aio.Server) -> None:
         await self.loading.wait()
         self._add(server)
@@ -74,14 +79,9 @@ class Service:
 
 
 @asynccontextmanager
-async def service(
-    settings: ServerSettings,
-    on_drain: Callable[[], Awaitable[None]] | None = None,
-    servicer: Servicer | None = None,
-    register: Callable[[grpc.aio.Server], None] | None = None,
-    most_calls: int = MAX_CALLS,
-) -> AsyncIterator[Service]:
-    running = Service(settings, on_drain, servicer, register, most_calls)
+async def service(settings: ServerSettings | None = None, **options: Any) -> AsyncIterator[Service]:
+    """One that has loaded."""
+    running = Service(settings or ServerSettings(), **options)
     running.loading.set()
     try:
         await until(lambda: running.running or running.task.done())
@@ -91,36 +91,32 @@ async def service(
         await running.task
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def channel_to(port: int) -> grpc.aio.Channel:
+    return open_channel(PeerSettings(address=f"127.0.0.1:{port}"))
 
 
 async def _health(port: int, name: str = NAME) -> int:
-    async with open_channel(PeerSettings(address=f"127.0.0.1:{port}")) as channel:
+    async with channel_to(port) as channel:
         stub: Any = health_pb2_grpc.HealthStub(channel)
         answer = await stub.Check(health_pb2.HealthCheckRequest(service=name), wait_for_ready=True, timeout=10)
         return int(answer.status)
 
 
 async def _status_error(port: int) -> PacelineError:
-    async with open_channel(PeerSettings(address=f"127.0.0.1:{port}")) as channel:
+    async with channel_to(port) as channel:
         stub: Any = pb_grpc.TargetServiceStub(channel)
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await stub.GetTargetStatus(pb.GetTargetStatusRequest(), wait_for_ready=True, timeout=10)
-    return from_rpc_error(caught.value)
+        return await error_of(stub.GetTargetStatus(pb.GetTargetStatusRequest(), wait_for_ready=True, timeout=10))
 
 
 async def test_health_follows_the_service_from_loading_to_the_end(tmp_path: Path) -> None:
-    port, probe, port_file = _free_port(), _free_port(), tmp_path / "port"
+    port, probe, port_file = free_port(), free_port(), tmp_path / "port"
     settings = ServerSettings(port=port, health_port=probe, port_file=port_file, drain_seconds=5)
     drained = asyncio.Event()
 
     async def drain() -> None:
         await drained.wait()
 
-    service = Service(settings, drain)
+    service = Service(settings, on_drain=drain)
     assert await _health(port) == await _health(probe) == NOT_SERVING
     error = await _status_error(port)
     assert isinstance(error, PeerUnavailable)
@@ -161,35 +157,32 @@ async def test_failed_loading_is_raised() -> None:
 
 
 async def test_busy_port_is_named() -> None:
-    async with service(ServerSettings()) as first:
-        port = first.running[0].port
+    async with service() as first:
+        port = first.port
         with pytest.raises(InvalidInput, match=rf"server address = '127.0.0.1:{port}'"):
             await run_server(ServerSettings(port=port), lambda server: None, [NAME])
         assert await _health(port) == SERVING
 
 
 async def test_reflection_lists_the_services() -> None:
-    async with service(ServerSettings()) as running:
-        async with open_channel(PeerSettings(address=f"127.0.0.1:{running.running[0].port}")) as channel:
-            stub: Any = reflection_pb2_grpc.ServerReflectionStub(channel)
-            call = stub.ServerReflectionInfo(
-                iter([reflection_pb2.ServerReflectionRequest(list_services="")]), timeout=10
-            )
-            answer = await call.read()
-            call.cancel()
-        names = {entry.name for entry in answer.list_services_response.service}
-        assert {NAME, "grpc.health.v1.Health"} <= names
+    async with service() as running, running.channel() as channel:
+        stub: Any = reflection_pb2_grpc.ServerReflectionStub(channel)
+        question = reflection_pb2.ServerReflectionRequest(list_services="")
+        call = stub.ServerReflectionInfo(iter([question]), timeout=10)
+        answer = await call.read()
+        call.cancel()
+    names = {entry.name for entry in answer.list_services_response.service}
+    assert {NAME, "grpc.health.v1.Health"} <= names
 
 
 async def test_link_works_through_the_real_server_and_stop_does_not_wait_for_idle_links() -> None:
     async def nothing_left() -> None:
         """No session is open, so there is nothing to wait for."""
 
-    async with service(ServerSettings(drain_seconds=60), nothing_left) as running:
-        async with Client(running.running[0].port) as client:
+    async with service(ServerSettings(drain_seconds=60), on_drain=nothing_left) as running:
+        async with Client(running.port) as client:
             await client.link.wait_up(10)
-            client.link.send(an_open(1))
-            await until(lambda: client.events == [TargetOpened(1)])
+            await client.is_served()
             running.stop.set()
             async with asyncio.timeout(10):
                 await running.task
@@ -208,21 +201,12 @@ class Full(Servicer):
 
 
 async def test_calls_of_a_burst_are_answered_by_the_service_and_not_shed_by_grpc() -> None:
-    async with (
-        service(ServerSettings(), servicer=Full()) as running,
-        open_channel(PeerSettings(address=f"127.0.0.1:{running.running[0].port}")) as channel,
-    ):
+    async with service(servicer=Full()) as running, running.channel() as channel:
         stub: Any = pb_grpc.TargetServiceStub(channel)
         # No call is accepted on this loop while they are made: gRPC's threads take all of them in.
         calls = [stub.GetTargetStatus(pb.GetTargetStatusRequest(), timeout=60) for _ in range(BURST)]
-        errors = [await _error_of(call) for call in calls]
+        errors = [await error_of(call) for call in calls]
     assert Counter((type(error), error.retry_after_ms) for error in errors) == {(Overloaded, 500): BURST}
-
-
-async def _error_of(call: Any) -> PacelineError:
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await call
-    return from_rpc_error(caught.value)
 
 
 class Drafts(draft_grpc.DraftServiceServicer):
@@ -241,6 +225,13 @@ def register_all(server: grpc.aio.Server) -> None:
     generation_grpc.add_GenerationServiceServicer_to_server(generation_grpc.GenerationServiceServicer(), server)
 
 
+def call_without_a_message(channel: grpc.aio.Channel, method: Any) -> Any:
+    kinds = {(False, False): "unary_unary", (False, True): "unary_stream", (True, True): "stream_stream"}
+    kind = getattr(channel, kinds[method.client_streaming, method.server_streaming])
+    call = kind(f"/{method.containing_service.full_name}/{method.name}")
+    return call(iter([NO_MESSAGE]) if method.client_streaming else NO_MESSAGE, timeout=20)
+
+
 METHODS = [
     method
     for file, service in (
@@ -257,68 +248,33 @@ METHODS = [
 async def test_bytes_that_are_no_message_are_refused_and_the_next_request_is_served(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async with (
-        service(ServerSettings(), register=register_all) as running,
-        open_channel(PeerSettings(address=f"127.0.0.1:{running.running[0].port}")) as channel,
-    ):
+    async with service(register=register_all) as running, running.channel() as channel:
         for method in METHODS:
-            kinds = {(False, False): "unary_unary", (False, True): "unary_stream", (True, True): "stream_stream"}
-            call: Any = getattr(channel, kinds[method.client_streaming, method.server_streaming])
-            path = f"/{method.containing_service.full_name}/{method.name}"
-            sent = call(path)(iter([NO_MESSAGE]) if method.client_streaming else NO_MESSAGE, timeout=20)
-            assert await sent.code() is grpc.StatusCode.INVALID_ARGUMENT, path
-            assert "request = '3 bytes': must be a message of its method" in await sent.details()
-            assert method.input_type.full_name in await sent.details()
-        assert await _health(running.running[0].port) == SERVING
+            call = call_without_a_message(channel, method)
+            assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT, method.full_name
+            assert "request = '3 bytes': must be a message of its method" in await call.details()
+            assert method.input_type.full_name in await call.details()
+        assert await _health(running.port) == SERVING
     assert [record.getMessage() for record in caplog.records if record.exc_info] == []
 
 
 async def test_bytes_that_are_no_message_end_their_link_and_no_other() -> None:
-    async with service(ServerSettings()) as running:
-        port = running.running[0].port
-        async with Client(port) as client, open_channel(PeerSettings(address=f"127.0.0.1:{port}")) as channel:
-            await client.link.wait_up(10)
-            call: Any = channel.stream_stream("/paceline.v1.TargetService/Verify")()
-            await call.write(hello_frame().SerializeToString())
-            await call.read()
-            await call.write(NO_MESSAGE)
-            error = await _error_of(call.read())
-            assert isinstance(error, InvalidInput)
-            assert running.servicer.handlers[1].closed_count == 1
-            client.link.send(an_open(1))
-            await until(lambda: client.events == [TargetOpened(1)])
+    async with service() as running, Client(running.port) as client, running.channel() as channel:
+        await client.link.wait_up(10)
+        call: Any = channel.stream_stream("/paceline.v1.TargetService/Verify")()
+        await call.write(hello_frame().SerializeToString())
+        await call.read()
+        await call.write(NO_MESSAGE)
+        assert isinstance(await error_of(call.read()), InvalidInput)
+        assert running.servicer.handlers[1].closed_count == 1
+        await client.is_served()
 
 
-async def test_sigterm_drains_and_ends_the_process(tmp_path: Path) -> None:
-    port_file = tmp_path / "port"
-    process = _spawn(port_file)
-    try:
-        await until(port_file.exists)
-        port = int(port_file.read_text().rpartition(":")[2])
-        assert await _health(port, "") == SERVING
-        process.send_signal(signal.SIGTERM)
-        assert await asyncio.to_thread(process.wait, 20) == 0
-        assert not port_file.exists()
-    finally:
-        process.kill()
-        process.wait()
-
-
-def _spawn(port_file: Path) -> subprocess.Popen[bytes]:
-    program = (
-        "import asyncio, pathlib, sys\n"
-        "from paceline.runtime.config import ServerSettings\n"
-        "from paceline.rpc.server import run_server\n"
-        "settings = ServerSettings(port_file=pathlib.Path(sys.argv[1]))\n"
-        "asyncio.run(run_server(settings, lambda server: None, []))\n"
-    )
-    return subprocess.Popen([sys.executable, "-c", program, str(port_file)], cwd=ROOT)
-
-
-def test_addresses_of_ipv6_hosts_have_brackets() -> None:
-    assert address_of("::1", 5) == "[::1]:5"
-    assert address_of("[::1]", 5) == "[::1]:5"
-    assert address_of("localhost", 5) == "localhost:5"
+@pytest.mark.parametrize(
+    ("host", "address"), [("::1", "[::1]:5"), ("[::1]", "[::1]:5"), ("localhost", "localhost:5")]
+)
+def test_addresses_of_ipv6_hosts_have_brackets(host: str, address: str) -> None:
+    assert address_of(host, 5) == address
 
 
 TLS_CASES = [
@@ -368,20 +324,18 @@ async def test_a_wrong_tls_file_of_a_client_is_named(tls_files: Path, field: str
         await link.wait_up(0)
 
 
-async def test_a_client_takes_its_certificate_with_its_key_and_the_authority() -> None:
+def test_a_client_takes_its_certificate_with_its_key_and_the_authority() -> None:
     with pytest.raises(InvalidInput, match=r"tls_certificate, tls_key = .*: must be set together"):
         open_sync_channel(PeerSettings(address="127.0.0.1:1", tls_key=Path("key.pem")))
 
 
-async def test_half_a_key_pair_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "cert.pem").write_text("x")
-    with pytest.raises(InvalidInput, match="set together"):
-        await run_server(ServerSettings(tls_certificate=tmp_path / "cert.pem"), lambda server: None, [NAME])
-
-
-async def test_a_server_that_asks_for_certificates_needs_its_own(tls_files: Path) -> None:
-    settings = ServerSettings(tls_client_ca=tls_files / "cert.pem")
-    with pytest.raises(InvalidInput, match=r"tls_client_ca = .*: must be set together with server.tls_certificate"):
+@pytest.mark.parametrize(
+    ("field", "words"),
+    [("tls_certificate", "set together"), ("tls_client_ca", "must be set together with server.tls_certificate")],
+)
+async def test_half_of_what_a_server_needs_is_refused(tls_files: Path, field: str, words: str) -> None:
+    settings = ServerSettings.model_validate({field: tls_files / "cert.pem"})
+    with pytest.raises(InvalidInput, match=rf"{field}.* = .*: .*{words}"):
         await run_server(settings, lambda server: None, [NAME])
 
 
@@ -390,14 +344,12 @@ async def test_tls_link_and_a_plaintext_probe(tls_files: Path) -> None:
     settings = ServerSettings(
         tls_certificate=certificate, tls_key=key, tls_client_ca=certificate, health_port=0, tls_roles="off"
     )
+    files = {"tls_ca": certificate, "tls_certificate": certificate, "tls_key": key}
     async with service(settings) as running:
-        bound = running.running[0]
+        (bound,) = running.running
         assert bound.health_port is not None
         assert await _health(bound.health_port) == SERVING
-        peer = PeerSettings(
-            address=f"localhost:{bound.port}", tls_ca=certificate, tls_certificate=certificate, tls_key=key
-        )
-        link = TargetLink(peer, HELLO)
+        link = TargetLink(PeerSettings(address=f"localhost:{bound.port}", **files), HELLO)
         await link.start()
         assert await link.wait_up(10) == WELCOME
         await link.close()
@@ -436,12 +388,11 @@ def _openssl(*arguments: str | Path) -> None:
 
 
 async def test_calls_beyond_the_most_are_refused_as_overload_until_one_ends() -> None:
-    async with service(ServerSettings(), most_calls=2) as running:
-        port = running.running[0].port
-        async with Client(port) as first, Client(port) as second:
-            await first.link.wait_up(10)
-            await second.link.wait_up(10)
-            assert isinstance(await _status_error(port), Overloaded)
-            await first.link.close()
-            await until(lambda: running.servicer.ended == 1)
-            assert not isinstance(await _status_error(port), Overloaded), "it is asked, and has no such method"
+    async with service(most_calls=2) as running, Client(running.port) as first, Client(running.port) as second:
+        await first.link.wait_up(10)
+        await second.link.wait_up(10)
+        assert isinstance(await _status_error(running.port), Overloaded)
+        await first.link.close()
+        await until(lambda: running.servicer.ended == 1)
+        error = await _status_error(running.port)
+        assert not isinstance(error, Overloaded), "it is asked, and has no such method"

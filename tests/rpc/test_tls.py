@@ -27,7 +27,7 @@ from paceline.runtime.config import CoordinatorConfig, PeerSettings, PoolSetting
 from paceline.runtime.roles import PeerRole, role_in
 from tests.rpc.harness import HELLO, WELCOME, an_open, until
 from tests.rpc.shown import shown_certificate
-from tests.rpc.test_server import METHODS, NO_MESSAGE, Service, register_all, service
+from tests.rpc.test_server import METHODS, call_without_a_message, register_all, service
 
 HOUR = timedelta(hours=1)
 
@@ -84,10 +84,6 @@ async def linked(settings: PeerSettings) -> AsyncIterator[TargetLink]:
         await link.close()
 
 
-def port_of(running: Service) -> int:
-    return running.running[0].port
-
-
 async def refusal_of(settings: PeerSettings) -> PacelineError:
     """Why no link comes about."""
     async with linked(settings) as link:
@@ -98,11 +94,8 @@ async def refusal_of(settings: PeerSettings) -> PacelineError:
 
 async def call(settings: PeerSettings, method: Any) -> tuple[grpc.StatusCode, PacelineError]:
     """Send one method what is no message: whoever is let in is told so."""
-    kinds = {(False, False): "unary_unary", (False, True): "unary_stream", (True, True): "stream_stream"}
-    path = f"/{method.containing_service.full_name}/{method.name}"
     async with open_channel(settings) as channel:
-        kind = getattr(channel, kinds[method.client_streaming, method.server_streaming])
-        sent = kind(path)(iter([NO_MESSAGE]) if method.client_streaming else NO_MESSAGE, timeout=20)
+        sent = call_without_a_message(channel, method)
         code = await sent.code()
         facts = await sent.initial_metadata(), await sent.trailing_metadata(), await sent.details()
         error = grpc.aio.AioRpcError(code, *facts)
@@ -132,7 +125,7 @@ async def test_a_role_opens_its_own_methods_and_no_others(pki: Pki, role: PeerRo
     name = role or pki.certify("stranger")
     async with service(pki.server(), register=register_all) as running:
         for method in METHODS:
-            code, error = await call(pki.peer(port_of(running), name), method)
+            code, error = await call(pki.peer(running.port, name), method)
             if role in SERVED[method.name]:
                 assert code is grpc.StatusCode.INVALID_ARGUMENT, method.name
                 continue
@@ -149,15 +142,15 @@ async def test_negative_control_a_table_that_lets_drafts_in_is_noticed(
     path = "/paceline.v1.TargetService/Verify"
     monkeypatch.setattr(authorization, "CALLERS", {**authorization.CALLERS, path: frozenset({PeerRole.DRAFT})})
     async with service(pki.server(), register=register_all) as running:
-        code, _ = await call(pki.peer(port_of(running), "draft"), verify)
+        code, _ = await call(pki.peer(running.port, "draft"), verify)
         assert code is grpc.StatusCode.INVALID_ARGUMENT
-        code, _ = await call(pki.peer(port_of(running), "coordinator"), verify)
+        code, _ = await call(pki.peer(running.port, "coordinator"), verify)
         assert code is grpc.StatusCode.PERMISSION_DENIED
 
 
 async def test_without_roles_any_certificate_of_the_authority_will_do(pki: Pki) -> None:
     stranger = pki.certify("stranger")
-    async with service(pki.server(tls_roles="off")) as running, linked(pki.peer(port_of(running), stranger)) as link:
+    async with service(pki.server(tls_roles="off")) as running, linked(pki.peer(running.port, stranger)) as link:
         assert await link.wait_up(10) == WELCOME
 
 
@@ -194,7 +187,7 @@ async def test_a_caller_that_the_handshake_refuses(pki: Pki, case: str, capfd: p
     pki.certify("foreign", uri, authority=Authority.create("another CA"))
     pki.certify("expired", uri, **past())
     async with service(pki.server()) as running:
-        port = port_of(running)
+        port = running.port
         settings = {
             "no certificate": pki.peer(port, None),
             "another authority": pki.peer(port, "foreign"),
@@ -231,9 +224,9 @@ async def test_a_server_that_the_handshake_refuses(pki: Pki, case: str) -> None:
         "plaintext": ServerSettings(),
     }[case]
     async with service(served) as running:
-        error = await refusal_of(pki.peer(port_of(running)))
+        error = await refusal_of(pki.peer(running.port))
     assert type(error) is UntrustedPeer
-    assert f"target at 127.0.0.1:{port_of(running)}: {UNTRUSTED_SERVERS[case]}" in error.message
+    assert f"target at 127.0.0.1:{running.port}: {UNTRUSTED_SERVERS[case]}" in error.message
 
 
 def test_a_coordinator_expects_roles_of_its_peers_once_it_shows_a_certificate(tmp_path: Path) -> None:
@@ -267,19 +260,19 @@ async def test_a_new_certificate_is_shown_to_new_connections_and_links_stay(
     pki: Pki, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    async with service(pki.server()) as running, linked(pki.peer(port_of(running))) as link:
+    async with service(pki.server()) as running, linked(pki.peer(running.port)) as link:
         await link.wait_up(10)
-        old = served_serial(pki, port_of(running))
+        old = served_serial(pki, running.port)
         issued = pki.authority.issue_role(PeerRole.TARGET, lifetime=HOUR)
         issued.write(pki.folder, "target")
-        assert await asyncio.to_thread(served_serial, pki, port_of(running)) == serial(issued) != old
+        assert await asyncio.to_thread(served_serial, pki, running.port) == serial(issued) != old
         events: list[Any] = []
         link.on_event = events.append
         link.send(an_open(1))
         await until(lambda: events == [TargetOpened(1)])
         assert link.is_up
         assert len(records_of(caplog, "TLS files read again: section=server")) == 1
-        async with linked(pki.peer(port_of(running))) as another:
+        async with linked(pki.peer(running.port)) as another:
             assert await another.wait_up(10) == WELCOME
 
 
@@ -287,23 +280,23 @@ async def test_half_a_new_pair_changes_nothing_until_the_other_half_is_there(
     pki: Pki, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with service(pki.server()) as running:
-        old = await asyncio.to_thread(served_serial, pki, port_of(running))
+        old = await asyncio.to_thread(served_serial, pki, running.port)
         issued = pki.authority.issue_role(PeerRole.TARGET, lifetime=HOUR)
         pki.file("target.crt").write_bytes(issued.certificate)
         for _ in range(3):
-            assert await asyncio.to_thread(served_serial, pki, port_of(running)) == old
+            assert await asyncio.to_thread(served_serial, pki, running.port) == old
         (told,) = records_of(caplog, "TLS files are not right, the last ones stay: section=server")
         assert "server.tls_key" in told
         assert "must be the private key of server.tls_certificate" in told
         pki.file("target.key").write_bytes(issued.key)
-        assert await asyncio.to_thread(served_serial, pki, port_of(running)) == serial(issued)
+        assert await asyncio.to_thread(served_serial, pki, running.port) == serial(issued)
 
 
 async def test_a_vanished_file_leaves_the_last_ones_in_force(pki: Pki) -> None:
     async with service(pki.server()) as running:
-        old = await asyncio.to_thread(served_serial, pki, port_of(running))
+        old = await asyncio.to_thread(served_serial, pki, running.port)
         pki.file("target.key").unlink()
-        assert await asyncio.to_thread(served_serial, pki, port_of(running)) == old
+        assert await asyncio.to_thread(served_serial, pki, running.port) == old
 
 
 async def test_a_link_that_connects_again_shows_its_new_certificate(pki: Pki) -> None:
@@ -316,7 +309,7 @@ async def test_a_link_that_connects_again_shows_its_new_certificate(pki: Pki) ->
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(authorization, "check_caller", noted)
-        async with service(pki.server()) as running, linked(pki.peer(port_of(running))) as link:
+        async with service(pki.server()) as running, linked(pki.peer(running.port)) as link:
             await link.wait_up(10)
             first = pki.authority.issue_role(PeerRole.COORDINATOR, lifetime=HOUR)
             first.write(pki.folder, "coordinator")
@@ -335,11 +328,11 @@ async def test_a_new_authority_of_clients_holds_from_the_next_connection_on(pki:
     successor = Authority.create("the next CA")
     pki.certify("next", PeerRole.COORDINATOR.uri(), authority=successor)
     async with service(pki.server()) as running:
-        error = await refusal_of(pki.peer(port_of(running), "next"))
+        error = await refusal_of(pki.peer(running.port, "next"))
         assert isinstance(error, PeerUnavailable)
         pki.ca.write_bytes(pki.ca.read_bytes() + successor.own.certificate)
         for name in ("next", "coordinator"):
-            async with linked(pki.peer(port_of(running), name)) as link:
+            async with linked(pki.peer(running.port, name)) as link:
                 assert await link.wait_up(10) == WELCOME
 
 

@@ -198,19 +198,17 @@ async def test_a_session_that_is_closed_while_its_grammar_compiles_waits_for_not
         await is_served(events, constrained(3))
 
 
-@pytest.mark.parametrize(
-    ("changes", "text"),
-    [
+async def test_opens_whose_chain_cannot_be_served() -> None:
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"sampling": SamplingParams(grammar=Grammar(GrammarKind.REGEX, "(a"))}, "regex = "),
         ({"end_token_ids": (30,)}, "end_token_ids = (30,): must be (31,)"),
         ({"sampling": SamplingParams(), "end_token_ids": (32,)}, "end_token_ids = 32"),
         ({"sampling": SamplingParams(logit_bias=((32, 1.0),))}, "logit_bias id = 32"),
         ({"sampling": SamplingParams(bad_words=((1, 32),))}, "bad_words id = 32"),
-    ],
-)
-async def test_an_open_whose_chain_cannot_be_served(changes: dict[str, Any], text: str) -> None:
+    ]
     async with linked_target(RecordingEngine(SPEC), grammars=Grammars(tokenizer)) as events:
-        await events.expect_failure(constrained(1, **changes), "INVALID_INPUT", text, closed=True)
+        for changes, text in cases:
+            await events.expect_failure(constrained(1, **changes), "INVALID_INPUT", text, closed=True)
         await is_served(events, constrained(2))
         assert events.servicer.status().sessions == 1
 
