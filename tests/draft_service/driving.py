@@ -77,11 +77,16 @@ class FreeRows(CostMeter):
         return
 
 
+def path_drafter(spec: TableSpec = SPEC, rows: int = 16) -> ModelDrafter:
+    """Of a path engine; a step has so many speculative rows at most."""
+    return ModelDrafter(PathEngine(spec), 64, rows_per_step=rows, meter=FreeRows())
+
+
 @dataclass
 class Driver:
     """One session and what the coordinator would know of it."""
 
-    drafter: ModelDrafter
+    drafter: ModelDrafter = field(default_factory=path_drafter)
     acceptance: Acceptance = Acceptance.COUPLED
     sampling: SamplingParams = field(default_factory=lambda: SamplingParams(temperature=0.9))
     seed: int = 11
@@ -99,16 +104,29 @@ class Driver:
         noise, prefix = NoiseKey(self.seed), tuple(self.prefix)
         self.drafter.open(self.session, SessionSpec(prefix, len(prefix), self.sampling, noise, self.acceptance))
 
+    @property
+    def engine(self) -> PathEngine:
+        assert isinstance(self.drafter._engine, PathEngine)
+        return self.drafter._engine
+
     def draft(self, budget: DraftBudget) -> Proposal:
         """The proposal drafted just in time, whole."""
-        drafting = self.begin(budget)
+        self.offer = self.finish(self.begin(budget)).proposal()
+        return self.offer
+
+    def finish(self, drafting: ModelDraft) -> ModelDraft:
         for _ in range(200):
             if drafting.done:
-                break
+                return drafting
             self.drafter.advance([drafting], [])
-        assert drafting.done
-        self.offer = drafting.proposal()
-        return self.offer
+        raise AssertionError("it never ends")
+
+    def speculate(self, budget: DraftBudget) -> Proposal:
+        """A round leaves with the proposal drafted for it, and all its outcomes are prepared."""
+        proposal = self.draft(budget)
+        self.verify(budget)
+        self.run()
+        return proposal
 
     def begin(self, budget: DraftBudget) -> ModelDraft:
         return self.drafter.begin(self.session, budget, next(self._ids))
@@ -124,7 +142,7 @@ class Driver:
             verifying = Verifying(1, base, proposal=inline, budget=budget)
         elif nodes:
             assert self.offer is not None
-            self.verified = first_nodes(self.offer, nodes)
+            self.verified = self.offer.first(nodes)
             verifying = Verifying(1, base, self.offer.proposal_id, nodes, budget=budget)
         else:
             self.verified = None
@@ -156,10 +174,16 @@ class Driver:
         self.prepared, self.verified, self.speculation = {}, None, None
         return self.offer
 
+    @property
+    def longest(self) -> tuple[int, int]:
+        """The outcome with the longest of what is prepared."""
+        return max(self.prepared, key=lambda outcome: len(self.prepared[outcome]))
+
     def fresh(self, budget: DraftBudget) -> Proposal:
         """What a session just opened here would propose, on a drafter of its own."""
-        drafter = ModelDrafter(TableEngine(SPEC), 64)
-        return Driver(drafter, self.acceptance, self.sampling, self.seed, 1, tuple(self.committed)).draft(budget)
+        return Driver(
+            ModelDrafter(TableEngine(SPEC), 64), self.acceptance, self.sampling, self.seed, 1, tuple(self.committed)
+        ).draft(budget)
 
     def _collect(self, grown: list[PreparedProposal]) -> None:
         for each in grown:
@@ -172,17 +196,8 @@ class Driver:
             self.prepared[outcome] = each.proposal
 
 
-def first_nodes(proposal: Proposal, count: int) -> Proposal:
-    """The first nodes of a proposal, which keep their numbers: parents precede children."""
-    names = ("token_ids", "draft_probabilities", "parents", "supports")
-    return replace(proposal, **{name: getattr(proposal, name)[:count] for name in names})
-
-
 def assert_prefix(shorter: Proposal, longer: Proposal) -> None:
     """The same nodes, draws and values, as far as the shorter one goes."""
-    nodes = len(shorter)
-    assert nodes <= len(longer)
-    assert shorter.token_ids == longer.token_ids[:nodes]
-    assert shorter.parents == longer.parents[:nodes]
-    assert shorter.draft_probabilities == longer.draft_probabilities[:nodes]
-    assert shorter.supports == longer.supports[:nodes]
+    assert len(shorter) <= len(longer)
+    same = replace(longer.first(len(shorter)), proposal_id=shorter.proposal_id)
+    assert shorter == same

@@ -7,11 +7,10 @@ import random
 import pytest
 
 from coordinator.sessions.redrawing import base_behind, redraw_proposal
-from draft_service.drafters.model import ModelDrafter
 from paceline.protocol.draft import DraftBudget, DraftedProposal
 from paceline.protocol.proposal import ROOT, Acceptance, Outcome, Proposal
 from paceline.protocol.sampling import NoiseKey, SamplingParams
-from tests.draft_service.driving import SPEC, Driver, FreeRows, PathEngine
+from tests.draft_service.driving import SPEC, Driver
 
 SAMPLINGS = [
     SamplingParams(0.0),
@@ -31,7 +30,7 @@ def test_every_token_of_every_proposal_is_redrawn(acceptance: Acceptance, sampli
     budget, tokens = DraftBudget(max_tokens=4, fan_out=3), 0
     for seed in range(6):
         source = random.Random(seed)
-        driver = Driver(ModelDrafter(PathEngine(), 64, meter=FreeRows()), acceptance, sampling, seed)
+        driver = Driver(acceptance=acceptance, sampling=sampling, seed=seed)
         for _ in range(5):
             base = len(driver.committed) - 1
             if driver.offer is None or source.random() < 0.5:

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from draft_service.drafters.model import ModelDraft, ModelDrafter
+from draft_service.drafters.model import ModelDraft
 from paceline.protocol.draft import DraftBudget
 from paceline.protocol.proposal import ROOT, Acceptance
-from tests.draft_service.driving import Driver, FreeRows, PathEngine, assert_prefix
+from tests.draft_service.driving import Driver, assert_prefix
 
 CHAIN = DraftBudget(max_tokens=8)
 DYNAMIC = DraftBudget(max_tokens=4, max_nodes=20)
@@ -17,23 +17,15 @@ STATIC = DraftBudget(max_tokens=3, tree_widths=(3, 2))
 LEAST = 0.2
 
 
-def driver(seed: int = 11, acceptance: Acceptance = Acceptance.COUPLED) -> Driver:
-    return Driver(ModelDrafter(PathEngine(), 64, meter=FreeRows()), acceptance, seed=seed)
-
-
-def drafted(driven: Driver, budget: DraftBudget) -> ModelDraft:
-    draft = driven.begin(budget)
-    while not draft.done:
-        driven.drafter.advance([draft])
-    return draft
+def draft_of(driver: Driver, budget: DraftBudget) -> ModelDraft:
+    return driver.finish(driver.begin(budget))
 
 
 @pytest.mark.parametrize("budget", [CHAIN, DYNAMIC], ids=["chain", "dynamic tree"])
 def test_a_proposal_ends_before_the_first_node_that_is_too_unlikely(budget: DraftBudget) -> None:
     lengths = set()
     for seed in range(20):
-        whole = drafted(driver(seed), budget)
-        cut = drafted(driver(seed), replace(budget, least_chance=LEAST))
+        whole, cut = (draft_of(Driver(seed=seed), each) for each in (budget, replace(budget, least_chance=LEAST)))
         nodes = next((i for i, chance in enumerate(whole.branch.chances) if chance < LEAST), len(whole.branch.nodes))
         assert len(cut.branch.nodes) == nodes
         assert_prefix(cut.proposal(), whole.proposal())
@@ -42,15 +34,15 @@ def test_a_proposal_ends_before_the_first_node_that_is_too_unlikely(budget: Draf
 
 
 def test_no_row_is_computed_behind_the_end() -> None:
-    engine = PathEngine()
-    driven = Driver(ModelDrafter(engine, 64, meter=FreeRows()))
-    proposal = driven.draft(replace(CHAIN, least_chance=LEAST))
+    driver = Driver()
+    proposal = driver.draft(replace(CHAIN, least_chance=LEAST))
     assert 0 < len(proposal) < CHAIN.max_tokens
-    assert len(engine.computed) == len(driven.prefix) + len(proposal), "the row that said that it ends is the last"
+    rows = len(driver.engine.computed)
+    assert rows == len(driver.prefix) + len(proposal), "the row that said that it ends is the last"
 
 
 def test_nothing_is_proposed_where_no_node_is_likely_enough() -> None:
-    assert len(driver().draft(replace(CHAIN, least_chance=1.0))) == 0
+    assert len(Driver().draft(replace(CHAIN, least_chance=1.0))) == 0
 
 
 @pytest.mark.parametrize(
@@ -61,30 +53,30 @@ def test_nothing_is_proposed_where_no_node_is_likely_enough() -> None:
 def test_others_are_drafted_whole(acceptance: Acceptance, budget: DraftBudget) -> None:
     """Under rejection and block acceptance it would be a choice by a token's probability (`exactness` §7)."""
     for seed in range(5):
-        whole = driver(seed, acceptance).draft(budget)
-        assert driver(seed, acceptance).draft(replace(budget, least_chance=0.9)) == whole
+        whole = Driver(acceptance=acceptance, seed=seed).draft(budget)
+        assert Driver(acceptance=acceptance, seed=seed).draft(replace(budget, least_chance=0.9)) == whole
 
 
 def test_what_is_prepared_for_outcomes_does_not_end_there() -> None:
     budget = replace(CHAIN, max_tokens=3, fan_out=2)
-    found = []
+    prepared = []
     for least_chance in (0.0, 0.9):
-        driven = driver()
-        driven.draft(budget)
-        driven.verify(replace(budget, least_chance=least_chance))
-        driven.run()
-        found.append(driven.prepared)
-    assert found[0] == found[1]
-    assert found[0]
+        driver = Driver()
+        driver.draft(budget)
+        driver.verify(replace(budget, least_chance=least_chance))
+        driver.run()
+        prepared.append(driver.prepared)
+    assert prepared[0] == prepared[1]
+    assert prepared[0]
 
 
 def test_chances_are_those_that_commits_have_taught() -> None:
     """A session for which nothing was ever prepared learns, too."""
-    driven = driver()
-    before = drafted(driven, replace(CHAIN, least_chance=LEAST))
+    driver = Driver()
+    before = draft_of(driver, replace(CHAIN, least_chance=LEAST))
     for _ in range(300):
-        proposal = driven.draft(DraftBudget(max_tokens=1))
-        driven.commit((ROOT, (proposal.token_ids[0] + 1) % 24))
-    after = drafted(driven, replace(CHAIN, least_chance=LEAST))
+        proposal = driver.draft(DraftBudget(max_tokens=1))
+        driver.commit((ROOT, (proposal.token_ids[0] + 1) % 24))
+    after = draft_of(driver, replace(CHAIN, least_chance=LEAST))
     assert len(before.branch.nodes) > 0
     assert len(after.branch.nodes) == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,13 +15,12 @@ from hypothesis import strategies as st
 from draft_service.drafters.branch import Branch
 from draft_service.drafters.calibration import prior_chance
 from draft_service.drafters.draws import NextToken
-from draft_service.drafters.model import ModelDrafter
 from draft_service.drafters.tree import TREE_ROWS, DraftTree
 from paceline.protocol.draft import DraftBudget
 from paceline.protocol.errors import PrefixMismatch
 from paceline.protocol.proposal import ROOT, Acceptance, Proposal
 from paceline.protocol.sampling import SamplingParams
-from tests.draft_service.driving import PREFIX, SPEC, Driver, FreeRows, PathEngine, assert_prefix
+from tests.draft_service.driving import PREFIX, SPEC, Driver, assert_prefix, path_drafter
 
 BUDGETS = (
     DraftBudget(max_tokens=4, fan_out=3),
@@ -53,27 +53,14 @@ def play(driver: Driver, seed: int, budget: DraftBudget, rounds: int = 4) -> Non
         if kind < 0.2:
             driver.verify(budget, inline=inline(source))
         else:
-            nodes = 0 if driver.offer is None or kind < 0.3 else source.randint(0, len(driver.offer))
-            driver.verify(budget, node_count=nodes)
+            driver.verify(budget, node_count=0 if kind < 0.3 else source.randint(0, len(driver.offer or ())))
         driver.run(source.randint(0, 9))
         hit = driver.commit(chosen_outcome(driver, source))
         whole = driver.fresh(budget)
         if hit is not None:
             assert_prefix(hit, whole)
         elif source.random() < 0.7:
-            assert driver.draft(budget) == _with_id(whole, driver.offer)
-
-
-def _with_id(proposal: Proposal, other: Proposal | None) -> Proposal:
-    assert other is not None
-    return Proposal(
-        other.proposal_id,
-        proposal.token_ids,
-        proposal.draft_probabilities,
-        proposal.parents,
-        proposal.supports,
-        proposal.drafter,
-    )
+            assert replace(driver.draft(budget), proposal_id=whole.proposal_id) == whole
 
 
 @given(
@@ -86,7 +73,7 @@ def _with_id(proposal: Proposal, other: Proposal | None) -> Proposal:
 def test_what_is_prepared_is_what_would_be_drafted(
     seed: int, acceptance: Acceptance, budget: DraftBudget, temperature: float
 ) -> None:
-    drafter = ModelDrafter(PathEngine(), 64, rows_per_step=1 + seed % 12, meter=FreeRows())
+    drafter = path_drafter(rows=1 + seed % 12)
     play(Driver(drafter, acceptance, SamplingParams(temperature, top_p=0.98), seed), seed, budget)
 
 
@@ -136,18 +123,12 @@ def test_the_comparison_catches(
     monkeypatch.setattr(f"draft_service.drafters.{name}", mutant)
     with pytest.raises((AssertionError, PrefixMismatch)):
         for seed in range(60):
-            play(
-                Driver(ModelDrafter(PathEngine(), 64, rows_per_step=3, meter=FreeRows()), acceptance, seed=seed),
-                seed,
-                budget,
-            )
+            play(Driver(path_drafter(rows=3), acceptance, seed=seed), seed, budget)
 
 
 @pytest.mark.parametrize("budget", BUDGETS)
 def test_no_row_is_computed_twice_while_it_can_be_reached(budget: DraftBudget) -> None:
-    engine = PathEngine()
-    driver = Driver(ModelDrafter(engine, 64, meter=FreeRows()))
-    source = random.Random(5)
+    driver, source = Driver(), random.Random(5)
     driver.draft(budget)
     for _ in range(12):
         driver.verify(budget)
@@ -155,44 +136,34 @@ def test_no_row_is_computed_twice_while_it_can_be_reached(budget: DraftBudget) -
         if driver.commit(chosen_outcome(driver, source)) is None:
             driver.draft(budget)
     alive: set[tuple[int, ...]] = set()
-    for _, path in engine.computed:
+    for _, path in driver.engine.computed:
         assert path not in alive
         alive.add(path)
-    assert len(engine.held(1)) <= len(driver.committed) + TREE_ROWS
+    assert len(driver.engine.held(1)) <= len(driver.committed) + TREE_ROWS
 
 
 def test_a_hit_needs_one_step_less_than_its_length() -> None:
     """After a whole hit the first speculative step already computes outcomes: nothing is left to catch up."""
-    budget = DraftBudget(max_tokens=3, fan_out=2)
-    engine = PathEngine()
-    driver = Driver(ModelDrafter(engine, 64, meter=FreeRows()))
-    driver.draft(budget)
-    driver.verify(budget)
-    driver.run()
-    hit = driver.commit(max(driver.prepared, key=lambda outcome: len(driver.prepared[outcome])))
+    driver, budget = Driver(), DraftBudget(max_tokens=3, fan_out=2)
+    driver.speculate(budget)
+    hit = driver.commit(driver.longest)
     assert hit is not None
     assert len(hit) == 3
-    before = len(engine.steps)
+    driver.engine.steps.clear()
     driver.verify(budget)
     driver.run(1)
-    depths = {len(path) for _, path in engine.steps[before]}
-    assert min(depths) > len(driver.committed)
+    assert min(len(path) for _, path in driver.engine.steps[0]) > len(driver.committed)
     assert driver.prepared
 
 
 def test_rows_of_other_outcomes_are_dropped_by_a_commit() -> None:
-    budget = DraftBudget(max_tokens=3, fan_out=3)
-    engine = PathEngine()
-    driver = Driver(ModelDrafter(engine, 64, meter=FreeRows()))
-    driver.draft(budget)
-    driver.verify(budget)
-    driver.run()
-    held = len(engine.held(1))
-    hit = driver.commit(next(iter(driver.prepared)))
-    assert hit is not None
+    driver, budget = Driver(), DraftBudget(max_tokens=3, fan_out=3)
+    driver.speculate(budget)
+    rows = len(driver.engine.held(1))
+    assert driver.commit(next(iter(driver.prepared))) is not None
     driver.verify(budget)
     driver.run(1)
     text = tuple(driver.committed)
-    assert len(engine.held(1)) < held
-    assert all(text[: len(path)] == path[: len(text)] for path in engine.held(1))
+    assert len(driver.engine.held(1)) < rows
+    assert all(text[: len(path)] == path[: len(text)] for path in driver.engine.held(1))
     assert text[: len(PREFIX)] == PREFIX

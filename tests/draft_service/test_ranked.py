@@ -47,22 +47,19 @@ class Counting(WrappedEngine):
 @pytest.fixture(scope="module")
 def engine() -> Engine:
     model = tiny.random_model(tiny.llama())
-    wanted = EngineSettings(threads=1, kv_bytes=1 << 22)
-    return build_engine(model, TableTokenizer(tiny.VOCAB, None), wanted, "tiny", static=True)
+    settings = EngineSettings(threads=1, kv_bytes=1 << 22)
+    return build_engine(model, TableTokenizer(tiny.VOCAB, None), settings, "tiny", static=True)
 
 
 def proposals(engine: Engine, acceptance: Acceptance, sampling: SamplingParams) -> list[Proposal]:
     """Of a draft, of all that was prepared while it was verified, and of what follows a commit."""
     budget = BUDGET if acceptance is Acceptance.COUPLED else DraftBudget(max_tokens=4, fan_out=3)
     driver = Driver(ModelDrafter(engine, 16, meter=FreeRows()), acceptance, sampling)
-    made = [driver.draft(budget)]
-    driver.verify(budget)
-    driver.run()
-    made += driver.prepared.values()
+    proposals = [driver.speculate(budget), *driver.prepared.values()]
     driver.commit((0, 50))
-    made.append(driver.draft(budget))
+    proposals.append(driver.draft(budget))
     driver.drafter.close(driver.session)
-    return made
+    return proposals
 
 
 @pytest.mark.parametrize(("acceptance", "sampling", "on_device"), CASES)

@@ -11,7 +11,7 @@ import pytest
 
 from draft_service.drafters.calibration import Calibration
 from draft_service.drafters.draws import NextToken, PreDrawnDraws
-from draft_service.drafters.model import ModelDrafter, is_worth
+from draft_service.drafters.model import is_worth
 from draft_service.drafters.speculation import WORTHLESS, Speculation
 from draft_service.drafters.tree import TREE_ROWS
 from paceline.costs.cost_line import CostLine
@@ -23,18 +23,14 @@ from paceline.protocol.sampling import NoiseKey, SamplingParams
 from paceline.protocol.target import Round
 from paceline.sampling.acceptance import draw_rejection
 from paceline.sampling.distribution import processed_scores
-from tests.draft_service.driving import PREFIX, SPEC, Driver, FreeRows, PathEngine
+from tests.draft_service.driving import PREFIX, SPEC, Driver, path_drafter
 
 K4 = DraftBudget(max_tokens=4, fan_out=3)
 
 
-def drafter(engine: PathEngine, rows: int = 16) -> ModelDrafter:
-    return ModelDrafter(engine, 64, rows_per_step=rows, meter=FreeRows())
-
-
 @pytest.mark.parametrize("budget", [K4, DraftBudget(max_tokens=3, tree_widths=(2, 2), fan_out=3)])
 def test_every_outcome_gets_its_proposal_most_probable_first(budget: DraftBudget) -> None:
-    driver = Driver(drafter(PathEngine(), rows=1))
+    driver = Driver(path_drafter(rows=1))
     tree = driver.draft(budget)
     speculation = driver.verify(budget)
     chances: list[float] = []
@@ -50,31 +46,30 @@ def test_every_outcome_gets_its_proposal_most_probable_first(budget: DraftBudget
 
 
 def test_a_step_takes_the_most_probable_nodes_of_all_sessions() -> None:
-    engine = PathEngine()
-    shared = drafter(engine, rows=7)
+    shared = path_drafter(rows=7)
     drivers = [Driver(shared, session=i, prefix=(i, 2, 3)) for i in range(1, 6)]
+    engine = drivers[0].engine
     for driver in drivers:
         driver.draft(K4)
     speculations = [driver.verify(K4) for driver in drivers]
     while not all(each.done for each in speculations):
-        taken: list[float] = []
+        chances: list[float] = []
         take = Speculation.take
 
-        def noted(self: Speculation, taken: list[float] = taken, take: Any = take) -> Any:
-            taken.append(self.best)
+        def noting(self: Speculation, chances: list[float] = chances, take: Any = take) -> Any:
+            chances.append(self.best)
             return take(self)
 
-        with mock.patch.object(Speculation, "take", noted):
+        with mock.patch.object(Speculation, "take", noting):
             waiting = sum(len(each._queue) for each in speculations)
             shared.advance([], [each for each in speculations if not each.done])
-        assert len(taken) == len(engine.steps[-1]) == min(7, waiting)
-        assert taken == sorted(taken, reverse=True)
+        assert len(chances) == len(engine.steps[-1]) == min(7, waiting)
+        assert chances == sorted(chances, reverse=True)
     assert {session for session, _ in engine.computed} == set(range(1, 6))
 
 
 def test_waiting_sessions_come_first_and_speculation_fills_the_step() -> None:
-    engine = PathEngine()
-    shared = drafter(engine, rows=5)
+    shared = path_drafter(rows=5)
     ahead, waiting = Driver(shared, session=1), Driver(shared, session=2, prefix=(9, 8))
     ahead.draft(K4)
     speculation = ahead.verify(K4)
@@ -82,7 +77,7 @@ def test_waiting_sessions_come_first_and_speculation_fills_the_step() -> None:
     drafting = waiting.begin(K4)
     while not drafting.done:
         shared.advance([drafting], [speculation])
-        sessions = [session for session, _ in engine.steps[-1]]
+        sessions = [session for session, _ in ahead.engine.steps[-1]]
         assert sessions[0] == 2
         assert len(sessions) <= 5
         assert 1 in sessions
@@ -90,15 +85,12 @@ def test_waiting_sessions_come_first_and_speculation_fills_the_step() -> None:
 
 
 def test_a_full_tree_ends_drafting_ahead() -> None:
-    engine = PathEngine()
-    budget = DraftBudget(max_tokens=16, fan_out=32)
-    driver = Driver(drafter(engine))
+    driver, budget = Driver(), DraftBudget(max_tokens=16, fan_out=32)
     driver.draft(budget)
     driver.verify(budget)
     with mock.patch("draft_service.drafters.speculation.WORTHLESS", 0.0):
         assert driver.run() < 30
-    held = [path for path in engine.held(1) if len(path) > len(PREFIX)]
-    assert len(held) == TREE_ROWS
+    assert sum(len(path) > len(PREFIX) for path in driver.engine.held(1)) == TREE_ROWS
     assert driver.commit(next(iter(driver.prepared))) is not None
     driver.verify(budget)
     driver.run(2)
@@ -106,38 +98,27 @@ def test_a_full_tree_ends_drafting_ahead() -> None:
 
 
 def test_the_context_ends_drafting_ahead() -> None:
-    engine = PathEngine(TableSpec(vocab=24, seed=3, max_length=12))
-    driver = Driver(ModelDrafter(engine, 64), prefix=tuple(range(8)))
-    driver.draft(K4)
-    driver.verify(K4)
-    driver.run()
-    assert all(outcome_length(driver, outcome) <= 12 for outcome in driver.prepared)
-    assert max(len(path) for _, path in engine.computed) <= 12
-    driver.commit(next(iter(driver.prepared)))
-    inline = Proposal(1, (1, 2, 3, 4, 5, 6), (1.0,) * 6)
-    driver.verify(K4, inline=inline)
-    driver.run()
-    assert max(len(path) for _, path in engine.computed) <= 12
-
-
-def outcome_length(driver: Driver, outcome: tuple[int, int]) -> int:
+    driver = Driver(path_drafter(TableSpec(vocab=24, seed=3, max_length=12)), prefix=tuple(range(8)))
+    driver.speculate(K4)
     assert driver.verified is not None
-    path = driver.verified.path(outcome[0])
-    return len(driver.committed) + len(path) + 1 + len(driver.prepared[outcome])
+    for (node, _), proposal in driver.prepared.items():
+        assert len(driver.committed) + len(driver.verified.path(node)) + 1 + len(proposal) <= 12
+    driver.commit(next(iter(driver.prepared)))
+    driver.verify(K4, inline=Proposal(1, (1, 2, 3, 4, 5, 6), (1.0,) * 6))
+    driver.run()
+    assert max(len(path) for _, path in driver.engine.computed) <= 12
 
 
 def lengths_by_step(acceptance: Acceptance, seed: int, *, disturb: bool) -> list[dict[tuple[int, int], int]]:
     """How long each prepared proposal is after each step; `disturb` changes what branches draw, and nothing else."""
-    driver = Driver(drafter(PathEngine(), rows=3), acceptance, seed=seed)
+    driver = Driver(path_drafter(rows=3), acceptance, seed=seed)
     driver.draft(K4)
     proposed = PreDrawnDraws.proposed
 
     def other(self: PreDrawnDraws, distribution: Any, width: int, position: int, round_key: int) -> Any:
         first = proposed(self, distribution, width, position, round_key)[0]
-        others = [i for i, token in enumerate(distribution.support.token_ids) if token != first.token]
-        if not others:
-            return (first,)
-        return (NextToken(distribution.support.token_ids[others[0]], distribution.support.probabilities[others[0]]),)
+        pairs = zip(distribution.support.token_ids, distribution.support.probabilities, strict=True)
+        return (next((NextToken(token, q) for token, q in pairs if token != first.token), first),)
 
     lengths = []
     with mock.patch.object(PreDrawnDraws, "proposed", other if disturb else proposed):
@@ -178,32 +159,27 @@ def test_pre_drawn_branches_start_from_rows_of_their_own(monkeypatch: pytest.Mon
     """Rows left from the round before would lengthen one branch, and delay its siblings, by what was drawn."""
     if mutated:
         monkeypatch.setattr("draft_service.drafters.model._drop_all_but", _nothing_dropped)
-    engine = PathEngine()
-    driver = Driver(drafter(engine), Acceptance.REJECTION)
-    driver.draft(K4)
-    driver.verify(K4)
-    driver.run()
-    whole = max(driver.prepared, key=lambda outcome: len(driver.prepared[outcome]))
-    driver.commit(whole)
+    driver = Driver(acceptance=Acceptance.REJECTION)
+    driver.speculate(K4)
+    driver.commit(driver.longest)
     driver.verify(K4, node_count=1)
     driver.run(1)
     assert driver.verified is not None
     verified = {(*driver.committed, *driver.verified.token_ids)}
-    kept = {path for path in engine.held(1) if len(path) > len(driver.committed)} - verified
-    assert (kept <= {path for _, path in engine.steps[-1]}) is not mutated
+    others = {path for path in driver.engine.held(1) if len(path) > len(driver.committed)} - verified
+    assert (others <= {path for _, path in driver.engine.steps[-1]}) is not mutated
 
 
 def test_greedy_guesses_are_the_targets_own_tokens_where_draft_and_target_agree() -> None:
     law, noise, hits = TableModel(SPEC), NoiseKey(7), 0
     for first in range(SPEC.vocab):
         sampling = SamplingParams(0.0)
-        driver = Driver(drafter(PathEngine()), Acceptance.REJECTION, sampling, 7, prefix=(first, 2))
+        driver = Driver(path_drafter(), Acceptance.REJECTION, sampling, 7, prefix=(first, 2))
         proposal = driver.draft(DraftBudget(max_tokens=2, fan_out=1))
         driver.verify(DraftBudget(max_tokens=1, fan_out=1))
         driver.run()
         histories = [(first, 2, *proposal.token_ids[:depth]) for depth in range(3)]
         rows = [processed_scores(law.logits(history)[None], sampling)[0] for history in histories]
-
         _, tokens = draw_rejection(np.stack(rows), Round(1, 1, ROOT, (2,), proposal), noise)
         hits += (1, tokens[2]) in driver.prepared
     assert hits == SPEC.vocab
@@ -214,7 +190,7 @@ def test_pre_drawn_guesses_are_the_most_probable_tokens_whatever_the_noise(accep
     """A draft can't know the target's draws, so its own must not stand in for them."""
     inline, guesses = Proposal(1, (3, 8), (1.0, 1.0)), set()
     for seed in range(6):
-        driver = Driver(drafter(PathEngine()), acceptance, seed=seed)
+        driver = Driver(acceptance=acceptance, seed=seed)
         driver.verify(DraftBudget(max_tokens=1, fan_out=2), inline=inline)
         driver.run()
         guesses.add(tuple(sorted(driver.prepared)))
@@ -244,14 +220,13 @@ def test_calibration_learns_and_starts_sane() -> None:
 
 def test_a_session_learns_from_its_commits() -> None:
     """A draft that is never right learns that, and then prefers its second guesses."""
-    shared = drafter(PathEngine())
-    driver = Driver(shared)
+    driver, budget = Driver(), DraftBudget(max_tokens=1, fan_out=4)
     for _ in range(60):
-        driver.draft(DraftBudget(max_tokens=1, fan_out=4))
-        speculation = driver.verify(DraftBudget(max_tokens=1, fan_out=4), node_count=0)
+        driver.draft(budget)
+        speculation = driver.verify(budget, node_count=0)
         second = speculation._rankings[speculation.session.tree.root][1][1]
         driver.commit((ROOT, second))
-    learned = shared._calibrations[Acceptance.COUPLED]
+    learned = driver.drafter._calibrations[Acceptance.COUPLED]
     seen = [q for q in (0.1, 0.3, 0.4, 0.6, 0.7) if learned.chance(q, 1) < Calibration().chance(q, 1)]
     assert len(seen) >= 3
     assert all(learned.chance(q, 2) > learned.chance(q, 1) for q in seen[1:3])
@@ -272,7 +247,7 @@ def test_rows_that_cost_time_are_taken_while_they_pay() -> None:
 
 
 def test_what_a_commit_drops_is_freed_without_the_collector() -> None:
-    driver = Driver(drafter(PathEngine()))
+    driver = Driver()
     driver.draft(K4)
     gc.collect()
     gc.disable()
