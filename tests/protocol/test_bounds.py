@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from google.protobuf.descriptor import FieldDescriptor
-from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 from paceline.protocol import codec
@@ -16,8 +15,8 @@ from paceline.protocol.codec.bounds import Elsewhere, Most, bounds_of, check_bou
 from paceline.protocol.errors import InvalidInput
 from paceline.protocol.target import MAX_AT_WORK
 from paceline.rpc import link_kinds
-from paceline.rpc.cost_messages import DRAFT_COSTS, TARGET_COSTS
 from paceline.v1 import draft_service_pb2, generation_service_pb2, target_service_pb2, types_pb2
+from tests.protocol.test_codec import DECODERS
 
 FILES = (types_pb2, draft_service_pb2, target_service_pb2, generation_service_pb2)
 ELSEWHERE = {
@@ -40,21 +39,6 @@ ELSEWHERE = {
     "VerifyResponse.events": "MAX_FRAME_MESSAGES",
 }
 """Fields that their message doesn't bound, and a part of the reason."""
-DECODERS: list[tuple[Callable[[Any], Any], type[Message]]] = [
-    (codec.decode_hello, types_pb2.Hello),
-    (codec.decode_welcome, types_pb2.Welcome),
-    (codec.decode_service_status, types_pb2.ServiceStatus),
-    (codec.decode_target_command, target_service_pb2.TargetCommand),
-    (codec.decode_target_event, target_service_pb2.TargetEvent),
-    (codec.decode_draft_command, draft_service_pb2.DraftCommand),
-    (codec.decode_draft_event, draft_service_pb2.DraftEvent),
-    (codec.decode_generate_request, generation_service_pb2.GenerateRequest),
-    (codec.decode_generate_event, generation_service_pb2.GenerateResponse),
-    (codec.decode_models, generation_service_pb2.DescribeModelsResponse),
-    (TARGET_COSTS.decode, target_service_pb2.TargetCosts),
-    (DRAFT_COSTS.decode, draft_service_pb2.DraftCosts),
-]
-"""All that reads what a peer sent."""
 
 
 def messages() -> Iterator[Any]:
@@ -73,10 +57,13 @@ SIZED = [f"{message.name}.{field.name}" for message, field in sized_fields()]
 BOUNDED = [name for name in SIZED if name not in {*ELSEWHERE, "VerifyResponse.at_work"}]
 
 
+def descriptor_of(name: str) -> Any:
+    """Of the message that has a field."""
+    return next(each for each in messages() if each.name == name.partition(".")[0])
+
+
 def bound_of(name: str) -> Most | Elsewhere:
-    message, _, field = name.partition(".")
-    descriptor = next(each for each in messages() if each.name == message)
-    return bounds_of(descriptor)[field]
+    return bounds_of(descriptor_of(name))[name.partition(".")[2]]
 
 
 def fill(message: Any, name: str, count: int) -> None:
@@ -140,29 +127,25 @@ def over(name: str, message: Any) -> Most:
 @pytest.mark.parametrize("name", BOUNDED)
 def test_one_more_than_the_bound_is_refused_by_every_reader_before_any_work(name: str) -> None:
     """Wherever the field stands. The messages are otherwise empty; what is refused first there is refused at once."""
-    descriptor = next(message for message, _ in sized_fields() if message.name == name.partition(".")[0])
-    ways = [(decode, root, path) for decode, root in DECODERS for path in paths_to(root.DESCRIPTOR, descriptor)]
+    ways = [(root, path) for root in DECODERS for path in paths_to(root.DESCRIPTOR, descriptor_of(name))]
     assert ways, f"nobody reads {name}"
-    for decode, root, path in ways:
+    for root, path in ways:
         message = root()
         bound = over(name, inside(message, path))
         began = time.process_time()
         with pytest.raises(InvalidInput) as caught:
-            read_all(decode(message))
+            read_all(DECODERS[root](message))
         assert time.process_time() - began < 0.1, path
         if all(field.containing_oneof for field in path):
             assert caught.value.metadata["field"] == bound.name
             assert caught.value.metadata["limit"].startswith(f"at most {bound.limit}")
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in BOUNDED if isinstance(most := bound_of(name), Most) and most.limit <= 4096]
-)
+@pytest.mark.parametrize("name", SMALL)
 def test_what_is_at_its_bound_passes(name: str) -> None:
-    descriptor = next(message for message, _ in sized_fields() if message.name == name.partition(".")[0])
     bound = bound_of(name)
     assert isinstance(bound, Most)
-    message = GetMessageClass(descriptor)()
+    message = GetMessageClass(descriptor_of(name))()
     fill(message, name.partition(".")[2], bound.limit)
     check_bounds(message)
 
