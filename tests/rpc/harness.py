@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -40,6 +40,17 @@ async def until(condition: Callable[[], object], patience_s: float = PATIENCE_S)
     async with asyncio.timeout(patience_s):
         while not condition():  # noqa: ASYNC110 - conditions of the code under test have no event
             await asyncio.sleep(0.002)
+
+
+@asynccontextmanager
+async def background(coroutine: Coroutine[Any, Any, Any]) -> AsyncIterator[asyncio.Task[Any]]:
+    """What runs meanwhile, and is cancelled in the end."""
+    task = asyncio.create_task(coroutine)
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 def an_open(session_id: int = 1, tokens: int = 3) -> TargetOpen:

@@ -12,7 +12,7 @@ import pytest
 from paceline.protocol.errors import InvalidInput
 from paceline.rpc import endpoints
 from paceline.rpc.endpoints import Endpoint, EndpointSource, EndpointWatch
-from tests.rpc.harness import until
+from tests.rpc.harness import background, until
 
 
 @pytest.mark.parametrize("text", ["", "host", "host:", "host:x", "host:70000", "dns:///host", "a b:1", "dns:host:1"])
@@ -60,8 +60,8 @@ async def test_a_file_has_one_endpoint_a_line(tmp_path: Path) -> None:
 class Answers:
     """A source that answers what the test says, and what a watch of it has told."""
 
-    def __init__(self) -> None:
-        self.answer: list[Endpoint] | Exception = []
+    def __init__(self, answer: list[Endpoint]) -> None:
+        self.answer: list[Endpoint] | Exception = answer
         self.asked = 0
         self.told: list[tuple[Endpoint, ...]] = []
         self.watch = EndpointWatch([EndpointSource("test", self._resolve, 0.0)], self.told.append)
@@ -79,19 +79,17 @@ class Answers:
 
 
 async def test_a_source_that_fails_keeps_its_last_answer_and_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    answers = Answers()
-    answers.answer = [Endpoint("a:1")]
-    task = asyncio.create_task(answers.watch.run())
-    await answers.asked_again()
-    answers.answer = socket.gaierror(-2, "no such name")
-    await answers.asked_again()
-    await answers.asked_again()
-    assert answers.told == [(Endpoint("a:1"),)]
-    assert caplog.text.count("endpoints not found: source=test kept=1") == 1
-    answers.answer = []
-    await answers.asked_again()
+    answers = Answers([Endpoint("a:1")])
+    async with background(answers.watch.run()):
+        await answers.asked_again()
+        answers.answer = socket.gaierror(-2, "no such name")
+        await answers.asked_again()
+        await answers.asked_again()
+        assert answers.told == [(Endpoint("a:1"),)]
+        assert caplog.text.count("endpoints not found: source=test kept=1") == 1
+        answers.answer = []
+        await answers.asked_again()
     assert answers.told == [(Endpoint("a:1"),), ()], "an empty answer is an answer"
-    task.cancel()
 
 
 async def test_sources_are_told_together_each_address_once() -> None:
@@ -102,10 +100,8 @@ async def test_sources_are_told_together_each_address_once() -> None:
 
 
 async def test_a_source_of_too_many_is_not_taken(caplog: pytest.LogCaptureFixture) -> None:
-    answers = Answers()
-    answers.answer = [Endpoint(f"a:{n}") for n in range(endpoints.MAX_ENDPOINTS + 1)]
-    task = asyncio.create_task(answers.watch.run())
-    await answers.asked_again()
+    answers = Answers([Endpoint(f"a:{n}") for n in range(endpoints.MAX_ENDPOINTS + 1)])
+    async with background(answers.watch.run()):
+        await answers.asked_again()
     assert answers.told == []
     assert f"at most {endpoints.MAX_ENDPOINTS}" in caplog.text
-    task.cancel()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import shutil
 import socket
@@ -27,7 +26,7 @@ from paceline.runtime.config import ServerSettings
 from paceline.runtime.live_files import MAX_LIVE_BYTES, read_live
 from paceline.runtime.roles import PeerRole
 from tests.metrics.scrape import Exposition
-from tests.rpc.harness import until
+from tests.rpc.harness import background, until
 
 KEY = new_key()
 
@@ -154,8 +153,7 @@ async def test_keys_stay_and_are_read_again_once_the_file_is_right(
     kept = ApiKey(name="alice", sha256=hash_of(KEY))
     save_keys(ApiKeys(keys=(kept,)), file)
     gate = KeyGate(file)
-    watching = asyncio.create_task(gate.watch())
-    try:
+    async with background(gate.watch()):
         replaced(file, put)
         await until(lambda: counted("api_keys") >= 3, 5)
         assert gate.authenticate(f"Bearer {KEY}").tenant == "alice"
@@ -163,9 +161,6 @@ async def test_keys_stay_and_are_read_again_once_the_file_is_right(
         remove(file)
         save_keys(ApiKeys(keys=(kept.model_copy(update={"tenant": "new"}),)), file)
         await until(lambda: gate.authenticate(f"Bearer {KEY}").tenant == "new", 5)
-    finally:
-        watching.cancel()
-        await asyncio.gather(watching, return_exceptions=True)
 
 
 @pytest.mark.parametrize("put", [fifo, nothing], ids=lambda put: put.__name__)
@@ -177,8 +172,7 @@ async def test_endpoints_stay_and_are_read_again_once_the_file_is_right(
     file.write_text("a:1\n")
     told: list[tuple[Endpoint, ...]] = []
     watch = EndpointWatch([EndpointSource.parse("target.address", f"file:{file}")], told.append)
-    watching = asyncio.create_task(watch.run())
-    try:
+    async with background(watch.run()):
         await until(lambda: told == [(Endpoint("a:1"),)], 5)
         replaced(file, put)
         await until(lambda: counted("endpoints") >= 3, 5)
@@ -186,9 +180,6 @@ async def test_endpoints_stay_and_are_read_again_once_the_file_is_right(
         file.write_text("b:2\n")
         await until(lambda: told[-1] == (Endpoint("b:2"),), 5)
         assert len(told) == 2
-    finally:
-        watching.cancel()
-        await asyncio.gather(watching, return_exceptions=True)
 
 
 @pytest.mark.parametrize("name", ["server.crt", "server.key", "ca.crt"])

@@ -23,7 +23,7 @@ from paceline.runtime.config import CoordinatorConfig, PoolSettings, ServerSetti
 from paceline.v1 import generation_service_pb2 as pb
 from paceline.v1 import generation_service_pb2_grpc as pb_grpc
 from tests.e2e.cluster import free_port
-from tests.rpc.harness import until
+from tests.rpc.harness import background, until
 
 MODEL = "table:vocab=64"
 NAME = "paceline.v1.GenerationService"
@@ -77,13 +77,8 @@ async def coordinating(target: str, **settings: Any) -> AsyncIterator[str]:
         server=ServerSettings(port=port, drain_seconds=0),
         **settings,
     )
-    task = asyncio.create_task(coordinator.serve(config))
-    try:
+    async with background(coordinator.serve(config)):
         yield f"127.0.0.1:{port}"
-    finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
 
 
 @pytest.fixture(autouse=True)

@@ -69,9 +69,16 @@ def pki(tmp_path: Path) -> Pki:
     return Pki(tmp_path, authority)
 
 
-def past(hours: float = 2) -> dict[str, Any]:
+@pytest.fixture
+async def port(pki: Pki) -> AsyncIterator[int]:
+    """Of a target that shows a certificate, and asks for one."""
+    async with service(pki.server()) as running:
+        yield running.port
+
+
+def past() -> dict[str, Any]:
     """Facts of a certificate that has expired."""
-    return {"begins": datetime.now(UTC) - timedelta(hours=hours), "lifetime": -HOUR}
+    return {"begins": datetime.now(UTC) - 2 * HOUR, "lifetime": -HOUR}
 
 
 @asynccontextmanager
@@ -130,8 +137,7 @@ async def test_a_role_opens_its_own_methods_and_no_others(pki: Pki, role: PeerRo
                 assert code is grpc.StatusCode.INVALID_ARGUMENT, method.name
                 continue
             assert (code, type(error)) == (grpc.StatusCode.PERMISSION_DENIED, PermissionDenied), method.name
-            wanted = min(SERVED[method.name])
-            assert f"spiffe://TRUST-DOMAIN/paceline/{wanted}" in error.message
+            assert f"spiffe://TRUST-DOMAIN/paceline/{min(SERVED[method.name])}" in error.message
             assert f" = {role or 'none (its URIs: none)'}: must be " in error.message
 
 
@@ -182,24 +188,24 @@ REFUSED_CALLERS = {
 
 
 @pytest.mark.parametrize("case", REFUSED_CALLERS)
-async def test_a_caller_that_the_handshake_refuses(pki: Pki, case: str, capfd: pytest.CaptureFixture[str]) -> None:
+async def test_a_caller_that_the_handshake_refuses(
+    pki: Pki, case: str, capfd: pytest.CaptureFixture[str], port: int
+) -> None:
     uri = PeerRole.COORDINATOR.uri()
     pki.certify("foreign", uri, authority=Authority.create("another CA"))
     pki.certify("expired", uri, **past())
-    async with service(pki.server()) as running:
-        port = running.port
-        settings = {
-            "no certificate": pki.peer(port, None),
-            "another authority": pki.peer(port, "foreign"),
-            "expired": pki.peer(port, "expired"),
-            "plaintext": PeerSettings(address=f"127.0.0.1:{port}"),
-        }[case]
-        error = await refusal_of(settings)
-        assert isinstance(error, PeerUnavailable)
-        assert f"target at 127.0.0.1:{port}: it hung up while connecting" in error.message
-        assert "tls_client_ca" in error.message
-        async with linked(pki.peer(port)) as link:
-            assert await link.wait_up(10) == WELCOME, "the next one is served"
+    settings = {
+        "no certificate": pki.peer(port, None),
+        "another authority": pki.peer(port, "foreign"),
+        "expired": pki.peer(port, "expired"),
+        "plaintext": PeerSettings(address=f"127.0.0.1:{port}"),
+    }[case]
+    error = await refusal_of(settings)
+    assert isinstance(error, PeerUnavailable)
+    assert f"target at 127.0.0.1:{port}: it hung up while connecting" in error.message
+    assert "tls_client_ca" in error.message
+    async with linked(pki.peer(port)) as link:
+        assert await link.wait_up(10) == WELCOME, "the next one is served"
     assert "Handshake failed with error SSL_ERROR_SSL: error:" in (log := capfd.readouterr().err)
     assert REFUSED_CALLERS[case] in log
 
@@ -257,46 +263,38 @@ def records_of(caplog: pytest.LogCaptureFixture, text: str) -> list[str]:
 
 
 async def test_a_new_certificate_is_shown_to_new_connections_and_links_stay(
-    pki: Pki, caplog: pytest.LogCaptureFixture
+    pki: Pki, caplog: pytest.LogCaptureFixture, port: int
 ) -> None:
     caplog.set_level(logging.INFO)
-    async with service(pki.server()) as running, linked(pki.peer(running.port)) as link:
+    async with linked(pki.peer(port)) as link:
         await link.wait_up(10)
-        old = served_serial(pki, running.port)
+        old = served_serial(pki, port)
         issued = pki.authority.issue_role(PeerRole.TARGET, lifetime=HOUR)
         issued.write(pki.folder, "target")
-        assert await asyncio.to_thread(served_serial, pki, running.port) == serial(issued) != old
+        assert await asyncio.to_thread(served_serial, pki, port) == serial(issued) != old
         events: list[Any] = []
         link.on_event = events.append
         link.send(an_open(1))
         await until(lambda: events == [TargetOpened(1)])
         assert link.is_up
         assert len(records_of(caplog, "TLS files read again: section=server")) == 1
-        async with linked(pki.peer(running.port)) as another:
+        async with linked(pki.peer(port)) as another:
             assert await another.wait_up(10) == WELCOME
 
 
 async def test_half_a_new_pair_changes_nothing_until_the_other_half_is_there(
-    pki: Pki, caplog: pytest.LogCaptureFixture
+    pki: Pki, caplog: pytest.LogCaptureFixture, port: int
 ) -> None:
-    async with service(pki.server()) as running:
-        old = await asyncio.to_thread(served_serial, pki, running.port)
-        issued = pki.authority.issue_role(PeerRole.TARGET, lifetime=HOUR)
-        pki.file("target.crt").write_bytes(issued.certificate)
-        for _ in range(3):
-            assert await asyncio.to_thread(served_serial, pki, running.port) == old
-        (told,) = records_of(caplog, "TLS files are not right, the last ones stay: section=server")
-        assert "server.tls_key" in told
-        assert "must be the private key of server.tls_certificate" in told
-        pki.file("target.key").write_bytes(issued.key)
-        assert await asyncio.to_thread(served_serial, pki, running.port) == serial(issued)
-
-
-async def test_a_vanished_file_leaves_the_last_ones_in_force(pki: Pki) -> None:
-    async with service(pki.server()) as running:
-        old = await asyncio.to_thread(served_serial, pki, running.port)
-        pki.file("target.key").unlink()
-        assert await asyncio.to_thread(served_serial, pki, running.port) == old
+    old = await asyncio.to_thread(served_serial, pki, port)
+    issued = pki.authority.issue_role(PeerRole.TARGET, lifetime=HOUR)
+    pki.file("target.crt").write_bytes(issued.certificate)
+    for _ in range(3):
+        assert await asyncio.to_thread(served_serial, pki, port) == old
+    (told,) = records_of(caplog, "TLS files are not right, the last ones stay: section=server")
+    assert "server.tls_key" in told
+    assert "must be the private key of server.tls_certificate" in told
+    pki.file("target.key").write_bytes(issued.key)
+    assert await asyncio.to_thread(served_serial, pki, port) == serial(issued)
 
 
 async def test_a_link_that_connects_again_shows_its_new_certificate(pki: Pki) -> None:
@@ -324,16 +322,15 @@ async def test_a_link_that_connects_again_shows_its_new_certificate(pki: Pki) ->
     assert seen[0] != seen[1]
 
 
-async def test_a_new_authority_of_clients_holds_from_the_next_connection_on(pki: Pki) -> None:
+async def test_a_new_authority_of_clients_holds_from_the_next_connection_on(pki: Pki, port: int) -> None:
     successor = Authority.create("the next CA")
     pki.certify("next", PeerRole.COORDINATOR.uri(), authority=successor)
-    async with service(pki.server()) as running:
-        error = await refusal_of(pki.peer(running.port, "next"))
-        assert isinstance(error, PeerUnavailable)
-        pki.ca.write_bytes(pki.ca.read_bytes() + successor.own.certificate)
-        for name in ("next", "coordinator"):
-            async with linked(pki.peer(running.port, name)) as link:
-                assert await link.wait_up(10) == WELCOME
+    error = await refusal_of(pki.peer(port, "next"))
+    assert isinstance(error, PeerUnavailable)
+    pki.ca.write_bytes(pki.ca.read_bytes() + successor.own.certificate)
+    for name in ("next", "coordinator"):
+        async with linked(pki.peer(port, name)) as link:
+            assert await link.wait_up(10) == WELCOME
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "[::1]", "localhost"])
