@@ -1,8 +1,9 @@
-"""The tokens that a table model gives, computed without any service."""
+"""The tokens that a model gives, computed without any service."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -12,16 +13,30 @@ from paceline.sampling.noise import Stream
 from paceline.sampling.racing import race
 from tests.services.harness import LAW, NOISE, SAMPLING
 
+LogitsOf = Callable[[Sequence[int]], Any]
 
-def next_token(history: Sequence[int], noise: NoiseKey = NOISE, sampling: SamplingParams = SAMPLING) -> int:
+
+def next_token(
+    history: Sequence[int],
+    noise: NoiseKey = NOISE,
+    sampling: SamplingParams = SAMPLING,
+    logits: LogitsOf = LAW.logits,
+) -> int:
     """The target's own coupled token after a history."""
-    scores = processed_scores(LAW.logits(history)[np.newaxis], sampling)[0]
+    scores = processed_scores(np.asarray(logits(history))[np.newaxis], sampling)[0]
     return race(scores, noise, Stream.DRAFT, len(history))
 
 
-def own_tokens(prefix: Sequence[int], count: int, noise: NoiseKey = NOISE) -> list[int]:
-    """The target-only text after a prefix."""
-    history = list(prefix)
-    for _ in range(count):
-        history.append(next_token(history, noise))
+def own_tokens(
+    prefix: Sequence[int],
+    count: int,
+    noise: NoiseKey = NOISE,
+    sampling: SamplingParams = SAMPLING,
+    logits: LogitsOf = LAW.logits,
+    end: int = -1,
+) -> list[int]:
+    """The target-only text after a prefix, which may end with a token before."""
+    history = [*prefix]
+    while len(history) < len(prefix) + count and history[-1] != end:
+        history.append(next_token(history, noise, sampling, logits))
     return history[len(prefix) :]

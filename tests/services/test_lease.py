@@ -212,20 +212,6 @@ async def test_a_run_ends_with_what_the_kv_budget_holds_of_the_context() -> None
     assert drawn(run) == OWN[: len(run)]
 
 
-async def test_a_session_that_is_closed_in_a_run_frees_its_rows() -> None:
-    engine = PacedEngine(steps=4)
-    async with linked_target(engine) as events:
-        events.send(target_open(1, PREFIX), sent(PREFIX, MAX_LEASE))
-        await events.of(Verdict, 1)
-        events.send(Close(1))
-        await eventually(lambda: events.servicer.status().sessions == 0, "the session is closed")
-        engine.let(100)
-        await eventually(lambda: engine.kv_rows == 0, "the rows are free")
-        events.send(target_open(2, PREFIX))
-        await verdict_of(events, first_round(2, PREFIX))
-        assert len(rounds_of(engine, 1)) <= 5, "the step that ran was the run's last"
-
-
 async def test_a_run_needs_nothing_of_the_loop(monkeypatch: pytest.MonkeyPatch, target: Events) -> None:
     """Its steps follow each other on the engine's thread: the way to the loop and back costs time in each."""
     calls: list[str] = []
@@ -253,28 +239,6 @@ async def test_a_service_that_stops_ends_its_runs_with_the_step_that_runs() -> N
         engine.let(100)
         await asyncio.to_thread(events.servicer.scheduler._executor.close)
         assert len(rounds_of(engine, 1)) <= 5
-
-
-async def test_a_cut_link_ends_the_runs_of_its_sessions() -> None:
-    engine = PacedEngine(steps=7)
-    async with linked_target(engine) as events:
-        async with events.another() as cut:
-            for session in (1, 2):
-                cut.send(target_open(session, PREFIX), sent(PREFIX, MAX_LEASE, session))
-            await cut.of(Verdict, 2)
-        engine.let(1)
-        await eventually(lambda: engine.kv_rows == 0, "the cut link's rows are free")
-        assert events.servicer.status().queue_length == 0
-
-
-async def test_time_runs_out_inside_a_run() -> None:
-    engine = PacedEngine(steps=5)
-    async with linked_target(engine) as events:
-        events.send(target_open(1, PREFIX, time_left_ms=200), sent(PREFIX, MAX_LEASE))
-        await run_of(events, PREFIX, 4)
-        assert (await events.of(Failure, 1)).reason == "DEADLINE_EXCEEDED"
-        engine.let(1)
-        await eventually(lambda: engine.kv_rows == 0, "the rows are free")
 
 
 async def test_a_step_that_fails_in_a_run_fails_its_sessions_only(engine: RecordingEngine, target: Events) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,7 +14,7 @@ from paceline.models.tokenizer import TableTokenizer
 from paceline.protocol import sampling as t
 from paceline.protocol.proposal import ROOT, Acceptance, Outcome, Proposal
 from paceline.protocol.session import Close, Failure
-from paceline.protocol.target import Prefetch, Round, SelfStarted, TargetCommand, Verdict
+from paceline.protocol.target import MAX_LEASE, Prefetch, Round, SelfStarted, TargetCommand, Verdict
 from paceline.sampling.acceptance import decide
 from paceline.v1 import target_service_pb2 as pb
 from tests.services.harness import NOISE, Events, chain, eventually, linked_target, target_open, verdict_of
@@ -102,12 +102,19 @@ class Paced:
             assert verdict.self_started == (self_started(behind) if behind else None)
             yield verdict
 
-    async def begin(self, first: Round, second: Round) -> None:
-        """Bring a session to where its second round was started and is in a step that waits."""
+    async def begin_prefetched(self) -> None:
+        """Bring session 1 to where its second round was started and is in a step that waits."""
+        first, second = along(OWN[:6])
         assert (await self.verdict(first, prefetch(first, second))).self_started == self_started(second)
-        await eventually(
-            lambda: self.events.servicer.status().queue_length == 0, "the self-started round is in a step"
-        )
+        await self._is_in_a_step()
+
+    async def begin_leased(self) -> None:
+        """The same by a lease."""
+        await self.verdict(sent(PREFIX, MAX_LEASE))
+        await self._is_in_a_step()
+
+    async def _is_in_a_step(self) -> None:
+        await eventually(lambda: self.events.servicer.status().queue_length == 0, "its round is in a step")
 
     async def refuses(self, reason: str, text: str, *commands: TargetCommand) -> None:
         """Session 1 gets a failure for these, and goes on."""
@@ -230,10 +237,10 @@ def others_than(round_: Round) -> list[Round]:
 
 async def test_a_self_started_round_that_is_sent_as_well_changes_nothing() -> None:
     """While it is computed it is answered once, and then again without a step, also while the next is computed."""
-    first, second, third = along(OWN[:9])
+    second, third = along(OWN[:9])[1:]
     verdicts: list[Verdict] = []
     async with paced() as at:
-        await at.begin(first, second)
+        await at.begin_prefetched()
         await at.events.handled(*copies(second), prefetch(second, third))
         for round_ in (second, third):
             for other in others_than(round_):
@@ -357,14 +364,17 @@ async def test_nothing_is_prefetched_unless_acceptance_is_coupled(acceptance: Ac
         assert (await at.verdict(sent([*PREFIX, *verdict.token_ids]))).base_length == 5
 
 
+@pytest.mark.parametrize("begin", [Paced.begin_prefetched, Paced.begin_leased], ids=["prefetched", "leased"])
 @pytest.mark.parametrize("end", ["close", "cut link", "time limit"])
-async def test_a_session_that_ends_in_a_self_started_round_frees_its_rows(end: str) -> None:
+async def test_a_session_that_ends_in_a_round_that_the_target_started_frees_its_rows(
+    begin: Callable[[Paced], Awaitable[None]], end: str
+) -> None:
     async with paced() as at:
         rows, status = at.engine.kv_rows, at.events.servicer.status
         async with at.events.another() as other:
             there = replace(at, events=other)
             await there.opened(1, time_left_ms=500 if end == "time limit" else None)
-            await there.begin(*along(OWN[:6]))
+            await begin(there)
             if end == "close":
                 await other.handled(Close(1))
             if end == "time limit":
@@ -375,6 +385,8 @@ async def test_a_session_that_ends_in_a_self_started_round_frees_its_rows(end: s
         at.engine.let(100)
         await eventually(lambda: at.engine.kv_rows == rows, "its rows are free")
         await still_serves(at.events)
+        assert status().queue_length == 0
+    assert len(rounds_of(at.engine, 2)) == 2, "the step that ran was its last"
     assert not other.has(Verdict), "nobody waits for the self-started round"
 
 
@@ -382,7 +394,7 @@ async def test_a_step_that_fails_in_a_self_started_round_fails_its_session_only(
     async with paced() as at:
         rows = at.engine.kv_rows
         await at.opened(2)
-        await at.begin(*along(OWN[:6]))
+        await at.begin_prefetched()
         at.engine.poison = OWN[3]
         at.engine.let(100)
         failure = await at.events.of(Failure, 1)
@@ -396,7 +408,7 @@ async def test_a_step_that_fails_in_a_self_started_round_fails_its_session_only(
 async def test_no_step_is_held_for_a_session_whose_next_round_has_started() -> None:
     async with paced() as at:
         batcher = at.events.servicer.scheduler._batcher
-        await at.begin(*along(OWN[:6]))
+        await at.begin_prefetched()
         assert not batcher.is_away(frozenset({1}))
         at.engine.let(1)
         await at.events.of(Verdict, 1)

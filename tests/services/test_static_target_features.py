@@ -19,13 +19,11 @@ from paceline.engine.hidden_states import capture_states
 from paceline.models.tokenizer import TableTokenizer
 from paceline.protocol.features import EMBEDDING, FINAL, FeatureNeed, FeatureOffer, FeatureRequest
 from paceline.runtime.config import EngineSettings
-from paceline.sampling.distribution import processed_scores
-from paceline.sampling.noise import Stream
-from paceline.sampling.racing import race
 from tests.engine import tiny
 from tests.engine.test_hidden_states import own_states
+from tests.services.expected import own_tokens
 from tests.services.feature_spy import positions
-from tests.services.harness import NOISE, SAMPLING, Events, chain, linked_target
+from tests.services.harness import Events, chain, linked_target
 from tests.services.test_target_features import PREFIX, Caller, Propose, fork, target_only
 
 NEEDS = (FeatureNeed((2, EMBEDDING, FINAL)), FeatureNeed((0,)))
@@ -42,11 +40,7 @@ def reference() -> PreTrainedModel:
 @pytest.fixture(scope="module")
 def text(reference: PreTrainedModel) -> list[int]:
     """The target's own, by plain forward passes."""
-    plain, history = tiny.Plain(reference), [*PREFIX]
-    while len(history) < TEXT:
-        scores = processed_scores(plain.logits(history).numpy()[np.newaxis], SAMPLING)[0]
-        history.append(race(scores, NOISE, Stream.DRAFT, len(history)))
-    return history
+    return [*PREFIX, *own_tokens(PREFIX, TEXT - len(PREFIX), logits=tiny.Plain(reference).logits)]
 
 
 def half_right(text: Sequence[int]) -> Propose:
