@@ -37,20 +37,22 @@ def test_what_is_long_is_cut_and_says_so() -> None:
     assert one_line("x" * 15, limit=10) == "xxxxxxxxxx… (5 more characters)"
 
 
-def formatted(message: str, *arguments: object, error: Exception | None = None) -> list[str]:
+def record_of(message: str, *arguments: object, error: Exception | None = None) -> logging.LogRecord:
     info = (type(error), error, None) if error else None
-    record = logging.LogRecord("paceline.test", logging.WARNING, __file__, 1, message, arguments, info)
-    return OneLine("rank 1: ").format(record).split("\n")
+    return logging.LogRecord("paceline.test", logging.WARNING, __file__, 1, message, arguments, info)
 
 
 def test_arguments_of_a_record_are_made_harmless_with_it() -> None:
-    (line,) = formatted("link up: incarnation=%s", "x\n2026-01-01 ERROR forged" + "y" * 2 * MAX_LINE_CHARACTERS)
+    record = record_of("link up: incarnation=%s", "x\n2026-01-01 ERROR forged" + "y" * 2 * MAX_LINE_CHARACTERS)
+    line = OneLine("rank 1: ").format(record)
+    assert "\n" not in line
     assert r" WARNING paceline.test rank 1: link up: incarnation=x\n2026-01-01 ERROR forged" in line
     assert len(line) < MAX_LINE_CHARACTERS + 200
 
 
 def test_no_line_of_a_stack_can_pass_for_an_event() -> None:
-    first, *stack = formatted("call failed", error=ValueError("x\n2026-01-01 ERROR forged\x1b[2J"))
+    record = record_of("call failed", error=ValueError("x\n2026-01-01 ERROR forged\x1b[2J"))
+    first, *stack = OneLine().format(record).split("\n")
     assert first.endswith("call failed")
     assert len(stack) >= 2
     assert all(line.startswith("    ") and line.isprintable() for line in stack)
@@ -73,9 +75,7 @@ def test_a_caller_that_leaves_behind_its_text_is_no_error() -> None:
 
 
 def as_json(message: str, *arguments: object, error: Exception | None = None) -> dict[str, Any]:
-    info = (type(error), error, None) if error else None
-    record = logging.LogRecord("paceline.test", logging.WARNING, __file__, 1, message, arguments, info)
-    line = JsonLine("rank 1: ").format(record)
+    line = JsonLine("rank 1: ").format(record_of(message, *arguments, error=error))
     assert line.isprintable()
     assert line.isascii()
     fields: dict[str, Any] = json.loads(line)
@@ -86,9 +86,7 @@ def test_a_messages_facts_are_fields_of_json() -> None:
     fields = as_json("100%% done: session=%d reason=%s after %g of seconds=%.1f", 7, "length", 2.0, 0.25)
     assert fields["message"] == "100% done: session=7 reason=length after 2 of seconds=0.2"
     assert (fields["level"], fields["logger"], fields["speaker"]) == ("WARNING", "paceline.test", "rank 1")
-    assert fields["session"] == 7
-    assert fields["reason"] == "length"
-    assert fields["seconds"] == 0.25
+    assert (fields["session"], fields["reason"], fields["seconds"]) == (7, "length", 0.25)
     assert fields.keys() == {"time", "level", "logger", "speaker", "message", "session", "reason", "seconds"}
 
 
@@ -106,7 +104,7 @@ def test_a_fact_takes_no_fields_place() -> None:
 
 @pytest.mark.parametrize("formatter", [OneLine(), JsonLine()], ids=["console", "json"])
 async def test_what_is_logged_for_a_request_says_so(formatter: logging.Formatter) -> None:
-    record = logging.LogRecord("paceline.test", logging.INFO, __file__, 1, "late: session=%d", (3,), None)
+    record = record_of("late: session=%d", 3)
 
     async def log() -> str:
         return formatter.format(record)
