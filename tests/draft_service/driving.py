@@ -10,8 +10,9 @@ from draft_service.drafters.interface import PreparedProposal
 from draft_service.drafters.model import ModelDraft, ModelDrafter
 from draft_service.drafters.speculation import Speculation
 from paceline.costs.cost_meter import CostMeter
-from paceline.engine.interface import NO_PREFIX, Engine, EngineInfo, Logits, Prefix, StepPlan
+from paceline.engine.interface import NO_PREFIX, Logits, Prefix, StepPlan
 from paceline.engine.table.engine import TableEngine
+from paceline.engine.wrapped import WrappedEngine
 from paceline.models.table_names import TableSpec
 from paceline.protocol.draft import DraftBudget, Verifying
 from paceline.protocol.proposal import Acceptance, Proposal
@@ -24,21 +25,13 @@ PREFIX = (1, 2, 3, 4, 5)
 Path = tuple[int, ...]
 
 
-class PathEngine:
+class PathEngine(WrappedEngine):
     """A table engine that knows the token path of each row it holds, and of each row it was told to compute."""
 
     def __init__(self, spec: TableSpec = SPEC) -> None:
-        self._inner: Engine = TableEngine(spec)
+        super().__init__(TableEngine(spec))
         self._rows: dict[int, list[Path]] = {}
         self.steps: list[list[tuple[int, Path]]] = []
-
-    @property
-    def info(self) -> EngineInfo:
-        return self._inner.info
-
-    @property
-    def kv_rows(self) -> int:
-        return self._inner.kv_rows
 
     @property
     def computed(self) -> list[tuple[int, Path]]:
@@ -47,17 +40,17 @@ class PathEngine:
 
     def open(self, session: int, max_rows: int, prefix: Prefix = NO_PREFIX) -> int:
         self._rows[session] = []
-        return self._inner.open(session, max_rows, prefix)
+        return super().open(session, max_rows, prefix)
 
     def close(self, session: int) -> None:
-        self._inner.close(session)
+        super().close(session)
         self._rows.pop(session, None)
 
     def held(self, session: int) -> list[Path]:
         return self._rows[session]
 
     def step(self, plan: StepPlan) -> Sequence[Logits]:
-        logits = self._inner.step(plan)
+        logits = super().step(plan)
         computed: list[tuple[int, Path]] = []
         for item in plan.items:
             rows = self._rows[item.session]

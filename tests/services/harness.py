@@ -16,13 +16,11 @@ from draft_service.drafters.catalogue import Catalogue
 from draft_service.drafters.model import ModelDrafter
 from draft_service.servicer import DraftServicer
 from paceline.engine.executor import Executor
-from paceline.engine.features import FeatureRows
-from paceline.engine.interface import NO_PREFIX, Engine, EngineInfo, Logits, Prefix, StepPlan
+from paceline.engine.interface import Engine, Logits, StepPlan
 from paceline.engine.table.engine import TableEngine, TableModel
 from paceline.grammars.sessions import Grammars
 from paceline.models.table_names import TableSpec
 from paceline.protocol.draft import DraftBudget, DraftedProposal, DraftOpen, DraftOpened, Verifying
-from paceline.protocol.features import FeatureNeed
 from paceline.protocol.handshake import Hello
 from paceline.protocol.proposal import ROOT, Acceptance, Proposal
 from paceline.protocol.sampling import NoiseKey, SamplingParams
@@ -46,11 +44,11 @@ _NOBODY = itertools.count(1 << 20)
 _OF_OPEN = {field.name for field in fields(TargetOpen)}
 
 
-class RecordingEngine:
+class RecordingEngine(TableEngine):
     """A table engine that notes its plans, can be held between steps, and can be made to fail."""
 
     def __init__(self, spec: TableSpec = SPEC) -> None:
-        self._inner = TableEngine(spec)
+        super().__init__(spec)
         self.plans: list[StepPlan] = []
         self.go = threading.Event()
         self.go.set()
@@ -58,37 +56,13 @@ class RecordingEngine:
         self.poison: int | None = None
         """A token id: a step that carries it fails."""
 
-    @property
-    def info(self) -> EngineInfo:
-        return self._inner.info
-
-    @property
-    def kv_rows(self) -> int:
-        return self._inner.kv_rows
-
-    @property
-    def cached_rows(self) -> int:
-        return self._inner.cached_rows
-
-    def open(self, session: int, max_rows: int, prefix: Prefix = NO_PREFIX) -> int:
-        return self._inner.open(session, max_rows, prefix)
-
-    def close(self, session: int) -> None:
-        self._inner.close(session)
-
-    def keep_features(self, session: int, need: FeatureNeed) -> None:
-        self._inner.keep_features(session, need)
-
-    def features(self, session: int) -> FeatureRows:
-        return self._inner.features(session)
-
     def step(self, plan: StepPlan) -> Sequence[Logits]:
         self.entered.set()
         assert self.go.wait(WAIT_S), "the test lets the step go on"
         self.plans.append(plan)
         if self.poison is not None and any(self.poison in item.token_ids for item in plan.items):
             raise RuntimeError("poisoned step")
-        return self._inner.step(plan)
+        return super().step(plan)
 
     async def hold(self, events: Events, *commands: Any) -> None:
         """Send commands; returns in the step that they bring about, which lasts until `go` is set."""
