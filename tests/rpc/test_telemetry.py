@@ -38,7 +38,9 @@ RECORD = RoundRecord(
 )
 SLOW = replace(RECORD, round_ms=90)
 NAME = "chat tiny"
-UNSAMPLED = {"traceparent": f"00-{'a' * 32}-{'b' * 16}-00"}
+TRACE_ID, SPAN_ID = "a" * 32, "b" * 16
+PARENT = f"00-{TRACE_ID}-{SPAN_ID}-01"
+UNSAMPLED = {"traceparent": f"00-{TRACE_ID}-{SPAN_ID}-00"}
 
 
 @pytest.fixture
@@ -102,15 +104,13 @@ def test_spans_have_the_record_lengths_and_words(receiver: Receiver) -> None:
     parts = {name: receiver.one("coordinator", name) for name in ("round", "draft", "verify", "accept")}
     lengths = {name: length_ms(span) for name, span in parts.items()}
     assert lengths == pytest.approx({"round": 20, "draft": 5, "verify": 14.5, "accept": 0.5}, abs=1e-3)
-    assert parts["draft"].start_time_unix_nano == parts["round"].start_time_unix_nano
-    assert parts["verify"].start_time_unix_nano == parts["draft"].end_time_unix_nano
-    assert parts["accept"].start_time_unix_nano == parts["verify"].end_time_unix_nano
-    assert parts["accept"].end_time_unix_nano == parts["round"].end_time_unix_nano
+    whole, *inner = parts.values()
+    begins, ends = ([getattr(span, f"{edge}_time_unix_nano") for span in inner] for edge in ("start", "end"))
+    assert [*begins, whole.end_time_unix_nano] == [whole.start_time_unix_nano, *ends], "one behind the other"
     assert length_ms(receiver.one("target", "forward")) == pytest.approx(10, abs=1e-3)
     attributes = attributes_of(parts["round"])
-    assert attributes["paceline.accepted"] == 2
-    assert attributes["paceline.cache_hit"] is True
-    assert attributes["paceline.drafter"] == "ngram"
+    facts = {"paceline.accepted": 2, "paceline.cache_hit": True, "paceline.drafter": "ngram"}
+    assert attributes.items() >= facts.items()
     assert attributes_of(parts["verify"])["paceline.target.forward_ms"] == 10
     assert attributes_of(receiver.one("target", "verify")) == {"paceline.rows": 9, "paceline.sessions": 1}
 
@@ -124,10 +124,9 @@ def test_a_self_started_rounds_parts_are_cut_at_its_start(receiver: Receiver) ->
 
 
 def test_clients_trace_is_continued_with_its_vendors_state(receiver: Receiver) -> None:
-    trace_id, span_id = "a" * 32, "b" * 16
-    request(RECORD, headers={"traceparent": f"00-{trace_id}-{span_id}-01", "tracestate": "one=1, two=2"})
+    request(RECORD, headers={"traceparent": PARENT, "tracestate": "one=1, two=2"})
     root = receiver.one("coordinator", NAME)
-    assert (root.trace_id.hex(), root.parent_span_id.hex()) == (trace_id, span_id)
+    assert (root.trace_id.hex(), root.parent_span_id.hex()) == (TRACE_ID, SPAN_ID)
     round_ = receiver.one("coordinator", "round")
     assert root.trace_state == round_.trace_state == "one=1,two=2"
     assert (root.flags, round_.flags) == (0x301, 0x101), "the one's parent is in another process"
@@ -135,7 +134,7 @@ def test_clients_trace_is_continued_with_its_vendors_state(receiver: Receiver) -
 
 def test_what_a_request_causes_elsewhere_carries_its_context_on(receiver: Receiver) -> None:
     telemetry.configure("gateway")
-    headers = {"traceparent": f"00-{'a' * 32}-{'b' * 16}-01", "tracestate": "one=1"}
+    headers = {"traceparent": PARENT, "tracestate": "one=1"}
     with telemetry.start_request(NAME, headers) as trace:
         sent = dict(telemetry.outgoing())
         trace.describe({"gen_ai.usage.output_tokens": 3})
@@ -161,7 +160,7 @@ def test_what_a_request_causes_elsewhere_carries_its_context_on(receiver: Receiv
 )
 def test_a_state_that_is_not_valid_counts_for_nothing(sent: str, taken: str) -> None:
     assert decode_tracestate(sent) == taken
-    context = TraceContext.of(f"00-{'a' * 32}-{'b' * 16}-01", sent)
+    context = TraceContext.of(PARENT, sent)
     assert context is not None
     assert context.state == taken
     assert TraceContext.of("", "a=1") is None
@@ -292,14 +291,14 @@ def test_off_passes_a_clients_context_on_and_records_nothing(monkeypatch: pytest
     for name in ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_TRACES_EXPORTER"):
         monkeypatch.delenv(name, raising=False)
     assert not telemetry.configure("coordinator")
-    sent = f"00-{'a' * 32}-{'b' * 16}-01"
-    with telemetry.start_request(NAME, {"traceparent": sent, "tracestate": "one=1"}) as trace:
+    headers = {"traceparent": PARENT, "tracestate": "one=1"}
+    with telemetry.start_request(NAME, headers) as trace:
         round_ = trace.start_round()
-        assert trace.traceparent == round_.traceparent == sent
-        assert dict(telemetry.outgoing()) == {"traceparent": sent, "tracestate": "one=1"}
+        assert trace.traceparent == round_.traceparent == PARENT
+        assert dict(telemetry.outgoing()) == headers
         round_.finish(RECORD, 0.0)
         round_.end()
-    telemetry.record_step(sent, "verify", TARGET_TIMINGS)
+    telemetry.record_step(PARENT, "verify", TARGET_TIMINGS)
     with telemetry.start_request(NAME, {"tracestate": "one=1"}) as trace:
         assert trace.start_round().traceparent == ""
         assert telemetry.outgoing() == ()
@@ -375,7 +374,7 @@ def test_a_round_pays_little_on_its_critical_path(
     monkeypatch.setenv("OTEL_TRACES_SAMPLER", sampler)
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "60000")
     telemetry.configure("coordinator")
-    taken = []
+    times_us = []
     with telemetry.start_request(NAME, {}) as trace:
         for _ in range(10):
             began = time.perf_counter()
@@ -383,5 +382,5 @@ def test_a_round_pays_little_on_its_critical_path(
                 round_ = trace.start_round()
                 round_.finish(RECORD, 0.0)
                 telemetry.record_step(round_.traceparent, "verify", TARGET_TIMINGS)
-            taken.append((time.perf_counter() - began) / 200 * 1e6)
-    assert min(taken) < most_us
+            times_us.append((time.perf_counter() - began) / 200 * 1e6)
+    assert min(times_us) < most_us

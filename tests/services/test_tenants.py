@@ -26,8 +26,6 @@ from tests.services.harness import (
 )
 
 PROMPT = tuple(i % 32 for i in range(70))
-
-
 LIMITED = TableSpec(vocab=32, seed=3, max_length=256, max_kv_rows=700)
 """Room for four sessions of 100 + 64 rows."""
 
