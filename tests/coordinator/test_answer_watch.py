@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from types import SimpleNamespace
-from typing import Any, cast
 
 import pytest
 
 from coordinator.sessions import answer_watch, loss_patience
 from coordinator.sessions.answer_watch import AnswerWatch
 from coordinator.sessions.loss_patience import MAX_SPARED
-from coordinator.sessions.target_pool import TargetPeer
 from paceline.protocol.errors import InvalidInput, PacelineError, PeerUnavailable
 from paceline.protocol.session import Close
-from paceline.protocol.target import MAX_AT_WORK, AtWork, Round, TargetOpen, TargetOpened, Verdict
+from paceline.protocol.target import MAX_AT_WORK, AtWork, Round, TargetOpen, TargetOpened
 from paceline.rpc.link_kinds import TARGET
-from paceline.rpc.peer_link import TargetLink
 from paceline.v1 import target_service_pb2 as target_pb
-from tests.coordinator.test_target_session import PROMPT, RecordingLink, Request, pending, turns
+from tests.coordinator.requests import PROMPT, RecordingLink, TargetRequest
 
 PATIENCE_S = 0.02
 BASE = len(PROMPT) - 1
@@ -31,12 +28,12 @@ class DroppedLink(RecordingLink):
 
     def drop(self, error: PacelineError) -> None:
         self.dropped = error
-        cast(Any, self).on_down(error)
+        self.on_down(error)
 
 
 def named(link: RecordingLink, session: int = 1) -> None:
     """A sign of life names a session."""
-    cast(Any, link).on_event(AtWork(session))
+    link.on_event(AtWork(session))
 
 
 class Clock:
@@ -57,9 +54,8 @@ async def test_a_session_that_no_sign_of_life_names_is_closed_and_goes_to_anothe
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock, first, second = Clock(monkeypatch), RecordingLink(), RecordingLink()
-    request = Request(first, round_timeout_s=PATIENCE_S)
-    request.pool.add(TargetPeer(cast(TargetLink, second)))
-    task = await pending(request)
+    request = TargetRequest(first, second, round_timeout_s=PATIENCE_S)
+    task = await request.pending()
     for _ in range(4):
         await clock.pass_half()
         named(first)
@@ -69,10 +65,10 @@ async def test_a_session_that_no_sign_of_life_names_is_closed_and_goes_to_anothe
         await clock.pass_half()
         named(first, session=7)
     assert first.take() == [Close(1)], "what it holds is freed when it hears of it"
-    assert [type(each) for each in second.take()] == [TargetOpen, Round]
+    assert second.take_kinds() == [TargetOpen, Round]
     request.answer(BASE)  # too late, from the first one
     assert not task.done()
-    cast(Any, second).on_event(Verdict(1, BASE, (9,)))
+    request.answer(BASE, token=9, link=1)
     assert (await task).verdict.token_ids == (9,)
 
 
@@ -84,17 +80,16 @@ async def test_that_test_notices_a_watch_that_any_frame_reassures(monkeypatch: p
 
 
 async def test_the_error_names_peer_session_round_and_how_long() -> None:
-    request = Request(RecordingLink(), round_timeout_s=PATIENCE_S, wait_s=0.0)
-    task = await pending(request)
+    request = TargetRequest(round_timeout_s=PATIENCE_S, wait_s=0.0)
+    task = await request.pending()
     with pytest.raises(PeerUnavailable) as caught:
         await task
-    assert f"target at nowhere is not at work on the session and sent nothing for it for {PATIENCE_S:g} s" in str(
-        caught.value
-    )
+    silence = f"is not at work on the session and sent nothing for it for {PATIENCE_S:g} s"
+    assert f"target at nowhere {silence}" in str(caught.value)
     facts = caught.value.metadata
     assert (facts["peer"], facts["session"], facts["base_length"]) == ("target", "1", str(BASE))
     assert 0 <= float(facts["unanswered_s"]) < 10
-    task = await pending(request)
+    task = await request.pending()
     request.answer(BASE, session=2)
     assert (await task).verdict.token_ids == (7,), "the next one is served"
 
@@ -102,52 +97,49 @@ async def test_the_error_names_peer_session_round_and_how_long() -> None:
 async def test_a_link_that_is_silent_as_a_whole_is_dropped() -> None:
     link = DroppedLink()
     link.silent_s = 2 * PATIENCE_S
-    request = Request(link, round_timeout_s=PATIENCE_S, wait_s=0.0)
+    request = TargetRequest(link, round_timeout_s=PATIENCE_S, wait_s=0.0)
     with pytest.raises(PeerUnavailable, match="target at nowhere sent nothing for"):
-        await (await pending(request))
+        await (await request.pending())
     assert link.dropped is not None
     assert Close(1) not in link.take(), "the link has told it"
 
 
 async def test_the_patience_with_a_dead_target_begins_with_its_death() -> None:
     """However long a round has waited before, in a queue or for a prefix."""
-    request = Request(RecordingLink(), wait_s=PATIENCE_S)
-    task = await pending(request)
+    request = TargetRequest(wait_s=PATIENCE_S)
+    task = await request.pending()
     await asyncio.sleep(2 * PATIENCE_S)
-    request.lose()
-    await turns()
+    await request.lose()
     request.answer(BASE, session=2)
     assert (await task).verdict.token_ids == (7,)
 
 
-async def held_and_lost(request: Request, clock: Clock, session: int) -> None:
+async def held_and_lost(request: TargetRequest, clock: Clock, session: int) -> None:
     """A session is at work for longer than the patience, and then its target dies."""
-    cast(Any, request.link).on_event(TargetOpened(session))
+    request.link.on_event(TargetOpened(session))
     for _ in range(4):
         clock.now += PATIENCE_S / 2
         named(request.link, session)
-    request.lose()
-    await turns()
+    await request.lose()
 
 
 async def test_the_time_at_another_target_is_not_of_the_patience_with_the_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = Clock(monkeypatch)
-    request = Request(RecordingLink(), wait_s=PATIENCE_S)
-    task = await pending(request)
-    request.lose()
-    await turns()
+    request = TargetRequest(wait_s=PATIENCE_S)
+    task = await request.pending()
+    await request.lose()
     await held_and_lost(request, clock, session=2)
-    assert len([each for each in request.link.take() if isinstance(each, TargetOpen)]) == 3
+    assert len(request.link.take_only(TargetOpen)) == 3
     request.answer(BASE, session=3)
     assert (await task).verdict.token_ids == (7,)
 
 
 async def test_a_round_does_not_kill_targets_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
-    request = Request(RecordingLink(), wait_s=PATIENCE_S)
-    task = await pending(request)
+    request = TargetRequest(wait_s=PATIENCE_S)
+    task = await request.pending()
     for session in range(1, MAX_SPARED + 1):
         await held_and_lost(request, clock, session)
         assert not task.done()
@@ -158,13 +150,12 @@ async def test_a_round_does_not_kill_targets_for_ever(monkeypatch: pytest.Monkey
 
 async def test_a_target_that_is_not_at_work_spares_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
-    request = Request(RecordingLink(), wait_s=PATIENCE_S)
-    task = await pending(request)
-    request.lose()
-    await turns()
-    cast(Any, request.link).on_event(TargetOpened(2))
+    request = TargetRequest(wait_s=PATIENCE_S)
+    task = await request.pending()
+    await request.lose()
+    request.link.on_event(TargetOpened(2))
     clock.now += 2 * PATIENCE_S
-    request.lose()
+    await request.lose()
     with pytest.raises(PeerUnavailable):
         await asyncio.wait_for(task, 5)
 

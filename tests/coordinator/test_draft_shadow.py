@@ -2,39 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
-
 import pytest
 
 from paceline.protocol.draft import Commit, DraftOpen, Shadow
 from paceline.protocol.session import Close
-from tests.coordinator.test_drafting import PROMPT, Request
+from tests.coordinator.requests import PROMPT, DraftedRequest
 
 
-def heard(request: Request) -> list[Shadow]:
+def heard(request: DraftedRequest) -> list[Shadow]:
     """What the request's session reports from now on."""
-    found: list[Shadow] = []
-    request.drafting._session.on_shadow = found.append
-    return found
+    shadows: list[Shadow] = []
+    request.drafting._session.on_shadow = shadows.append
+    return shadows
 
 
-def sends(request: Request, first: int, ranks: int, session: int = 1) -> Shadow:
+def sends(request: DraftedRequest, first: int, ranks: int, session: int = 1) -> Shadow:
     """A shadow arrives."""
     shadow = Shadow(session, first, (1,) * ranks, (0.5,) * ranks)
-    cast(Any, request.link).on_event(shadow)
+    request.link.on_event(shadow)
     return shadow
 
 
 def test_shadows_of_what_the_draft_was_told_are_reported_in_order() -> None:
-    request = Request()
-    found = heard(request)
-    (opened,) = [each for each in request.link.sent if isinstance(each, DraftOpen)]
+    request = DraftedRequest()
+    shadows = heard(request)
+    (opened,) = request.link.take_only(DraftOpen)
     assert opened.takes_shadows
-    request.commit((5, 6, 7, 8))
-    request.dispatched()
+    request.advance((5, 6, 7, 8))
     first = len(PROMPT)
-    assert [sends(request, first, 2), sends(request, first + 3, 1)] == found
-    assert Close not in request.link.take()
+    assert [sends(request, first, 2), sends(request, first + 3, 1)] == shadows
+    assert Close not in request.link.take_kinds()
 
 
 @pytest.mark.parametrize(
@@ -43,53 +40,48 @@ def test_shadows_of_what_the_draft_was_told_are_reported_in_order() -> None:
     ids=["of the prompt", "beyond what the draft was told", "not committed"],
 )
 def test_a_shadow_of_other_positions_ends_the_draft(first: int, ranks: int, caplog: pytest.LogCaptureFixture) -> None:
-    request = Request()
-    found = heard(request)
-    request.commit((5, 6))
-    request.dispatched()
-    request.link.take()
+    request = DraftedRequest()
+    shadows = heard(request)
+    request.advance((5, 6))
+    request.link.take_kinds()
     sends(request, first, ranks)
-    assert found == []
-    assert request.link.take() == [Close]
+    assert shadows == []
+    assert request.link.take_kinds() == [Close]
     assert f"malformed shadow: positions = [{first}, {first + ranks})" in caplog.text
 
 
 def test_a_position_is_reported_once() -> None:
-    request = Request()
-    found = heard(request)
-    request.commit((5, 6))
-    request.dispatched()
+    request = DraftedRequest()
+    shadows = heard(request)
+    request.advance((5, 6))
     shadow = sends(request, len(PROMPT), 2)
     sends(request, len(PROMPT) + 1, 1)
-    assert found == [shadow]
-    assert Close in request.link.take()
+    assert shadows == [shadow]
+    assert Close in request.link.take_kinds()
 
 
 def test_what_was_committed_but_not_told_is_no_position_of_the_draft() -> None:
-    request = Request()
-    found = heard(request)
+    request = DraftedRequest()
+    shadows = heard(request)
     request.commit((5, 6))
-    assert Commit not in request.link.take()
+    assert Commit not in request.link.take_kinds()
     sends(request, len(PROMPT), 2)
-    assert found == []
-    assert Close in request.link.take()
+    assert shadows == []
+    assert Close in request.link.take_kinds()
 
 
 def test_a_session_opened_anew_reports_behind_its_prefix() -> None:
-    request = Request()
-    found = heard(request)
-    request.commit((5, 6))
-    request.dispatched()
+    request = DraftedRequest()
+    shadows = heard(request)
+    request.advance((5, 6))
     sends(request, len(PROMPT), 3)
-    assert request.link.take()[-1] is Close
+    assert request.link.take_kinds()[-1] is Close
     request.drafting._session._retry_at.clear()
-    request.commit((7,))
-    request.dispatched()
-    assert DraftOpen in request.link.take()
-    request.commit((8, 9))
-    request.dispatched()
+    request.advance((7,))
+    assert DraftOpen in request.link.take_kinds()
+    request.advance((8, 9))
     last = len(request.sequence.ids)
-    assert [sends(request, last - 2, 2, session=2)] == found
-    request.link.take()
+    assert [sends(request, last - 2, 2, session=2)] == shadows
+    request.link.take_kinds()
     sends(request, last - 3, 1, session=2)
-    assert request.link.take() == [Close], "a position of the prefix"
+    assert request.link.take_kinds() == [Close], "a position of the prefix"

@@ -5,27 +5,25 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from coordinator.sessions.draft import DraftSession
-from coordinator.sessions.draft_pool import DraftPeer, DraftPool
 from coordinator.sessions.feature_feed import FeatureFeed
 from coordinator.sessions.round_draft import PendingCommit
 from coordinator.sessions.target import TargetSession
+from coordinator.sessions.verified_round import VerifiedRound
 from paceline.protocol.draft import Commit, DraftBudget, DraftOpen
 from paceline.protocol.features import FeatureNeed, FeatureOffer, FeatureRequest, Features, FeatureType
-from paceline.protocol.handshake import Fingerprint, Welcome
 from paceline.protocol.proposal import ROOT, Outcome
 from paceline.protocol.session import Close
 from paceline.protocol.target import TargetOpen
-from tests.coordinator.test_target_session import PROMPT, RecordingLink, Request, turns
+from tests.coordinator.requests import PROMPT, WELCOME, RecordingLink, TargetRequest, draft_pool
 
 NEED = FeatureNeed((1, -2))
 OFFER = FeatureOffer(layers=2, hidden=2)
-ABLE = Welcome("1", Fingerprint(), 256, 8, max_lease=64, features=OFFER)
-UNABLE = replace(ABLE, features=None)
+ABLE, UNABLE = replace(WELCOME, features=OFFER), WELCOME
 ROW = 8
 """Bytes of two layers of two float16."""
 
@@ -38,13 +36,13 @@ def rows(first: int, end: int, session: int = 1) -> Features:
 
 def fed(feed: FeatureFeed, start: int = 0, end: int = 99) -> list[int]:
     """Positions of what the feed passes on; each row must be its own."""
-    found = []
+    positions = []
     for each in feed.slice(start, end):
         for row in range(each.rows):
             position = each.first_position + row
             assert each.data[row * ROW : (row + 1) * ROW] == bytes([position]) * ROW
-            found.append(position)
-    return found
+            positions.append(position)
+    return positions
 
 
 def feed_of(need: FeatureNeed = NEED, **settings: Any) -> FeatureFeed:
@@ -101,75 +99,71 @@ def test_a_drafter_whose_need_no_target_meets_is_left_out(caplog: pytest.LogCapt
 class Fed:
     """A request whose drafter reads features, on links that only record."""
 
-    def __init__(self, target: Welcome = ABLE) -> None:
-        self.target_link, self.draft_link = RecordingLink(), RecordingLink()
-        self.target_link.welcome = target
-        self.draft_link.welcome = replace(UNABLE, drafters=("spy",), drafter_needs=(NEED,))
-        given = Request(self.target_link)
+    def __init__(self, offer: FeatureOffer | None = OFFER) -> None:
+        self.draft_link = RecordingLink(drafters=("spy",), drafter_needs=(NEED,))
+        self.target = TargetRequest(RecordingLink(features=offer))
+        self.target_link, self.ids = self.target.link, self.target.ids
         self.feed = FeatureFeed(len(PROMPT))
-        pool = DraftPool([DraftPeer(cast(Any, self.draft_link))], timeout_s=1, vocab_size=64)
-        self.draft = DraftSession(pool, given.task, "", self.feed)
+        self.draft = DraftSession(draft_pool(self.draft_link), self.target.task, "", self.feed)
         self.feed.need = self.draft.need
-        given.session = TargetSession(given.pool, given.task, self.feed)
-        self.target, self.ids = given, given.ids
+        self.target.session = TargetSession(self.target.pool, self.target.task, self.feed)
 
-    def arrive(self, features: Features) -> None:
-        cast(Any, self.target_link).on_event(features)
+    async def sends(self) -> tuple[asyncio.Task[VerifiedRound], TargetOpen]:
+        """A round that waits for its verdict, and how its session was opened."""
+        task = await self.target.pending()
+        (opened,) = self.target_link.take_only(TargetOpen)
+        return task, opened
 
     def commit(self, token: int) -> None:
         outcome = Outcome(len(self.ids) - 1, ROOT, token)
         self.ids.append(token)
         self.draft.commit(PendingCommit(outcome, (token,), [*self.ids], DraftBudget(), "", is_awaited=False))
 
-    def told(self) -> list[Any]:
+    def take(self) -> list[Any]:
         """What the draft service was sent: kinds of commands, and positions of features with their session."""
         return [
             (each.session_id, each.first_position, each.end) if isinstance(each, Features) else type(each)
-            for each in cast(list[Any], self.draft_link.take())
+            for each in self.draft_link.take()
         ]
 
 
 async def test_rows_follow_the_commits_of_their_tokens_whichever_comes_first() -> None:
     request = Fed()
     request.draft.open(request.ids, DraftBudget(), "")
-    first = asyncio.create_task(request.target.round())
-    await turns()
-    (opened,) = [each for each in request.target_link.take() if isinstance(each, TargetOpen)]
+    first, opened = await request.sends()
     assert opened.features == FeatureRequest(NEED)
-    request.arrive(rows(0, 2))
+    request.target_link.on_event(rows(0, 2))
     request.target.answer(len(PROMPT) - 1, token=7)
     await first
     request.ids.pop()  # the draft's commit brings it
-    request.arrive(rows(2, 5))
-    assert request.told() == [DraftOpen, (1, 0, 2), (1, 2, 3)]
+    request.target_link.on_event(rows(2, 5))
+    assert request.take() == [DraftOpen, (1, 0, 2), (1, 2, 3)]
     request.commit(7)
     request.commit(8)
-    request.arrive(rows(4, 5))
-    assert request.told() == [Commit, (1, 3, 4), Commit, (1, 4, 5)]
+    request.target_link.on_event(rows(4, 5))
+    assert request.take() == [Commit, (1, 3, 4), Commit, (1, 4, 5)]
 
 
 async def test_a_draft_session_that_is_opened_later_or_again_is_given_what_was_kept() -> None:
     request = Fed()
     request.feed.take(rows(0, 3))
     request.draft.open(request.ids, DraftBudget(), "")
-    assert request.told() == [DraftOpen, (1, 0, 3)]
-    cast(Any, request.draft_link).on_down(request.target_link.why_down())
+    assert request.take() == [DraftOpen, (1, 0, 3)]
+    request.draft_link.on_down(request.target_link.why_down())
     request.feed.take(rows(3, 4))
-    assert request.told() == []
+    assert request.take() == []
     request.commit(7)
-    assert request.told() == [DraftOpen, (2, 0, 3), (2, 3, 4)]
+    assert request.take() == [DraftOpen, (2, 0, 3), (2, 3, 4)]
     request.draft.close()
     request.feed.take(rows(4, 5))
-    assert request.told() == [Close]
+    assert request.take() == [Close]
 
 
 async def test_without_a_target_that_sends_them_the_drafter_is_not_asked() -> None:
-    request = Fed(UNABLE)
+    request = Fed(None)
     request.draft.open(request.ids, DraftBudget(max_tokens=4), "")
-    assert (request.told(), request.draft.is_ready) == ([], False)
-    sending = asyncio.create_task(request.target.round())
-    await turns()
-    (opened,) = [each for each in request.target_link.take() if isinstance(each, TargetOpen)]
+    assert (request.take(), request.draft.is_ready) == ([], False)
+    sending, opened = await request.sends()
     assert opened.features is None
     sending.cancel()
 
@@ -179,4 +173,4 @@ async def test_a_target_that_is_lost_to_one_that_sends_none_ends_the_draft() -> 
     request.draft.open(request.ids, DraftBudget(), "")
     assert request.feed.request(UNABLE, 3) is None
     request.commit(7)
-    assert request.told() == [DraftOpen, Close]
+    assert request.take() == [DraftOpen, Close]

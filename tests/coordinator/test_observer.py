@@ -7,14 +7,11 @@ import logging
 import pytest
 
 from coordinator.observer import MAX_ID_CHARACTERS, RequestObserver
-from coordinator.text.sequence import GenerationTask
 from paceline.models.tokenizer import TableTokenizer, Tokenizer
 from paceline.protocol.errors import InvalidInput
-from paceline.protocol.generation import SpeculationSettings
-from paceline.protocol.proposal import Acceptance
 from paceline.protocol.records import GenerationStats
-from paceline.protocol.sampling import NoiseKey, SamplingParams
 from paceline.runtime.logs import OneLine
+from tests.coordinator.requests import task_of
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 TOKENIZER = TableTokenizer(300, None)
@@ -30,25 +27,9 @@ def as_services_log(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
 
 
-def task() -> GenerationTask:
-    return GenerationTask(
-        prompt=tuple(PROMPT),
-        resume_token_ids=(),
-        sampling=SamplingParams(),
-        noise=NoiseKey(1),
-        acceptance=Acceptance.COUPLED,
-        max_length=64,
-        max_rows=64,
-        stop=(),
-        eos_token_ids=frozenset(),
-        speculation=SpeculationSettings(),
-        tenant="alice",
-    )
-
-
 def observe(given_id: str, tokenizer: Tokenizer | None = None) -> None:
     with RequestObserver(given_id, tokenizer) as observer:
-        observer.begin(task(), chat=False)
+        observer.begin(task_of(prompt=tuple(PROMPT), tenant="alice"), chat=False)
         with observer.in_trace(f"00-{TRACE}-00f067aa0ba902b7-01"):
             logging.getLogger("coordinator.sessions").info("draft is late: session=%d", 3)
         observer.done(STATS, "stop", None)

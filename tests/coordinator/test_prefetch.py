@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -14,16 +15,14 @@ from coordinator.policy.prefetch import MAX_PREFETCHED_NODES, Prefetching
 from coordinator.sessions.target import TargetSession
 from coordinator.sessions.verified_round import VerifiedRound
 from paceline.protocol.errors import ProtocolMismatch
-from paceline.protocol.handshake import Welcome
 from paceline.protocol.proposal import ROOT, Outcome, Proposal
 from paceline.protocol.session import Close
 from paceline.protocol.target import Prefetch, Round, SelfStarted, TargetOpen, Verdict
-from tests.coordinator.test_target_session import RecordingLink, Request
+from tests.coordinator.requests import TargetRequest, turns
 
 BASE = 2
 ROUND = Round(1, BASE, ROOT, (3,))
-SOON_MS = 400.0
-"""Its two moments are 40 ms apart."""
+SOON_MS = 50.0
 
 
 def outcome(token: int) -> Outcome:
@@ -74,19 +73,16 @@ class Recording:
     verdict_at = 0.0
 
     def __init__(self) -> None:
-        self.sent: list[Mapping[Outcome, Proposal]] = []
-        self.changed = asyncio.Event()
+        self.sent = asyncio.Queue[Mapping[Outcome, Proposal]]()
+        self.after_prefetch: Callable[[], None] = lambda: None
 
     def prefetch(self, round_: Round, proposals: Mapping[Outcome, Proposal]) -> None:
-        self.sent.append(proposals)
-        self.changed.set()
+        self.sent.put_nowait(proposals)
+        self.after_prefetch()
 
     async def next(self) -> dict[int, tuple[int, ...]]:
         """What is sent next: tokens by the outcome's token."""
-        async with asyncio.timeout(5):
-            await self.changed.wait()
-        self.changed.clear()
-        (sent,), self.sent = self.sent, []
+        sent = await asyncio.wait_for(self.sent.get(), 5)
         return {key.next_token: value.token_ids for key, value in sent.items()}
 
 
@@ -101,8 +97,10 @@ async def test_what_is_whole_leaves_before_what_still_grows() -> None:
     watch.watch(ROUND)
     drafting.has(7, 1, 2)
     drafting.has(8, 1, grows=True)
+    early, last = watch._timers
+    assert last.when() - early.when() > 0.09 * SOON_MS / 1e3
+    target.after_prefetch = lambda: drafting.has(8, 1, 4, grows=True)
     assert await target.next() == {7: (1, 2)}
-    drafting.has(8, 1, 4, grows=True)
     assert await target.next() == {8: (1, 4)}
 
 
@@ -133,7 +131,7 @@ async def test_what_follows_a_match_is_prefetched_with_its_round() -> None:
     assert await target.next() == {7: (1, 2)}
     drafting.has(8, 1)
     await asyncio.sleep(0)
-    assert not target.sent, "nothing else is waited for"
+    assert target.sent.empty(), "nothing else is waited for"
 
 
 async def test_nothing_is_prefetched_for_a_round_that_is_answered() -> None:
@@ -176,9 +174,8 @@ async def test_nothing_is_prefetched_where_nothing_may_be() -> None:
     drafting.has(7, 1)
     watch.watch(ROUND)
     drafting.has(8, 1)
-    for _ in range(5):
-        await asyncio.sleep(0)
-    assert not target.sent
+    await turns()
+    assert target.sent.empty()
 
 
 async def test_what_still_grows_leaves_room_for_what_it_grows_by() -> None:
@@ -195,58 +192,40 @@ async def test_what_still_grows_leaves_room_for_what_it_grows_by() -> None:
     assert len(again) >= 6
 
 
-class PrefetchRequest(Request):
-    """A request whose rounds may be started by the target."""
-
-    def __init__(self) -> None:
-        super().__init__(RecordingLink())
-
-    async def pending(self, wanted: Proposal | None = None, node: int = ROOT) -> asyncio.Task[VerifiedRound]:
-        """A round that waits for its verdict."""
-
-        async def dispatched(round_: Round) -> None:
-            await asyncio.sleep(0)
-
-        task = asyncio.create_task(self.session.verify(self.ids, node, wanted, 0, "", dispatched))
-        for _ in range(5):
-            await asyncio.sleep(0)
-        return task
-
-    async def begins(self, prefetched: Proposal, self_started: SelfStarted, token: int = 7) -> VerifiedRound:
-        """Prefetch a proposal for the first round's outcome; its verdict says what the target started."""
-        task = await self.pending()
-        round_ = Round(1, BASE, ROOT, (3,))
-        self.session.prefetch(round_, {outcome(token): prefetched})
-        cast(Any, self.link).on_event(Verdict(1, BASE, (token,), self_started=self_started))
-        self.ids.append(token)
-        return await task
+async def verified(
+    request: TargetRequest, prefetched: Proposal, self_started: SelfStarted, token: int = 7
+) -> VerifiedRound:
+    """Prefetch a proposal for the first round's outcome; its verdict says what the target started."""
+    task = await request.pending()
+    request.session.prefetch(ROUND, {outcome(token): prefetched})
+    request.link.on_event(Verdict(1, BASE, (token,), self_started=self_started))
+    return await task
 
 
 async def test_a_self_started_round_is_waited_for_and_not_sent() -> None:
-    request = PrefetchRequest()
-    first = await request.begins(proposal(4, 5, 6), SelfStarted(BASE + 1, 2))
-    assert [type(command).__name__ for command in request.link.take()] == ["TargetOpen", "Round", "Prefetch"]
+    request = TargetRequest()
+    first = await verified(request, proposal(4, 5, 6), SelfStarted(BASE + 1, 2))
+    assert request.link.take_kinds() == [TargetOpen, Round, Prefetch]
     ahead = request.session.next_after(first.round_, outcome(7), first.verdict)
     assert ahead.self_started == proposal(4, 5)
     assert ahead.leased_rounds == 0
-    cast(Any, request.link).on_event(Verdict(1, BASE + 1, (4, 5, 9)))
-    second = await (await request.pending(ahead.self_started))
+    request.link.on_event(Verdict(1, BASE + 1, (4, 5, 9)))
+    second = await (await request.pending(proposal=ahead.self_started))
     assert second.self_started
     assert second.verdict.token_ids == (4, 5, 9)
     assert request.link.take() == []
 
 
 async def test_a_self_started_round_that_is_lost_is_sent_with_what_it_had() -> None:
-    request = PrefetchRequest()
-    first = await request.begins(proposal(4, 5, 6), SelfStarted(BASE + 1, 2))
+    request = TargetRequest()
+    first = await verified(request, proposal(4, 5, 6), SelfStarted(BASE + 1, 2))
     self_started = request.session.next_after(first.round_, outcome(7), first.verdict).self_started
     request.link.take()
-    request.lose()
-    task = await request.pending(self_started)
+    await request.lose()
+    task = await request.pending(proposal=self_started)
     _, sent = request.link.take()
-    assert isinstance(sent, Round)
     assert (sent.base_length, sent.proposal) == (BASE + 1, proposal(4, 5))
-    cast(Any, request.link).on_event(Verdict(2, BASE + 1, (4, 5, 9)))
+    request.link.on_event(Verdict(2, BASE + 1, (4, 5, 9)))
     assert not (await task).self_started
 
 
@@ -256,8 +235,8 @@ async def test_a_self_started_round_that_is_lost_is_sent_with_what_it_had() -> N
     ids=["more than was prefetched", "another round"],
 )
 async def test_a_target_that_starts_what_was_not_prefetched_is_refused(self_started: SelfStarted) -> None:
-    request = PrefetchRequest()
-    first = await request.begins(proposal(4, 5, 6), self_started)
+    request = TargetRequest()
+    first = await verified(request, proposal(4, 5, 6), self_started)
     with pytest.raises(ProtocolMismatch, match=f"the target started round {self_started.base_length}"):
         request.session.next_after(first.round_, outcome(7), first.verdict)
     with pytest.raises(ProtocolMismatch, match="0 were prefetched"):
@@ -275,54 +254,49 @@ OTHERS = {
 @pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS)
 async def test_what_was_prefetched_grows_and_does_not_change(other: Proposal) -> None:
     """The target may have started what came first: what it then draws behind it was drawn for no other tokens."""
-    request = PrefetchRequest()
+    request = TargetRequest()
     task = await request.pending()
-    round_ = Round(1, BASE, ROOT, (3,))
-    sent = [BEGUN, other, proposal(4, 5, 6)]
-    for each in sent:
-        request.session.prefetch(round_, {outcome(7): each, outcome(8): proposal(1)})
-    prefetches = [each for each in request.link.take() if isinstance(each, Prefetch)]
-    assert [dict(each.proposals).get(outcome(7)) for each in prefetches] == [BEGUN, None, proposal(4, 5, 6)]
-    cast(Any, request.link).on_event(Verdict(1, BASE, (7,), self_started=SelfStarted(BASE + 1, 2)))
-    verified = await task
-    assert request.session.next_after(round_, outcome(7), verified.verdict).self_started == BEGUN
+    for each in (BEGUN, other, proposal(4, 5, 6)):
+        request.session.prefetch(ROUND, {outcome(7): each, outcome(8): proposal(1)})
+    prefetches = [dict(each.proposals) for each in request.link.take_only(Prefetch)]
+    assert [each.get(outcome(7)) for each in prefetches] == [BEGUN, None, proposal(4, 5, 6)]
+    request.link.on_event(Verdict(1, BASE, (7,), self_started=SelfStarted(BASE + 1, 2)))
+    first = await task
+    assert request.session.next_after(ROUND, outcome(7), first.verdict).self_started == BEGUN
 
 
 async def test_nothing_is_sent_for_a_round_that_is_not_in_flight() -> None:
-    request = PrefetchRequest()
-    await request.begins(proposal(4), SelfStarted(BASE + 1, 1))
+    request = TargetRequest()
+    await verified(request, proposal(4), SelfStarted(BASE + 1, 1))
     request.link.take()
     request.session.prefetch(ROUND, {outcome(7): proposal(4)})
     request.session.prefetch(Round(1, 9, ROOT, (3,)), {Outcome(9, ROOT, 7): proposal(4)})
-    assert not [command for command in request.link.take() if isinstance(command, Prefetch)]
+    assert not request.link.take_only(Prefetch)
 
 
 async def test_a_target_that_says_nothing_of_it_takes_none() -> None:
-    request = PrefetchRequest()
-    task = await request.pending(proposal(4))
+    request = TargetRequest()
+    task = await request.pending(proposal=proposal(4))
     assert request.session.max_prefetched == 0
-    request.link.welcome = Welcome("1", request.link.welcome.fingerprint, 256, 8, max_prefetched=9)
+    request.link.welcome = replace(request.link.welcome, max_prefetched=9)
     assert request.session.max_prefetched == 9
     task.cancel()
 
 
 async def test_a_round_for_which_a_prefetch_is_refused_is_sent_again_and_nothing_is_prefetched_for_it() -> None:
-    request = PrefetchRequest()
-    task = await request.pending(proposal(4, 5))
-    round_ = Round(1, BASE, ROOT, (3,), proposal(4, 5))
-    request.session.prefetch(round_, {outcome(7): proposal(8)})
+    request = TargetRequest()
+    task = await request.pending(proposal=proposal(4, 5))
+    request.session.prefetch(replace(ROUND, proposal=proposal(4, 5)), {outcome(7): proposal(8)})
     request.link.take()
     await request.refuse()
-    closed, opened, sent = request.link.take()
-    assert [type(each) for each in (closed, opened)] == [Close, TargetOpen]
-    assert isinstance(sent, Round)
+    *reopening, sent = request.link.take()
+    assert [type(command) for command in reopening] == [Close, TargetOpen]
     assert (sent.base_length, sent.proposal) == (BASE, None)
     request.session.prefetch(sent, {outcome(7): proposal(8)})
     assert request.link.take() == []
     request.answer(BASE, session=2)
     assert (await task).verdict.token_ids == (7,)
-    request.ids.append(7)
     following = await request.pending()
     request.session.prefetch(Round(2, BASE + 1, ROOT, (7,)), {Outcome(BASE + 1, ROOT, 9): proposal(8)})
-    assert [type(command) for command in request.link.take()] == [Round, Prefetch]
+    assert request.link.take_kinds() == [Round, Prefetch]
     following.cancel()

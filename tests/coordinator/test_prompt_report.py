@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from coordinator.prepare import ServedModel, prepare
-from coordinator.sessions.target import TargetSession
-from coordinator.sessions.target_pool import TargetPeer, TargetPool
 from coordinator.text import outbox as outbox_module
 from coordinator.text.outbox import Outbox
 from paceline.client.shared import Progress
@@ -20,26 +17,20 @@ from paceline.protocol.errors import InvalidInput, PeerUnavailable, ProtocolMism
 from paceline.protocol.generation import GenerateRequest, PromptLogprobs, Provenance, Started, Tokens
 from paceline.protocol.handshake import Fingerprint
 from paceline.protocol.session import Close
-from paceline.protocol.target import PromptPiece, Round, RowLogprobs, TargetOpen, Verdict
-from paceline.rpc.peer_link import TargetLink
-from tests.coordinator.test_target_session import RecordingLink, Request, pending, turns
+from paceline.protocol.target import PromptPiece, RowLogprobs, TargetOpen
+from tests.coordinator.requests import RecordingLink, TargetRequest, turns
 
 PROMPT = tuple(range(10, 20))
 ALTERNATIVES = 2
 
 
-class ReportingLink(RecordingLink):
-    """Stands for a link to a target that reports prompts, or to an older one."""
-
-    def __init__(self, numeric: str = "n", *, reports: bool = True) -> None:
-        super().__init__()
-        self.welcome = replace(
-            self.welcome, fingerprint=Fingerprint(numeric=numeric), reports_prompts=reports, max_prefetched=64
-        )
+def reporting(numeric: str = "n", *, reports: bool = True) -> RecordingLink:
+    """A link to a target that reports prompts, or to an older one."""
+    return RecordingLink(fingerprint=Fingerprint(numeric=numeric), reports_prompts=reports, max_prefetched=64)
 
 
 class Reader:
-    """Notes what it is given; full when a test says so."""
+    """Keeps what is put; full when a test says so."""
 
     def __init__(self) -> None:
         self.rows: list[RowLogprobs] = []
@@ -62,44 +53,34 @@ def rows_about(first: int, count: int) -> tuple[RowLogprobs, ...]:
 WHOLE = rows_about(1, len(PROMPT) - 1)
 
 
-class ReportedRequest(Request):
-    """A request that wants its prompt's report."""
+class ReportedRequest(TargetRequest):
+    """A request that asks for its prompt's report."""
 
     def __init__(self, *links: RecordingLink) -> None:
-        super().__init__(links[0])
-        self.links = links
+        super().__init__(*(links or [reporting()]), prompt=PROMPT, prompt_logprobs=ALTERNATIVES)
         self.reader = Reader()
-        self.pool = TargetPool([TargetPeer(cast(TargetLink, link)) for link in links], round_timeout_s=10, wait_s=10)
-        task = replace(self.task, prompt=PROMPT, prompt_logprobs=ALTERNATIVES)
-        self.session = TargetSession(self.pool, task)
         self.session.prompt.reader = self.reader
-        self.ids = [*PROMPT]
 
     def piece(self, first: int, count: int, session: int = 1, link: int = 0) -> None:
         """Log-probabilities arrive."""
-        cast(Any, self.links[link]).on_event(PromptPiece(session, first, rows_about(first, count)))
+        self.links[link].on_event(PromptPiece(session, first, rows_about(first, count)))
 
-    def opened(self, link: int = 0) -> TargetOpen:
-        """The session that was opened since the last look."""
-        (found,) = (command for command in self.links[link].take() if isinstance(command, TargetOpen))
-        return found
+    def opened(self, link: int = 0) -> tuple[int | None, int]:
+        """What the session that was opened since the last look asks for, and what it says is known."""
+        (opened,) = self.links[link].take_only(TargetOpen)
+        return opened.prompt_logprobs, opened.prompt_logprobs_known
 
 
 async def test_a_report_is_asked_for_until_it_is_whole() -> None:
-    request = ReportedRequest(ReportingLink())
-    first = await pending(request)
-    opened = request.opened()
-    assert (opened.prompt_logprobs, opened.prompt_logprobs_known) == (ALTERNATIVES, 0)
+    request = ReportedRequest()
+    first = await request.pending()
+    assert request.opened() == (ALTERNATIVES, 0)
     request.piece(1, 4)
-    request.lose()
-    await turns()
-    opened = request.opened()
-    assert (opened.prompt_logprobs, opened.prompt_logprobs_known) == (ALTERNATIVES, 4), "the rest of it"
+    await request.lose()
+    assert request.opened() == (ALTERNATIVES, 4), "the rest of it"
     request.piece(5, 5, session=2)
-    request.lose()
-    await turns()
-    opened = request.opened()
-    assert (opened.prompt_logprobs, opened.prompt_logprobs_known) == (None, 0), "all is known"
+    await request.lose()
+    assert request.opened() == (None, 0), "all is known"
     request.answer(len(PROMPT) - 1, session=3)
     await first
     assert tuple(request.reader.rows) == WHOLE
@@ -107,21 +88,19 @@ async def test_a_report_is_asked_for_until_it_is_whole() -> None:
 
 @pytest.mark.parametrize(("first", "count"), [(4, 2), (2, 2), (1, 2), (3, 8)], ids=["gap", "overlap", "again", "end"])
 async def test_a_piece_that_is_not_the_next_ends_the_request(first: int, count: int) -> None:
-    request = ReportedRequest(ReportingLink())
-    waits = await pending(request)
+    request = ReportedRequest()
+    waits = await request.pending()
     request.piece(1, 2)
-    piece = PromptPiece(1, first, (RowLogprobs((1,), (0.0,)),) * count)
-    cast(Any, request.link).on_event(piece)
-    with pytest.raises(
-        ProtocolMismatch, match=f"tokens {first} to {first + count - 1}, expected those from 3 on, up"
-    ):
+    request.link.on_event(PromptPiece(1, first, (RowLogprobs((1,), (0.0,)),) * count))
+    message = f"tokens {first} to {first + count - 1}, expected those from 3 on, up"
+    with pytest.raises(ProtocolMismatch, match=message):
         await waits
     assert tuple(request.reader.rows) == WHOLE[:2]
 
 
 async def test_a_verdict_before_the_whole_report_ends_the_request() -> None:
-    request = ReportedRequest(ReportingLink())
-    waits = await pending(request)
+    request = ReportedRequest()
+    waits = await request.pending()
     request.piece(1, 8)
     request.answer(len(PROMPT) - 1)
     with pytest.raises(ProtocolMismatch, match="8 of the prompt's 9 tokens"):
@@ -129,32 +108,29 @@ async def test_a_verdict_before_the_whole_report_ends_the_request() -> None:
 
 
 async def test_the_rest_comes_from_a_target_of_the_same_bits() -> None:
-    links = (ReportingLink("a"), ReportingLink("b"), ReportingLink("a"))
+    links = reporting("a"), reporting("b"), reporting("a")
     request = ReportedRequest(*links)
-    waits = await pending(request)
-    placed = next(at for at, link in enumerate(links) if link.sent)
-    assert placed == 0
-    request.opened(placed)
-    request.piece(1, 4, link=placed)
+    waits = await request.pending()
+    assert links[0].sent
+    request.piece(1, 4)
     links[0].is_up = False
-    request.lose()
-    await turns()
+    await request.lose()
     assert not links[1].sent, "its values differ in their last bits"
-    assert request.opened(2).prompt_logprobs_known == 4
-    request.piece(5, 5, session=1, link=2)
-    cast(Any, links[2]).on_event(Verdict(1, len(PROMPT) - 1, (7,)))
+    assert request.opened(2) == (ALTERNATIVES, 4)
+    request.piece(5, 5, link=2)
+    request.answer(len(PROMPT) - 1, link=2)
     await waits
     assert tuple(request.reader.rows) == WHOLE
 
 
 async def test_an_older_target_is_never_asked() -> None:
-    links = (ReportingLink(reports=False), ReportingLink())
+    links = reporting(reports=False), reporting()
     request = ReportedRequest(*links)
-    waits = await pending(request)
+    waits = await request.pending()
     assert not links[0].sent
-    assert request.opened(1).prompt_logprobs == ALTERNATIVES
+    assert request.opened(1) == (ALTERNATIVES, 0)
     waits.cancel()
-    alone = ReportedRequest(ReportingLink(reports=False))
+    alone = ReportedRequest(reporting(reports=False))
     alone.pool.wait_s = 0.0
     with pytest.raises(PeerUnavailable, match="version"):
         await alone.round()
@@ -168,21 +144,18 @@ def test_a_request_that_no_target_here_knows_is_refused_by_name() -> None:
 
 
 async def test_a_client_that_does_not_read_ends_the_session_and_gets_the_rest_later() -> None:
-    request = ReportedRequest(ReportingLink())
-    waits = await pending(request)
+    request = ReportedRequest()
+    waits = await request.pending()
     request.link.take()
     request.reader.is_full = True
     request.piece(1, 3)
     await turns()
-    assert [type(command) for command in request.link.take()] == [Close]
+    assert request.link.take_kinds() == [Close]
     request.piece(4, 2)
     assert len(request.reader.rows) == 3, "what is still on its way is dropped"
     request.reader.read.set()
     await turns()
-    opened, round_ = request.link.take()
-    assert isinstance(opened, TargetOpen)
-    assert isinstance(round_, Round)
-    assert opened.prompt_logprobs_known == 3
+    assert request.opened() == (ALTERNATIVES, 3)
     request.piece(4, 6, session=2)
     request.answer(len(PROMPT) - 1, session=2)
     await waits
@@ -221,27 +194,20 @@ async def test_a_report_is_written_piece_by_piece_before_any_text(monkeypatch: p
 def test_a_client_keeps_what_a_resumed_stream_brings_again_once() -> None:
     progress = Progress(GenerateRequest(token_ids=PROMPT, prompt_logprobs=ALTERNATIVES))
 
-    def arrives(event: Started | PromptLogprobs) -> object:
-        return progress.take(event)
-
-    def asked() -> int | None:
-        return progress.rest.prompt_logprobs
-
     started = Started(3, PROMPT, "model")
-    assert arrives(started) == started
-    first = PromptLogprobs(1, single(WHOLE[:5]))
-    assert arrives(first) == first
-    assert asked() == ALTERNATIVES, "the report goes on"
-    assert arrives(started) is None
-    assert arrives(PromptLogprobs(1, single(WHOLE[:3]))) is None
-    assert arrives(PromptLogprobs(4, single(WHOLE[3:7]))) == PromptLogprobs(6, single(WHOLE[5:7]))
+    assert progress.take(started) == started
+    assert progress.take(wire_rows(1, 5)) == wire_rows(1, 5)
+    assert progress.rest.prompt_logprobs == ALTERNATIVES, "the report goes on"
+    assert progress.take(started) is None
+    assert progress.take(wire_rows(1, 3)) is None
+    assert progress.take(wire_rows(4, 4)) == wire_rows(6, 2)
     with pytest.raises(InvalidInput, match="first_position = 9: must be at most 8"):
-        arrives(PromptLogprobs(9, single(WHOLE[8:])))
-    rest = PromptLogprobs(8, single(WHOLE[7:]))
-    assert arrives(rest) == rest
-    assert asked() is None, "it is whole"
+        progress.take(wire_rows(9, 1))
+    assert progress.take(wire_rows(8, 2)) == wire_rows(8, 2)
+    assert progress.rest.prompt_logprobs is None, "it is whole"
 
 
-def single(rows: tuple[RowLogprobs, ...]) -> tuple[RowLogprobs, ...]:
+def wire_rows(first: int, count: int) -> PromptLogprobs:
     """Rows as the wire has them, in float32."""
-    return tuple(RowLogprobs(row.token_ids, tuple(np.array(row.logprobs, np.float32).tolist())) for row in rows)
+    rows = (replace(row, logprobs=tuple(np.float32(row.logprobs).tolist())) for row in rows_about(first, count))
+    return PromptLogprobs(first, tuple(rows))

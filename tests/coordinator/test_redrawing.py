@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, cast
 from unittest import mock
 
 import numpy as np
@@ -12,7 +11,6 @@ import pytest
 from coordinator.sessions import draft as draft_session
 from coordinator.sessions import redrawing
 from coordinator.sessions.redrawing import MAX_MISTAKES, base_behind, redraw_proposal
-from coordinator.sessions.verified_round import TargetNext
 from paceline.protocol.draft import DraftedProposal, DraftOpen
 from paceline.protocol.generation import SpeculationSettings
 from paceline.protocol.proposal import ROOT, Acceptance, Outcome, Proposal, SparseDistribution
@@ -23,7 +21,7 @@ from paceline.sampling.distribution import sparse_support, support_scores
 from paceline.sampling.drafted import draft_key, redraw
 from paceline.sampling.noise import Stream
 from paceline.sampling.racing import race
-from tests.coordinator.test_drafting import PROMPT, VOCAB, Request
+from tests.coordinator.requests import PROMPT, VOCAB, DraftedRequest
 
 PRE_DRAWN = [Acceptance.REJECTION, Acceptance.BLOCK]
 SEED = NoiseKey(1)
@@ -57,40 +55,33 @@ def with_another(proposal: Proposal, node: int) -> Proposal:
     return replace(proposal, token_ids=tuple(tokens), draft_probabilities=tuple(q))
 
 
-async def proposed(request: Request, proposal: Proposal, outcome: Outcome | None = None) -> Proposal | None:
+async def proposed(request: DraftedRequest, proposal: Proposal, outcome: Outcome | None = None) -> Proposal | None:
     """A proposal is waited for and comes; what the next round carries."""
-    session = cast(Any, request.link)._last_id
-    arrived = DraftedProposal(session, outcome, proposal)
-    return (await request.drafting.take(lambda: cast(Any, request.link).on_event(arrived))).proposal
+    session = request.link.last_id
+    return (await request.drafting.take(lambda: request.drafts(outcome, proposal, session))).proposal
 
 
-def committed(request: Request, tokens: tuple[int, ...]) -> Outcome:
-    """A round accepted all of these but the last."""
-    outcome = Outcome(len(request.sequence.ids) - 1, len(tokens) - 2, tokens[-1])
-    request.sequence.ids += tokens
-    request.drafting.commit(outcome, tokens, request.sequence, TargetNext(0), "")
-    return outcome
-
-
-def told(request: Request) -> NoiseKey:
-    opened = [command for command in request.link.sent if isinstance(command, DraftOpen)]
-    return opened[-1].spec.noise
+def key_of(request: DraftedRequest) -> NoiseKey:
+    """What the latest open tells the draft."""
+    return next(each.spec.noise for each in reversed(request.link.sent) if isinstance(each, DraftOpen))
 
 
 def test_a_draft_is_told_the_seed_only_if_it_shares_the_targets_noise() -> None:
-    assert told(Request(FIXED)) == SEED
+    assert key_of(DraftedRequest(FIXED)) == SEED
     for acceptance in PRE_DRAWN:
-        assert told(Request(FIXED, acceptance=acceptance)) == draft_key(SEED, acceptance) != SEED
+        assert key_of(DraftedRequest(FIXED, acceptance=acceptance)) == draft_key(SEED, acceptance) != SEED
 
 
 @pytest.mark.parametrize("acceptance", PRE_DRAWN)
 async def test_an_honest_draft_is_taken_at_its_word(acceptance: Acceptance, caplog: pytest.LogCaptureFixture) -> None:
-    request = Request(FIXED, acceptance=acceptance)
-    sent = drawn(len(PROMPT) - 1, told(request), supports(0))
+    request = DraftedRequest(FIXED, acceptance=acceptance)
+    sent = drawn(len(PROMPT) - 1, key_of(request), supports(0))
     assert await proposed(request, sent) is sent
     for number in range(1, 12):
-        outcome = committed(request, (number, number + 1, number + 2)[: 1 + number % 3])
-        sent = drawn(len(request.sequence.ids) - 1, told(request), supports(number), number + 1)
+        # All but the last were accepted.
+        tokens = (number, number + 1, number + 2)[: 1 + number % 3]
+        outcome = request.commit(tokens, node=len(tokens) - 2)
+        sent = drawn(len(request.sequence.ids) - 1, key_of(request), supports(number), number + 1)
         assert await proposed(request, sent, outcome) is sent
     assert "draft failed" not in caplog.text
 
@@ -100,12 +91,12 @@ async def test_an_honest_draft_is_taken_at_its_word(acceptance: Acceptance, capl
 async def test_a_token_that_its_q_does_not_give_is_replaced_and_named(
     acceptance: Acceptance, node: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    request = Request(FIXED, acceptance=acceptance)
-    right = drawn(len(PROMPT) - 1, told(request), supports(0))
+    request = DraftedRequest(FIXED, acceptance=acceptance)
+    right = drawn(len(PROMPT) - 1, key_of(request), supports(0))
     wrong = with_another(right, node)
     request.link.take()
     assert await proposed(request, wrong) == right
-    assert request.link.take() == [Close]
+    assert request.link.take_kinds() == [Close]
     named = f"drafter=model:near round={len(PROMPT) - 1} node={node} token={wrong.token_ids[node]}"
     assert caplog.text.count("draft failed") == 1
     assert named in caplog.text
@@ -117,8 +108,8 @@ async def test_a_token_that_its_q_does_not_give_is_replaced_and_named(
 async def test_every_kind_of_mistake_is_mended(wrong: str, caplog: pytest.LogCaptureFixture) -> None:
     mended = 0
     for seed in range(8):
-        request = Request(FIXED, acceptance=Acceptance.REJECTION)
-        base, key, from_ = len(PROMPT) - 1, told(request), supports(seed)
+        request = DraftedRequest(FIXED, acceptance=Acceptance.REJECTION)
+        base, key, from_ = len(PROMPT) - 1, key_of(request), supports(seed)
         right = drawn(base, key, from_)
         sent = {
             "position": drawn(base + 1, key, from_),
@@ -141,30 +132,26 @@ async def test_after_the_last_mistake_the_request_does_without(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(draft_session, "RETRY_MIN_S", 0.0)
-    request = Request(FIXED, acceptance=Acceptance.REJECTION)
+    request = DraftedRequest(FIXED, acceptance=Acceptance.REJECTION)
     for number in range(MAX_MISTAKES):
         base = len(request.sequence.ids) - 1
-        right = drawn(base, told(request), supports(number))
+        right = drawn(base, key_of(request), supports(number))
         # The session is new each time, and asked by its open.
         assert await proposed(request, with_another(right, 1)) == right
-        committed(request, (5,))
-        request.dispatched()
-    opens = [command for command in request.link.sent if isinstance(command, DraftOpen)]
-    assert len(opens) == MAX_MISTAKES
-    request.link.take()
+        request.advance((5,))
+    assert len(request.link.take_only(DraftOpen)) == MAX_MISTAKES
     for _ in range(3):
-        request.commit((6,))
-        request.dispatched()
+        request.advance((6,))
         assert (await request.drafting.take(lambda: None)).proposal is None
-    assert request.link.take() == []
+    assert request.link.take_kinds() == []
     assert f"mistake {MAX_MISTAKES} of at most {MAX_MISTAKES}" in caplog.text
     assert "retry_in_s=inf" in caplog.text
 
 
 async def test_a_mistake_in_what_no_round_carries_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
     """Whether a draft goes on must not depend on tokens that are dropped."""
-    request = Request(FIXED, acceptance=Acceptance.REJECTION)
-    base, key = len(PROMPT) - 1, told(request)
+    request = DraftedRequest(FIXED, acceptance=Acceptance.REJECTION)
+    base, key = len(PROMPT) - 1, key_of(request)
     assert await proposed(request, drawn(base, key, supports(0))) is not None
     request.dispatched()
     taken, other = Outcome(base, ROOT, 5), Outcome(base, 0, 9)
@@ -174,12 +161,12 @@ async def test_a_mistake_in_what_no_round_carries_changes_nothing(caplog: pytest
     request.commit((5,))
     assert (await request.drafting.take(lambda: None)).proposal is right
     assert "draft failed" not in caplog.text
-    assert Close not in request.link.take()
+    assert Close not in request.link.take_kinds()
 
 
 async def test_a_prepared_mistake_is_replaced_too(caplog: pytest.LogCaptureFixture) -> None:
-    request = Request(FIXED, acceptance=Acceptance.BLOCK)
-    base, key = len(PROMPT) - 1, told(request)
+    request = DraftedRequest(FIXED, acceptance=Acceptance.BLOCK)
+    base, key = len(PROMPT) - 1, key_of(request)
     assert await proposed(request, drawn(base, key, supports(0))) is not None
     request.dispatched()
     outcome = Outcome(base, ROOT, 5)
@@ -216,8 +203,8 @@ def test_the_base_behind_an_outcome_is_the_rounds(nodes: int) -> None:
 
 
 async def test_an_outcome_that_no_counter_holds_ends_the_session(caplog: pytest.LogCaptureFixture) -> None:
-    request = Request(FIXED, acceptance=Acceptance.REJECTION)
+    request = DraftedRequest(FIXED, acceptance=Acceptance.REJECTION)
     request.link.take()
     request.drafts(Outcome((1 << 32) - 1, 3, 5), drawn(9, draft_key(SEED, Acceptance.REJECTION), supports(0)))
-    assert request.link.take() == [Close]
+    assert request.link.take_kinds() == [Close]
     assert "malformed proposal" in caplog.text

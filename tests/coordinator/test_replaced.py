@@ -5,37 +5,25 @@ from __future__ import annotations
 import pytest
 
 from coordinator.text.outbox import merge
-from coordinator.text.sequence import GenerationTask, Sequence
+from coordinator.text.sequence import Sequence
 from paceline.models.tokenizer import TableTokenizer
 from paceline.protocol import codec
 from paceline.protocol.errors import InvalidInput
-from paceline.protocol.generation import Provenance, SpeculationSettings, Tokens
-from paceline.protocol.proposal import ROOT, Acceptance, Proposal
-from paceline.protocol.sampling import NoiseKey, SamplingParams
+from paceline.protocol.generation import Provenance, Tokens
+from paceline.protocol.proposal import ROOT, Proposal
 from paceline.protocol.target import Verdict
 from paceline.sampling.acceptance import Decision
+from tests.coordinator.requests import PROMPT, VOCAB, task_of
 
-VOCAB = 64
 CHAIN = Proposal(1, (10, 11, 12), (1.0, 1.0, 1.0))
 TREE = Proposal(1, (10, 20, 11, 21), (1.0,) * 4, parents=(ROOT, ROOT, 0, 1))
 RECOVERED, BONUS = Provenance.RECOVERED, Provenance.BONUS
 
 
 def committed(decision: Decision, proposal: Proposal | None, room: int = 9) -> Tokens:
-    task = GenerationTask(
-        prompt=(1, 2),
-        resume_token_ids=(),
-        sampling=SamplingParams(),
-        noise=NoiseKey(1),
-        acceptance=Acceptance.COUPLED,
-        max_length=2 + room,
-        max_rows=99,
-        stop=(),
-        eos_token_ids=frozenset(),
-        speculation=SpeculationSettings(),
-    )
-    verdict = Verdict(1, 2, (0,))  # only log-probabilities are read from it, and none are asked for
-    return Sequence(task, TableTokenizer(VOCAB, None)).commit(decision, proposal, verdict)
+    sequence = Sequence(task_of(max_length=len(PROMPT) + room), TableTokenizer(VOCAB, None))
+    # Only log-probabilities are read from the verdict, and none are asked for.
+    return sequence.commit(decision, proposal, Verdict(1, 2, (0,)))
 
 
 @pytest.mark.parametrize(
@@ -61,11 +49,8 @@ def test_a_recovered_token_beyond_the_end_of_the_text_names_nothing() -> None:
 
 
 def test_merged_messages_name_all_of_them_in_order() -> None:
-    first, second = (
-        committed(Decision(1, (10, 11), 30, RECOVERED), CHAIN),
-        committed(Decision(ROOT, (), 31, RECOVERED), CHAIN),
-    )
-    merged = merge([first, second])
+    decisions = Decision(1, (10, 11), 30, RECOVERED), Decision(ROOT, (), 31, RECOVERED)
+    merged = merge([committed(decision, CHAIN) for decision in decisions])
     assert merged.provenance.count(RECOVERED) == 2
     assert merged.replaced_token_ids == (12, 10)
 

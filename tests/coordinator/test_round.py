@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -14,7 +14,7 @@ from coordinator.policy.prefetch import Prefetching
 from coordinator.policy.settings import DraftingSettings
 from coordinator.round import run_rounds
 from coordinator.sessions.target import TargetSession
-from coordinator.sessions.target_pool import TargetPeer, TargetPool
+from coordinator.sessions.target_pool import TargetPool
 from coordinator.stats import StatsBuilder
 from coordinator.text import outbox as outbox_module
 from coordinator.text.outbox import MOST_BYTES_PER_TOKEN, Outbox
@@ -22,16 +22,11 @@ from coordinator.text.sequence import GenerationTask, Sequence
 from paceline.models.tokenizer import TableTokenizer
 from paceline.protocol.errors import PeerUnavailable
 from paceline.protocol.generation import PromptLogprobs, SpeculationSettings, Tokens
-from paceline.protocol.proposal import Acceptance
-from paceline.protocol.sampling import NoiseKey, SamplingParams
 from paceline.protocol.target import Round, TargetCommand, Verdict
-from paceline.rpc.peer_link import TargetLink
 from paceline.runtime.telemetry import RequestTrace
-from tests.coordinator.test_target_session import RecordingLink
+from tests.coordinator.requests import PROMPT, VOCAB, RecordingLink, target_peer, task_of
 
-VOCAB = 64
-PROMPT = (1, 2, 3)
-LENGTH = 60
+LENGTH = 57
 
 
 class AnsweringLink(RecordingLink):
@@ -55,24 +50,13 @@ class AnsweringLink(RecordingLink):
         while self.computed < self.leased:
             await asyncio.sleep(0)
             self.computed += 1
-            cast(Any, self).on_event(Verdict(session_id, self.computed, (7,)))
+            self.on_event(Verdict(session_id, self.computed, (7,)))
 
 
 def request(link: RecordingLink) -> tuple[GenerationTask, Sequence, TargetSession, Drafting]:
     """A target-only request."""
-    task = GenerationTask(
-        prompt=PROMPT,
-        resume_token_ids=(),
-        sampling=SamplingParams(),
-        noise=NoiseKey(1),
-        acceptance=Acceptance.COUPLED,
-        max_length=len(PROMPT) + LENGTH,
-        max_rows=len(PROMPT) + LENGTH + 64,
-        stop=(),
-        eos_token_ids=frozenset(),
-        speculation=SpeculationSettings(off=True),
-    )
-    pool = TargetPool([TargetPeer(cast(TargetLink, link))], round_timeout_s=10, wait_s=10)
+    task = task_of(speculation=SpeculationSettings(off=True))
+    pool = TargetPool([target_peer(link)], round_timeout_s=10, wait_s=10)
     drafting = Drafting(task, None, Planner(), DraftingSettings())
     return task, Sequence(task, TableTokenizer(VOCAB, None)), TargetSession(pool, task), drafting
 
@@ -143,8 +127,7 @@ async def test_a_whole_text_takes_few_messages() -> None:
     await observed_rounds(task, sequence, target, drafting, outbox, stats)
     writer.cancel()
     assert len(sequence.ids) == len(PROMPT) + LENGTH
-    sent = [command for command in link.sent if isinstance(command, Round)]
-    assert len(sent) <= 1 + LENGTH / 8
+    assert len(link.take_only(Round)) <= 1 + LENGTH / 8
     records = stats.build().records
     assert [record.base_length for record in records] == [len(PROMPT) - 1 + place for place in range(LENGTH)]
     assert [record.self_started for record in records] == [False] + [True] * (LENGTH - 1)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.text.sequence import GenerationTask, Sequence
+from coordinator.text.sequence import Sequence
 from paceline.models.reasoning import ReasoningMarks
 from paceline.models.tokenizer import TransformersTokenizer
-from paceline.protocol.generation import Provenance, SpeculationSettings
-from paceline.protocol.proposal import ROOT, Acceptance
-from paceline.protocol.sampling import NoiseKey, SamplingParams
+from paceline.protocol.generation import Provenance
+from paceline.protocol.proposal import ROOT
 from paceline.protocol.target import Verdict
 from paceline.sampling.acceptance import Decision
+from tests.coordinator.requests import task_of
 from tests.gateway.templates import OPENED, THINKING
 from tests.models.saving import byte_level_tokenizer
 
@@ -20,18 +20,8 @@ def sequence_of(template: str, resumed: str) -> tuple[Sequence, TransformersToke
     inner = byte_level_tokenizer()
     inner.chat_template = template
     tokenizer = TransformersTokenizer(inner)
-    task = GenerationTask(
-        prompt=tokenizer.render_turns([{"role": "user", "content": "why"}]),
-        resume_token_ids=tuple(tokenizer.encode(resumed)),
-        sampling=SamplingParams(),
-        noise=NoiseKey(1),
-        acceptance=Acceptance.COUPLED,
-        max_length=999,
-        max_rows=999,
-        stop=(),
-        eos_token_ids=frozenset(),
-        speculation=SpeculationSettings(),
-    )
+    prompt = tokenizer.render_turns([{"role": "user", "content": "why"}])
+    task = task_of(prompt=prompt, resume_token_ids=tuple(tokenizer.encode(resumed)), max_length=999)
     return Sequence(task, tokenizer, ReasoningMarks.from_tokenizer(tokenizer)), tokenizer
 
 
@@ -47,8 +37,8 @@ def test_a_round_begins_inside_behind_the_opening_marker_s_last_token(
     template: str, resumed: str, text: str, reasons_behind: str
 ) -> None:
     sequence, tokenizer = sequence_of(template, resumed)
-    found = ""
+    inside = ""
     for letter, token_id in zip(text, tokenizer.encode(text), strict=True):
         sequence.commit(Decision(ROOT, (), token_id, Provenance.TARGET), None, Verdict(1, 2, (token_id,)))
-        found += letter if sequence.reasoning else ""
-    assert found == reasons_behind
+        inside += letter if sequence.reasoning else ""
+    assert inside == reasons_behind

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from coordinator.sessions.draft import DraftSession
-from coordinator.sessions.draft_pool import DraftPeer, DraftPool
+from coordinator.sessions.draft_pool import DraftPool
 from coordinator.sessions.round_draft import PendingCommit
 from paceline.protocol.draft import Commit, DraftBudget, DraftOpen
 from paceline.protocol.errors import InvalidInput
 from paceline.protocol.proposal import ROOT, Outcome
 from paceline.protocol.target import TargetOpen
-from tests.coordinator.test_target_session import PROMPT, RecordingLink, Request
+from tests.coordinator.requests import PROMPT, RecordingLink, TargetRequest, draft_pool, task_of
 
 BEHIND = PendingCommit(Outcome(2, ROOT, 4), (4,), (*PROMPT, 4), DraftBudget(4), "", is_awaited=False)
 
@@ -32,16 +32,16 @@ class NarrowLink(RecordingLink):
 
 
 async def test_a_target_session_that_cannot_be_sent_is_not_counted_on_its_peer() -> None:
-    request = Request(NarrowLink(TargetOpen))
+    request = TargetRequest(NarrowLink(TargetOpen))
     with pytest.raises(InvalidInput, match="bytes of TargetOpen"):
         await request.round()
     request.session.close()
-    assert request.peer.sessions == 0
+    assert request.pool.peers[0].sessions == 0
 
 
 def draft_over(link: NarrowLink) -> tuple[DraftPool, DraftSession]:
-    pool = DraftPool([DraftPeer(cast(Any, link))], timeout_s=1, vocab_size=64)
-    return pool, DraftSession(pool, Request(RecordingLink()).task, "")
+    pool = draft_pool(link)
+    return pool, DraftSession(pool, task_of(), "")
 
 
 async def test_a_draft_session_that_cannot_be_sent_is_done_without_for_good() -> None:
