@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import re
+import runpy
 import shlex
-import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import redirect_stdout
 from functools import cache
+from io import StringIO
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import typer
@@ -64,16 +67,16 @@ def check_paceline(arguments: list[str]) -> None:
 
 @cache
 def help_text(module: str) -> str:
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "300"}
-    done = subprocess.run(
-        (sys.executable, "-m", module, "--help"),
-        env=environment,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return done.stdout
+    """What `python -m MODULE --help` prints."""
+    printed = StringIO()
+    with (
+        mock.patch.dict(os.environ, COLUMNS="300"),
+        mock.patch.object(sys, "argv", [module, "--help"]),
+        redirect_stdout(printed),
+        pytest.raises(SystemExit, match=r"^0$"),
+    ):
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    return printed.getvalue()
 
 
 def check_module(module: str, arguments: list[str]) -> None:
