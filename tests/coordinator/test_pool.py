@@ -5,45 +5,40 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest import mock
 
 import pytest
 
 from coordinator.sessions import membership as membership_module
 from coordinator.sessions import pool as pool_module
-from coordinator.sessions.draft_pool import DraftPeer, DraftPool
+from coordinator.sessions.draft_pool import DraftPeer
 from coordinator.sessions.membership import Membership
 from coordinator.sessions.placement import ALWAYS_EVEN, BLOCK_TOKENS, PrefixMemory, choose
 from coordinator.sessions.target_pool import TargetPeer, TargetPool
 from paceline.protocol.errors import Overloaded, PacelineError, PeerUnavailable, VocabularyMismatch
-from paceline.protocol.handshake import Fingerprint, ServiceStatus, Welcome
+from paceline.protocol.handshake import Fingerprint, ServiceStatus
 from paceline.rpc.endpoints import Endpoint, EndpointSource
-from paceline.rpc.peer_link import TargetLink
 from paceline.rpc.retries import Retries
+from tests.coordinator.requests import RecordingLink, draft_pool, target_peer
 from tests.rpc.harness import Client, silent_listener, until
 
 PREFIX = tuple(range(3 * BLOCK_TOKENS))
 
 
-class FakeLink:
-    """Stands for a link to a target."""
+class FakeLink(RecordingLink):
+    """Stands for a link to a target that starts, closes and says its load."""
 
-    name = "target"
-    is_refused = False
-
-    def __init__(self, address: str, *, model: str = "m", numeric: str = "n", is_up: bool = True) -> None:
-        self.address = address
-        self.is_up = is_up
-        self.closed = False
-        self.welcome: Welcome | None = Welcome("1", Fingerprint(model, numeric=numeric), 256, 8) if is_up else None
+    def __init__(self, address: str, *, model: str = "m", is_up: bool = True) -> None:
+        super().__init__(fingerprint=Fingerprint(model, numeric="n"))
+        self.address, self.is_up, self.closed = address, is_up, False
         self.sessions = self.queue = 0
-        self._last_id = 0
 
     async def start(self) -> None:
         self.is_up = True
-        self.welcome = self.welcome or Welcome("1", Fingerprint("m", numeric="n"), 256, 8)
         cast(Any, self).on_change()
 
     async def close(self) -> None:
@@ -52,38 +47,17 @@ class FakeLink:
     async def status(self, timeout_s: float) -> ServiceStatus:
         return ServiceStatus("1", Fingerprint(), self.sessions, 0, 0, self.queue, 0, 0, 0)
 
-    def next_session_id(self) -> int:
-        self._last_id += 1
-        return self._last_id
-
-    def send(self, command: object, urgent: bool = False) -> None:
-        pass
-
     def why_down(self) -> PacelineError:
         if self.is_refused:
             return VocabularyMismatch(f"{self.address} has another vocabulary")
         return PeerUnavailable(f"no link to {self.address}")
 
 
-class Session:
-    """Somebody's session."""
-
-    def on_event(self, event: object) -> None:
-        pass
-
-    def on_lost(self, error: PacelineError) -> None:
-        pass
-
-
-def peer_at(link: FakeLink) -> TargetPeer:
-    return TargetPeer(cast(TargetLink, link))
-
-
 def pool_of(*links: FakeLink) -> TargetPool:
-    return TargetPool(map(peer_at, links), round_timeout_s=10, wait_s=10)
+    return TargetPool(map(target_peer, links), round_timeout_s=10, wait_s=10)
 
 
-def address_of(peer: TargetPeer | None) -> str | None:
+def address_of(peer: TargetPeer | DraftPeer | None) -> str | None:
     return None if peer is None else peer.link.address
 
 
@@ -132,15 +106,14 @@ async def test_sessions_follow_their_prefix_and_others_the_load() -> None:
     pool = pool_of(FakeLink("a"), FakeLink("b"))
     first = pool.place(PREFIX)
     assert first is not None
-    first.attach(Session())
+    first.attach(mock.Mock())
     assert pool.place((*PREFIX, 1, 2, 3)) is first
     other = pool.place((5, 6, 7))
     assert other is not None and other is not first, "nothing is known of it, so it goes to the idle one"
 
 
 async def test_what_other_coordinators_have_there_counts() -> None:
-    links = FakeLink("a"), FakeLink("b")
-    pool = pool_of(*links)
+    pool = pool_of(FakeLink("a"), FakeLink("b"))
     pool.peers[0].foreign_sessions = 3
     assert address_of(pool.place((1, 2))) == "b"
 
@@ -148,8 +121,8 @@ async def test_what_other_coordinators_have_there_counts() -> None:
 async def test_a_target_of_another_model_is_left_out_until_the_first_is_gone(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    one, two = FakeLink("a", model="m"), FakeLink("b", model="other")
-    pool = pool_of(one, two)
+    one = FakeLink("a")
+    pool = pool_of(one, FakeLink("b", model="other"))
     assert {address_of(pool.place((n,))) for n in range(8)} == {"a"}
     assert caplog.text.count("target of another model, left out: address=b model=other expected=m") == 1
     one.is_up = False
@@ -230,17 +203,15 @@ async def test_waiting_ends_when_a_link_comes_up() -> None:
 
 
 async def test_a_draft_pool_mixes_drafters() -> None:
-    links = FakeLink("a"), FakeLink("b")
-    links[1].welcome = Welcome("1", Fingerprint("other"), 256, 8, drafters=("eagle",))
-    pool = DraftPool((DraftPeer(cast(Any, link)) for link in links), timeout_s=1, vocab_size=4)
+    links = FakeLink("a"), FakeLink("b", model="other")
+    links[1].welcome = replace(links[1].welcome, drafters=("eagle",))
+    pool = draft_pool(*links)
 
     def has_eagle(peer: DraftPeer) -> bool:
         return peer.link.welcome is not None and "eagle" in peer.link.welcome.drafters
 
-    chosen = pool.place((1, 2), has_eagle)
-    assert chosen is not None
-    assert chosen.link.address == "b"
-    assert {peer.link.address for n in range(8) if (peer := pool.place((n,)))} == {"a"}, "the first of two idle ones"
+    assert address_of(pool.place((1, 2), has_eagle)) == "b"
+    assert {address_of(pool.place((n,))) for n in range(8)} == {"a"}, "the first of two idle ones"
 
 
 class Members:
@@ -258,20 +229,28 @@ class Members:
 
     def _make(self, endpoint: Endpoint) -> TargetPeer:
         self.links[endpoint.address] = link = FakeLink(endpoint.address, is_up=False)
-        return peer_at(link)
+        return target_peer(link)
 
     async def become(self, *addresses: str) -> None:
         self.addresses = addresses
         await until(lambda: {peer.link.address for peer in self.pool.peers} == set(addresses))
 
 
-async def test_a_vanished_peer_drains_and_is_closed_when_its_last_session_ends() -> None:
-    members = Members()
-    members.membership.start()
+@pytest.fixture
+async def members(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Members]:
+    """A membership that looks at its endpoints and at the load all the time."""
+    monkeypatch.setattr(membership_module, "LOAD_PERIOD_S", 0.001)
+    running = Members()
+    running.membership.start()
+    yield running
+    await running.membership.close()
+
+
+async def test_a_vanished_peer_drains_and_is_closed_when_its_last_session_ends(members: Members) -> None:
     await members.become("a", "b")
     await members.pool.wait_up(5.0)
     (first,) = [peer for peer in members.pool.peers if peer.link.address == "a"]
-    session_id = first.attach(Session())
+    session_id = first.attach(mock.Mock())
     await members.become("b")
     assert address_of(members.pool.place((1,))) == "b"
     assert not members.links["a"].closed, "its session goes on"
@@ -281,69 +260,56 @@ async def test_a_vanished_peer_drains_and_is_closed_when_its_last_session_ends()
     assert members.links["b"].closed
 
 
-async def test_a_peer_that_comes_back_while_it_drains_keeps_its_link() -> None:
-    members = Members()
-    members.membership.start()
+async def test_a_peer_that_comes_back_while_it_drains_keeps_its_link(members: Members) -> None:
     await members.become("a")
     (first,) = members.pool.peers
-    session_id = first.attach(Session())
+    session_id = first.attach(mock.Mock())
     await members.become()
     await members.become("a")
     assert members.pool.peers == (first,)
     first.detach(session_id)
     await asyncio.sleep(0)
     assert not members.links["a"].closed
-    await members.membership.close()
 
 
-async def test_an_idle_peer_that_vanishes_is_closed_at_once() -> None:
-    members = Members()
-    members.membership.start()
+async def test_an_idle_peer_that_vanishes_is_closed_at_once(members: Members) -> None:
     await members.become("a", "b")
     await members.become("b")
     await until(lambda: members.links["a"].closed)
-    await members.membership.close()
 
 
-async def test_a_session_that_waits_is_counted_once_and_our_own_not_among_the_others(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(membership_module, "LOAD_PERIOD_S", 0.001)
-    members = Members()
-    members.membership.start()
+async def test_a_session_that_waits_is_counted_once_and_our_own_not_among_the_others(members: Members) -> None:
     await members.become("a", "b")
     first, second = members.pool.peers
-    first.attach(Session())
-    first.attach(Session())
-    link = members.links["a"]
-    link.sessions, link.queue = 5, 4  # of the five, ours too, four wait
+    for _ in range(2):
+        first.attach(mock.Mock())
+    members.links["a"].sessions, members.links["a"].queue = 5, 4  # of the five, ours too, four wait
     members.links["b"].sessions = 9  # asked beside or behind it
     await until(lambda: second.foreign_sessions == 9)
     assert (first.foreign_sessions, first.load) == (3, 5)
-    await members.membership.close()
 
 
-async def test_a_question_whose_link_ends_meanwhile_is_not_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(membership_module, "LOAD_PERIOD_S", 0.001)
-    members, asked = Members(), asyncio.Event()
+async def test_a_question_whose_link_ends_meanwhile_is_not_the_last(
+    members: Members, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = asyncio.Event()
     async with silent_listener() as port, Client(port) as hung:
         await until(lambda: hung.link._channel)
 
         async def ask(link: FakeLink, timeout_s: float) -> ServiceStatus:
             if link.address == "b":
-                return ServiceStatus("1", Fingerprint(), link.sessions, 0, 0, 0, 0, 0, 0)
+                return await answer(link, timeout_s)
             asked.set()
             return await hung.link.status(60)
 
+        answer = FakeLink.status
         monkeypatch.setattr(FakeLink, "status", ask)
-        members.membership.start()
         await members.become("a", "b")
         await asyncio.wait_for(asked.wait(), 5)
         await hung.link.close()
         members.links["b"].sessions = 3
         second = members.pool.peers[1]
         await until(lambda: second.foreign_sessions == 3, 5)
-    await members.membership.close()
 
 
 @pytest.mark.parametrize("looks", range(6))
