@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -38,10 +39,25 @@ def settings(workload: Workload, objects: list[Object]) -> Config:
         InvalidInput: the service would refuse it.
         LookupError: a file that it names is not mounted, or it is no command of ours.
     """
+    flags = [each.partition("=") for each in _own_arguments(workload)]
+    files = {value: _mounted(Path(value), workload, objects) for flag, _, value in flags if flag == "--config"}
+    variables = environment(workload)
+    return _parsed(workload.role, tuple(map("".join, flags)), tuple(files.items()), tuple(variables.items()))
+
+
+@cache
+def _parsed(
+    role: str, arguments: tuple[str, ...], files: tuple[tuple[str, str], ...], variables: tuple[tuple[str, str], ...]
+) -> Config:
+    """What a program makes of its flags, the files that they name, and its environment."""
     with tempfile.TemporaryDirectory() as folder:
-        arguments = [_mounted(each, workload, objects, Path(folder)) for each in _own_arguments(workload)]
-        with patch.object(sys, "argv", [workload.role, *arguments]), patch.dict(os.environ, environment(workload)):
-            return parse_config(KINDS[workload.role], "")
+        own = [role, *arguments]
+        for number, (path, text) in enumerate(files):
+            copy = Path(folder) / str(number)
+            copy.write_text(text)
+            own = [f"--config={copy}" if each == f"--config={path}" else each for each in own]
+        with patch.object(sys, "argv", own), patch.dict(os.environ, dict(variables)):
+            return parse_config(KINDS[role], "")
 
 
 def server(workload: Workload, objects: list[Object]) -> ServerSettings:
@@ -73,17 +89,12 @@ def _own_arguments(workload: Workload) -> list[str]:
     raise LookupError(f"{workload.name}: {command} is no command of the role {workload.role}")
 
 
-def _mounted(argument: str, workload: Workload, objects: list[Object], folder: Path) -> str:
-    """The argument with the file of a mounted ConfigMap at hand, where it names one."""
-    flag, _, value = argument.partition("=")
-    if flag != "--config":
-        return argument
-    path = Path(value)
+def _mounted(path: Path, workload: Workload, objects: list[Object]) -> str:
+    """The text of a file of a mounted ConfigMap."""
     data = config_map(workload, objects, str(path.parent))
     if path.name not in data:
-        raise LookupError(f"{workload.name}: {value} is not in the ConfigMap that is mounted there")
-    (folder / path.name).write_text(data[path.name])
-    return f"{flag}={folder / path.name}"
+        raise LookupError(f"{workload.name}: {path} is not in the ConfigMap that is mounted there")
+    return data[path.name]
 
 
 def config_map(workload: Workload, objects: list[Object], mount_path: str) -> dict[str, str]:
