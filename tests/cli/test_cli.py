@@ -133,9 +133,17 @@ def test_environment_sets_a_flag_and_the_flag_wins() -> None:
     assert "top_p = 8.0" in by_flag.stderr
 
 
-def test_nobody_listening_is_one_line_that_names_the_peer() -> None:
-    result = runner.invoke(app, ["generate", "--prompt", "x", "--coordinator", FREE_PORT, "--timeout", "2"])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["generate", "--prompt", "x", "--coordinator", FREE_PORT, "--timeout", "2"],
+        ["explain", "Hello", "--url", FREE_PORT],
+    ],
+)
+def test_nobody_listening_is_one_line_that_names_the_peer(arguments: list[str]) -> None:
+    result = runner.invoke(app, arguments)
     assert result.exit_code == 1
+    assert FREE_PORT in result.stderr
     assert result.stderr.count("\n") == 1
 
 

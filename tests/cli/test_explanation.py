@@ -100,13 +100,6 @@ def test_the_command_asks_a_running_coordinator(tmp_path: Path) -> None:
     assert "what the rounds did" not in plain.stdout, "only where it was asked for"
 
 
-def test_nobody_at_the_address_is_one_line_of_explain() -> None:
-    result = CliRunner().invoke(app, ["explain", "Hello", "--url", "127.0.0.1:1"])
-    assert result.exit_code == 1
-    assert "127.0.0.1:1" in result.stderr
-    assert len(result.stderr.strip().splitlines()) == 1
-
-
 def test_reasoning_is_shown_apart_where_there_was_some() -> None:
     reasoning = RoundStats(3, 9, 40.0, num_spec_steps=2, num_draft_tokens=8, num_accepted_draft_tokens=6)
     lines = shown(GenerationStats(records=ROUNDS, reasoning=reasoning, answer=RoundStats(2, 2, 10.0)))

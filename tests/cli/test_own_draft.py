@@ -53,6 +53,10 @@ def announced(chosen: ServeSettings, folder: Path, monkeypatch: pytest.MonkeyPat
     return [line for line in lines if not line.startswith("cores")]
 
 
+def output(*arguments: str) -> str:
+    return CliRunner(env={"COLUMNS": "200"}).invoke(app, arguments).stdout
+
+
 @pytest.mark.parametrize("drafter", ["auto", "model"])
 def test_a_pulled_draft_is_found(drafter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pretend_pulled(TARGET, DRAFT)
@@ -109,13 +113,12 @@ def test_a_draft_that_is_asked_for_must_be_pulled() -> None:
 
 def test_pulling_names_the_licence_and_the_draft() -> None:
     pretend_pulled(TARGET)
-    told = CliRunner().invoke(app, ["pull", TARGET]).stdout
-    assert "licence: Apache-2.0" in told
-    assert f"its draft model: {DRAFT} is not pulled (run: paceline pull {DRAFT})" in told
+    text = output("pull", TARGET)
+    assert "licence: Apache-2.0" in text
+    assert f"its draft model: {DRAFT} is not pulled (run: paceline pull {DRAFT})" in text
     pretend_pulled(DRAFT)
-    assert f"its draft model {DRAFT} is pulled" in CliRunner().invoke(app, ["pull", TARGET]).stdout
-    listed = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["models", "list"]).stdout
-    assert f"  draft: {DRAFT}" in listed
+    assert f"its draft model {DRAFT} is pulled" in output("pull", TARGET)
+    assert f"  draft: {DRAFT}" in output("models", "list")
 
 
 @pytest.fixture
@@ -142,17 +145,12 @@ def test_auto_goes_on_without_the_package_and_says_so(tmp_path: Path, monkeypatc
     assert chosen.draft_models == ()
     lacks = f"drafting from n-grams alone: paceline-drafts is not installed {INSTALL}"
     assert announced(chosen, tmp_path, monkeypatch) == [lacks]
-    listed = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["models", "list"]).stdout
-    assert f"  draft: paceline-drafts is not installed {INSTALL}\n" in listed
-    assert (
-        f"its draft model: paceline-drafts is not installed {INSTALL}"
-        in CliRunner().invoke(app, ["pull", PACKAGED]).stdout
-    )
+    assert f"  draft: paceline-drafts is not installed {INSTALL}\n" in output("models", "list")
+    assert f"its draft model: paceline-drafts is not installed {INSTALL}" in output("pull", PACKAGED)
 
 
 def test_a_packaged_draft_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pretend_pulled(PACKAGED)
     assert settings(model=PACKAGED).draft_models == ("default",)
     assert announced(settings(model=PACKAGED), tmp_path, monkeypatch) == []
-    told = CliRunner().invoke(app, ["pull", PACKAGED]).stdout
-    assert "its draft model is installed: --drafter model:default" in told
+    assert "its draft model is installed: --drafter model:default" in output("pull", PACKAGED)
