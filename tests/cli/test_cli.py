@@ -41,8 +41,7 @@ def test_help_has_an_example(command: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "flag"),
-    [("draft-service", "--drafter"), ("target-service", "--model"), ("coordinator", "--target")],
+    ("command", "flag"), [("draft-service", "--drafter"), ("target-service", "--model"), ("coordinator", "--target")]
 )
 def test_service_help_has_an_example_and_the_services_own_flags(command: str, flag: str) -> None:
     argv = [sys.executable, "-c", "from paceline.cli.main import main; main()", command, "--help"]

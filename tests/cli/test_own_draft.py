@@ -67,11 +67,7 @@ def test_a_pulled_draft_is_found(drafter: str, tmp_path: Path, monkeypatch: pyte
 
 @pytest.mark.parametrize(
     ("drafter", "models"),
-    [
-        ("auto:mine+path/yours", ("mine", "path/yours")),
-        ("model:default+me", ("default", "me")),
-        ("mtp", ("mtp",)),
-    ],
+    [("auto:mine+path/yours", ("mine", "path/yours")), ("model:default+me", ("default", "me")), ("mtp", ("mtp",))],
 )
 def test_several_drafts_of_ones_own(drafter: str, models: tuple[str, ...]) -> None:
     assert settings(drafter).draft_models == models

@@ -22,7 +22,7 @@ from paceline.protocol.codec import failure_of
 from paceline.protocol.draft import DraftedProposal
 from paceline.protocol.errors import InvalidInput, PacelineError, PeerUnavailable
 from paceline.protocol.features import FeatureNeed
-from paceline.protocol.generation import SpeculationSettings
+from paceline.protocol.generation import PromptLogprobs, SpeculationSettings, Tokens
 from paceline.protocol.handshake import Fingerprint, Welcome
 from paceline.protocol.proposal import ROOT, Acceptance, Outcome, Proposal
 from paceline.protocol.sampling import NoiseKey, SamplingParams
@@ -58,6 +58,20 @@ def task_of(**changes: Any) -> GenerationTask:
 async def turns() -> None:
     for _ in range(5):
         await asyncio.sleep(0)
+
+
+class StreamReader:
+    """A client that reads its stream as soon as it is to."""
+
+    def __init__(self, *, reads: bool = False) -> None:
+        self.messages: list[PromptLogprobs | Tokens] = []
+        self.may_read = asyncio.Event()
+        if reads:
+            self.may_read.set()
+
+    async def write(self, message: PromptLogprobs | Tokens) -> None:
+        await self.may_read.wait()
+        self.messages.append(message)
 
 
 class RecordingLink:
@@ -146,12 +160,7 @@ class TargetRequest:
         await turns()
 
     async def refuse(
-        self,
-        error: PacelineError = REFUSAL,
-        *,
-        session: int = 1,
-        link: int = 0,
-        closed: bool = False,
+        self, error: PacelineError = REFUSAL, *, session: int = 1, link: int = 0, closed: bool = False
     ) -> None:
         """A target refuses something that a session was sent; then its coordinator has done what it does."""
         self.links[link].on_event(failure_of(session, error, closed))

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from itertools import pairwise
+from unittest import mock
 
 import pytest
 
@@ -10,8 +11,9 @@ from coordinator.text import outbox as module
 from coordinator.text.outbox import MAX_UNREAD_BYTES, MOST_BYTES_PER_TOKEN, Outbox, merge, size_of
 from paceline.protocol import codec
 from paceline.protocol.errors import Cancelled
-from paceline.protocol.generation import PromptLogprobs, Provenance, Tokens
+from paceline.protocol.generation import Provenance, Tokens
 from paceline.protocol.records import RoundRecord, StepTimings
+from tests.coordinator.requests import StreamReader
 
 
 def tokens(text: str) -> Tokens:
@@ -19,25 +21,17 @@ def tokens(text: str) -> Tokens:
 
 
 async def test_pending_text_coalesces_into_one_write() -> None:
-    written: list[Tokens] = []
-    gate = asyncio.Event()
-
-    async def write(message: PromptLogprobs | Tokens) -> None:
-        await gate.wait()
-        assert isinstance(message, Tokens)
-        written.append(message)
-
-    outbox = Outbox(write, lambda: None)
+    reader = StreamReader()
+    outbox = Outbox(reader.write, lambda: None)
     writer = asyncio.ensure_future(outbox.run())
     outbox.put(tokens("a"))
     await asyncio.sleep(0)
     outbox.put(tokens("b"))
     outbox.put(tokens("c"))
-    gate.set()
+    reader.may_read.set()
     await outbox.drain()
     writer.cancel()
-    assert [message.text for message in written] == ["a", "bc"]
-    assert written[1].token_ids == (1, 1)
+    assert reader.messages == [tokens("a"), merge([tokens("b"), tokens("c")])]
 
 
 def test_a_record_takes_no_more_bytes_than_are_counted() -> None:
@@ -46,64 +40,49 @@ def test_a_record_takes_no_more_bytes_than_are_counted() -> None:
     record = RoundRecord(most, 1.1, 1.1, 1.1, timings, 1.1, most, most, True, drafter, timings, True, True, 1.1)
     sizes = []
     for records in ((), (record,), (record, record)):
-        told = replace(tokens("a"), records=records)
-        message = codec.encode_generate_event(told).tokens
-        sizes.append((message.ByteSize(), size_of(told)))
+        event = replace(tokens("a"), records=records)
+        message = codec.encode_generate_event(event).tokens
+        sizes.append((message.ByteSize(), size_of(event)))
     grown = [(later[0] - earlier[0], later[1] - earlier[1]) for earlier, later in pairwise(sizes)]
     assert grown[0] == grown[1]
     assert 0.9 * grown[0][1] < grown[0][0] <= grown[0][1]
-    assert merge([told, told]).records == (record,) * 4
+    assert merge([event, event]).records == (record,) * 4
 
 
 async def test_an_unread_stream_frees_its_kv_then_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "FREE_AFTER_S", 0.01)
     monkeypatch.setattr(module, "CANCEL_AFTER_S", 0.03)
-    freed: list[bool] = []
-
-    async def never(message: PromptLogprobs | Tokens) -> None:
-        await asyncio.Event().wait()
-
-    outbox = Outbox(never, lambda: freed.append(True))
+    free = mock.Mock()
+    outbox = Outbox(StreamReader().write, free)
     writer = asyncio.ensure_future(outbox.run())
     outbox.put(tokens("x" * (MAX_UNREAD_BYTES + 1)))
     with pytest.raises(Cancelled, match=str(MAX_UNREAD_BYTES)):
         await outbox.has_room()
-    assert freed == [True]
+    free.assert_called_once_with()
     writer.cancel()
 
 
 async def test_a_reader_that_comes_back_lets_the_rounds_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "FREE_AFTER_S", 0.01)
-    gate = asyncio.Event()
-    freed: list[bool] = []
-
-    async def write(message: PromptLogprobs | Tokens) -> None:
-        await gate.wait()
-
-    def free() -> None:
-        freed.append(True)
-        gate.set()
-
-    outbox = Outbox(write, free)
+    reader = StreamReader()
+    free = mock.Mock(side_effect=reader.may_read.set)
+    outbox = Outbox(reader.write, free)
     writer = asyncio.ensure_future(outbox.run())
     outbox.put(tokens("x" * (MAX_UNREAD_BYTES + 1)))
     await outbox.has_room()
-    assert freed == [True]
+    free.assert_called_once_with()
     writer.cancel()
 
 
 def test_merged_text_ends_count_from_the_start() -> None:
     first = Tokens((1, 2), "ab", (Provenance.TARGET,) * 2, text_ends=(1, 2))
     second = Tokens((3,), "cd", (Provenance.BONUS,), text_ends=(2,))
-    merged = module.merge([first, second])
+    merged = merge([first, second])
     assert merged == Tokens((1, 2, 3), "abcd", (*first.provenance, *second.provenance), (), (1, 2, 4))
 
 
 async def test_no_more_may_be_on_its_way_than_there_is_room_for() -> None:
-    async def write(message: PromptLogprobs | Tokens) -> None:
-        await asyncio.Event().wait()
-
-    outbox = Outbox(write, lambda: None)
+    outbox = Outbox(StreamReader().write, lambda: None)
     assert outbox.room == MAX_UNREAD_BYTES // MOST_BYTES_PER_TOKEN
     outbox.put(tokens("a" * (MAX_UNREAD_BYTES - 3 * MOST_BYTES_PER_TOKEN)))
     assert outbox.room == 2

@@ -18,16 +18,7 @@ from paceline.protocol.draft import Shadow
 from paceline.protocol.proposal import Acceptance, Proposal
 from paceline.protocol.records import RoundRecord, StepTimings
 from paceline.sampling.match import Match
-from tests.coordinator.planned import (
-    DRAFT_MS,
-    ROW_MS,
-    SENT_MS,
-    STEP_MS,
-    SaidByDraft,
-    SaidByTarget,
-    World,
-    record,
-)
+from tests.coordinator.planned import DRAFT_MS, ROW_MS, SENT_MS, STEP_MS, SaidByDraft, SaidByTarget, World, record
 
 REQUESTS = 6
 ENOUGH_TO_LEARN = 10

@@ -18,7 +18,7 @@ from paceline.protocol.generation import GenerateRequest, PromptLogprobs, Proven
 from paceline.protocol.handshake import Fingerprint
 from paceline.protocol.session import Close
 from paceline.protocol.target import PromptPiece, RowLogprobs, TargetOpen
-from tests.coordinator.requests import RecordingLink, TargetRequest, turns
+from tests.coordinator.requests import RecordingLink, StreamReader, TargetRequest, turns
 
 PROMPT = tuple(range(10, 20))
 ALTERNATIVES = 2
@@ -164,14 +164,8 @@ async def test_a_client_that_does_not_read_ends_the_session_and_gets_the_rest_la
 
 async def test_a_report_is_written_piece_by_piece_before_any_text(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outbox_module, "MAX_UNREAD_BYTES", 200)
-    written: list[PromptLogprobs | Tokens] = []
-    gate = asyncio.Event()
-
-    async def write(message: PromptLogprobs | Tokens) -> None:
-        await gate.wait()
-        written.append(message)
-
-    outbox = Outbox(write, lambda: None)
+    reader = StreamReader()
+    outbox = Outbox(reader.write, lambda: None)
     writer = asyncio.ensure_future(outbox.run())
     pieces = [PromptLogprobs(1, WHOLE[:4]), PromptLogprobs(5, WHOLE[4:])]
     full = []
@@ -184,10 +178,10 @@ async def test_a_report_is_written_piece_by_piece_before_any_text(monkeypatch: p
     waiting = asyncio.ensure_future(outbox.wait_for_reader())
     await turns()
     assert not waiting.done()
-    gate.set()
+    reader.may_read.set()
     await waiting
     writer.cancel()
-    assert written == [*pieces, text]
+    assert reader.messages == [*pieces, text]
     assert not outbox.is_full
 
 

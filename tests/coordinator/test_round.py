@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -18,13 +18,13 @@ from coordinator.sessions.target_pool import TargetPool
 from coordinator.stats import StatsBuilder
 from coordinator.text import outbox as outbox_module
 from coordinator.text.outbox import MOST_BYTES_PER_TOKEN, Outbox
-from coordinator.text.sequence import GenerationTask, Sequence
+from coordinator.text.sequence import Sequence
 from paceline.models.tokenizer import TableTokenizer
 from paceline.protocol.errors import PeerUnavailable
-from paceline.protocol.generation import PromptLogprobs, SpeculationSettings, Tokens
+from paceline.protocol.generation import SpeculationSettings
 from paceline.protocol.target import Round, TargetCommand, Verdict
 from paceline.runtime.telemetry import RequestTrace
-from tests.coordinator.requests import PROMPT, VOCAB, RecordingLink, target_peer, task_of
+from tests.coordinator.requests import PROMPT, VOCAB, RecordingLink, StreamReader, target_peer, task_of
 
 LENGTH = 57
 
@@ -53,82 +53,61 @@ class AnsweringLink(RecordingLink):
             self.on_event(Verdict(session_id, self.computed, (7,)))
 
 
-def request(link: RecordingLink) -> tuple[GenerationTask, Sequence, TargetSession, Drafting]:
-    """A target-only request."""
-    task = task_of(speculation=SpeculationSettings(off=True))
-    pool = TargetPool([target_peer(link)], round_timeout_s=10, wait_s=10)
-    drafting = Drafting(task, None, Planner(), DraftingSettings())
-    return task, Sequence(task, TableTokenizer(VOCAB, None)), TargetSession(pool, task), drafting
+class RoundsRequest:
+    """A target-only request whose rounds run, each client reading in its own way."""
 
+    def __init__(self, link: RecordingLink, *, reads: bool = True) -> None:
+        self.task = task_of(speculation=SpeculationSettings(off=True))
+        self.sequence = Sequence(self.task, TableTokenizer(VOCAB, None))
+        pool = TargetPool([target_peer(link)], round_timeout_s=10, wait_s=10)
+        self.target = TargetSession(pool, self.task)
+        self.reader, self.stats = StreamReader(reads=reads), StatsBuilder(0.0)
 
-async def observed_rounds(
-    task: GenerationTask,
-    sequence: Sequence,
-    target: TargetSession,
-    drafting: Drafting,
-    outbox: Outbox,
-    stats: StatsBuilder,
-) -> None:
-    with RequestObserver("", None) as observer:
-        await run_rounds(task, sequence, target, drafting, outbox, stats, RequestTrace(), observer)
+    async def run(self) -> None:
+        outbox = Outbox(self.reader.write, self.target.close)
+        writer = asyncio.create_task(outbox.run())
+        drafting = Drafting(self.task, None, Planner(), DraftingSettings())
+        trace = RequestTrace()
+        try:
+            with RequestObserver("", None) as observer:
+                await run_rounds(self.task, self.sequence, self.target, drafting, outbox, self.stats, trace, observer)
+        finally:
+            writer.cancel()
 
 
 async def test_a_client_that_does_not_read_bounds_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outbox_module, "MAX_UNREAD_BYTES", 5 * MOST_BYTES_PER_TOKEN)
     monkeypatch.setattr(outbox_module, "BYTES_PER_TOKEN", MOST_BYTES_PER_TOKEN)
     link = AnsweringLink()
-    task, sequence, target, drafting = request(link)
-    read = asyncio.Event()
-
-    async def write(tokens: PromptLogprobs | Tokens) -> None:
-        await read.wait()
-
-    outbox = Outbox(write, target.close)
-    writer = asyncio.create_task(outbox.run())
-    rounds = asyncio.create_task(observed_rounds(task, sequence, target, drafting, outbox, StatsBuilder(0.0)))
+    request = RoundsRequest(link, reads=False)
+    rounds = asyncio.create_task(request.run())
     for _ in range(500):
         await asyncio.sleep(0)
-    committed = len(sequence.ids) - len(PROMPT)
+    committed = len(request.sequence.ids) - len(PROMPT)
     assert 5 <= committed <= 7
     assert link.computed - len(PROMPT) + 2 <= 7, "what was computed is what may be buffered, and the round in flight"
-    read.set()
+    request.reader.may_read.set()
     await asyncio.wait_for(rounds, 10)
-    assert len(sequence.ids) == len(PROMPT) + LENGTH
-    writer.cancel()
+    assert len(request.sequence.ids) == len(PROMPT) + LENGTH
 
 
 async def test_nothing_is_left_to_prefetch_for_a_round_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     ended: list[Prefetching] = []
     monkeypatch.setattr(Prefetching, "end", lambda prefetching: ended.append(prefetching))
-    task, sequence, target, drafting = request(RecordingLink())
-
-    async def fails(*_: Any, **__: Any) -> Any:
-        raise PeerUnavailable("the target is dead")
-
-    async def write(tokens: PromptLogprobs | Tokens) -> None:
-        return
-
-    monkeypatch.setattr(target, "verify", fails)
+    request = RoundsRequest(RecordingLink())
+    monkeypatch.setattr(request.target, "verify", mock.AsyncMock(side_effect=PeerUnavailable("the target is dead")))
     with pytest.raises(PeerUnavailable):
-        await observed_rounds(task, sequence, target, drafting, Outbox(write, target.close), StatsBuilder(0.0))
+        await request.run()
     assert len(ended) == 1
 
 
 async def test_a_whole_text_takes_few_messages() -> None:
     link = AnsweringLink()
-    task, sequence, target, drafting = request(link)
-    stats = StatsBuilder(0.0)
-
-    async def write(tokens: PromptLogprobs | Tokens) -> None:
-        return
-
-    outbox = Outbox(write, target.close)
-    writer = asyncio.create_task(outbox.run())
-    await observed_rounds(task, sequence, target, drafting, outbox, stats)
-    writer.cancel()
-    assert len(sequence.ids) == len(PROMPT) + LENGTH
+    request = RoundsRequest(link)
+    await request.run()
+    assert len(request.sequence.ids) == len(PROMPT) + LENGTH
     assert len(link.take_only(Round)) <= 1 + LENGTH / 8
-    records = stats.build().records
+    records = request.stats.build().records
     assert [record.base_length for record in records] == [len(PROMPT) - 1 + place for place in range(LENGTH)]
     assert [record.self_started for record in records] == [False] + [True] * (LENGTH - 1)
     assert link.leased == len(PROMPT) + LENGTH - 2, "nothing is leased beyond the text"

@@ -142,7 +142,7 @@ MISTAKES: dict[Rule, list[tuple[Composition, Change, str]]] = {
         (BASE, lambda o: file(o, "gateway", "= 120", "= 136"), "136 s of drain"),
     ],
     pods.disruption_budgets: [
-        (BASE, lambda o: o.remove(named(o, "PodDisruptionBudget", "paceline-draft")), "no PodDisruptionBudget"),
+        (BASE, lambda o: o.remove(named(o, "PodDisruptionBudget", "paceline-draft")), "no PodDisruptionBudget")
     ],
     pods.apart: [
         (BASE, lambda o: pod(o, "draft").pop("affinity"), "no anti-affinity"),
@@ -162,7 +162,7 @@ MISTAKES: dict[Rule, list[tuple[Composition, Change, str]]] = {
         ),
     ],
     wiring.services_select_who_serves: [
-        (RANKS, lambda o: service(o, "target")["selector"].pop("paceline.dev/rank"), "does not listen"),
+        (RANKS, lambda o: service(o, "target")["selector"].pop("paceline.dev/rank"), "does not listen")
     ],
     wiring.settings_load: [
         (BASE, lambda o: file(o, "target", "threads", "treads"), "engine.treads"),
@@ -223,7 +223,7 @@ MISTAKES: dict[Rule, list[tuple[Composition, Change, str]]] = {
         (SCALED, lambda o: o.remove(of_kind(o, "Deployment")[1]), "names Deployment"),
     ],
     wiring.autoscalers_own_the_replicas: [
-        (SCALED, lambda o: named(o, "Deployment", "paceline-draft")["spec"].update(replicas=3), "sets replicas"),
+        (SCALED, lambda o: named(o, "Deployment", "paceline-draft")["spec"].update(replicas=3), "sets replicas")
     ],
     wiring.images_are_pinned: [
         (DEMO, lambda o: container(o, "draft").update(image="a/b:latest"), "not pinned"),

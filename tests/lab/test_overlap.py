@@ -161,11 +161,7 @@ def test_a_part_of_the_grids_takes_its_own_cells_place_in_the_report(tmp_path: P
     assert loaded == held
     newer = loaded.updated(Results(({"command": "b", "commit": "new"},), remotes=(cell(5.0, 6.0), cell(1.0, 11.0))))
     speeds = [(row.one_way_ms, row.tokens_per_second) for row in newer.remotes]
-    assert speeds == [
-        (1.0, 11.0),
-        (5.0, 6.0),
-        (20.0, 2.0),
-    ]
+    assert speeds == [(1.0, 11.0), (5.0, 6.0), (20.0, 2.0)]
     assert newer.runs == ({"command": "a"}, {"command": "b", "commit": "new"})
     assert Results.load(tmp_path / "none.json") == Results()
     assert "| 11.000 |" in newer.markdown()

@@ -83,6 +83,10 @@ class Deployed:
         assert isinstance(found, list), found
         return found
 
+    def names_of(self, role: str) -> list[str]:
+        """The actors of a role."""
+        return [line["name"] for line in self.lines() if line["role"] == role]
+
     def line(self, service: str, rank: int = 0) -> Line:
         """What `status` says of one actor."""
         (found,) = (each for each in self.lines() if each["name"] == f"{self.name}/{service}/rank-{rank}")

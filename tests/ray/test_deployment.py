@@ -84,9 +84,9 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[int, ...]]:
         Cluster(tmp_path_factory.mktemp("plain"), target_model=TARGET, drafters=()) as local,
         local.client() as client,
     ):
-        found = [client.generate(request(client=each)).token_ids for each in range(CLIENTS)]
-    assert len(set(found)) == CLIENTS, "a comparison can fail"
-    return found
+        texts = [client.generate(request(client=each)).token_ids for each in range(CLIENTS)]
+    assert len(set(texts)) == CLIENTS, "a comparison can fail"
+    return texts
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +142,7 @@ async def test_an_actor_killed_in_mid_generation_comes_back(
 ) -> None:
     before = deployed.line(service)
     coordinator = deployed.line("coordinator-0")["address"]
-    length = 1500
+    length = 600
     ids: list[int] = []
     async with AsyncClient(coordinator, resume_wait_s=BACK_SECONDS) as client:
         async for event in client.stream(request(length)):
@@ -171,9 +171,8 @@ def test_a_killed_controller_finds_its_actors_again(deployed: Deployed, plain: t
         return isinstance(found, list) and [each["state"] for each in found] == [each["state"] for each in before]
 
     eventually(knows_all_again, "the new controller knows all", BACK_SECONDS)
-    assert [(each["name"], each["pid"]) for each in deployed.lines()] == [
-        (each["name"], each["pid"]) for each in before
-    ]
+    after = deployed.lines()
+    assert [(each["name"], each["pid"]) for each in after] == [(each["name"], each["pid"]) for each in before]
     with Client(deployed.line("coordinator-0")["address"]) as client:
         assert client.generate(request()).token_ids == plain
 
@@ -212,7 +211,7 @@ def test_drafts_come_and_go_under_load(deployed: Deployed, texts: list[tuple[int
         deployed.do("scale", "--drafts", "1")
         eventually(lambda: len(outcomes) >= before + 2 * CLIENTS, "requests go on")
     assert all(outcomes), f"{outcomes.count(False)} of {len(outcomes)} texts changed"
-    assert [line["name"] for line in deployed.lines() if line["role"] == "draft"] == ["paceline/draft-0/rank-0"]
+    assert deployed.names_of("draft") == ["paceline/draft-0/rank-0"]
     assert sessions_of(added) == 0
 
 
@@ -225,9 +224,7 @@ def test_a_coordinator_comes_and_goes(deployed: Deployed, plain: tuple[int, ...]
         eventually(lambda: sessions_of(deployed.line("draft-0")["address"]) > 0, "the request runs")
         deployed.do("scale", "--coordinators", "1")
         assert running.result().token_ids[:LENGTH] == plain, "a running request ends before its coordinator does"
-    assert [line["name"] for line in deployed.lines() if line["role"] == "coordinator"] == [
-        "paceline/coordinator-0/rank-0"
-    ]
+    assert deployed.names_of("coordinator") == ["paceline/coordinator-0/rank-0"]
 
 
 @pytest.mark.full

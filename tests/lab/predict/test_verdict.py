@@ -15,13 +15,7 @@ from paceline_lab.plan.traced import traced_draft, traced_times
 from paceline_lab.predict.cycle import DraftingWay, StepTimes, ahead, just_in_time, target_only
 from paceline_lab.predict.prices import Prices, fleet_of
 from paceline_lab.predict.rounds import ProposalShape, expected_rounds
-from paceline_lab.predict.verdict import (
-    LEAST_GAIN,
-    Candidates,
-    profit_inequality,
-    turning_points,
-    verdict_of,
-)
+from paceline_lab.predict.verdict import LEAST_GAIN, Candidates, profit_inequality, turning_points, verdict_of
 from paceline_lab.simulate.policies import ConstantPolicy
 from paceline_lab.simulate.run import simulate
 from paceline_lab.simulate.synthetic import PAIRS, synthetic_requests
