@@ -31,19 +31,8 @@ TARGET = "table:vocab=300,seed=1,eos=299,step_ms=4"
 DRAFT = "model:table:vocab=300,seed=1,eos=299,noise=0.2,step_ms=1"
 WAIT = ("--wait-seconds", "90")
 PORTS = ("--port", "0", "--http-port", "0")
-UP = (
-    TARGET,
-    "--drafter",
-    DRAFT,
-    "--drafts",
-    "3",
-    "--draft-resource",
-    "small=3",
-    *PORTS,
-    "--target-cpus",
-    "0.5",
-    *WAIT,
-)
+DRAFTS = ("--drafter", DRAFT, "--drafts", "3", "--draft-resource", "small=3")
+UP = (TARGET, *DRAFTS, *PORTS, "--target-cpus", "0.5", *WAIT)
 """One node has 8 of `small`: two drafts find room."""
 LACK = "1 of 3 draft services waits for 0.5 CPU and 3 small: the cluster has 6 CPU and 2 small free"
 LENGTH = 160
