@@ -6,11 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from paceline.client import Generation
-from paceline.protocol.generation import FinishReason, GenerateRequest
+from paceline.protocol.generation import ChatMessage, FinishReason, GenerateRequest
 from paceline.protocol.records import GenerationStats, RoundRecord, StepTimings
+from paceline_lab.bench.prompts import Prompt
 
 PLAIN_STEP_MS = 30.0
 DRAFTED_STEP_MS = 40.0
+
+
+def prompt(name: str, kind: str = "chat") -> Prompt:
+    """One turn that asks its name."""
+    return Prompt(kind, name, ((ChatMessage("user", name),),))
 
 
 def record(rows: int, accepted: int, *, wait_ms: float = 0.0, hit: bool = False) -> RoundRecord:

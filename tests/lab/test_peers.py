@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import product
 from pathlib import Path
 
 import gguf
@@ -38,7 +39,7 @@ from paceline_lab.bench.peers.run import (
 from paceline_lab.bench.prompts import Prompt
 from paceline_lab.bench.speed.groups import cpu_seconds
 from paceline_lab.bench.worker_process import WorkerFailed
-from tests.lab.fakes import FakeRunner
+from tests.lab.fakes import FakeRunner, prompt
 
 TARGET = "table:vocab=300,seed=1"
 WORKER = Path(__file__).parent / "fake_worker.py"
@@ -63,10 +64,6 @@ def worker(behaviour: str, folder: Path, *, ready_s: float = 30, answer_s: float
 def contestant(behaviour: str, stack: ExitStack, folder: Path, **limits: float) -> PeerContestant:
     mode = "plain" if behaviour == "plain" else f"lookup {behaviour}"
     return PeerContestant("other", mode, stack.enter_context(worker(behaviour, folder, **limits)))
-
-
-def prompt(name: str) -> Prompt:
-    return Prompt("chat", name, ((ChatMessage("user", name),),))
 
 
 def hold(contestants: list[peers.Contestant]) -> Contest:
@@ -158,12 +155,8 @@ def test_a_peer_that_is_not_installed_is_named_with_what_to_do(tmp_path: Path) -
     modes = peers.modes_of(["llama-cpp", "transformers"], settings)
     with peers.start_peers(modes, settings, contest) as started:
         assert started == []
-    assert set(contest.failures) == {
-        "llama-cpp plain",
-        "llama-cpp lookup",
-        "transformers plain",
-        "transformers lookup",
-    }
+    peer_modes = product(("llama-cpp", "transformers"), ("plain", "lookup"))
+    assert set(contest.failures) == {f"{peer} {mode}" for peer, mode in peer_modes}
     assert all("bench peers --install" in why for why in contest.failures.values())
 
 

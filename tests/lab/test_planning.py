@@ -189,19 +189,9 @@ def simulated_tokens(ranks: tuple[int, ...], k: int) -> float:
 
 
 def test_modelled_times_are_marked_wherever_they_are_shown(tmp_path: Path) -> None:
-    sizes = (
-        "--gpu",
-        "h100",
-        "--tp",
-        "4",
-        "--target-size",
-        "qwen3-32b",
-        "--draft-gpu",
-        "l4",
-        "--draft-size",
-        "qwen3-0.6b",
-    )
-    made = plan(tmp_path, "--drafter", DRAFT, "--temperature", "0.8", *sizes)
+    of_target = ("--gpu", "h100", "--tp", "4", "--target-size", "qwen3-32b")
+    of_draft = ("--draft-gpu", "l4", "--draft-size", "qwen3-0.6b")
+    made = plan(tmp_path, "--drafter", DRAFT, "--temperature", "0.8", *of_target, *of_draft)
     assert made.exit_code == 0, made.stderr
     assert "Modelled, not measured: target step" in made.stdout
     text = (tmp_path / "out" / "plan.md").read_text()

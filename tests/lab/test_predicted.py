@@ -12,7 +12,6 @@ from paceline.engine.table.engine import load_table
 from paceline.local.settings import local_settings
 from paceline.local.supervisor import SupervisedServices
 from paceline.models.tokenizer import load_tokenizer
-from paceline.protocol.generation import ChatMessage
 from paceline.protocol.records import GenerationStats
 from paceline_lab.bench.predicted.__main__ import report_text
 from paceline_lab.bench.predicted.cells import GridCell, ServedRounds, summary_rows
@@ -25,7 +24,6 @@ from paceline_lab.bench.predicted.grid import (
     stated_times,
 )
 from paceline_lab.bench.predicted.serving import FixedPlan, GridServices, drafter_names
-from paceline_lab.bench.prompts import Prompt
 from paceline_lab.plan.wanted import PlanWanted
 from paceline_lab.predict.cycle import StepTimes
 from paceline_lab.predict.kept import KeptPositions
@@ -34,6 +32,7 @@ from paceline_lab.predict.rounds import ProposalShape, expected_rounds
 from paceline_lab.predict.sample import SampleWanted, texts_at
 from paceline_lab.predict.verdict import Candidates
 from paceline_training.user_data import UserData
+from tests.lab.fakes import prompt
 from tests.lab.made_stats import stats_of
 
 
@@ -78,14 +77,13 @@ def test_lines_of_services_and_of_rounds_replace_those_from_before() -> None:
 
 def test_requests_name_drafters_as_their_service_does() -> None:
     assert drafter_names(["a", "b"]) == {"ngram": "ngram", "a": "model", "b": "model:b"}
-    prompt = Prompt("chat", "p", ((ChatMessage("user", "x"),),))
-    asked = FixedPlan([prompt], num_draft_tokens=3, drafter="model", widths=(2,)).request(0).speculation
+    asked = FixedPlan([prompt("p")], num_draft_tokens=3, drafter="model", widths=(2,)).request(0).speculation
     assert (asked.drafter, asked.num_draft_tokens, asked.tree_widths) == ("model", 3, (2,))
-    assert FixedPlan([prompt]).request(0).speculation.off
+    assert FixedPlan([prompt("p")]).request(0).speculation.off
 
 
 def test_every_setting_is_served_in_each_turn_beside_target_only(tmp_path: Path) -> None:
-    prompts = [Prompt("chat", name, ((ChatMessage("user", name),),)) for name in "abcd"]
+    prompts = [*map(prompt, "abcd")]
     plan = PlanWanted("t", SampleWanted(Path("chat"), (0.8,), 4, 8, 1), tmp_path, loads=(1, 3))
     wanted = GridWanted(plan, {"chat": prompts}, requests=4, tokens=8, turns=2)
     predictions = {("chat", 0.8): Candidates({"ngram": [], "d": []}, (ProposalShape(0), ProposalShape(2)))}
@@ -129,16 +127,16 @@ def test_predicted_ranks_name_every_round_that_is_served(tmp_path: Path, tempera
     target = "table:vocab=300,seed=1,sharpness=6,max_length=400"
     draft = "table:vocab=300,seed=1,sharpness=6,noise=0.2,noise_seed=2,max_length=400"
     k, tokens = 3, 160
-    prompt = Prompt("chat", "p", ((ChatMessage("user", "hello"),),))
+    asked = prompt("hello")
     with SupervisedServices(
         local_settings(target, f"model:{draft}"), tmp_path / "services", coordinator={"fan_out": 0}
     ) as services:
         plan = FixedPlan(
-            [prompt], requests=1, tokens=tokens, temperature=temperature, num_draft_tokens=k, drafter="model", seed=7
+            [asked], requests=1, tokens=tokens, temperature=temperature, num_draft_tokens=k, drafter="model", seed=7
         )
         stats = GridServices(services.address, tmp_path).serve(plan)[0]
     tokenizer = load_tokenizer(target)
-    data = UserData((), (tokenizer.render_chat(prompt.chats[0]),))
+    data = UserData((), (tokenizer.render_chat(asked.chats[0]),))
     wanted = SampleWanted(tmp_path, (temperature,), answer_tokens=tokens, seed=7)
     texts = texts_at(wanted, temperature, data, EnginePasses(load_table(target), {}), tokenizer, tmp_path / "work")
     read = read_texts(

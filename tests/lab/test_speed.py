@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -36,7 +37,7 @@ from paceline_lab.bench.speed.settings import (
 )
 from paceline_lab.commands.bench import split_drafters
 from paceline_lab.reporting.presentation import draw
-from tests.lab.fakes import FakeRunner, generation, record
+from tests.lab.fakes import FakeRunner, generation, prompt, record
 
 TARGET = "table:vocab=300,seed=1"
 NEAR = f"model:{TARGET},noise=0.2"
@@ -45,10 +46,6 @@ SPLIT = "target-only beside model:x"
 Calls = list[tuple[str, GenerateRequest]]
 
 runner = CliRunner(env={"COLUMNS": "200", "TERM": "dumb", "PACELINE_HOME": ""})
-
-
-def prompt(name: str, kind: str = "chat") -> Prompt:
-    return Prompt(kind, name, ((ChatMessage("user", name),),))
 
 
 def plan(**changes: object) -> SpeedPlan:
@@ -243,25 +240,20 @@ def test_a_short_generation_with_the_longest_proposals_comes_before_each_turn() 
     fake = LengthsRunner(SPEEDS)
     assert all(list(turn.runs) == FIXED for turn in fixed(fake))
     primings = fake.calls[len(FIXED) :][:: 1 + len(FIXED)]
-    assert [(call.messages[0].content, call.max_new_tokens) for call in primings] == [
-        *(("a", 2), ("c", 2), ("b", 2), ("c", 2))
-    ]
+    assert [call.messages[0].content for call in primings] == ["a", "c", "b", "c"]
+    assert {call.max_new_tokens for call in primings} == {2}
     assert all(call.speculation.num_draft_tokens == 2 for call in primings)
 
 
 def test_no_pass_begins_after_the_time_and_the_one_that_runs_is_ended() -> None:
-    assert [identity(turn) for turn in fixed(LengthsRunner(SPEEDS), until=0.0)] == [
-        ("chat", "a", 0),
-        ("code", "c", 0),
-    ]
+    turns = fixed(LengthsRunner(SPEEDS), until=0.0)
+    assert [*map(identity, turns)] == [("chat", "a", 0), ("code", "c", 0)]
 
 
 def test_turns_measured_before_are_not_run_again() -> None:
     skip = {("chat", "a", 0, 0.0), ("code", "c", 0, 0.0)}
-    assert [identity(turn) for turn in fixed(LengthsRunner(SPEEDS), skip=skip)] == [
-        ("chat", "b", 1),
-        ("code", "c", 1),
-    ]
+    turns = fixed(LengthsRunner(SPEEDS), skip=skip)
+    assert [*map(identity, turns)] == [("chat", "b", 1), ("code", "c", 1)]
 
 
 def test_every_figure_of_auto_beside_fixed_settings() -> None:
@@ -409,23 +401,17 @@ def test_bad_input_is_one_line(arguments: list[str], named: tuple[str, ...]) -> 
     assert len(result.stderr.strip().splitlines()) == 1
 
 
-def test_the_command_measures_real_services_and_writes_both_files(tmp_path: Path) -> None:
-    arguments = [
-        "--drafter",
-        NEAR,
-        "--num-draft-tokens",
-        "3",
-        "--temperature",
-        "0,1",
-        "--kind",
-        "copy",
-        "--pairs",
-        "1",
-    ]
-    result = runner.invoke(app, ["bench", "speed", TARGET, *arguments, "--tokens", "12", "--out", str(tmp_path)])
+def measured_services(folder: Path, *arguments: str) -> tuple[Any, str, str]:
+    """A run of the command: its JSON report, its Markdown report, and what it said on stderr."""
+    result = runner.invoke(app, ["bench", "speed", TARGET, *arguments, "--tokens", "12", "--out", str(folder)])
     assert result.exit_code == 0, result.output
-    (report,) = tmp_path.glob("speed-*.md")
-    values = json.loads(next(tmp_path.glob("speed-*.json")).read_text())
+    (text,) = folder.glob("speed-*.md")
+    return json.loads(next(folder.glob("speed-*.json")).read_text()), text.read_text(), result.stderr
+
+
+def test_the_command_measures_real_services_and_writes_both_files(tmp_path: Path) -> None:
+    options = ["--num-draft-tokens", "3", "--temperature", "0,1", "--kind", "copy", "--pairs", "1"]
+    values, text, _ = measured_services(tmp_path, "--drafter", NEAR, *options)
     assert values["facts"]["model"] == TARGET
     assert len(values["results"]) == 2
     for row in values["results"]:
@@ -433,7 +419,6 @@ def test_the_command_measures_real_services_and_writes_both_files(tmp_path: Path
         assert all(one["texts"] - len(one["differences"]) == 1 for one in row["settings"].values())
         assert all(one["speed"]["median"] > 0 for one in row["settings"].values())
         assert row["settings"][f"{NEAR} k=3"]["accepted_length"] > 1
-    text = report.read_text()
     assert all(fact in text for fact in ("- commit:", "- machine:", "- compute threads: none: target", "- torch:"))
     assert f"| copy | 1 | {NEAR} k=3 | 1 |" in text
 
@@ -456,27 +441,24 @@ def test_nobody_at_the_address_is_one_line() -> None:
 
 def test_each_drafter_alone_beside_auto(tmp_path: Path) -> None:
     drafts = f"auto:{TARGET},noise=0.2+{TARGET},noise=0.4"
-    arguments = ["--drafter", drafts, "--alone", "--k", "2", "--kind", "code", "--pairs", "1", "--tokens", "12"]
-    result = runner.invoke(app, ["bench", "speed", TARGET, *arguments, "--out", str(tmp_path)])
-    assert result.exit_code == 0, result.output
-    (turn,) = json.loads(next(tmp_path.glob("speed-*.json")).read_text())["turns"]
+    options = ["--alone", "--k", "2", "--kind", "code", "--pairs", "1"]
+    values, text, _ = measured_services(tmp_path, "--drafter", drafts, *options)
+    (turn,) = values["turns"]
     assert list(turn["runs"]) == [
         *(PLAIN, AGAIN, "k=2", "ngram k=2", "model k=2", f"model:{TARGET},noise=0.4 k=2"),
         *("ngram", "model", f"model:{TARGET},noise=0.4", "auto"),
     ]
     assert all(run["difference"] is None for run in turn["runs"].values())
-    assert "rounds that accept" in next(tmp_path.glob("speed-*.md")).read_text()
+    assert "rounds that accept" in text
 
 
 def test_the_command_compares_on_one_group_of_services(tmp_path: Path) -> None:
     questions = tmp_path / "questions.jsonl"
     lines = [json.dumps({"question_id": n, "category": "river", "turns": [f"Which river {n}?"]}) for n in range(2)]
     questions.write_text("\n".join(lines))
-    arguments = ["--drafter", f"auto:{TARGET},noise=0.2", "--k", "0,2", "--prompts", str(questions), "--pairs", "2"]
-    result = runner.invoke(app, ["bench", "speed", TARGET, *arguments, "--tokens", "12", "--out", str(tmp_path)])
-    assert result.exit_code == 0, result.output
-    assert result.stderr.count("starting services") == 1
-    values = json.loads(next(tmp_path.glob("speed-*.json")).read_text())
+    options = ("--drafter", f"auto:{TARGET},noise=0.2", "--k", "0,2", "--prompts", str(questions), "--pairs", "2")
+    values, _, progress = measured_services(tmp_path, *options)
+    assert progress.count("starting services") == 1
     assert [turn["prompt"] for turn in values["turns"]] == ["0", "1"]
     assert all(list(turn["runs"]) == FIXED for turn in values["turns"])
     assert all(run["difference"] is None for turn in values["turns"] for run in turn["runs"].values())
