@@ -154,6 +154,12 @@ class TargetRequest:
         """A verdict arrives."""
         self.links[link].on_event(Verdict(session, base_length, (token,)))
 
+    async def verify(self, base_length: int, token: int = 7, **options: Any) -> VerifiedRound:
+        """A round, and the verdict that it waits for."""
+        task = await self.pending(**options)
+        self.answer(base_length, token)
+        return await task
+
     async def lose(self) -> None:
         """The first link breaks; then its coordinator has done what it does."""
         self.link.on_down(PeerUnavailable("gone"))

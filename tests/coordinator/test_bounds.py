@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -26,102 +25,66 @@ MANY = 200_000
 """Empty values; a message of 4 MiB holds ten times as many."""
 
 
-def too_long_a_grammar(kind: str, request: Request) -> None:
-    setattr(request.sampling.grammar, kind, "x" * (MAX_GRAMMAR_BYTES + 1))
-
-
-OVER: dict[str, tuple[Callable[[Request], Any], str]] = {
-    "model": (lambda r: setattr(r, "model", "m" * 513), "model bytes = 513: must be at most 512"),
-    "prompt": (lambda r: setattr(r, "prompt", "x" * 101), "prompt bytes = 101: must be at most 100"),
-    "chat.messages[]": (
-        lambda r: r.chat.messages.extend([pb.ChatMessage()] * MANY),
-        f"chat messages = {MANY}: must be at most {MAX_MESSAGES}",
-    ),
-    "chat.messages.role": (
-        lambda r: r.chat.messages.add(role="r" * 100_000, content="x"),
-        "must be system, user or assistant",
-    ),
-    "chat.messages.content": (
-        lambda r: r.chat.messages.add(role="user", content="x" * 101),
-        "chat content bytes = 101: must be at most 100",
-    ),
+OVER: dict[str, tuple[Any, str]] = {
+    "model": ("m" * 513, "model bytes = 513: must be at most 512"),
+    "prompt": ("x" * 101, "prompt bytes = 101: must be at most 100"),
+    "chat.messages[]": ([pb.ChatMessage()] * MANY, f"chat messages = {MANY}: must be at most {MAX_MESSAGES}"),
+    "chat.messages.role": ("r" * 100_000, "must be system, user or assistant"),
+    "chat.messages.content": ("x" * 101, "chat content bytes = 101: must be at most 100"),
     "tokens.token_ids[]": (
-        lambda r: r.tokens.token_ids.extend([1] * (MAX_INPUT_TOKENS + 1)),
+        [1] * (MAX_INPUT_TOKENS + 1),
         f"token_ids = {MAX_INPUT_TOKENS + 1}: must be at most {MAX_INPUT_TOKENS}",
     ),
-    "tokens.token_ids": (lambda r: r.tokens.token_ids.append(300), "token_ids = 300: must be in [0, 300)"),
-    "sampling.temperature": (lambda r: setattr(r.sampling, "temperature", 101), "temperature = 101"),
-    "sampling.top_p": (lambda r: setattr(r.sampling, "top_p", 1.5), "top_p = 1.5"),
-    "sampling.min_p": (lambda r: setattr(r.sampling, "min_p", 1.5), "min_p = 1.5"),
-    "sampling.logprobs": (lambda r: setattr(r.sampling, "logprobs", 21), "logprobs = 21"),
-    "sampling.repetition_penalty": (lambda r: setattr(r.sampling, "repetition_penalty", 101), "repetition_penalty"),
-    "sampling.presence_penalty": (lambda r: setattr(r.sampling, "presence_penalty", 3), "presence_penalty = 3"),
-    "sampling.frequency_penalty": (lambda r: setattr(r.sampling, "frequency_penalty", -3), "frequency_penalty = -3"),
-    "sampling.logit_bias[]": (
-        lambda r: r.sampling.logit_bias.update(dict.fromkeys(range(1025), 1.0)),
-        "logit_bias entries = 1025: must be at most 1024",
-    ),
-    "sampling.logit_bias.key": (lambda r: r.sampling.logit_bias.update({300: 1.0}), "logit_bias id = 300"),
-    "sampling.logit_bias.value": (lambda r: r.sampling.logit_bias.update({1: 101.0}), "logit_bias of 1 = 101"),
+    "tokens.token_ids": ([300], "token_ids = 300: must be in [0, 300)"),
+    "sampling.temperature": (101, "temperature = 101"),
+    "sampling.top_p": (1.5, "top_p = 1.5"),
+    "sampling.min_p": (1.5, "min_p = 1.5"),
+    "sampling.logprobs": (21, "logprobs = 21"),
+    "sampling.repetition_penalty": (101, "repetition_penalty"),
+    "sampling.presence_penalty": (3, "presence_penalty = 3"),
+    "sampling.frequency_penalty": (-3, "frequency_penalty = -3"),
+    "sampling.logit_bias[]": (dict.fromkeys(range(1025), 1.0), "logit_bias entries = 1025: must be at most 1024"),
+    "sampling.logit_bias.key": ({300: 1.0}, "logit_bias id = 300"),
+    "sampling.logit_bias.value": ({1: 101.0}, "logit_bias of 1 = 101"),
     "sampling.bad_words[]": (
-        lambda r: r.sampling.bad_words.extend([types_pb2.TokenSequence()] * MANY),
+        [types_pb2.TokenSequence()] * MANY,
         f"bad_words = {MANY}: must be at most {MAX_BAD_WORDS}",
     ),
-    "sampling.bad_words.token_ids[]": (
-        lambda r: r.sampling.bad_words.add(token_ids=[1] * 65),
-        "bad_words tokens = 65: must be at most 64",
-    ),
-    "sampling.bad_words.token_ids": (lambda r: r.sampling.bad_words.add(token_ids=[300]), "bad_words id = 300"),
-    "sampling.min_tokens": (lambda r: setattr(r.sampling, "min_tokens", 100), "min_tokens = 100: must be at most 99"),
+    "sampling.bad_words.token_ids[]": ([1] * 65, "bad_words tokens = 65: must be at most 64"),
+    "sampling.bad_words.token_ids": ([300], "bad_words id = 300"),
+    "sampling.min_tokens": (100, "min_tokens = 100: must be at most 99"),
     **{
         f"sampling.grammar.{kind}": (
-            partial(too_long_a_grammar, kind),
+            "x" * (MAX_GRAMMAR_BYTES + 1),
             f"{kind} bytes = {MAX_GRAMMAR_BYTES + 1}: must be in [1, {MAX_GRAMMAR_BYTES}]",
         )
         for kind in ("json_schema", "regex", "lark")
     },
-    "max_new_tokens": (lambda r: setattr(r, "max_new_tokens", 100), "max_new_tokens = 100: must be at most 99"),
-    "stop[]": (lambda r: r.stop.extend([""] * MANY), f"stop strings = {MANY}: must be at most 16"),
-    "stop": (lambda r: r.stop.append("x" * 257), "must be 1 to 256 characters"),
-    "acceptance": (lambda r: setattr(r, "acceptance", 99), "acceptance = 99"),
-    "speculation.drafter": (
-        lambda r: setattr(r.speculation, "drafter", "x" * 513),
-        "drafter bytes = 513: must be at most 512",
-    ),
-    "speculation.num_draft_tokens": (
-        lambda r: setattr(r.speculation, "num_draft_tokens", 65),
-        "num_draft_tokens = 65",
-    ),
-    "speculation.tree_widths[]": (
-        lambda r: r.speculation.tree_widths.extend([1] * 65),
-        "tree_widths = 65: must be at most 64 depths",
-    ),
-    "speculation.tree_widths": (
-        lambda r: r.speculation.tree_widths.append(65),
-        "tree_widths = 65: must be in [1, 64]",
-    ),
+    "max_new_tokens": (100, "max_new_tokens = 100: must be at most 99"),
+    "stop[]": ([""] * MANY, f"stop strings = {MANY}: must be at most 16"),
+    "stop": (["x" * 257], "must be 1 to 256 characters"),
+    "acceptance": (99, "acceptance = 99"),
+    "speculation.drafter": ("x" * 513, "drafter bytes = 513: must be at most 512"),
+    "speculation.num_draft_tokens": (65, "num_draft_tokens = 65"),
+    "speculation.tree_widths[]": ([1] * 65, "tree_widths = 65: must be at most 64 depths"),
+    "speculation.tree_widths": ([65], "tree_widths = 65: must be in [1, 64]"),
     "resume_token_ids[]": (
-        lambda r: r.resume_token_ids.extend([1] * (MAX_INPUT_TOKENS + 1)),
+        [1] * (MAX_INPUT_TOKENS + 1),
         f"resume_token_ids = {MAX_INPUT_TOKENS + 1}: must be at most {MAX_INPUT_TOKENS}",
     ),
-    "resume_token_ids": (lambda r: r.resume_token_ids.append(300), "resume_token_ids = 300: must be in [0, 300)"),
+    "resume_token_ids": ([300], "resume_token_ids = 300: must be in [0, 300)"),
     "stop_token_ids[]": (
-        lambda r: r.stop_token_ids.extend([1] * (MAX_STOP_TOKENS + 1)),
+        [1] * (MAX_STOP_TOKENS + 1),
         f"stop_token_ids = {MAX_STOP_TOKENS + 1}: must be at most {MAX_STOP_TOKENS}",
     ),
-    "stop_token_ids": (lambda r: r.stop_token_ids.append(300), "stop_token_ids = 300: must be in [0, 300)"),
-    "prediction[]": (
-        lambda r: r.prediction.extend([1] * 101),
-        "prediction tokens = 101: must be at most 100, the context",
-    ),
-    "prediction": (lambda r: r.prediction.append(300), "prediction = 300: must be in [0, 300)"),
-    "prediction_text": (
-        lambda r: setattr(r, "prediction_text", "x" * 101),
-        "prediction bytes = 101: must be at most 100",
-    ),
-    "sample_index": (lambda r: setattr(r, "sample_index", 1 << 24), "sample_index = 16777216: must be in [0, 2^24)"),
-    "prompt_logprobs": (lambda r: setattr(r, "prompt_logprobs", 21), "prompt_logprobs = 21: must be in [0, 20]"),
+    "stop_token_ids": ([300], "stop_token_ids = 300: must be in [0, 300)"),
+    "prediction[]": ([1] * 101, "prediction tokens = 101: must be at most 100, the context"),
+    "prediction": ([300], "prediction = 300: must be in [0, 300)"),
+    "prediction_text": ("x" * 101, "prediction bytes = 101: must be at most 100"),
+    "sample_index": (1 << 24, "sample_index = 16777216: must be in [0, 2^24)"),
+    "prompt_logprobs": (21, "prompt_logprobs = 21: must be in [0, 20]"),
 }
+"""By field a value beyond its bound, and what its refusal says."""
 FREE = {
     "sampling.top_k": "more than there are tokens keeps them all",
     "seed": "every 64-bit number is one",
@@ -149,7 +112,21 @@ def request_with(path: str) -> Request:
     message = Request(seed=1)
     if path.split(".")[0] not in ("prompt", "chat", "tokens"):
         message.tokens.token_ids.append(1)
-    OVER[path][0](message)
+    value, _ = OVER[path]
+    *parents, name = path.removesuffix("[]").split(".")
+    owner: Any = message
+    for parent in parents:
+        owner = getattr(owner, parent)
+        if parent == "messages":
+            owner = owner.add(role="user", content="x")
+        elif parent == "bad_words":
+            owner = owner.add()
+    if isinstance(value, dict):
+        message.sampling.logit_bias.update(value)
+    elif isinstance(value, list):
+        getattr(owner, name).extend(value)
+    else:
+        setattr(owner, name, value)
     return message
 
 
@@ -157,8 +134,8 @@ def refusal(message: Request) -> PacelineError:
     async def take() -> None:
         reader = PromptReader(SERVED.tokenizer)
         try:
-            wanted = codec.decode_generate_request(Request.FromString(message.SerializeToString()))
-            prepare(await reader.tokenise(wanted, SERVED.max_length), SERVED)
+            request = codec.decode_generate_request(Request.FromString(message.SerializeToString()))
+            prepare(await reader.tokenise(request, SERVED.max_length), SERVED)
         finally:
             reader.close()
 

@@ -34,9 +34,7 @@ async def test_the_rounds_of_a_run_are_waited_for_and_not_sent() -> None:
     assert request.session.leased_rounds == 3
     assert (await request.round()).self_started
     assert (await request.round()).verdict.token_ids == (4,)
-    last = await request.pending()
-    request.answer(5)
-    assert (await last).self_started
+    assert (await request.verify(5)).self_started
     assert request.session.leased_rounds == 0
     assert bases(request.link.take()) == []
     behind = await request.pending()
@@ -48,9 +46,7 @@ async def test_the_rounds_of_a_run_are_waited_for_and_not_sent() -> None:
 async def test_a_run_is_extended_before_it_ends_and_not_at_every_round() -> None:
     request = TargetRequest()
     for base in range(2, 42):
-        task = await request.pending(lease=8)
-        request.answer(base)
-        await task
+        await request.verify(base, lease=8)
     sent = bases(request.link.take())
     assert sent == [(base, 8) for base in range(2, 42, 4)]
 
@@ -89,9 +85,7 @@ async def test_a_link_lost_in_a_run_keeps_what_has_come_and_sends_the_rest_again
 
 async def test_a_link_lost_while_a_run_is_waited_for_opens_anew() -> None:
     request = TargetRequest()
-    first = await request.pending(lease=4)
-    request.answer(2)
-    await first
+    await request.verify(2, lease=4)
     second = await request.pending(lease=4)
     request.link.take()
     await request.lose()
@@ -105,9 +99,7 @@ async def test_a_link_lost_while_a_run_is_waited_for_opens_anew() -> None:
 @pytest.mark.parametrize("late", [3, 4])
 async def test_verdicts_of_a_run_that_was_closed_are_dropped(late: int) -> None:
     request = TargetRequest()
-    first = await request.pending(lease=4)
-    request.answer(2)
-    await first
+    await request.verify(2, lease=4)
     request.session.close()
     assert isinstance(request.link.take()[-1], Close)
     request.answer(late, token=9)
@@ -180,9 +172,7 @@ async def test_a_session_with_verdicts_goes_only_to_a_target_whose_bits_are_the_
     links = (RecordingLink(fingerprint=Fingerprint("m", numeric=each)) for each in ("float32", numeric))
     request = TargetRequest(*links, wait_s=0.05)
     first, second = request.links
-    task = await request.pending()
-    request.answer(len(PROMPT) - 1)
-    await task
+    await request.verify(len(PROMPT) - 1)
     task = await request.pending()
     first.is_up = False
     await request.lose()
