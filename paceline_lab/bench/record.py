@@ -35,13 +35,13 @@ MOST_RIGHT = 64
 
 @dataclass(frozen=True)
 class RecordPlan:
-    """What to run.
+    """A plan of requests.
 
     Attributes:
-        prompts: their first chats; again and again until there are `requests`.
+        prompts: prompts whose first chats are sent, again and again until there are `requests`.
         sessions: requests that run at once; the next begins when one has ended.
-        num_draft_tokens: None: the coordinator plans.
-        fan_out: the coordinator's; what else it has is its default.
+        num_draft_tokens: tokens of a proposal; None: the coordinator plans.
+        fan_out: the coordinator's fan-out; its other settings are its defaults.
     """
 
     prompts: Sequence[Prompt]
@@ -60,7 +60,7 @@ class RecordPlan:
         require(self.tokens >= 2, "tokens", self.tokens, "at least 2, to have a time per output token")
 
     def request(self, number: int) -> GenerateRequest:
-        """One of the requests."""
+        """Return the request of a number."""
         return GenerateRequest(
             messages=self.prompts[number % len(self.prompts)].chats[0],
             sampling=SamplingParams(temperature=self.temperature).with_defaults(),
@@ -73,9 +73,9 @@ class RecordPlan:
 
 @dataclass(frozen=True)
 class RecordedGeneration:
-    """A generation and when it was asked for, seconds."""
+    """A generation, and when its request was sent, seconds."""
 
-    asked: float
+    sent_s: float
     generation: Generation
 
 
@@ -89,14 +89,14 @@ def record_trace(model: str, drafter: str, plan: RecordPlan, out: Path) -> Trace
         measuring("requests", plan.requests) as (folder, advance),
         _recording(model, drafter, plan, folder) as address,
     ):
-        asked = [plan.request(number) for number in range(plan.requests)]
-        runs = asyncio.run(run_requests(address, asked, plan.sessions, advance))
-        kept = read_kept(folder / FILE)
+        requests = [plan.request(number) for number in range(plan.requests)]
+        runs = asyncio.run(run_requests(address, requests, plan.sessions, advance))
+        recordings = read_recordings(folder / FILE)
     notes = describe() | {"model": model, "drafter": drafter, "sessions": str(plan.sessions)}
     notes |= {"temperature": f"{plan.temperature:g}"}
     trace = trace_of(
         runs,
-        kept,
+        recordings,
         num_draft_tokens=plan.num_draft_tokens,
         concurrency=plan.sessions,
         notes=notes,
@@ -108,7 +108,7 @@ def record_trace(model: str, drafter: str, plan: RecordPlan, out: Path) -> Trace
 
 @contextmanager
 def _recording(model: str, drafter: str, plan: RecordPlan, folder: Path) -> Iterator[str]:
-    """Services, and beside them a coordinator that records."""
+    """Run services, and beside them a coordinator that records."""
     console = stderr_console()
     settings = local_settings(model, drafter)
     announce: Callable[[str], None] = lambda line: console.print(line, style="dim")  # noqa: E731
@@ -122,42 +122,44 @@ def _recording(model: str, drafter: str, plan: RecordPlan, folder: Path) -> Iter
 async def run_requests(
     address: str, requests: Sequence[GenerateRequest], sessions: int, advance: Callable[[str], None]
 ) -> list[RecordedGeneration]:
-    """Run requests, so many at once, in their order."""
+    """Run requests in their order, `sessions` of them at once."""
     numbers = iter(range(len(requests)))
-    found: dict[int, RecordedGeneration] = {}
+    generations: dict[int, RecordedGeneration] = {}
 
     async def work(client: AsyncClient) -> None:
         for number in numbers:
-            asked = time.perf_counter()
-            found[number] = RecordedGeneration(asked, await client.generate(requests[number]))
+            sent_s = time.perf_counter()
+            generations[number] = RecordedGeneration(sent_s, await client.generate(requests[number]))
             advance(f"request {number}")
 
     async with AsyncClient(address) as client:
         await asyncio.gather(*(work(client) for _ in range(sessions)))
-    return [found[number] for number in sorted(found)]
+    return [generations[number] for number in sorted(generations)]
 
 
-def read_kept(file: Path) -> dict[int, dict[str, Any]]:
-    """What the coordinator kept of each request, by seed; empty if it kept nothing."""
-    found: dict[int, dict[str, Any]] = {}
+def read_recordings(file: Path) -> dict[int, dict[str, Any]]:
+    """Return the coordinator's recording of each request, by seed; empty if it recorded none."""
+    recordings: dict[int, dict[str, Any]] = {}
     for where, value in read_json_lines("record_to", file) if file.exists() else ():
-        known = isinstance(value, dict) and type(value.get("seed")) is int
-        require(known, where, value, "a JSON object with a seed")
-        found[value["seed"]] = value
-    return found
+        has_seed = isinstance(value, dict) and type(value.get("seed")) is int
+        require(has_seed, where, value, "a JSON object with a seed")
+        recordings[value["seed"]] = value
+    return recordings
 
 
-def trace_of(runs: Sequence[RecordedGeneration], kept: Mapping[int, Mapping[str, Any]], **of_run: Any) -> Trace:
-    """The trace of generations that have ended; `of_run`: what else its `TracedSetting` says."""
-    begin = min(run.asked for run in runs)
-    requests = [traced(run, run.asked - begin, kept.get(run.generation.seed, {})) for run in runs]
-    lines: Mapping[str, Any] = next((each["lines"] for each in reversed([*kept.values()]) if each.get("lines")), {})
+def trace_of(runs: Sequence[RecordedGeneration], recordings: Mapping[int, Mapping[str, Any]], **of_run: Any) -> Trace:
+    """Return the trace of generations that have ended; `of_run` has other fields of its `TracedSetting`."""
+    begin = min(run.sent_s for run in runs)
+    requests = [trace_request(run, run.sent_s - begin, recordings.get(run.generation.seed, {})) for run in runs]
+    lines: Mapping[str, Any] = next(
+        (each["lines"] for each in reversed([*recordings.values()]) if each.get("lines")), {}
+    )
     setting = measured_setting([run.generation.stats for run in runs], lines)
     return Trace(setting.of_run(**of_run), tuple(requests))
 
 
-def traced(run: RecordedGeneration, asked_s: float, kept: Mapping[str, Any]) -> TracedRequest:
-    """One request. Where no shadow came a token's rank is what its round says: 1 if it was accepted, else unknown."""
+def trace_request(run: RecordedGeneration, arrival_s: float, recording: Mapping[str, Any]) -> TracedRequest:
+    """Trace one request. Without a shadow, a token's rank is what its round says: 1 if accepted, else unknown."""
     generation = run.generation
     tokens = len(generation.token_ids)
     ranks, chances = [0] * tokens, [0.0] * tokens
@@ -168,7 +170,7 @@ def traced(run: RecordedGeneration, asked_s: float, kept: Mapping[str, Any]) -> 
             chances[place : place + record.proposed] = [0.5] * min(record.proposed, tokens - place)
         place += record.accepted + 1
     for position, rank, chance in zip(
-        *(kept.get(name, ()) for name in ("positions", "ranks", "chances")), strict=True
+        *(recording.get(name, ()) for name in ("positions", "ranks", "chances")), strict=True
     ):
         if 0 <= position < tokens:
             ranks[position], chances[position] = rank, chance
@@ -178,36 +180,36 @@ def traced(run: RecordedGeneration, asked_s: float, kept: Mapping[str, Any]) -> 
         chances=tuple(chances),
         match_lengths=lengths,
         match_right=right,
-        arrival_ms=1e3 * asked_s,
+        arrival_ms=1e3 * arrival_s,
         prompt_tokens=len(generation.prompt_token_ids),
-        rounds=_rounds(run, asked_s),
+        rounds=_rounds(run, arrival_s),
     )
 
 
 def match_shadow(prompt: Sequence[int], answer: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The match before each token of an answer, and how much of its continuation is right."""
+    """Return the match before each token of an answer, and how much of its continuation is right."""
     text = SuffixAutomaton(prompt)
     lengths, right = [], []
     for place, token in enumerate(answer):
         match = text.match(text.own_suffix())
-        expected = match.continuation(min(MOST_RIGHT, len(answer) - place)) if match else ()
-        agreeing = 0
-        while agreeing < len(expected) and expected[agreeing] == answer[place + agreeing]:
-            agreeing += 1
+        continuation = match.continuation(min(MOST_RIGHT, len(answer) - place)) if match else ()
+        right_tokens = 0
+        while right_tokens < len(continuation) and continuation[right_tokens] == answer[place + right_tokens]:
+            right_tokens += 1
         lengths.append(match.length if match else 0)
-        right.append(agreeing)
+        right.append(right_tokens)
         text.extend((token,))
     return tuple(lengths), tuple(right)
 
 
-def _rounds(run: RecordedGeneration, asked_s: float) -> tuple[TracedRound, ...]:
-    """The measured rounds; the time that lies between rounds is spread evenly over them."""
+def _rounds(run: RecordedGeneration, arrival_s: float) -> tuple[TracedRound, ...]:
+    """Return the measured rounds; the time that lies between rounds is spread evenly over them."""
     stats = run.generation.stats
     records = stats.records
-    decoded = stats.committed - (records[0].accepted + 1)
-    total_ms = 1e3 * decoded / stats.tokens_per_second if stats.tokens_per_second else 0.0
+    decode_tokens = stats.committed - (records[0].accepted + 1)
+    total_ms = 1e3 * decode_tokens / stats.tokens_per_second if stats.tokens_per_second else 0.0
     between_ms = max(0.0, total_ms - sum(record.round_ms for record in records[1:])) / max(1, len(records) - 1)
-    first_ms = 1e3 * asked_s + stats.time_to_first_token_ms
+    first_ms = 1e3 * arrival_s + stats.time_to_first_token_ms
     ends = accumulate((record.round_ms + between_ms for record in records[1:]), initial=first_ms)
     return tuple(
         TracedRound(

@@ -1,4 +1,4 @@
-"""What processes take while something runs: memory, descriptors and threads, and whether they grow."""
+"""Memory, descriptors and threads of processes while something runs, and whether they grow."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ MINUTE_S = 60.0
 
 @dataclass(frozen=True)
 class Drift:
-    """How a figure moves: its units a minute by the median of all pairs' slopes, with the 95 % interval of that.
+    """How a figure moves, in units a minute: the median of all pairs' slopes, with its 95 % interval.
 
-    The estimate is Theil and Sen's: single samples that stand out, as while something restarts, don't move it.
+    The estimate is Theil and Sen's: single samples that stand out, as during a restart, don't move it.
     """
 
     a_minute: float
@@ -29,7 +29,7 @@ class Drift:
 
     @classmethod
     def of(cls, at_s: Sequence[float], values: Sequence[float]) -> Drift:
-        """Of at least two samples at different times; none of fewer."""
+        """Estimate the drift of at least two samples at different times; fewer samples have none."""
         if len(values) < 2:
             return cls(0.0, 0.0, 0.0)
         slope, _, low, high = theilslopes(values, at_s, CONFIDENCE)
@@ -47,33 +47,33 @@ class Samples:
     values: dict[str, list[float]] = field(default_factory=lambda: {kind: [] for kind in KINDS})
 
     def add(self, at_s: float, pid: int) -> None:
-        """Take a sample; none of a process that is gone."""
+        """Take a sample, unless the process is gone."""
         try:
             process = psutil.Process(pid)
-            found = (process.memory_info().rss / MIB, process.num_fds(), process.num_threads())
+            figures = (process.memory_info().rss / MIB, process.num_fds(), process.num_threads())
         except psutil.Error:
             return
         self.at_s.append(at_s)
-        for kind, value in zip(KINDS, found, strict=True):
+        for kind, value in zip(KINDS, figures, strict=True):
             self.values[kind].append(float(value))
 
     @property
     def minutes(self) -> float:
-        """From the first sample to the last."""
+        """Return the minutes from the first sample to the last."""
         return (self.at_s[-1] - self.at_s[0]) / MINUTE_S if self.at_s else 0.0
 
     def most(self, kind: str) -> float:
-        """The largest value of one kind; 0 of none."""
+        """Return the largest value of one kind; 0 without samples."""
         return max(self.values[kind], default=0.0)
 
     def between(self, begin_s: float, end_s: float) -> Samples:
-        """Those of a time."""
-        kept = [place for place, at_s in enumerate(self.at_s) if begin_s <= at_s <= end_s]
-        values = {kind: [values[place] for place in kept] for kind, values in self.values.items()}
-        return Samples([self.at_s[place] for place in kept], values)
+        """Return the samples of a span of time."""
+        places = [place for place, at_s in enumerate(self.at_s) if begin_s <= at_s <= end_s]
+        values = {kind: [values[place] for place in places] for kind, values in self.values.items()}
+        return Samples([self.at_s[place] for place in places], values)
 
     def drift(self, kind: str) -> Drift:
-        """How one kind moves."""
+        """Estimate the drift of one kind."""
         return Drift.of(self.at_s, self.values[kind])
 
 
@@ -87,11 +87,11 @@ class ResourceWatch:
 
     @property
     def now_s(self) -> float:
-        """Seconds since the beginning."""
+        """Return the seconds since the beginning."""
         return time.monotonic() - self._began
 
     def sample(self, pids: Mapping[str, int]) -> None:
-        """Take one sample of each."""
+        """Take one sample of each process."""
         for label, pid in pids.items():
             self.samples.setdefault(label, Samples()).add(self.now_s, pid)
 

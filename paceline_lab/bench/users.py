@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from functools import cached_property
 
 from paceline.client import AsyncClient
@@ -14,32 +15,40 @@ from paceline.protocol.errors import Overloaded, PacelineError
 from paceline.protocol.generation import Finished, GenerateRequest, Tokens
 from paceline.protocol.records import GenerationStats
 
-SERVED, REFUSED, CHANGED, LOST = "served", "refused", "changed", "lost"
 GRPC, HTTP = "gRPC", "HTTP"
 TOO_MANY_REQUESTS = 429
 TOKEN_MARK = b'"token_ids":['
 
 
+class RequestOutcome(StrEnum):
+    """How a request ended: with its text, with a refusal, with another text than it should have, or with no end."""
+
+    SERVED = "served"
+    REFUSED = "refused"
+    CHANGED = "changed"
+    LOST = "lost"
+
+
 @dataclass
 class UserRequest:
-    """One request: when it was sent, what became of it, and when what came.
+    """One request: when it was sent, how it ended, and when its tokens came.
 
     Attributes:
-        way: gRPC or HTTP.
-        sent_s: on the clock of `time.perf_counter`.
-        outcome: one of the four above.
-        arrivals_s: of messages with tokens, on the same clock.
-        messages: those, as token ids or as an HTTP event's line, which is read when somebody asks: reading it while
-            others wait for theirs would count as the service's time.
+        protocol: gRPC or HTTP.
+        sent_s: when it was sent, on the clock of `time.perf_counter`.
+        outcome: how it ended.
+        arrivals_s: when each message with tokens came, on the same clock.
+        messages: each message, as token ids or as an HTTP event's line. The line is parsed only when somebody asks:
+            parsing it while others wait for theirs would count as the service's time.
         ended_s: when it was over, on the same clock.
-        hint_ms: when to come again, as a refusal says; None: it doesn't.
-        why: of one that was lost.
-        stats: over gRPC.
+        hint_ms: when to come again, as a refusal says; None: the refusal doesn't say.
+        why: why the request was lost.
+        stats: the generation's statistics, which come over gRPC alone.
     """
 
-    way: str
+    protocol: str
     sent_s: float
-    outcome: str = LOST
+    outcome: RequestOutcome = RequestOutcome.LOST
     arrivals_s: list[float] = field(default_factory=list)
     messages: list[Sequence[int] | bytes] = field(default_factory=list)
     ended_s: float = 0.0
@@ -48,62 +57,62 @@ class UserRequest:
     stats: GenerationStats = field(default_factory=GenerationStats)
 
     def arrive(self, message: Sequence[int] | bytes) -> None:
-        """A message with tokens has come."""
+        """Note a message with tokens and the time at which it came."""
         self.arrivals_s.append(time.perf_counter())
         self.messages.append(message)
 
     @cached_property
     def ids(self) -> list[list[int]]:
-        """Each message's tokens, once all have come."""
+        """Return each message's tokens, once all messages have come."""
         return [_ids_of(each) if isinstance(each, bytes) else list(each) for each in self.messages]
 
     @property
     def token_ids(self) -> list[int]:
-        """Its text."""
+        """Return the tokens of the whole text."""
         return [token_id for each in self.ids for token_id in each]
 
     @property
     def gaps_ms(self) -> list[float]:
-        """Between its messages with tokens."""
+        """Return the times between messages with tokens."""
         pairs = zip(self.arrivals_s, self.arrivals_s[1:], strict=False)
         return [1e3 * (later - earlier) for earlier, later in pairs]
 
     @property
     def first_ms(self) -> float:
-        """Until its first token."""
+        """Return the time from sending to the first token."""
         return 1e3 * (self.arrivals_s[0] - self.sent_s)
 
     @property
     def token_ms(self) -> float:
-        """Mean time per token behind its first message; 0 of a text that has no more."""
+        """Return the mean time per token behind the first message; 0 where there is no second message."""
         later_tokens = len(self.token_ids) - len(self.ids[0])
         return sum(self.gaps_ms) / later_tokens if later_tokens else 0.0
 
     @property
     def refusal_ms(self) -> float:
-        """Until it was refused."""
+        """Return the time from sending to the refusal."""
         return 1e3 * (self.ended_s - self.sent_s)
 
-    def end(self, outcome: str, *, hint_ms: float | None = None, why: str = "") -> UserRequest:
-        """It is over."""
+    def end(self, outcome: RequestOutcome, *, hint_ms: float | None = None, why: str = "") -> UserRequest:
+        """Note how the request ended, and that it ended now."""
         self.outcome, self.hint_ms, self.why, self.ended_s = outcome, hint_ms, why, time.perf_counter()
         return self
 
-    def judge(self, expected: Sequence[int]) -> UserRequest:
-        """Hold the text of one that was served against what it should be."""
-        if self.outcome == SERVED and self.token_ids != list(expected):
-            self.outcome = CHANGED
+    def judge(self, token_ids: Sequence[int]) -> UserRequest:
+        """Compare the text of a served request with the text that it should have."""
+        if self.outcome is RequestOutcome.SERVED and self.token_ids != list(token_ids):
+            self.outcome = RequestOutcome.CHANGED
         return self
 
 
 class GrpcUsers:
-    """Ask a coordinator, over one channel."""
+    """Users of a coordinator, over one channel."""
 
     def __init__(self, client: AsyncClient) -> None:
         self._client = client
 
     async def connect(self, count: int) -> None:
-        """The channel is there."""
+        """Do nothing: all requests share the channel, which is there."""
 
     async def ask(self, request: GenerateRequest) -> UserRequest:
         """Send one request."""
@@ -115,14 +124,14 @@ class GrpcUsers:
                 elif isinstance(event, Finished):
                     user.stats = event.stats
         except Overloaded as error:
-            return user.end(REFUSED, hint_ms=error.retry_after_ms)
+            return user.end(RequestOutcome.REFUSED, hint_ms=error.retry_after_ms)
         except PacelineError as error:
-            return user.end(LOST, why=f"{error.reason}: {error.message}")
-        return user.end(SERVED)
+            return user.end(RequestOutcome.LOST, why=f"{error.reason}: {error.message}")
+        return user.end(RequestOutcome.SERVED)
 
 
 class HttpUsers:
-    """Ask a gateway for streamed completions of token ids, each over a connection of its own."""
+    """Users of a gateway, who stream completions of token ids, each over a connection of its own."""
 
     def __init__(self, address: str) -> None:
         self._host, _, port = address.rpartition(":")
@@ -146,11 +155,11 @@ class HttpUsers:
             finally:
                 writer.close()
         except (OSError, EOFError) as error:
-            return user.end(LOST, why=repr(error))
+            return user.end(RequestOutcome.LOST, why=repr(error))
 
 
 def completion(request: GenerateRequest) -> bytes:
-    """A request for a streamed completion, as HTTP has it."""
+    """Write a request for a streamed completion as bytes of HTTP."""
     speculation = request.speculation
     body = {
         "prompt": list(request.token_ids or ()),
@@ -174,13 +183,13 @@ async def _receive(user: UserRequest, reader: asyncio.StreamReader) -> UserReque
     headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:])}
     if status == TOO_MANY_REQUESTS:
         after_s = headers.get("retry-after")
-        return user.end(REFUSED, hint_ms=None if after_s is None else 1e3 * float(after_s))
+        return user.end(RequestOutcome.REFUSED, hint_ms=None if after_s is None else 1e3 * float(after_s))
     async for line in reader:
         if line.startswith(b"data: {") and TOKEN_MARK in line and TOKEN_MARK + b"]" not in line:
             user.arrive(line)
         elif line.startswith(b"data: [DONE]"):
-            return user.end(SERVED)
-    return user.end(LOST, why=f"status {status}, and no end of the text")
+            return user.end(RequestOutcome.SERVED)
+    return user.end(RequestOutcome.LOST, why=f"status {status}, and no end of the text")
 
 
 def _ids_of(line: bytes) -> list[int]:

@@ -30,7 +30,7 @@ from paceline.protocol.errors import require
 from paceline.protocol.generation import SpeculationSettings
 from paceline.protocol.proposal import MODEL
 from paceline.runtime.files import replace_text
-from paceline_lab.bench.record import read_kept, run_requests, trace_of
+from paceline_lab.bench.record import read_recordings, run_requests, trace_of
 from paceline_lab.bench.simulated.delay import DelayProxy
 from paceline_lab.bench.simulated.services import SimulatedPair, drafted, request
 from paceline_lab.reporting.presentation import markdown_table
@@ -43,20 +43,20 @@ from paceline_lab.simulate.run import simulate
 from paceline_lab.simulate.trace import Trace, TracedSetting
 
 PAIR = SimulatedPair("distribution=middling", 20.0, 2.0, target_row_ms=0.05, draft_row_ms=0.02)
-WAYS: Mapping[str, tuple[SpeculationSettings, int]] = {
+SPECULATION_OF_K: Mapping[str, tuple[SpeculationSettings, int]] = {
     "0": (SpeculationSettings(off=True), 0),
     "4": (drafted(4), 0),
     "4+ahead": (drafted(4), 4),
     "auto": (drafted(None), 4),
 }
-"""Of `paceline simulate --k`: what a request asks for, and the coordinator's fan-out."""
+"""For each value of `paceline simulate --k`: the request's settings, and the coordinator's fan-out."""
 WAVES = 2
 """Requests one after the other in each place, behind the first, which makes links, caches and costs known."""
 
 
 @dataclass(frozen=True)
 class ValidationCell:
-    """One real run: targets and as many draft services, requests at once, delay of every link, what is proposed."""
+    """One real run: targets and as many draft services, requests at once, the delay of every link, and `--k`."""
 
     replicas: int
     sessions: int
@@ -65,34 +65,34 @@ class ValidationCell:
 
     @property
     def policy(self) -> Policy:
-        """Of the simulator."""
-        return PlannedPolicy() if self.k == "auto" else parse_policy(self.k, WAYS[self.k][1])
+        """Return the simulator's policy."""
+        return PlannedPolicy() if self.k == "auto" else parse_policy(self.k, SPECULATION_OF_K[self.k][1])
 
 
 @dataclass(frozen=True)
 class Deviation:
-    """Tokens per second of a request behind its first round; and the load that others put on the machine."""
+    """Tokens per second of a request behind its first round, and the load that others put on the machine."""
 
     cell: ValidationCell
-    measured: float
-    replayed: float
-    predicted: float
+    measured_speed: float
+    replayed_speed: float
+    predicted_speed: float
     load: str
 
     def row(self) -> dict[str, object]:
-        """A table's line."""
-        off = self.replayed / self.measured - 1
+        """Return a row of the table."""
+        off = self.replayed_speed / self.measured_speed - 1
         return {
             "replicas": self.cell.replicas,
             "sessions": self.cell.sessions,
             "one way ms": self.cell.one_way_ms,
             "k": self.cell.k,
-            "measured tokens/s": round(self.measured, 2),
-            "replayed": round(self.replayed, 2),
+            "measured tokens/s": round(self.measured_speed, 2),
+            "replayed": round(self.replayed_speed, 2),
             "off by": f"{off:+.1%}",
             f"within {NEAR:.0%}": "yes" if abs(off) <= NEAR else "no",
-            "predicted": round(self.predicted, 2),
-            "prediction off by": f"{self.predicted / self.measured - 1:+.1%}",
+            "predicted": round(self.predicted_speed, 2),
+            "prediction off by": f"{self.predicted_speed / self.measured_speed - 1:+.1%}",
             "load": self.load,
         }
 
@@ -106,7 +106,7 @@ class ReplicaServices(LocalServices):
         self._forwarders = ExitStack()
 
     def start_all(self) -> None:
-        """Start them, and wait for them."""
+        """Start all services, and wait for them."""
         # `await_links` waits for drafts where one service is called so.
         more = range(1, self._replicas)
         labels = {role: [role, *(f"{role}-{number}" for number in more)] for role in ("target", "draft")}
@@ -115,12 +115,12 @@ class ReplicaServices(LocalServices):
         for label in labels["draft"]:
             self.start(label, "draft", {"drafters": [f"{MODEL}:{self._pair.draft}"], "server.port": 0})
         self.await_serving(*labels["target"], *labels["draft"])
-        for role, found in labels.items():
-            addresses = [self._forwarded(self.address_of(label)) for label in found]
+        for role, role_labels in labels.items():
+            addresses = [self._forwarder_address(self.address_of(label)) for label in role_labels]
             replace_text(self.folder / role, "".join(f"{address}\n" for address in addresses))
 
     def coordinator_flags(self) -> dict[str, object]:
-        """A coordinator finds its peers by files."""
+        """Return a coordinator's flags, by which it finds its peers in files."""
         return {
             "model": self._pair.target,
             "server.port": 0,
@@ -129,11 +129,11 @@ class ReplicaServices(LocalServices):
         }
 
     def stop(self) -> None:
-        """The forwarders go with their services."""
+        """Stop the forwarders, then the services."""
         self._forwarders.close()
         super().stop()
 
-    def _forwarded(self, address: str) -> str:
+    def _forwarder_address(self, address: str) -> str:
         if not self._one_way_ms:
             return address
         return self._forwarders.enter_context(DelayProxy.to(address, self._one_way_ms)).address
@@ -141,17 +141,17 @@ class ReplicaServices(LocalServices):
 
 def run_cell(cell: ValidationCell, tokens: int, pair: SimulatedPair = PAIR) -> Trace:
     """Run one cell on services of its own."""
-    settings, fan_out = WAYS[cell.k]
-    asked = [request(number, tokens, settings) for number in range((1 + WAVES) * cell.sessions)]
+    settings, fan_out = SPECULATION_OF_K[cell.k]
+    requests = [request(number, tokens, settings) for number in range((1 + WAVES) * cell.sessions)]
     with tempfile.TemporaryDirectory(prefix="paceline-validation-") as name:
         folder = Path(name)
         with (
             ReplicaServices(folder / "services", pair, cell.replicas, cell.one_way_ms) as services,
             services.coordinator("recording", {"record_to": str(folder), "fan_out": fan_out}) as address,
         ):
-            runs = asyncio.run(run_requests(address, asked, cell.sessions, _nobody))
-        kept = read_kept(folder / FILE)
-    return trace_of(runs, kept, concurrency=cell.sessions, fan_out=fan_out)
+            runs = asyncio.run(run_requests(address, requests, cell.sessions, _nobody))
+        recordings = read_recordings(folder / FILE)
+    return trace_of(runs, recordings, concurrency=cell.sessions, fan_out=fan_out)
 
 
 def deviation(cell: ValidationCell, trace: Trace, alone: Trace, load: str) -> Deviation:
@@ -163,14 +163,14 @@ def deviation(cell: ValidationCell, trace: Trace, alone: Trace, load: str) -> De
         run = simulate(setting, trace.requests, cell.policy, replicas=cell.replicas)
         return replace(run, requests=run.requests[first:]).decode_tokens_per_second
 
-    predicted = speed(predicted_setting(cell, trace.setting, alone.setting))
-    return Deviation(cell, measured_speed(trace.requests[first:]), speed(trace.setting), predicted, load)
+    prediction = speed(predicted_setting(cell, trace.setting, alone.setting))
+    return Deviation(cell, measured_speed(trace.requests[first:]), speed(trace.setting), prediction, load)
 
 
 def predicted_setting(
     cell: ValidationCell, own: TracedSetting, alone: TracedSetting, pair: SimulatedPair = PAIR
 ) -> TracedSetting:
-    """A cell's setting from the models' stated times and what the cell alone took beyond them."""
+    """Return a cell's setting from the models' stated times and what the cell alone took beyond them."""
     target = stated_line(pair.verify_ms, pair.target_row_ms, alone.alone)
     draft = stated_line(pair.draft_ms, pair.draft_row_ms, alone.draft)
     return own.of_run(
@@ -185,36 +185,36 @@ def predicted_setting(
     )
 
 
-def stated_line(step_ms: float, row_ms: float, measured: CostLine) -> CostLine:
-    """A table model's steps, with what a step of one row took beyond its stated time."""
-    beyond_ms = max(0.0, measured.ms(1) - step_ms - row_ms) if measured.is_known else 0.0
+def stated_line(step_ms: float, row_ms: float, measured_line: CostLine) -> CostLine:
+    """Return a table model's cost line, with what a step of one row took beyond its stated time."""
+    beyond_ms = max(0.0, measured_line.ms(1) - step_ms - row_ms) if measured_line.is_known else 0.0
     return CostLine(tuple((rows, step_ms + row_ms * rows + beyond_ms) for rows in (1.0, 1025.0)))
 
 
 def validate(cells: Sequence[ValidationCell], tokens: int) -> list[Deviation]:
     """Run and simulate every cell; the cell alone of each k comes first."""
     alone = {k: ValidationCell(1, 1, 0.0, k) for k in dict.fromkeys(cell.k for cell in cells)}
-    found: list[Deviation] = []
+    deviations: list[Deviation] = []
     with progress_bar(stderr_console(), "cells", len(alone) + len(cells)) as advance:
-        calibrated: dict[str, Trace] = {}
+        calibration: dict[str, Trace] = {}
         for k, cell in alone.items():
-            calibrated[k] = run_cell(cell, tokens)
+            calibration[k] = run_cell(cell, tokens)
             advance(f"alone, k = {k}")
         for cell in cells:
             load, trace = load_average(), run_cell(cell, tokens)
-            found.append(deviation(cell, trace, calibrated[cell.k], load))
+            deviations.append(deviation(cell, trace, calibration[cell.k], load))
             advance(str(cell))
-    return found
+    return deviations
 
 
-def validation_text(found: Sequence[Deviation]) -> str:
+def validation_text(deviations: Sequence[Deviation]) -> str:
     """The report."""
-    near = sum(abs(each.replayed / each.measured - 1) <= NEAR for each in found)
-    near_predicted = sum(abs(each.predicted / each.measured - 1) <= NEAR for each in found)
+    near = sum(abs(each.replayed_speed / each.measured_speed - 1) <= NEAR for each in deviations)
+    near_predicted = sum(abs(each.predicted_speed / each.measured_speed - 1) <= NEAR for each in deviations)
     return (
         f"# The simulator beside real services\n\n{__doc__ or ''}\n"
-        f"Within {NEAR:.0%}: {near} of {len(found)} replayed, {near_predicted} predicted.\n\n"
-        f"{markdown_table([each.row() for each in found])}"
+        f"Within {NEAR:.0%}: {near} of {len(deviations)} replayed, {near_predicted} predicted.\n\n"
+        f"{markdown_table([each.row() for each in deviations])}"
     )
 
 
@@ -224,21 +224,21 @@ def main() -> None:
     parser.add_argument("--sessions", default="1,4,16,64", help="requests at once, with commas between")
     parser.add_argument("--replicas", default="1,2", help="targets, and as many draft services")
     parser.add_argument("--one-way-ms", default="0,5", help="delays of every link")
-    parser.add_argument("--k", default=",".join(WAYS), help="as paceline simulate --k takes it")
+    parser.add_argument("--k", default=",".join(SPECULATION_OF_K), help="as paceline simulate --k takes it")
     parser.add_argument("--tokens", type=int, default=96, help="of a request")
     parser.add_argument("--out", type=Path, default=None, help="folder of the report")
-    given = parser.parse_args()
-    ways = given.k.split(",")
+    arguments = parser.parse_args()
+    ways = arguments.k.split(",")
     for k in ways:
-        require(k in WAYS, "k", k, f"one of: {', '.join(WAYS)}")
-    grid = product(_numbers(given.replicas), _numbers(given.sessions), _numbers(given.one_way_ms), ways)
+        require(k in SPECULATION_OF_K, "k", k, f"one of: {', '.join(SPECULATION_OF_K)}")
+    grid = product(_numbers(arguments.replicas), _numbers(arguments.sessions), _numbers(arguments.one_way_ms), ways)
     cells = [ValidationCell(int(replicas), int(sessions), ms, k) for replicas, sessions, ms, k in grid]
-    found = validate(cells, given.tokens)
-    if given.out is not None:
-        facts = describe() | {"target": PAIR.target, "draft": PAIR.draft, "tokens": str(given.tokens)}
-        values = {"cells": [asdict(each) for each in found]}
-        write_report(given.out, "simulator-validation", facts, values, validation_text(found))
-    print(validation_text(found))
+    deviations = validate(cells, arguments.tokens)
+    if arguments.out is not None:
+        facts = describe() | {"target": PAIR.target, "draft": PAIR.draft, "tokens": str(arguments.tokens)}
+        values = {"cells": [asdict(each) for each in deviations]}
+        write_report(arguments.out, "simulator-validation", facts, values, validation_text(deviations))
+    print(validation_text(deviations))
 
 
 def _numbers(text: str) -> list[float]:

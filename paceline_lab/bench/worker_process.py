@@ -1,4 +1,4 @@
-"""A process beside the benchmark that answers one JSON object a line: started, asked, timed out, reaped.
+"""A process beside the benchmark that answers one JSON object a line.
 
 Its first line is `{"ready": …}`. It ends when its stdin closes, so it never outlives the benchmark.
 """
@@ -33,10 +33,10 @@ class WorkerProcess:
     """One worker, in a process group of its own; a context manager, ready once entered.
 
     Args:
-        name: named in errors.
+        name: the worker's name in errors.
         command: the worker's argv.
         environment: the worker's whole environment; None: ours.
-        log: gets the worker's stderr; None: ours does.
+        log: file of the worker's stderr; None: our stderr.
         ready_s, answer_s: how long it may take; a worker that takes longer is killed.
 
     Raises (on entering):
@@ -64,7 +64,7 @@ class WorkerProcess:
 
     @classmethod
     def of_module(cls, module: str, *arguments: str) -> Self:
-        """A module of ours, run by our interpreter."""
+        """Return a worker that runs a module of ours by our interpreter."""
         return cls(module, [sys.executable, "-m", module, *arguments])
 
     def __enter__(self) -> Self:
@@ -92,7 +92,7 @@ class WorkerProcess:
 
     @property
     def processes(self) -> tuple[int, ...]:
-        """The worker's process id."""
+        """Return the worker's process id, if it has been started."""
         return () if self._child is None else (self._child.pid,)
 
     def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -165,6 +165,6 @@ class WorkerProcess:
 
 
 def say(message: Mapping[str, Any]) -> None:
-    """In a worker: tell the benchmark a line."""
+    """Write a line to the benchmark; called in a worker."""
     sys.stdout.write(json.dumps(message) + "\n")
     sys.stdout.flush()

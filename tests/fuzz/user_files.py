@@ -25,7 +25,7 @@ from paceline.runtime.gateway_config import GatewayConfig
 from paceline.runtime.sources import load
 from paceline.timeline.saved import read_rounds, rounds_json
 from paceline_lab.bench.prompts.questions import load_questions
-from paceline_lab.bench.record import read_kept
+from paceline_lab.bench.record import read_recordings
 from paceline_lab.plan.times import size_named
 from paceline_lab.simulate.scenario import Scenario
 from paceline_lab.simulate.trace import read_trace
@@ -141,7 +141,7 @@ KINDS: tuple[FileKind, ...] = (
     FileKind("coordinator's configuration", "coordinator.toml", (_COORDINATOR,), _config(CoordinatorConfig)),
     FileKind("gateway's configuration", "gateway.toml", (_GATEWAY,), _config(GatewayConfig)),
     FileKind("scenario", "scenario.toml", (_SCENARIO,), _config(Scenario)),
-    FileKind("coordinator's records", "records.jsonl", (_KEPT,), read_kept),
+    FileKind("coordinator's records", "records.jsonl", (_KEPT,), read_recordings),
     FileKind(
         "corpus",
         "corpus.txt",

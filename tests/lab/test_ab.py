@@ -28,7 +28,7 @@ from paceline_lab.bench.ab.command import in_order, run_stage, with_arms
 from paceline_lab.bench.ab.experiments import EXPERIMENTS, AbOptions
 from paceline_lab.bench.ab.report import ab_markdown, arm_lines
 from paceline_lab.bench.simulated.services import OFF, SimulatedPair, drafted, request
-from paceline_lab.bench.users import LOST, SERVED, UserRequest
+from paceline_lab.bench.users import RequestOutcome, UserRequest
 
 FAST = SimulatedPair("distribution=middling", 2.0, 0.5)
 SERVICES = ArmServices("table:vocab=300")
@@ -135,7 +135,7 @@ async def test_arms_share_services_by_label_and_what_starts_anew_does_so_in_each
 def answer(arrivals_s: Sequence[float], tokens: int, rounds: int) -> UserRequest:
     messages: list[Sequence[int] | bytes] = [[1] * tokens for _ in arrivals_s]
     stats = GenerationStats(rounds=rounds, committed=tokens * len(messages))
-    return UserRequest("gRPC", 0.0, SERVED, list(arrivals_s), messages, arrivals_s[-1], stats=stats)
+    return UserRequest("gRPC", 0.0, RequestOutcome.SERVED, list(arrivals_s), messages, arrivals_s[-1], stats=stats)
 
 
 def test_figures_of_requests_that_ran_at_once() -> None:
@@ -246,7 +246,7 @@ class LostUsers:
     """Nobody is served."""
 
     async def ask(self, asked: GenerateRequest) -> UserRequest:
-        return UserRequest("gRPC", 0.0).end(LOST, why="gone")
+        return UserRequest("gRPC", 0.0).end(RequestOutcome.LOST, why="gone")
 
     async def connect(self, count: int) -> None:
         """They never come."""

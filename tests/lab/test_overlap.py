@@ -16,7 +16,7 @@ from paceline_lab.bench.simulated.delay import DelayProxy
 from paceline_lab.bench.simulated.distributions import DRAFT_OF_ACCEPTANCE, coupled_match
 from paceline_lab.bench.simulated.overlap import Results
 from paceline_lab.bench.simulated.remote import DelayedPlace, Remote
-from paceline_lab.bench.simulated.replay import SPECULATION, losses, pooled, replay, run_pair
+from paceline_lab.bench.simulated.replay import SPECULATION, losses, pool, replay, run_pair
 from paceline_lab.bench.simulated.services import SimulatedPair, request
 from paceline_lab.reporting.figures import median_with_lower_bound
 from paceline_lab.reporting.presentation import markdown_table
@@ -58,7 +58,7 @@ def test_a_replay_at_a_distance_pays_a_trip_a_round_and_another_for_a_draft_made
     assert far.perfect_seconds == pytest.approx(3 * 0.040)
     assert far.ideal_seconds == pytest.approx(3 * 0.040 + 0.006 + 0.010)
     assert (far.rounds, far.hits, far.tokens, far.seconds) == (near.rounds, near.hits, near.tokens, near.seconds)
-    both = pooled([near, far])
+    both = pool([near, far])
     assert both.rounds == 6
     assert both.hit_rate == pytest.approx(1 / 3)
     assert both.tokens_per_second == pytest.approx(near.tokens_per_second)
@@ -159,7 +159,7 @@ def test_a_part_of_the_grids_takes_its_own_cells_place_in_the_report(tmp_path: P
     file.write_text(json.dumps(asdict(held)))
     loaded = Results.load(file)
     assert loaded == held
-    newer = loaded.updated(Results(({"command": "b", "commit": "new"},), remotes=(cell(5.0, 6.0), cell(1.0, 11.0))))
+    newer = loaded.merge(Results(({"command": "b", "commit": "new"},), remotes=(cell(5.0, 6.0), cell(1.0, 11.0))))
     speeds = [(row.one_way_ms, row.tokens_per_second) for row in newer.remotes]
     assert speeds == [(1.0, 11.0), (5.0, 6.0), (20.0, 2.0)]
     assert newer.runs == ({"command": "a"}, {"command": "b", "commit": "new"})

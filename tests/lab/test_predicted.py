@@ -16,8 +16,8 @@ from paceline.protocol.records import GenerationStats
 from paceline_lab.bench.predicted.__main__ import report_text
 from paceline_lab.bench.predicted.cells import GridCell, ServedRounds, summary_rows
 from paceline_lab.bench.predicted.grid import (
+    GridOptions,
     GridSetting,
-    GridWanted,
     own_times,
     serve_grid,
     settings_of,
@@ -42,7 +42,7 @@ def test_rounds_behind_the_first_are_counted_the_last_as_the_end_cuts_it() -> No
     assert (found.rounds, found.tokens) == (4, 7)
     assert found.tokens_a_round == 1.75
     assert found.noise == pytest.approx((0.6875 / 4) ** 0.5)
-    assert found.decoded == 7 and found.decode_s == pytest.approx(0.07)
+    assert found.decode_tokens == 7 and found.decode_s == pytest.approx(0.07)
     assert found.ms_per_token == pytest.approx(10)
     cut = ServedRounds.of([replace(stats_of(0, 2, 2), committed=5)])
     assert (cut.rounds, cut.tokens, cut.squares) == (2, 4, 10)
@@ -85,13 +85,13 @@ def test_requests_name_drafters_as_their_service_does() -> None:
 def test_every_setting_is_served_in_each_turn_beside_target_only(tmp_path: Path) -> None:
     prompts = [*map(prompt, "abcd")]
     plan = PlanWanted("t", SampleWanted(Path("chat"), (0.8,), 4, 8, 1), tmp_path, loads=(1, 3))
-    wanted = GridWanted(plan, {"chat": prompts}, requests=4, tokens=8, turns=2)
+    options = GridOptions(plan, {"chat": prompts}, requests=4, tokens=8, turns=2)
     predictions = {("chat", 0.8): Candidates({"ngram": [], "d": []}, (ProposalShape(0), ProposalShape(2)))}
-    settings = list(settings_of(wanted, predictions))
+    settings = list(settings_of(options, predictions))
     assert len(settings) == len(set(settings)) == 2 * 3  # target-only, matches and the draft at both loads
     assert all(setting.plain in settings for setting in settings)
     services = ServedPlans()
-    turns = list(serve_grid(wanted, services, predictions, lambda done: None))  # type: ignore[arg-type]
+    turns = list(serve_grid(options, services, predictions, lambda done: None))  # type: ignore[arg-type]
     assert len(turns) == 2 and len(services.plans) == 12
     assert {setting: len(run.stats) for setting, run in turns[-1].items()} == {
         setting: 2 * max(2, setting.load) for setting in settings
@@ -100,7 +100,7 @@ def test_every_setting_is_served_in_each_turn_beside_target_only(tmp_path: Path)
     assert {each.first for each in first} == {0} and {each.first for each in second} == {2, 3}
     key = lambda each: (each.sessions, each.drafter)  # noqa: E731
     assert [*map(key, first)] != [*map(key, second)] and sorted(map(key, first)) == sorted(map(key, second))
-    plain = GridSetting("chat", 0.8, 1).plan(wanted, {}, 1)
+    plain = GridSetting("chat", 0.8, 1).plan(options, {}, 1)
     assert plain.request(0).seed == 2 and plain.request(0).messages == prompts[2].chats[0]
 
 

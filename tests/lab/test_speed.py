@@ -112,7 +112,7 @@ def test_answers_that_end_run_one_after_the_other_and_count_once() -> None:
 def test_every_figure_of_the_report() -> None:
     groups, _ = fakes()
     (row,) = speed_rows(measured(plan(), groups))
-    assert (row.kind, row.turns, row.left_out, row.noise.median) == ("chat", 4, 0, 1.0)
+    assert (row.kind, row.turns, row.short_turns, row.noise.median) == ("chat", 4, 0, 1.0)
     plain, ngram = row.settings[PLAIN], row.settings["ngram"]
     assert (plain.speed.median, ngram.speed.median, row.settings[SPLIT].ratio.median) == (20.0, 50.0, 1.0)
     assert (ngram.ratio.median, ngram.ratio_lower) == (2.5, 2.5)
@@ -283,7 +283,7 @@ def test_the_summary_names_the_least_row() -> None:
 
 def test_answers_too_short_to_have_a_speed_are_counted_and_left_out() -> None:
     rows = speed_rows(fixed(LengthsRunner(SPEEDS | {"a": 0.0, "c": 0.0})))
-    assert [(row.kind, row.turns, row.left_out) for row in rows] == [("chat", 1, 1)]
+    assert [(row.kind, row.turns, row.short_turns) for row in rows] == [("chat", 1, 1)]
     assert "1 (1 too short)" in speed_markdown(rows)
     assert "No answer was long enough" in speed_markdown([])
 

@@ -1,4 +1,4 @@
-"""Arms: how services are started, how a request is sent to them, and what one arm's part of a turn came to."""
+"""Arms of a comparison: how services are started, how requests are sent to them, and what a run of them measured."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from paceline.local.supervisor import SupervisedServices
 from paceline.protocol.errors import PacelineError
 from paceline.protocol.generation import GenerateRequest, SpeculationSettings
 from paceline.protocol.proposal import AUTO
-from paceline_lab.bench.users import SERVED, GrpcUsers, HttpUsers, UserRequest
+from paceline_lab.bench.users import GrpcUsers, HttpUsers, RequestOutcome, UserRequest
 from paceline_lab.reporting.figures import percentile
 
 PRIMING_TOKENS = 2
@@ -28,9 +28,9 @@ PRIMING_TOKENS = 2
 
 @dataclass(frozen=True)
 class ArmServices:
-    """How services are started; arms share those of one label.
+    """How services are started; arms with the same label share services.
 
-    `coordinator` is what the coordinator alone is told, `environment` is of all services, beside ours.
+    `coordinator` has settings of the coordinator alone; `environment` has variables of all services, beside ours.
     """
 
     model: str
@@ -42,7 +42,7 @@ class ArmServices:
 
     @asynccontextmanager
     async def running(self, folder: Path) -> AsyncIterator[RunningServices]:
-        """Services while the context is open."""
+        """Run the services while the context is open."""
         options: dict[str, Any] = {"environment": self.environment, "coordinator": self.coordinator}
         settings = local_settings(self.model, self.drafter)
         with SupervisedServices(settings, folder, opens_http=self.opens_http, **options) as services:
@@ -56,7 +56,7 @@ class Arm:
     """One side of a comparison.
 
     Attributes:
-        speculation: of its requests; None: as the case has it.
+        speculation: settings of its requests; None: as the case has them.
         predicts: whether its requests keep the case's predicted output.
         starts_anew: services start for each of its runs, whose requests are their first.
     """
@@ -69,14 +69,14 @@ class Arm:
     starts_anew: bool = False
 
     def request(self, request: GenerateRequest) -> GenerateRequest:
-        """A case's request as this arm sends it."""
-        predicted = request.prediction_text if self.predicts else ""
-        return replace(request, speculation=self.speculation or request.speculation, prediction_text=predicted)
+        """Return a case's request as this arm sends it."""
+        prediction_text = request.prediction_text if self.predicts else ""
+        return replace(request, speculation=self.speculation or request.speculation, prediction_text=prediction_text)
 
 
 @dataclass(frozen=True)
 class Case:
-    """What all arms are asked: requests that run at once, for each turn, over and over."""
+    """Requests that all arms are sent: those of a turn run at once, and the turns repeat."""
 
     name: str
     turns: Sequence[Sequence[GenerateRequest]]
@@ -84,9 +84,9 @@ class Case:
 
 @dataclass(frozen=True)
 class Stage:
-    """Arms that are up together, first the one that the others are held against, and their cases.
+    """Arms that are up together, and their cases. The others are compared with the first arm.
 
-    `apart`: the first arm's second run has services of its own, as every arm has: they, too, differ by chance.
+    `apart`: the first arm's second run has services of its own, as every arm has: services, too, differ by chance.
     """
 
     name: str
@@ -96,13 +96,13 @@ class Stage:
 
     @property
     def all_arms(self) -> tuple[Arm, ...]:
-        """With the first one a second time: its ratio to itself is the run's noise."""
+        """Return the arms, with the first one a second time: its ratio to itself is the run's noise."""
         first, *others = self.arms
         services = replace(first.services, label="again") if self.apart else first.services
         return first, *others, replace(first, name=f"{first.name} again", services=services)
 
     def against(self, tree: Path) -> Stage:
-        """The last arm beside the same of another checkout."""
+        """Return a stage of the last arm beside the same arm of another checkout."""
         mine = replace(self.arms[-1], name="this tree")
         paths = {"PYTHONPATH": str(tree), "PYTHONSAFEPATH": "1"}  # or the current folder would come before it
         environment = {**mine.services.environment, **paths}
@@ -112,13 +112,13 @@ class Stage:
 
 @dataclass(frozen=True)
 class ArmRun:
-    """What requests that ran at once came to.
+    """Figures of requests that ran at once.
 
     Attributes:
         tokens_per_second: all tokens over the time from the first request to the last token.
-        slowest_per_second: the slowest request's tokens, behind its first message.
-        figures: others, by what they are called.
-        cpu_us: of each process, for a token.
+        slowest_per_second: the slowest request's tokens a second, behind its first message.
+        figures: other figures by their names.
+        cpu_us: CPU time of each process for a token.
         text: a checksum of all texts.
     """
 
@@ -130,7 +130,7 @@ class ArmRun:
 
     @classmethod
     def of(cls, answers: Sequence[UserRequest], seconds: float, cpu_s: Mapping[str, float]) -> ArmRun:
-        """Fold answers that came to their ends; over HTTP none says how many rounds it took."""
+        """Fold answers that came to their ends; an answer over HTTP doesn't say how many rounds it took."""
         texts = [each.token_ids for each in answers]
         tokens = sum(map(len, texts))
         gaps = [gap for each in answers for gap in each.gaps_ms]
@@ -142,14 +142,14 @@ class ArmRun:
             "p99": percentile(gaps, 99),
             "tokens a round": tokens / rounds if rounds else 0.0,
         }
-        cpu_us = {label: 1e6 * used / tokens for label, used in cpu_s.items()}
+        cpu_us = {label: 1e6 * process_s / tokens for label, process_s in cpu_s.items()}
         text = zlib.crc32(repr(texts).encode())
         return cls(tokens / seconds, 1e3 / slowest_ms if slowest_ms else 0.0, figures, cpu_us, text)
 
 
 @dataclass(frozen=True)
 class RunningServices:
-    """Services, and users before them."""
+    """Services that run, and their users."""
 
     services: SupervisedServices
     grpc: GrpcUsers
@@ -171,19 +171,19 @@ class RunningServices:
         answers = await asyncio.gather(*(users.ask(each) for each in requests))
         seconds, after = time.perf_counter() - began, self._cpu_s()
         for answer in answers:
-            if answer.outcome != SERVED:
+            if answer.outcome is not RequestOutcome.SERVED:
                 raise PacelineError(f"a request of the arm {arm.name!r} was {answer.outcome}: {answer.why}")
-        return ArmRun.of(answers, seconds, {label: used - before[label] for label, used in after.items()})
+        return ArmRun.of(answers, seconds, {label: cpu_s - before[label] for label, cpu_s in after.items()})
 
     def _cpu_s(self) -> dict[str, float]:
-        """What each process has used so far, this one as the clients'."""
+        """Return the CPU seconds that each process has used so far; this process counts as the clients'."""
         times = {label: psutil.Process(each.pid).cpu_times() for label, each in self.services.processes.items()}
         return {label: each.user + each.system for label, each in times.items()} | {"clients": time.process_time()}
 
 
 @dataclass(frozen=True)
 class ArmsTurn:
-    """One case's runs by arm."""
+    """One case's runs in a turn, by arm."""
 
     stage: str
     case: str

@@ -21,12 +21,12 @@ from paceline_lab.reporting.reports import describe, load_average, write_report
 
 
 def in_order(arms: Sequence[Arm], turn: int) -> Sequence[Arm]:
-    """A turn's arms, every second turn's backwards; in turns below 0, which aren't counted, none starts anew."""
+    """Return a turn's arms, every second turn's backwards; turns below 0 warm up, and no arm starts anew in them."""
     return [arm for arm in arms[:: -1 if turn % 2 else 1] if turn >= 0 or not arm.starts_anew]
 
 
-async def run_stage(stage: Stage, turns: int, uncounted: int, results: list[ArmsTurn], advance: Advance) -> None:
-    """Run a stage's cases in turns, after some that aren't counted, and add them to the results.
+async def run_stage(stage: Stage, turns: int, warm_up_turns: int, results: list[ArmsTurn], advance: Advance) -> None:
+    """Run a stage's cases in turns, and add those after the warm-up turns to the results.
 
     Raises:
         PacelineError: services that did not start, or a request that was not served.
@@ -37,7 +37,7 @@ async def run_stage(stage: Stage, turns: int, uncounted: int, results: list[Arms
         setups = {arm.services.label: arm.services for arm in stage.all_arms if not arm.starts_anew}
         for label, services in setups.items():
             up[label] = await stack.enter_async_context(services.running(folder / label))
-        for number, case in product(range(-uncounted, turns), stage.cases):
+        for number, case in product(range(-warm_up_turns, turns), stage.cases):
             requests, runs = case.turns[number % len(case.turns)], dict[str, ArmRun]()
             for arm in in_order(stage.all_arms, number):
                 if arm.starts_anew:
@@ -51,7 +51,7 @@ async def run_stage(stage: Stage, turns: int, uncounted: int, results: list[Arms
 
 
 def with_arms(stage: Stage, names: Sequence[str]) -> Stage:
-    """A stage with those arms alone; with all of them if none is named."""
+    """Return the stage with those arms alone, or with all of its arms if none is named."""
     own = [arm.name for arm in stage.arms]
     for name in names:
         require(name in own, "arms", name, f"some of: {', '.join(own)}")
@@ -59,9 +59,9 @@ def with_arms(stage: Stage, names: Sequence[str]) -> Stage:
 
 
 def measure_ab(name: str, options: AbOptions, turns: int, arms: Sequence[str], tree: Path | None, out: Path) -> Path:
-    """Run an experiment, `turns` of each case; returns the report, which has what was measured before Ctrl-C, too.
+    """Run an experiment, `turns` of each case; return the report, which has what was measured before Ctrl-C, too.
 
-    `tree`: the checkout to hold the last arm against.
+    `tree`: the checkout to compare the last arm with.
     """
     require(name in EXPERIMENTS, "experiment", name, f"one of: {', '.join(EXPERIMENTS)}")
     require(turns >= 1, "turns", turns, "at least 1")

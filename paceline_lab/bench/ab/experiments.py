@@ -31,7 +31,7 @@ ANSWER = "Answer with the whole file in one code block and with nothing else."
 
 @dataclass(frozen=True)
 class AbOptions:
-    """What a run may choose: the target where it is a real model, users at once, and most tokens of an answer."""
+    """Options of a run: the target where it is a real model, users at once, and the most tokens of an answer."""
 
     model: str = DEFAULT_MODEL
     users: tuple[int, ...] = ()
@@ -43,12 +43,12 @@ class AbOptions:
             require(count >= 1, "users", count, "at least 1")
 
     def waves(self, usual: tuple[int, ...], speculation: SpeculationSettings) -> list[Case]:
-        """Simulated models' requests, the same in every turn, at each number of users."""
+        """Return requests to simulated models, the same in every turn, for each number of users."""
         waves = [[request(one, self.tokens, speculation) for one in range(users)] for users in self.users or usual]
         return [Case(f"{len(wave)} at once", [wave]) for wave in waves]
 
     def prompts(self, *kinds: str) -> list[Case]:
-        """Greedy requests with prompts of each kind, others in each turn, at each number of users."""
+        """Return greedy requests with prompts of each kind, others in each turn, for each number of users."""
 
         def turns(kind: str, users: int) -> list[list[GenerateRequest]]:
             pool = [self.greedy(*prompt.chats[0], ignore_eos=True) for prompt in load_prompts([kind])[kind]]
@@ -57,13 +57,13 @@ class AbOptions:
         return [Case(f"{kind}, {each} at once", turns(kind, each)) for kind in kinds for each in self.users or (1,)]
 
     def greedy(self, *messages: ChatMessage, **fields: Any) -> GenerateRequest:
-        """A request to a real model."""
+        """Return a greedy request to a real model."""
         sampling = SamplingParams(temperature=0).with_defaults()
         return GenerateRequest(messages=messages, sampling=sampling, seed=0, max_new_tokens=self.tokens, **fields)
 
 
 def services_of(pair: SimulatedPair, label: str = "services", fan_out: int = K) -> ArmServices:
-    """A simulated pair's."""
+    """Return a simulated pair's services."""
     return ArmServices(pair.target, pair.drafter, label, {"fan_out": fan_out})
 
 
@@ -141,4 +141,4 @@ EXPERIMENTS: Mapping[str, Callable[[AbOptions, ExitStack], Iterator[Stage]]] = {
     each.__name__: each for each in (http, tracing, load, overlap, fresh, edits, drafting)
 }
 SETTLING = {"fresh": 3}
-"""Uncounted turns, where one is too few: until the planner knows its drafts."""
+"""Warm-up turns of an experiment for which one is too few: the planner has to know its drafts."""

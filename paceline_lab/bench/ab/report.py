@@ -19,7 +19,7 @@ services start anew. CPU is the mean over turns, since the system counts it in s
 
 
 def arm_lines(stages: Sequence[Stage], turns: Sequence[ArmsTurn]) -> list[tuple[Line, Line]]:
-    """For each arm of each case that was measured: its ratios, and its figures."""
+    """Return the ratios and the figures of each arm of each case that was measured."""
     lines = []
     for stage in stages:
         for case in stage.cases:

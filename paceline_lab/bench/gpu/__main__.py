@@ -54,7 +54,7 @@ CHUNK = 512
 
 @dataclass(frozen=True)
 class GpuCase:
-    """One case; medians. `floor_ms` is what the bytes take at the bandwidth of a copy."""
+    """Medians of one case. `floor_ms` is the time that the bytes take at the bandwidth of a copy."""
 
     shape: str
     sessions: int
@@ -74,7 +74,7 @@ class GpuCase:
 
 @dataclass(frozen=True)
 class ServiceLoad:
-    """What a case runs: sessions behind a prefix, and rows for each."""
+    """The load of a case: sessions behind a prefix, and rows of each."""
 
     sessions: int
     rows: int
@@ -82,13 +82,13 @@ class ServiceLoad:
 
     @property
     def plan(self) -> StepPlan:
-        """The step, which can be repeated: it begins at the same base every time."""
+        """Return the step's plan, which can be repeated: it begins at the same base every time."""
         tokens = tuple(range(1, self.rows + 1))
         rows = tuple(range(self.rows))
         return StepPlan(tuple(StepItem(s, self.length, tokens, logit_rows=rows) for s in range(self.sessions)))
 
     def draws(self, vocab_size: int) -> list[Draw | None]:
-        """Of all rows."""
+        """Return a draw of each session, over all of its rows."""
         k = self.rows - 1
         proposal = Proposal(1, tuple(range(2, self.rows + 1)), (1.0,) * k) if k else None
         return [
@@ -98,7 +98,7 @@ class ServiceLoad:
 
 
 def copy_bandwidth(device: torch.device) -> float:
-    """Bytes per second of a large copy, read plus written; the best of some."""
+    """Return the bytes per second of a large copy, read plus written; the best of `COPIES`."""
     source = torch.ones(COPY_BYTES.get(device.type, 1 << 24), dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     best = min(_seconds(lambda: target.copy_(source), device) for _ in range(COPIES))
@@ -107,10 +107,10 @@ def copy_bandwidth(device: torch.device) -> float:
 
 def _seconds(work: Callable[[], object], device: torch.device) -> float:
     _synchronize(device)
-    started = time.perf_counter()
+    start_s = time.perf_counter()
     work()
     _synchronize(device)
-    return time.perf_counter() - started
+    return time.perf_counter() - start_s
 
 
 def _synchronize(device: torch.device) -> None:
@@ -119,13 +119,13 @@ def _synchronize(device: torch.device) -> None:
 
 
 def median_ms(work: Callable[[], object], steps: int) -> float:
-    """Median of so many calls after the warm-up."""
-    taken = []
+    """Return the median time of `steps` calls after the warm-up."""
+    times_ms = []
     for _ in range(WARM_UP + steps):
-        started = time.perf_counter()
+        start_s = time.perf_counter()
         work()
-        taken.append((time.perf_counter() - started) * 1e3)
-    return float(np.median(taken[WARM_UP:]))
+        times_ms.append((time.perf_counter() - start_s) * 1e3)
+    return float(np.median(times_ms[WARM_UP:]))
 
 
 class Bench:
@@ -165,7 +165,7 @@ class Bench:
 
 
 def steps_ms(engine: StaticEngine, load: ServiceLoad, steps: int) -> tuple[float, float]:
-    """Medians of a step whose rows are drawn, and of one whose logits are brought to the host."""
+    """Return the median time of a step whose rows are drawn, and of a step whose logits are brought to the host."""
     plan, draws = load.plan, load.draws(engine.info.fingerprint.vocab_size)
 
     def draw() -> None:
@@ -177,20 +177,20 @@ def steps_ms(engine: StaticEngine, load: ServiceLoad, steps: int) -> tuple[float
         engine.open(session, load.length + load.rows)
         for start in range(0, load.length, CHUNK):
             engine.step(StepPlan((StepItem(session, start, (1,) * min(CHUNK, load.length - start)),)))
-    found = median_ms(draw, steps), median_ms(lambda: engine.step(plan), steps)
+    medians = median_ms(draw, steps), median_ms(lambda: engine.step(plan), steps)
     for session in range(load.sessions):
         engine.close(session)
-    return found
+    return medians
 
 
 def measure(bench: Bench, loads: Sequence[ServiceLoad], steps: int, bandwidth: float) -> list[GpuCase]:
-    """All cases of one model."""
+    """Measure all cases of one model."""
     direct = bench.engine(graphs=False)
-    without = [steps_ms(direct, load, steps)[0] for load in loads]
+    direct_times = [steps_ms(direct, load, steps)[0] for load in loads]
     del direct
     engine = bench.engine(graphs=True)
-    drawn = [steps_ms(engine, load, steps) for load in loads]
-    served: list[RoundTimes] = [
+    graph_times = [steps_ms(engine, load, steps) for load in loads]
+    round_times: list[RoundTimes] = [
         asyncio.run(through_the_service(engine, bench.settings, load.sessions, load.rows, load.length, steps))
         for load in loads
     ]
@@ -206,12 +206,14 @@ def measure(bench: Bench, loads: Sequence[ServiceLoad], steps: int, bandwidth: f
             service_ms=each.round_ms,
             overhead_ms=each.round_ms - each.step_ms,
         )
-        for load, (graph_ms, logits_ms), direct_ms, each in zip(loads, drawn, without, served, strict=True)
+        for load, (graph_ms, logits_ms), direct_ms, each in zip(
+            loads, graph_times, direct_times, round_times, strict=True
+        )
     ]
 
 
 def table(cases: Sequence[GpuCase], *, graphs: bool) -> str:
-    """One row a case."""
+    """Return a table of one row a case."""
     column = "graph ms" if graphs else "step ms"
     rows = []
     for case in cases:
@@ -225,7 +227,7 @@ def table(cases: Sequence[GpuCase], *, graphs: bool) -> str:
 
 
 def run(arguments: argparse.Namespace) -> str:
-    """Measure everything; returns the report."""
+    """Measure everything, and return the report."""
     device = torch.device(arguments.device)
     graphs = device.type == "cuda"
     bandwidth = copy_bandwidth(device)
@@ -252,8 +254,8 @@ def _integers(text: str) -> list[int]:
 
 def _shapes(text: str) -> list[str]:
     shapes = text.split(",")
-    if unknown := {*shapes} - SHAPES.keys():
-        raise argparse.ArgumentTypeError(f"{', '.join(sorted(unknown))}: must be among {', '.join(SHAPES)}")
+    if unknown_shapes := {*shapes} - SHAPES.keys():
+        raise argparse.ArgumentTypeError(f"{', '.join(sorted(unknown_shapes))}: must be among {', '.join(SHAPES)}")
     return shapes
 
 

@@ -44,8 +44,8 @@ class _Sender:
     rows: int
     length: int
     rounds: int
-    sent: dict[int, float] = field(default_factory=dict)
-    left: dict[int, int] = field(default_factory=dict)
+    sent_s: dict[int, float] = field(default_factory=dict)
+    rounds_left: dict[int, int] = field(default_factory=dict)
     round_ms: list[float] = field(default_factory=list)
     step_ms: list[float] = field(default_factory=list)
     done: asyncio.Event = field(default_factory=asyncio.Event)
@@ -54,7 +54,7 @@ class _Sender:
     def begin(self, sessions: int) -> None:
         """Open every session and send its first round."""
         for session in range(1, sessions + 1):
-            self.left[session] = self.rounds + WARM_UP_ROUNDS
+            self.rounds_left[session] = self.rounds + WARM_UP_ROUNDS
             spec = SessionSpec(
                 (1,) * self.length,
                 self.length,
@@ -74,22 +74,22 @@ class _Sender:
         if not isinstance(event, Verdict):
             return
         session = event.session_id
-        self.left[session] -= 1
-        if self.left[session] < self.rounds:
-            self.round_ms.append((time.perf_counter() - self.sent[session]) * 1e3)
+        self.rounds_left[session] -= 1
+        if self.rounds_left[session] < self.rounds:
+            self.round_ms.append((time.perf_counter() - self.sent_s[session]) * 1e3)
             self.step_ms.append(event.timings.forward_ms + event.timings.sample_ms)
-        if self.left[session]:
+        if self.rounds_left[session]:
             self._send(session, event.base_length + 1, event.token_ids[0])
         else:
             self.link.send(Close(session))
-        if not any(self.left.values()):
+        if not any(self.rounds_left.values()):
             self.done.set()
 
     def _send(self, session: int, base: int, token: int) -> None:
-        """A round whose proposal is taken to be wrong from its first token on."""
+        """Send a round whose proposal is taken to be wrong from its first token on."""
         k = self.rows - 1
-        proposal = Proposal(1 + self.left[session], tuple(range(2, k + 2)), (1.0,) * k) if k else None
-        self.sent[session] = time.perf_counter()
+        proposal = Proposal(1 + self.rounds_left[session], tuple(range(2, k + 2)), (1.0,) * k) if k else None
+        self.sent_s[session] = time.perf_counter()
         self.link.send(Round(session, base, ROOT, (token,), proposal), urgent=True)
 
 

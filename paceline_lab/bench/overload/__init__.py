@@ -1,1 +1,1 @@
-"""Ten times as much as there is room for: who is served keeps its speed, the others are told at once when to come."""
+"""Ten times the load that there is room for: who is served keeps its speed, and others hear at once when to retry."""

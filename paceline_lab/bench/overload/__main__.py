@@ -28,14 +28,14 @@ from paceline_lab.bench.overload.run import (
     AFTER,
     NORMAL,
     STORM,
-    Overloading,
     OverloadPlan,
+    OverloadRun,
     Phase,
     overload,
     overload_services,
 )
 from paceline_lab.bench.resources import KINDS, Samples
-from paceline_lab.bench.users import CHANGED, GRPC, HTTP, LOST, REFUSED, SERVED, UserRequest
+from paceline_lab.bench.users import GRPC, HTTP, RequestOutcome, UserRequest
 from paceline_lab.reporting.figures import percentile
 from paceline_lab.reporting.presentation import markdown_table
 from paceline_lab.reporting.reports import describe, load_average, write_report
@@ -44,66 +44,69 @@ MEMORY = KINDS[0]
 
 
 def main_plan(minutes: float, places: int, seed: int) -> OverloadPlan:
-    """What the command runs."""
+    """Return the plan that the command runs."""
     return OverloadPlan(places=places, storm_s=60 * minutes, seed=seed)
 
 
-def row(phase: Phase, way: str) -> dict[str, object]:
-    """One phase over one way."""
-    served, refused = phase.of(SERVED, way), phase.of(REFUSED, way)
-    gaps = [gap for each in served for gap in each.gaps_ms]
-    hints = [each.hint_ms for each in refused if each.hint_ms is not None]
+def row(phase: Phase, protocol: str) -> dict[str, object]:
+    """Return the table's row of one phase over one protocol."""
+    answers, refusals = phase.of(RequestOutcome.SERVED, protocol), phase.of(RequestOutcome.REFUSED, protocol)
+    gaps = [gap for each in answers for gap in each.gaps_ms]
+    hints = [each.hint_ms for each in refusals if each.hint_ms is not None]
     return {
         "load": phase.name,
-        "way": way,
-        "requests a second": f"{sum(each.way == way for each in phase.asked) / phase.seconds:.1f}",
-        "served": len(served),
-        "refused": len(refused),
-        "lost": len(phase.of(LOST, way)),
-        "changed": len(phase.of(CHANGED, way)),
-        "between tokens p50 ms": _shown(gaps, 50),
-        "p99": _shown(gaps, 99),
-        "first token p50 ms": _shown([each.first_ms for each in served], 50),
-        "its p99": _shown([each.first_ms for each in served], 99),
-        "refusal p50 ms": _shown([each.refusal_ms for each in refused], 50),
-        "refusal p99": _shown([each.refusal_ms for each in refused], 99),
+        "way": protocol,
+        "requests a second": f"{sum(each.protocol == protocol for each in phase.requests) / phase.seconds:.1f}",
+        "served": len(answers),
+        "refused": len(refusals),
+        "lost": len(phase.of(RequestOutcome.LOST, protocol)),
+        "changed": len(phase.of(RequestOutcome.CHANGED, protocol)),
+        "between tokens p50 ms": _percentile_text(gaps, 50),
+        "p99": _percentile_text(gaps, 99),
+        "first token p50 ms": _percentile_text([each.first_ms for each in answers], 50),
+        "its p99": _percentile_text([each.first_ms for each in answers], 99),
+        "refusal p50 ms": _percentile_text([each.refusal_ms for each in refusals], 50),
+        "refusal p99": _percentile_text([each.refusal_ms for each in refusals], 99),
         "hints ms": f"{min(hints):.0f} to {max(hints):.0f}" if hints else "–",
     }
 
 
-def _shown(values: Sequence[float], percent: float) -> str:
+def _percentile_text(values: Sequence[float], percent: float) -> str:
     return f"{percentile(values, percent):.1f}" if values else "–"
 
 
-def over(found: Overloading, percent: float, phase: str) -> float:
-    """Time between tokens in a phase over that at 1 ×, of both ways."""
-    gaps = {name: [gap for each in found.phases[name].of(SERVED) for gap in each.gaps_ms] for name in (NORMAL, phase)}
-    return percentile(gaps[phase], percent) / max(1e-9, percentile(gaps[NORMAL], percent))
+def over(run: OverloadRun, percent: float, phase: str) -> float:
+    """Return the time between tokens in a phase over that at 1 ×, of both protocols together."""
+    normal_ms, phase_ms = (
+        [gap for each in run.phases[name].of(RequestOutcome.SERVED) for gap in each.gaps_ms]
+        for name in (NORMAL, phase)
+    )
+    return percentile(phase_ms, percent) / max(1e-9, percentile(normal_ms, percent))
 
 
-def figures(found: Overloading) -> dict[str, object]:
-    """What is promised of all of it together."""
-    storm = found.phases[STORM]
-    served_a_second = len(storm.of(SERVED)) / storm.seconds
+def figures(run: OverloadRun) -> dict[str, object]:
+    """Return the figures of the whole run, which are what the service promises."""
+    storm = run.phases[STORM]
+    served_a_second = len(storm.of(RequestOutcome.SERVED)) / storm.seconds
     return {
-        "capacity, requests a second": found.capacity,
-        "came in the storm, times that": len(storm.asked) / storm.seconds / found.capacity,
-        "served in the storm, of the capacity": served_a_second / found.capacity,
-        "between tokens in the storm ÷ at 1 ×, p50": over(found, 50, STORM),
-        "the same, p99": over(found, 99, STORM),
-        "between tokens behind the storm ÷ before, p50": over(found, 50, AFTER),
-        "refusals without a hint": len(unhinted(found)),
-        "recovered, seconds": found.recovery_s,
+        "capacity, requests a second": run.capacity,
+        "came in the storm, times that": len(storm.requests) / storm.seconds / run.capacity,
+        "served in the storm, of the capacity": served_a_second / run.capacity,
+        "between tokens in the storm ÷ at 1 ×, p50": over(run, 50, STORM),
+        "the same, p99": over(run, 99, STORM),
+        "between tokens behind the storm ÷ before, p50": over(run, 50, AFTER),
+        "refusals without a hint": len(refusals_without_hint(run)),
+        "recovered, seconds": run.recovery_s,
     }
 
 
-def unhinted(found: Overloading) -> list[UserRequest]:
-    """Refusals that don't say when to come again."""
-    return [each for phase in found.phases.values() for each in phase.of(REFUSED) if not each.hint_ms]
+def refusals_without_hint(run: OverloadRun) -> list[UserRequest]:
+    """Return refusals that don't say when to come again."""
+    return [each for phase in run.phases.values() for each in phase.of(RequestOutcome.REFUSED) if not each.hint_ms]
 
 
 def memory(label: str, samples: Samples, ends_s: dict[str, float]) -> dict[str, object]:
-    """What one process held."""
+    """Return the table's row of one process: memory, descriptors and threads."""
     before = samples.between(0.0, ends_s[NORMAL])
     storm = samples.between(ends_s[NORMAL], ends_s[STORM])
     half = samples.between((ends_s[NORMAL] + ends_s[STORM]) / 2, ends_s[STORM])
@@ -117,19 +120,20 @@ def memory(label: str, samples: Samples, ends_s: dict[str, float]) -> dict[str, 
     }
 
 
-def text_of(found: Overloading) -> str:
-    """The report behind its facts."""
-    rows = [row(phase, way) for phase in found.phases.values() for way in (GRPC, HTTP)]
-    promises = [{"what": name, "value": value} for name, value in figures(found).items()]
-    held = [memory(label, samples, found.ends_s) for label, samples in found.resources.items()]
-    return f"# Overload\n\n{markdown_table(rows)}\n{markdown_table(promises)}\n{markdown_table(held)}"
+def text_of(run: OverloadRun) -> str:
+    """Write the report's text, which stands behind its facts."""
+    rows = [row(phase, protocol) for phase in run.phases.values() for protocol in (GRPC, HTTP)]
+    promises = [{"what": name, "value": value} for name, value in figures(run).items()]
+    memory_rows = [memory(label, samples, run.ends_s) for label, samples in run.resources.items()]
+    return f"# Overload\n\n{markdown_table(rows)}\n{markdown_table(promises)}\n{markdown_table(memory_rows)}"
 
 
-def failures(found: Overloading) -> list[str]:
-    """What must not be, in words."""
-    wrong = [each for phase in found.phases.values() for each in (*phase.of(LOST), *phase.of(CHANGED))]
-    said = [f"{each.way} {each.outcome} {each.why}" for each in wrong]
-    return [*said, *("a refusal without a hint" for _ in unhinted(found))]
+def failures(run: OverloadRun) -> list[str]:
+    """Say in words what went wrong: each request lost or changed, and each refusal without a hint."""
+    outcomes = RequestOutcome.LOST, RequestOutcome.CHANGED
+    errors = [each for phase in run.phases.values() for outcome in outcomes for each in phase.of(outcome)]
+    lines = [f"{each.protocol} {each.outcome} {each.why}" for each in errors]
+    return [*lines, *("a refusal without a hint" for _ in refusals_without_hint(run))]
 
 
 @signals_interrupt()
@@ -140,20 +144,20 @@ def main() -> None:
     parser.add_argument("--places", type=int, default=16, help="Requests that the coordinator runs at once.")
     parser.add_argument("--seed", type=int, default=1, help="Of when requests come.")
     parser.add_argument("--out", type=Path, default=REPORTS)
-    given = parser.parse_args()
-    plan, before = main_plan(given.minutes, given.places, given.seed), load_average()
+    arguments = parser.parse_args()
+    plan, before = main_plan(arguments.minutes, arguments.places, arguments.seed), load_average()
     with (
         tempfile.TemporaryDirectory() as folder,
         overload_services(Path(folder), plan) as services,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
-        found = runner.run(overload(services, plan))
+        run = runner.run(overload(services, plan))
     facts = {name: str(value) for name, value in asdict(plan).items()}
     facts["load average"] = f"{before} before, {load_average()} after"
-    values = {"figures": figures(found), "samples": {label: asdict(each) for label, each in found.resources.items()}}
-    written = write_report(given.out, "overload", describe() | facts, values, text_of(found))
-    print(written.read_text())
-    assert not failures(found), "; ".join(failures(found)[:8])
+    values = {"figures": figures(run), "samples": {label: asdict(each) for label, each in run.resources.items()}}
+    report = write_report(arguments.out, "overload", describe() | facts, values, text_of(run))
+    print(report.read_text())
+    assert not failures(run), "; ".join(failures(run)[:8])
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from paceline_lab.reporting.reports import describe, load_average, write_report
 
 @dataclass(frozen=True)
 class Lineup:
-    """Who takes part: our drafters, what they propose (None: the policy chooses), our target's bits, the peers."""
+    """Who takes part: our drafters, how many tokens they propose (None: auto), our target's bits, and peers."""
 
     drafters: Sequence[str]
     num_draft_tokens: int | None
@@ -38,7 +38,7 @@ class Lineup:
 
 
 def use_cores(cores: int) -> int:
-    """Keep this process and all that it starts to some cores, 0: all; returns how many they are.
+    """Keep this process and all that it starts to some cores (0: all), and return their number.
 
     Raises:
         InvalidInput: more than there are, or a system without affinity.
@@ -53,7 +53,7 @@ def use_cores(cores: int) -> int:
 
 
 def measure_peers(settings: PeerRunSettings, plan: ContestPlan, lineup: Lineup, out: Path, name: str) -> Path:
-    """Hold the contest and report it, whatever ended it."""
+    """Run the contest and write its report, whatever ends it."""
     facts = describe() | {
         "model": settings.model,
         "passes": str(plan.passes),
@@ -81,10 +81,10 @@ def _hold_contest(settings: PeerRunSettings, plan: ContestPlan, lineup: Lineup, 
         running_groups(
             MeasuredServices(settings.model, quantization=lineup.quantization), (NONE, *lineup.drafters), console
         ) as groups,
-        start_peers(modes, settings, contest, lambda line: console.print(line, style="dim")) as started,
+        start_peers(modes, settings, contest, lambda line: console.print(line, style="dim")) as theirs,
     ):
         ours = [OurContestant(group, lineup.num_draft_tokens) for group in groups.values()]
-        contestants: list[Contestant] = [*ours, *started]
+        contestants: list[Contestant] = [*ours, *theirs]
         with progress_bar(console, "runs", plan.passes * len(plan.prompts) * len(contestants)) as advance:
             tokenizer = load_tokenizer(settings.model)
             run_contest(

@@ -24,17 +24,17 @@ class PeerSpec:
 
     Attributes:
         requirements: for pip.
-        removed: packages that come with it and break it.
+        conflicts: packages that come with it and break it; they are uninstalled.
         modes: ways to generate; `plain` is the one that the others are compared with.
     """
 
     requirements: tuple[str, ...]
-    removed: tuple[str, ...]
+    conflicts: tuple[str, ...]
     modes: tuple[str, ...]
 
     def as_installed(self) -> dict[str, list[str]]:
-        """What the marker file of a finished installation holds."""
-        return {"requirements": list(self.requirements), "removed": list(self.removed)}
+        """Return the contents of the marker file of a finished installation."""
+        return {"requirements": list(self.requirements), "removed": list(self.conflicts)}
 
 
 PEERS: Mapping[str, PeerSpec] = {
@@ -48,7 +48,7 @@ PEERS: Mapping[str, PeerSpec] = {
 
 
 DRAFTED = ("assisted", "draft")
-"""Modes that a draft model proposes in."""
+"""Modes in which a draft model proposes."""
 
 
 def check_peers(names: Sequence[str]) -> None:
@@ -58,17 +58,17 @@ def check_peers(names: Sequence[str]) -> None:
 
 
 def peers_home(home: Path | None = None) -> Path:
-    """Folder of the peers' environments: `home`, else `peers` in Paceline's cache folder."""
+    """Return the folder of the peers' environments: `home`, else `peers` in Paceline's cache folder."""
     return home if home is not None else model_home() / "peers"
 
 
 def interpreter(name: str, home: Path) -> Path:
-    """A peer's Python."""
+    """Return the path of a peer's Python."""
     return home / name / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
 
 
 def is_installed(name: str, home: Path) -> bool:
-    """Whether an installation of what we ask for today has finished."""
+    """Return whether an installation of today's requirements has finished."""
     marker = home / name / MARKER
     return marker.is_file() and json.loads(marker.read_text()) == PEERS[name].as_installed()
 
@@ -90,8 +90,8 @@ def install_peer(name: str, home: Path, announce: Callable[[str], None] = lambda
     pip = [python, "-m", "pip", "--disable-pip-version-check", "--no-input"]
     _run(name, [sys.executable, "-m", "venv", str(folder)], log)
     _run(name, [*pip, "install", *spec.requirements], log)
-    if spec.removed:
-        _run(name, [*pip, "uninstall", "--yes", *spec.removed], log)
+    if spec.conflicts:
+        _run(name, [*pip, "uninstall", "--yes", *spec.conflicts], log)
     (folder / MARKER).write_text(json.dumps(spec.as_installed(), indent=1) + "\n")
     announce(f"{name}: installed")
 
@@ -102,14 +102,14 @@ def install_peers(names: Sequence[str], home: Path, announce: Callable[[str], No
     Raises:
         PacelineError: naming those that can't.
     """
-    failed = []
+    failures = []
     for peer in names:
         try:
             install_peer(peer, home, announce)
         except PacelineError as error:
-            failed.append(error.message)
-    if failed:
-        raise PacelineError("; ".join(failed))
+            failures.append(error.message)
+    if failures:
+        raise PacelineError("; ".join(failures))
 
 
 def _run(name: str, command: Sequence[str], log: Path) -> None:
@@ -132,6 +132,6 @@ def _run(name: str, command: Sequence[str], log: Path) -> None:
 
 
 def clean_environment() -> dict[str, str]:
-    """Ours, without what would let a peer's interpreter find our packages."""
+    """Return our environment without the variables by which a peer's interpreter would find our packages."""
     ours = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
     return {name: value for name, value in os.environ.items() if name not in ours}

@@ -26,7 +26,7 @@ _SKIPPED_FIELDS = ("GGUF.", "general.architecture", "general.file_type", "genera
 
 
 def hf_folder(model: str) -> str:
-    """Folder or hub id that transformers and vLLM load.
+    """Return the folder or hub id that transformers and vLLM load.
 
     Raises:
         PeerFailed: the model has no such form.
@@ -38,7 +38,7 @@ def hf_folder(model: str) -> str:
 
 
 def float32_gguf(model: str, home: Path) -> Path:
-    """The model as a GGUF of float32 tensors, made once and kept in `home`.
+    """Return the model as a GGUF of float32 tensors, which is made once and stays in `home`.
 
     Raises:
         PeerFailed: no GGUF is known for this model.
@@ -60,7 +60,7 @@ def float32_gguf(model: str, home: Path) -> Path:
 
 
 def gguf_of(model: str, precision: str, home: Path) -> Path:
-    """The model in a precision of `PRECISIONS`, made once and kept in `home`.
+    """Return the model in a precision of `PRECISIONS`, which is made once and stays in `home`.
 
     Raises:
         PeerFailed: no GGUF is known for this model, or the published one has another precision.
@@ -74,7 +74,7 @@ def gguf_of(model: str, precision: str, home: Path) -> Path:
 
 
 def write_eight_bits(model: str, out: Path, home: Path) -> None:
-    """From the float32 file: matrices in blocks of 32 with a scale each, as llama.cpp's own tool writes them."""
+    """Convert the float32 file to matrices in blocks of 32 with a scale each, as llama.cpp's own tool writes them."""
     import gguf
 
     def pack(values: Any) -> tuple[Any, Any]:
@@ -86,7 +86,7 @@ def write_eight_bits(model: str, out: Path, home: Path) -> None:
 
 
 def fetch_four_bits(model: str, out: Path, home: Path) -> None:
-    """The published file.
+    """Fetch the published file of four bits.
 
     Raises:
         PeerFailed: the model isn't published so.
@@ -138,8 +138,8 @@ def _rewrite(source: Path, out: Path, file_type: Any, pack: Callable[[Any], tupl
             writer.add_key_value(field.name, field.contents(), field.types[0], inner)
     writer.add_file_type(file_type)
     for tensor in reader.tensors:
-        packed, kind = pack(gguf.quants.dequantize(tensor.data, tensor.tensor_type).astype("float32"))
-        writer.add_tensor(tensor.name, packed, raw_dtype=kind)
+        array, kind = pack(gguf.quants.dequantize(tensor.data, tensor.tensor_type).astype("float32"))
+        writer.add_tensor(tensor.name, array, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -148,9 +148,9 @@ def _rewrite(source: Path, out: Path, file_type: Any, pack: Callable[[Any], tupl
 
 
 def assistant_folder(draft: str, target: str, out: Path) -> Path:
-    """A draft as a transformers checkpoint: a model as it is, ours with the target's whole vocabulary.
+    """Return a draft as a transformers checkpoint: a model as it is, ours with the target's whole vocabulary.
 
-    Ours is written in a process of its own.
+    A process of its own writes ours.
 
     Raises:
         PeerFailed: with the exporter's last line.
@@ -165,7 +165,7 @@ def assistant_folder(draft: str, target: str, out: Path) -> Path:
 
 
 def is_model(draft: str) -> bool:
-    """Whether a draft is a model by itself, which any system loads, and no draft that we trained."""
+    """Return whether a draft is a model by itself, which any system loads, and no draft that we trained."""
     return draft in PULLABLE or (Path(draft).is_dir() and not is_draft(draft))
 
 
@@ -185,15 +185,15 @@ def export_draft(draft: Path, target_model: str, out: Path) -> None:
     from paceline.runtime.config import EngineSettings
 
     target = Target.load(target_model, EngineSettings())
-    loaded = load_draft(draft, target)
-    student: Any = loaded.student
-    reduced: Any = student.get_output_embeddings()
+    trained_draft = load_draft(draft, target)
+    student: Any = trained_draft.student
+    draft_head: Any = student.get_output_embeddings()
     size = int(student.config.get_text_config().vocab_size)
-    whole = torch.nn.Linear(reduced.in_features, size, bias=False)
+    full_head = torch.nn.Linear(draft_head.in_features, size, bias=False)
     with torch.no_grad():
-        whole.weight.zero_()
-        whole.weight[torch.from_numpy(loaded.vocabulary.d2t).long()] = reduced.weight
-    student.set_output_embeddings(whole)
+        full_head.weight.zero_()
+        full_head.weight[torch.from_numpy(trained_draft.vocabulary.d2t).long()] = draft_head.weight
+    student.set_output_embeddings(full_head)
     student.set_attn_implementation("sdpa")
     student.save_pretrained(out)
 

@@ -58,7 +58,7 @@ class Duel:
 
 
 def peer_rows(contest: Contest) -> list[PeerRow]:
-    """One row for each kind and contestant, in the order in which they first ran."""
+    """Return a row for each kind and contestant, in the order in which they first ran."""
     cells: dict[tuple[str, str, str], list[ContestRun]] = {}
     for run in contest.runs:
         cells.setdefault((run.kind, run.system, run.mode), []).append(run)
@@ -78,14 +78,14 @@ def _by_key(runs: Sequence[ContestRun], system: str, mode: str) -> dict[Key, Con
 
 
 def _pairs(runs: Sequence[ContestRun], others: Mapping[Key, ContestRun]) -> list[tuple[ContestRun, ContestRun]]:
-    keyed = [(run, others.get((run.kind, run.prompt, run.number))) for run in runs]
-    return [(run, other) for run, other in keyed if other is not None]
+    pairs = [(run, others.get((run.kind, run.prompt, run.number))) for run in runs]
+    return [(run, other) for run, other in pairs if other is not None]
 
 
 def _row(runs: Sequence[ContestRun], plain: Mapping[Key, ContestRun], ours: Mapping[Key, ContestRun]) -> PeerRow:
     beside_plain, beside_ours = _pairs(runs, plain), _pairs(runs, ours)
     differences = [first_difference(other.token_ids, run.token_ids) for run, other in beside_plain]
-    left = [at for at in differences if at is not None]
+    indices = [at for at in differences if at is not None]
     tokens = sum(len(run.token_ids) for run in runs)
     return PeerRow(
         kind=runs[0].kind,
@@ -98,11 +98,11 @@ def _row(runs: Sequence[ContestRun], plain: Mapping[Key, ContestRun], ours: Mapp
         cpu_s=Spread.of([run.cpu_s for run in runs]),
         cpu_ms_per_token=1e3 * sum(run.cpu_s for run in runs) / max(1, tokens),
         tokens_per_step=tokens / max(1, sum(run.target_steps for run in runs)),
-        same_as_plain=len(differences) - len(left),
+        same_as_plain=len(differences) - len(indices),
         plain_compared=len(differences),
         same_as_ours=sum(run.token_ids == other.token_ids for run, other in beside_ours),
         ours_compared=len(beside_ours),
-        first_difference=min(left, default=None),
+        first_difference=min(indices, default=None),
     )
 
 
@@ -111,8 +111,8 @@ def _over(run: ContestRun, other: ContestRun) -> float:
 
 
 def duels(contest: Contest, rows: Sequence[PeerRow]) -> list[Duel]:
-    """Our best mode against each other system's, by median speed, kind by kind."""
-    found = []
+    """Compare our best mode with each other system's, by median speed, kind by kind."""
+    duels_of_kinds = []
     for kind in dict.fromkeys(row.kind for row in rows):
         best: dict[str, PeerRow] = {}
         for row in rows:
@@ -120,8 +120,8 @@ def duels(contest: Contest, rows: Sequence[PeerRow]) -> list[Duel]:
                 best[row.system] = row
         ours = best.pop(OURS, None)
         if ours is not None:
-            found += [_duel(contest, ours, theirs) for theirs in best.values()]
-    return found
+            duels_of_kinds += [_duel(contest, ours, theirs) for theirs in best.values()]
+    return duels_of_kinds
 
 
 def _duel(contest: Contest, ours: PeerRow, theirs: PeerRow) -> Duel:
@@ -135,7 +135,7 @@ def _duel(contest: Contest, ours: PeerRow, theirs: PeerRow) -> Duel:
 
 
 def peers_json(contest: Contest) -> dict[str, Any]:
-    """Everything that the Markdown says, and each run's own figures."""
+    """Return everything that the Markdown says, and each run's own figures."""
     rows = peer_rows(contest)
     figures = ("system", "mode", "kind", "prompt", "number", "wall_s", "cpu_s", "target_steps")
     return {
@@ -150,7 +150,7 @@ def peers_json(contest: Contest) -> dict[str, Any]:
 
 
 def peers_plots(contest: Contest) -> list[Plot]:
-    """Tokens per second by kind and contestant."""
+    """Plot tokens per second by kind and contestant."""
     cells = {(row.kind, f"{row.system} {row.mode}"): row.speed for row in peer_rows(contest)}
     kinds, contestants = (list(dict.fromkeys(key[place] for key in cells)) for place in (0, 1))
     bars = [Bars(one, [cells.get((kind, one)) for kind in kinds]) for one in contestants]

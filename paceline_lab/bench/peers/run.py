@@ -36,24 +36,24 @@ PLAIN = "plain"
 WARM_UP_TOKENS = 16
 
 
-class Named(Protocol):
-    """Whoever takes part in a contest."""
+class Participant(Protocol):
+    """A participant of a contest."""
 
     @property
     def name(self) -> str:
         """System and mode."""
 
 
-One = TypeVar("One", bound=Named)
+Entrant = TypeVar("Entrant", bound=Participant)
 Result = TypeVar("Result")
 
 
-class Contestant(Named, Protocol):
+class Contestant(Participant, Protocol):
     """One way of one system to generate."""
 
     @property
     def system(self) -> str:
-        """Whose it is."""
+        """Name of the system."""
 
     @property
     def mode(self) -> str:
@@ -61,10 +61,10 @@ class Contestant(Named, Protocol):
 
     @property
     def processes(self) -> Sequence[int]:
-        """What its CPU time is read from, children included."""
+        """Processes whose CPU time counts, their children's included."""
 
     def generate(self, token_ids: Sequence[int], max_tokens: int, stop_token_ids: Sequence[int]) -> Answer:
-        """One greedy generation, up to `max_tokens` or the first stop id. Raises PacelineError."""
+        """Run one greedy generation, up to `max_tokens` or the first stop id. Raises PacelineError."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class OurContestant:
     def generate(self, token_ids: Sequence[int], max_tokens: int, stop_token_ids: Sequence[int]) -> Answer:  # noqa: D102
         kind = self.group.name.partition(":")[0]
         off = kind == NONE
-        started = time.perf_counter()
+        start_s = time.perf_counter()
         generation = self.group.generate(
             GenerateRequest(
                 token_ids=tuple(token_ids),
@@ -102,7 +102,7 @@ class OurContestant:
                 ),
             )
         )
-        return Answer(generation.token_ids, time.perf_counter() - started, generation.stats.rounds)
+        return Answer(generation.token_ids, time.perf_counter() - start_s, generation.stats.rounds)
 
 
 @dataclass(frozen=True)
@@ -141,20 +141,20 @@ class ContestRun:
 
     @property
     def tokens_per_second(self) -> float:
-        """Of the whole request."""
+        """Return the speed of the whole request."""
         return len(self.token_ids) / self.wall_s if self.wall_s > 0 else 0.0
 
 
 @dataclass
 class Contest:
-    """What has been measured so far, who failed why (`system mode` → reason), and the peers' versions."""
+    """Runs measured so far, failures with their reasons (`system mode` → reason), and the peers' versions."""
 
     runs: list[ContestRun] = field(default_factory=list)
     failures: dict[str, str] = field(default_factory=dict)
     facts: dict[str, str] = field(default_factory=dict)
 
-    def attempt(self, contestant: One, alive: list[One], work: Callable[[One], Result]) -> Result | None:
-        """Let a contestant work; one that fails is noted with the reason and drops out of `alive`."""
+    def attempt(self, contestant: Entrant, alive: list[Entrant], work: Callable[[Entrant], Result]) -> Result | None:
+        """Let a contestant work; a contestant that fails is noted with the reason, and drops out of `alive`."""
         if contestant not in alive:
             return None
         try:
@@ -167,7 +167,7 @@ class Contest:
 
 @dataclass(frozen=True)
 class ContestPlan:
-    """What every contestant is asked: one prompt of each kind a pass, `tokens` of each or up to its own end."""
+    """Requests to every contestant: one prompt of each kind a pass, `tokens` of each or up to its own end."""
 
     prompts: Mapping[str, Sequence[Prompt]]
     passes: int = 9
@@ -178,7 +178,7 @@ class ContestPlan:
         require(self.tokens >= 1, "tokens", self.tokens, "at least 1")
 
     def prompts_of(self, number: int) -> list[Prompt]:
-        """The prompts of one pass."""
+        """Return the prompts of one pass."""
         return [prompts[number % len(prompts)] for prompts in self.prompts.values()]
 
 
@@ -210,7 +210,7 @@ def _run(contestant: Contestant, prompt: Prompt, number: int, plan: ContestPlan,
     stop = tuple(sorted(tokenizer.eos_token_ids)) if prompt.ends else ()
     before = cpu_seconds(contestant.processes)
     answers = list(_answers(contestant, prompt, plan.tokens, tokenizer))
-    used = cpu_seconds(contestant.processes) - before
+    cpu_s = cpu_seconds(contestant.processes) - before
     return ContestRun(
         system=contestant.system,
         mode=contestant.mode,
@@ -219,13 +219,13 @@ def _run(contestant: Contestant, prompt: Prompt, number: int, plan: ContestPlan,
         number=number,
         token_ids=tuple(i for answer in answers for i in answer.token_ids if i not in stop),
         wall_s=sum(answer.wall_s for answer in answers),
-        cpu_s=used,
+        cpu_s=cpu_s,
         target_steps=sum(answer.target_steps for answer in answers),
     )
 
 
 def _answers(contestant: Contestant, prompt: Prompt, tokens: int, tokenizer: Tokenizer) -> Iterator[Answer]:
-    """A contestant's answers to a prompt's chats; where they follow each other, behind its own answers before."""
+    """Yield a contestant's answers to a prompt's chats; chats that follow each other go on behind its own answers."""
     stop = tuple(sorted(tokenizer.eos_token_ids)) if prompt.ends else ()
     history: tuple[ChatMessage, ...] = ()
     for chat in prompt.chats:
@@ -243,7 +243,7 @@ class PeerRunSettings:
     Attributes:
         draft: a draft model, or our trained draft's folder; None: modes that need one are left out.
         num_draft_tokens: what each speculating mode proposes.
-        precision: of the files that llama.cpp reads, of `PRECISIONS`.
+        precision: precision of the files that llama.cpp reads, one of `PRECISIONS`.
     """
 
     model: str
@@ -255,14 +255,14 @@ class PeerRunSettings:
     precision: str = peer_models.FLOAT32
 
     def __post_init__(self) -> None:
-        known = peer_models.PRECISIONS
-        require(self.precision in known, "gguf", self.precision, f"one of {', '.join(known)}")
+        precisions = peer_models.PRECISIONS
+        require(self.precision in precisions, "gguf", self.precision, f"one of {', '.join(precisions)}")
 
 
 def modes_of(names: Sequence[str], settings: PeerRunSettings) -> list[tuple[str, str]]:
-    """(peer, mode) of every mode of the peers that can run with these settings."""
-    listed = [(name, mode) for name in names for mode in PEERS[name].modes]
-    return [(name, mode) for name, mode in listed if mode not in DRAFTED or settings.draft is not None]
+    """Return (peer, mode) of every mode of the peers that can run with these settings."""
+    modes = [(name, mode) for name in names for mode in PEERS[name].modes]
+    return [(name, mode) for name, mode in modes if mode not in DRAFTED or settings.draft is not None]
 
 
 @contextmanager
@@ -274,7 +274,7 @@ def start_peers(
 ) -> Iterator[list[PeerContestant]]:
     """Start peers in their modes; those that can't be started are noted in `contest`, with the reason."""
     with ExitStack() as stack:
-        started = []
+        contestants = []
         for name, mode in modes:
             announce(f"starting {name} {mode}")
             try:
@@ -283,12 +283,12 @@ def start_peers(
                 contest.failures[f"{name} {mode}"] = error.message
                 continue
             contest.facts[name] = ", ".join(f"{key} {value}" for key, value in process.facts.items())
-            started.append(PeerContestant(name, mode, process))
-        yield started
+            contestants.append(PeerContestant(name, mode, process))
+        yield contestants
 
 
 def _worker(name: str, mode: str, settings: PeerRunSettings) -> PeerProcess:
-    """A peer's worker in one of its modes; it starts when its context is entered.
+    """Return a peer's worker in one of its modes; it starts when its context is entered.
 
     Raises:
         PeerFailed: it is not installed, or the model has no form for it.

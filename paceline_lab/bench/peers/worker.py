@@ -39,9 +39,9 @@ def load_transformers(options: dict[str, Any]) -> tuple[Generate, dict[str, str]
     torch.set_num_threads(options["threads"])
 
     def load(folder: str) -> Any:
-        loaded = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-        loaded.generation_config.eos_token_id = None
-        return loaded
+        checkpoint = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        checkpoint.generation_config.eos_token_id = None
+        return checkpoint
 
     model = load(options["model"])
     extra: dict[str, Any] = {}
@@ -100,8 +100,8 @@ def load_llama_cpp(options: dict[str, Any]) -> tuple[Generate, dict[str, str]]:
             self.model = load(options["draft"])
 
         def __call__(self, input_ids: Any, /, **_: Any) -> Any:
-            written = self.model.generate(input_ids.tolist(), temp=0.0)
-            return import_module("numpy").fromiter(islice(written, count), dtype="intc")
+            continuation = self.model.generate(input_ids.tolist(), temp=0.0)
+            return import_module("numpy").fromiter(islice(continuation, count), dtype="intc")
 
     draft = None
     if options["mode"] == "lookup":
@@ -112,21 +112,21 @@ def load_llama_cpp(options: dict[str, Any]) -> tuple[Generate, dict[str, str]]:
     steps = [0]
     evaluate = llama.eval
 
-    def counted(tokens: Any) -> None:
+    def count_and_evaluate(tokens: Any) -> None:
         steps[0] += 1
         evaluate(tokens)
 
-    llama.eval = counted
+    llama.eval = count_and_evaluate
 
     def generate(prompt: list[int], tokens: int, stop: list[int]) -> tuple[list[int], int]:
         steps[0] = 0
         llama.reset()
-        written: list[int] = []
+        token_ids: list[int] = []
         for token in llama.generate(prompt, temp=0.0):
-            written.append(int(token))
-            if len(written) == tokens or token in stop:
+            token_ids.append(int(token))
+            if len(token_ids) == tokens or token in stop:
                 break
-        return written, steps[0]
+        return token_ids, steps[0]
 
     return generate, {"version": version("llama-cpp-python"), "precision": options["precision"]}
 
@@ -169,9 +169,9 @@ LOADERS = {"transformers": load_transformers, "llama-cpp": load_llama_cpp, "vllm
 
 def answer(generate: Generate, request: dict[str, Any]) -> dict[str, Any]:
     """Run one request under the clock."""
-    started = time.perf_counter()
+    start_s = time.perf_counter()
     token_ids, steps = generate(request["token_ids"], request["max_tokens"], request["stop_token_ids"])
-    return {"token_ids": token_ids, "wall_s": time.perf_counter() - started, "target_steps": steps}
+    return {"token_ids": token_ids, "wall_s": time.perf_counter() - start_s, "target_steps": steps}
 
 
 def main() -> None:

@@ -20,7 +20,7 @@ from pathlib import Path
 from paceline.runtime.config import DEFAULT_MODEL, EngineSettings
 from paceline_lab import REPORTS
 from paceline_lab.bench.predicted.cells import GridCell, summary_rows
-from paceline_lab.bench.predicted.grid import GridWanted, cells_of, predict_grid, serve_grid, settings_of
+from paceline_lab.bench.predicted.grid import GridOptions, cells_of, predict_grid, serve_grid, settings_of
 from paceline_lab.bench.predicted.serving import grid_services
 from paceline_lab.bench.prompts import load_prompts
 from paceline_lab.plan.wanted import PlanWanted, drafters_named
@@ -49,30 +49,30 @@ def main() -> None:
     facts = describe() | {"load average before": load_average(), "target": args.target}
     facts |= {"seeds": f"requests 0 on, texts that were read {UNSEEN_SEED}"}
     with tempfile.TemporaryDirectory(prefix="paceline-predicted-") as folder:
-        wanted = _wanted(args, Path(folder))
+        options = _options(args, Path(folder))
         console = stderr_console()
-        with progress_bar(console, "texts are read", len(wanted.prompts) * len(args.temperature)) as advance:
-            predictions, times = predict_grid(wanted, advance)
-        steps = wanted.turns * len(list(settings_of(wanted, predictions)))
+        with progress_bar(console, "texts are read", len(options.prompts) * len(args.temperature)) as advance:
+            predictions, times = predict_grid(options, advance)
+        steps = options.turns * len(list(settings_of(options, predictions)))
         with (
-            grid_services(args.target, wanted.plan.drafters, Path(folder), args.cores) as services,
+            grid_services(args.target, options.plan.drafters, Path(folder), args.cores) as services,
             progress_bar(console, "requests are served", steps) as advance,
         ):
-            for served in serve_grid(wanted, services, predictions, advance):
-                _write(args, facts, cells_of(served, predictions, times))
+            for runs in serve_grid(options, services, predictions, advance):
+                _write(args, facts, cells_of(runs, predictions, times))
                 if time.monotonic() > until:
                     break
     print(f"written: {args.out}")
 
 
 def _write(args: argparse.Namespace, facts: dict[str, str], cells: list[GridCell]) -> None:
-    """The report so far: what was served is not lost where the run is cut short."""
+    """Write the report so far, so that a run that is cut short has one."""
     if cells:
         write_report(args.out, args.name, facts, {"cells": [asdict(cell) for cell in cells]}, report_text(cells))
 
 
 def report_text(cells: list[GridCell]) -> str:
-    """Title, summary, every cell."""
+    """Write the report's text: title, summary, every cell."""
     rows = markdown_table([cell.row() for cell in cells])
     return f"# Predicted against served\n{NOTES}\n{markdown_table(summary_rows(cells))}\n## Every cell\n\n{rows}"
 
@@ -102,17 +102,17 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def listed(text: str) -> list[str]:
-    """The parts of an option that has commas between."""
+def comma_parts(text: str) -> list[str]:
+    """Return the parts of an option that has commas between."""
     return [part for part in text.split(",") if part]
 
 
 def _numbers(text: str) -> tuple[float, ...]:
-    return tuple(float(each) for each in listed(text))
+    return tuple(float(each) for each in comma_parts(text))
 
 
-def _wanted(args: argparse.Namespace, folder: Path) -> GridWanted:
-    prompts = {kind: each[: args.prompts] for kind, each in load_prompts(listed(args.kind)).items()}
+def _options(args: argparse.Namespace, folder: Path) -> GridOptions:
+    prompts = {kind: each[: args.prompts] for kind, each in load_prompts(comma_parts(args.kind)).items()}
     most = max(map(len, prompts.values())) * args.repeats
     sample = SampleWanted(Path(args.kind), args.temperature, most, args.tokens, UNSEEN_SEED)
     plan = PlanWanted(
@@ -120,11 +120,11 @@ def _wanted(args: argparse.Namespace, folder: Path) -> GridWanted:
         sample=sample,
         out=folder,
         drafters=drafters_named(args.drafter, args.target),
-        shapes=tuple(ProposalShape.parse(each) for each in listed(args.k)),
-        loads=tuple(int(each) for each in listed(args.sessions)),
+        shapes=tuple(ProposalShape.parse(each) for each in comma_parts(args.k)),
+        loads=tuple(int(each) for each in comma_parts(args.sessions)),
         engine=EngineSettings(threads=args.threads),
     )
-    return GridWanted(plan, prompts, args.requests, args.tokens, args.repeats, args.turns)
+    return GridOptions(plan, prompts, args.requests, args.tokens, args.repeats, args.turns)
 
 
 if __name__ == "__main__":

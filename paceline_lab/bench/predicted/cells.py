@@ -1,4 +1,4 @@
-"""Cells of the grid: what was predicted, what was served, and by how much they differ. Pure."""
+"""Cells of the grid: predictions, measurements of served requests, and by how much they differ. Pure."""
 
 from __future__ import annotations
 
@@ -18,38 +18,38 @@ SPEED_BAR = 0.07
 
 @dataclass(frozen=True)
 class ServedRounds:
-    """What requests of one cell did.
+    """Rounds of the requests of one cell.
 
     Attributes:
-        rounds, tokens: rounds behind the first of each request, and what they committed; the last is cut by the
-            answer's end, as a prediction's is.
-        squares: of those tokens, summed.
-        decoded, decode_s: tokens behind the first round of each request, and the time that they took.
+        rounds, tokens: rounds behind the first of each request, and the tokens that they committed. The answer's end
+            cuts the last round, as it cuts a prediction's.
+        squares: sum of the squares of each round's tokens.
+        decode_tokens, decode_s: tokens behind the first round of each request, and the time that they took.
     """
 
     rounds: int
     tokens: int
     squares: int
-    decoded: int
+    decode_tokens: int
     decode_s: float
 
     @classmethod
     def of(cls, stats: Sequence[GenerationStats]) -> ServedRounds:
         """Fold requests of one setting."""
         committed = [tokens for each in stats for tokens in _committed(each)]
-        timed = [each for each in stats if each.tokens_per_second > 0]
-        decoded = [each.committed - each.records[0].accepted - 1 for each in timed]
-        seconds = sum(tokens / each.tokens_per_second for tokens, each in zip(decoded, timed, strict=True))
-        return cls(len(committed), sum(committed), sum(each * each for each in committed), sum(decoded), seconds)
+        with_speed = [each for each in stats if each.tokens_per_second > 0]
+        counts = [each.committed - each.records[0].accepted - 1 for each in with_speed]
+        seconds = sum(count / each.tokens_per_second for count, each in zip(counts, with_speed, strict=True))
+        return cls(len(committed), sum(committed), sum(each * each for each in committed), sum(counts), seconds)
 
     @property
     def tokens_a_round(self) -> float:
-        """Mean; 0 of no round."""
+        """Return the mean tokens of a round; 0 without rounds."""
         return self.tokens / self.rounds if self.rounds else 0.0
 
     @property
     def noise(self) -> float:
-        """Standard error of that mean, as if rounds were independent."""
+        """Return the standard error of that mean, as if rounds were independent."""
         if self.rounds < 2:
             return 0.0
         variance = self.squares / self.rounds - self.tokens_a_round**2
@@ -57,12 +57,12 @@ class ServedRounds:
 
     @property
     def ms_per_token(self) -> float:
-        """Of one request."""
-        return 1e3 * self.decode_s / self.decoded if self.decoded else 0.0
+        """Return the milliseconds per token of one request."""
+        return 1e3 * self.decode_s / self.decode_tokens if self.decode_tokens else 0.0
 
 
 def _committed(stats: GenerationStats) -> list[int]:
-    """Tokens of the rounds behind the first."""
+    """Return the tokens of each round behind the first."""
     ends = [0, *accumulate(record.accepted + 1 for record in stats.records)]
     return [min(end, stats.committed) - begin for begin, end in pairwise(ends)][1:]
 
@@ -72,12 +72,12 @@ class GridCell:
     """One setting on one kind of prompt.
 
     Attributes:
-        predicted_tokens, predicted_error: a round's, and its standard error over texts.
-        predicted_ms: of a token, by lines that were measured before services were started.
-        stated_ms: the same by the lines that the services stated while they ran.
-        own_ms: the same by the medians of this cell's own rounds: what is off then is the formula.
-        plain_ms: target-only's, by the lines from before.
-        served, plain: this setting, and target-only at the same load.
+        predicted_tokens, predicted_error: tokens of a round, and their standard error over texts.
+        predicted_ms: time of a token, by cost lines that were measured before services were started.
+        stated_ms: the same by the cost lines that the services stated while they ran.
+        own_ms: the same by the medians of this cell's own rounds: an error then is the formula's.
+        plain_ms: time of a token target-only, by the lines from before.
+        rounds, plain: rounds of this setting, and of target-only at the same load.
     """
 
     kind: str
@@ -91,59 +91,59 @@ class GridCell:
     stated_ms: float
     own_ms: float
     plain_ms: float
-    served: ServedRounds
+    rounds: ServedRounds
     plain: ServedRounds
 
     @property
     def tokens_off(self) -> float:
-        """Predicted tokens a round over served, less 1."""
-        return self.predicted_tokens / self.served.tokens_a_round - 1
+        """Return predicted tokens a round over served, less 1."""
+        return self.predicted_tokens / self.rounds.tokens_a_round - 1
 
     @property
     def speed_off(self) -> float:
-        """Predicted tokens per second over served, less 1, by the lines of the services."""
-        return self.served.ms_per_token / self.stated_ms - 1
+        """Return predicted tokens per second over served, less 1, by the lines of the services."""
+        return self.rounds.ms_per_token / self.stated_ms - 1
 
     @property
     def unseen_speed_off(self) -> float:
-        """The same by lines measured before."""
-        return self.served.ms_per_token / self.predicted_ms - 1
+        """Return the same by the lines measured before."""
+        return self.rounds.ms_per_token / self.predicted_ms - 1
 
     @property
     def formula_off(self) -> float:
-        """The same by the cell's own rounds."""
-        return self.served.ms_per_token / self.own_ms - 1
+        """Return the same by the cell's own rounds."""
+        return self.rounds.ms_per_token / self.own_ms - 1
 
     @property
     def gain_off(self) -> float:
-        """Predicted speed-up over target-only, over the served one, less 1; by the lines measured before."""
-        predicted = self.plain_ms / self.predicted_ms
-        return predicted / (self.plain.ms_per_token / self.served.ms_per_token) - 1
+        """Return the predicted speed-up over target-only, over the served one, less 1, by the lines from before."""
+        predicted_gain = self.plain_ms / self.predicted_ms
+        return predicted_gain / (self.plain.ms_per_token / self.rounds.ms_per_token) - 1
 
     def row(self) -> dict[str, object]:
-        """A table's line."""
+        """Return a row of the table."""
         return {
             "prompts": self.kind,
             "T": f"{self.temperature:g}",
             "drafter": self.drafter,
             "setting": self.setting,
             "requests": self.load,
-            "rounds": self.served.rounds,
-            "served tokens a round": f"{self.served.tokens_a_round:.3f} ± {self.served.noise:.3f}",
+            "rounds": self.rounds.rounds,
+            "served tokens a round": f"{self.rounds.tokens_a_round:.3f} ± {self.rounds.noise:.3f}",
             "predicted": f"{self.predicted_tokens:.3f}{plus_minus(self.predicted_error, 3)}",
             "off by": f"{self.tokens_off:+.1%}",
-            "served ms a token": f"{self.served.ms_per_token:.2f}",
+            "served ms a token": f"{self.rounds.ms_per_token:.2f}",
             "predicted ms": f"{self.stated_ms:.2f}",
             "speed off by": f"{self.speed_off:+.1%}",
             "by lines from before": f"{self.unseen_speed_off:+.1%}",
             "by its own rounds": f"{self.formula_off:+.1%}",
-            "served gain": f"{self.plain.ms_per_token / self.served.ms_per_token:.3f}",
+            "served gain": f"{self.plain.ms_per_token / self.rounds.ms_per_token:.3f}",
             "gain off by": f"{self.gain_off:+.1%}",
         }
 
 
 def summary_rows(cells: Sequence[GridCell]) -> list[dict[str, object]]:
-    """Median and greatest error of each figure, and the share of cells within its bar."""
+    """Return the median and the greatest error of each figure, and the share of cells within its bar."""
     figures = (
         ("tokens a round", [cell.tokens_off for cell in cells], TOKENS_BAR),
         ("speed, lines of the services", [cell.speed_off for cell in cells], SPEED_BAR),

@@ -32,16 +32,16 @@ Advance = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class GridWanted:
-    """What the grid is made of; the sample's file names nothing here, prompts come from the benchmarks.
+class GridOptions:
+    """Options of the grid. Prompts come from the benchmarks: the sample's file names nothing here.
 
     Attributes:
         plan: target, drafters, temperatures, shapes, loads, and the settings of the passes.
-        prompts: by kind.
-        requests: of each cell.
-        tokens: most of each answer.
-        turns: in which each cell's requests are served, all cells in each.
-        repeats: draws of each prompt that prediction reads at temperatures above 0; with seeds of their own.
+        prompts: the prompts of each kind.
+        requests: number of requests of each cell.
+        tokens: most tokens of an answer.
+        turns: number of turns; each serves a part of every cell's requests.
+        repeats: draws of each prompt that prediction reads at temperatures above 0, with seeds of their own.
     """
 
     plan: PlanWanted
@@ -53,43 +53,43 @@ class GridWanted:
 
     @property
     def shapes(self) -> list[ProposalShape]:
-        """Those that propose something."""
+        """Return the shapes that propose something."""
         return [shape for shape in self.plan.shapes if shape.depth]
 
 
 Predictions = Mapping[tuple[str, float], Candidates]
-"""By kind and temperature."""
+"""Candidates by kind and temperature."""
 
 
-def predict_grid(wanted: GridWanted, advance: Advance) -> tuple[Predictions, StepTimes]:
-    """Both passes over every kind, and the steps' times; all models are gone again when it returns."""
-    readers = load_readers(wanted.plan)
-    times = step_times(wanted.plan, readers)
-    found: dict[tuple[str, float], Candidates] = {}
-    for kind, prompts in wanted.prompts.items():
-        for temperature in wanted.plan.sample.temperatures:
-            data = _prompts_of(prompts, readers.tokenizer, wanted.repeats if temperature > 0 else 1)
-            folder = wanted.plan.work / kind / f"{temperature:g}"
-            kept = KeptPositions(folder / "positions", sample_facts(wanted.plan, readers, data))
-            texts = texts_at(wanted.plan.sample, temperature, data, readers.passes, readers.tokenizer, folder)
-            read = read_texts(readers.passes, texts, kept)
+def predict_grid(options: GridOptions, advance: Advance) -> tuple[Predictions, StepTimes]:
+    """Run both passes over every kind, and time the steps; all models are gone again when it returns."""
+    readers = load_readers(options.plan)
+    times = step_times(options.plan, readers)
+    predictions: dict[tuple[str, float], Candidates] = {}
+    for kind, prompts in options.prompts.items():
+        for temperature in options.plan.sample.temperatures:
+            data = _prompts_of(prompts, readers.tokenizer, options.repeats if temperature > 0 else 1)
+            folder = options.plan.work / kind / f"{temperature:g}"
+            cache = KeptPositions(folder / "positions", sample_facts(options.plan, readers, data))
+            texts = texts_at(options.plan.sample, temperature, data, readers.passes, readers.tokenizer, folder)
+            read = read_texts(readers.passes, texts, cache)
             names = (NGRAM, *readers.models)
             positions = {name: positions_of(read, name, temperature) for name in names}
-            found[kind, temperature] = Candidates(positions, wanted.plan.shapes)
+            predictions[kind, temperature] = Candidates(positions, options.plan.shapes)
             advance(f"{kind} at temperature {temperature:g} is read")
     del readers
     gc.collect()
-    return found, times
+    return predictions, times
 
 
 def _prompts_of(prompts: Sequence[Prompt], tokenizer: Tokenizer, repeats: int) -> UserData:
-    """The prompts as the services render them, each so many times: a draw of its own each time."""
+    """Render the prompts as the services do, each `repeats` times: each time has a draw of its own."""
     return UserData((), tuple(tokenizer.render_chat(prompt.chats[0]) for prompt in prompts) * repeats)
 
 
 @dataclass(frozen=True)
 class GridSetting:
-    """What is served in turn: a drafter's shape, or target-only."""
+    """A setting that is served in turn: a drafter's shape, or target-only."""
 
     kind: str
     temperature: float
@@ -99,17 +99,17 @@ class GridSetting:
 
     @property
     def plain(self) -> GridSetting:
-        """Its target-only twin."""
+        """Return target-only under the same conditions."""
         return GridSetting(self.kind, self.temperature, self.load)
 
-    def plan(self, wanted: GridWanted, names: Mapping[str, str], turn: int) -> FixedPlan:
-        """Its requests of one turn: other prompts and seeds in each."""
-        requests = max(self.load, math.ceil(wanted.requests / wanted.turns))
+    def plan(self, options: GridOptions, names: Mapping[str, str], turn: int) -> FixedPlan:
+        """Return the plan of its requests of one turn: each turn has other prompts and seeds."""
+        requests = max(self.load, math.ceil(options.requests / options.turns))
         plan = FixedPlan(
-            wanted.prompts[self.kind],
+            options.prompts[self.kind],
             requests=requests,
             sessions=self.load,
-            tokens=wanted.tokens,
+            tokens=options.tokens,
             temperature=self.temperature,
             first=turn * requests,
         )
@@ -126,13 +126,13 @@ class ServedRun:
     lines: Mapping[str, CostLine] = field(default_factory=dict)
 
 
-Served = Mapping[GridSetting, ServedRun]
+ServedRuns = Mapping[GridSetting, ServedRun]
 
 
-def settings_of(wanted: GridWanted, predictions: Predictions) -> Iterator[GridSetting]:
-    """All that are served: whatever was predicted, and target-only beside each kind, temperature and load."""
+def settings_of(options: GridOptions, predictions: Predictions) -> Iterator[GridSetting]:
+    """Yield all settings to serve: those that were predicted, and target-only for each kind, temperature and load."""
     for (kind, temperature), candidates in predictions.items():
-        for load in wanted.plan.loads:
+        for load in options.plan.loads:
             yield GridSetting(kind, temperature, load)
             for drafter in candidates.positions:
                 for shape in candidates.shapes_of(drafter):
@@ -140,43 +140,43 @@ def settings_of(wanted: GridWanted, predictions: Predictions) -> Iterator[GridSe
 
 
 def serve_grid(
-    wanted: GridWanted, services: GridServices, predictions: Predictions, advance: Advance
-) -> Iterator[Served]:
-    """Every setting in turns, each turn in an order of its own: what the machine does meanwhile meets all alike.
+    options: GridOptions, services: GridServices, predictions: Predictions, advance: Advance
+) -> Iterator[ServedRuns]:
+    """Serve every setting in turns, each turn in an order of its own: the machine's other work meets all alike.
 
-    Yields what was served so far, behind each turn.
+    Yields the runs so far, behind each turn.
     """
     names = drafter_names([name for name in next(iter(predictions.values())).positions if name != NGRAM])
-    settings = list(settings_of(wanted, predictions))
-    found = {setting: ServedRun() for setting in settings}
-    for turn in range(wanted.turns):
+    settings = list(settings_of(options, predictions))
+    runs = {setting: ServedRun() for setting in settings}
+    for turn in range(options.turns):
         random.Random(turn).shuffle(settings)  # noqa: S311 - an order, no secret
         for setting in settings:
-            stats = services.serve(setting.plan(wanted, names, turn))
-            found[setting] = ServedRun((*found[setting].stats, *stats), services.lines())
+            stats = services.serve(setting.plan(options, names, turn))
+            runs[setting] = ServedRun((*runs[setting].stats, *stats), services.lines())
             shape = setting.shape.name if setting.shape else ""
             advance(f"{setting.kind} at {setting.temperature:g}, {setting.load} at once: {setting.drafter} {shape}")
-        yield found
+        yield runs
 
 
-def cells_of(served: Served, predictions: Predictions, times: StepTimes) -> list[GridCell]:
-    """Predicted beside served; settings without a round behind the first are left out."""
+def cells_of(runs: ServedRuns, predictions: Predictions, times: StepTimes) -> list[GridCell]:
+    """Compare predictions with what was served; settings without a round behind the first have no cell."""
     cells = [
-        _cell(setting, shape, served, predictions[setting.kind, setting.temperature], times)
-        for setting, run in served.items()
+        _cell(setting, shape, runs, predictions[setting.kind, setting.temperature], times)
+        for setting, run in runs.items()
         if (shape := setting.shape) is not None and any(len(each.records) > 1 for each in run.stats)
     ]
-    return [cell for cell in cells if cell.served.rounds and cell.served.ms_per_token and cell.plain.ms_per_token]
+    return [cell for cell in cells if cell.rounds.rounds and cell.rounds.ms_per_token and cell.plain.ms_per_token]
 
 
 def _cell(
-    setting: GridSetting, shape: ProposalShape, served: Served, candidates: Candidates, times: StepTimes
+    setting: GridSetting, shape: ProposalShape, runs: ServedRuns, candidates: Candidates, times: StepTimes
 ) -> GridCell:
-    run, plain = served[setting], served[setting.plain]
-    expected = candidates.expected(setting.drafter, shape)
+    run, plain = runs[setting], runs[setting.plain]
+    rounds = candidates.expected(setting.drafter, shape)
 
     def ms_per_token(by: StepTimes) -> float:
-        return just_in_time(by, setting.drafter, expected, setting.load).ms_per_token
+        return just_in_time(by, setting.drafter, rounds, setting.load).ms_per_token
 
     return GridCell(
         kind=setting.kind,
@@ -184,32 +184,32 @@ def _cell(
         drafter=setting.drafter,
         setting=shape.name,
         load=setting.load,
-        predicted_tokens=expected.tokens,
-        predicted_error=expected.error,
+        predicted_tokens=rounds.tokens,
+        predicted_error=rounds.error,
         predicted_ms=ms_per_token(times),
         stated_ms=ms_per_token(stated_times(times, run.lines)),
         own_ms=ms_per_token(own_times(times, setting.drafter, run.stats)),
         plain_ms=target_only(times, setting.load).ms_per_token,
-        served=ServedRounds.of(run.stats),
+        rounds=ServedRounds.of(run.stats),
         plain=ServedRounds.of(plain.stats),
     )
 
 
 def own_times(times: StepTimes, drafter: str, stats: Sequence[GenerationStats]) -> StepTimes:
-    """The same with what these very requests' rounds took: then the formula alone is left to be wrong."""
-    found = measured_setting(stats, {})
-    draft = {drafter: found.draft} if found.draft.is_known else {}
+    """Return the times with what these very requests' rounds took: then only the formula can be wrong."""
+    measurement = measured_setting(stats, {})
+    draft = {drafter: measurement.draft} if measurement.draft.is_known else {}
     return replace(
         times,
-        target=found.alone,
+        target=measurement.alone,
         drafts={**times.drafts, **draft},
-        target_trip_ms=2 * found.target_one_way_ms + found.coordinator_ms,
-        draft_trip_ms=2 * found.draft_one_way_ms,
+        target_trip_ms=2 * measurement.target_one_way_ms + measurement.coordinator_ms,
+        draft_trip_ms=2 * measurement.draft_one_way_ms,
     )
 
 
 def stated_times(times: StepTimes, lines: Mapping[str, CostLine]) -> StepTimes:
-    """The same with the lines that services stated; the draft's is of the drafter that was asked last."""
+    """Return the times with the lines that services stated; the draft's line is of the drafter that served last."""
     target = lines.get("alone", times.target)
     drafts = {name: lines.get("draft", line) for name, line in times.drafts.items()}
     return replace(times, target=target, drafts=drafts)

@@ -16,7 +16,7 @@ from paceline.local.supervisor import SupervisedServices
 from paceline.protocol.generation import GenerateRequest, SpeculationSettings
 from paceline.protocol.proposal import AUTO, MODEL, NGRAM, NONE
 from paceline.protocol.records import GenerationStats
-from paceline_lab.bench.record import RecordPlan, read_kept, run_requests
+from paceline_lab.bench.record import RecordPlan, read_recordings, run_requests
 
 WARM_UP_TOKENS = 16
 
@@ -26,9 +26,9 @@ class FixedPlan(RecordPlan):
     """Requests that one drafter serves with a fixed length, up to their answers' own ends.
 
     Attributes:
-        drafter: as requests name it; `none`: target-only.
-        widths: of a static tree.
-        first: number of the first request: prompts and seeds go on from there.
+        drafter: the drafter as requests name it; `none`: target-only.
+        widths: widths of a static tree.
+        first: number of the first request; prompts and seeds go on from there.
     """
 
     drafter: str = NONE
@@ -36,58 +36,63 @@ class FixedPlan(RecordPlan):
     first: int = 0
 
     def request(self, number: int) -> GenerateRequest:
-        """One of the requests."""
-        asked = SpeculationSettings(off=True)
+        """Return the request of a number."""
+        speculation = SpeculationSettings(off=True)
         if self.drafter != NONE:
-            asked = SpeculationSettings(
+            speculation = SpeculationSettings(
                 drafter=self.drafter, num_draft_tokens=self.num_draft_tokens, tree_widths=self.widths
             )
-        return replace(super().request(self.first + number), ignore_eos=False, speculation=asked)
+        return replace(super().request(self.first + number), ignore_eos=False, speculation=speculation)
 
 
 @dataclass(frozen=True)
 class GridServices:
-    """A coordinator that drafts nothing ahead, in front of a target and its drafters, which says what steps take."""
+    """A coordinator that drafts nothing ahead, in front of a target and its drafters.
+
+    It writes what requests did, and what steps take, into the folder `recordings`.
+    """
 
     address: str
-    kept: Path
+    recordings: Path
 
     def serve(self, plan: FixedPlan, advance: Callable[[str], None] = lambda done: None) -> list[GenerationStats]:
-        """Run requests, so many at once."""
-        asked = [plan.request(number) for number in range(plan.requests)]
-        runs = asyncio.run(run_requests(self.address, asked, plan.sessions, advance))
+        """Run a plan's requests, `sessions` of them at once."""
+        requests = [plan.request(number) for number in range(plan.requests)]
+        runs = asyncio.run(run_requests(self.address, requests, plan.sessions, advance))
         return [run.generation.stats for run in runs]
 
     def lines(self) -> dict[str, CostLine]:
-        """What the services stated last: `alone`, `beside`, `draft`, as far as they did."""
-        found: dict[str, CostLine] = {}
-        for kept in read_kept(self.kept / FILE).values():
-            found |= {name: CostLine(tuple((r, ms) for r, ms in points)) for name, points in kept["lines"].items()}
-        return found
+        """Return the cost lines that the services stated last: `alone`, `beside` and `draft`, as far as they did."""
+        lines: dict[str, CostLine] = {}
+        for recording in read_recordings(self.recordings / FILE).values():
+            lines |= {
+                name: CostLine(tuple((r, ms) for r, ms in points)) for name, points in recording["lines"].items()
+            }
+        return lines
 
 
 def drafter_names(models: Sequence[str]) -> dict[str, str]:
-    """What requests call each of a service's drafters: the first `model`, the others in full; and matches."""
+    """Return what requests call each of a service's drafters: the first `model`, the others in full; and matches."""
     return {NGRAM: NGRAM} | {name: f"{MODEL}:{name}" if number else MODEL for number, name in enumerate(models)}
 
 
 @contextmanager
 def grid_services(target: str, models: Sequence[str], folder: Path, cores: str | None) -> Iterator[GridServices]:
-    """Services of their own, warmed up."""
+    """Run services of their own, warmed up."""
     drafter = f"{AUTO}:{'+'.join(models)}" if models else NGRAM
     settings = local_settings(target, drafter, cores=cores)
-    kept = folder / "kept"
-    kept.mkdir(parents=True, exist_ok=True)
+    recordings = folder / "recordings"
+    recordings.mkdir(parents=True, exist_ok=True)
     with (
         SupervisedServices(settings, folder / "services") as services,
-        services.coordinator("fixed", {"record_to": str(kept), "fan_out": 0}) as address,
+        services.coordinator("fixed", {"record_to": str(recordings), "fan_out": 0}) as address,
     ):
         _warm_up(address, drafter_names(models))
-        yield GridServices(address, kept)
+        yield GridServices(address, recordings)
 
 
 def _warm_up(address: str, names: dict[str, str]) -> None:
-    """A short request of each kind of work."""
+    """Send a short request of each kind of work."""
     with Client(address) as client:
         for name in (NONE, *names.values()):
             speculation = SpeculationSettings(off=True) if name == NONE else SpeculationSettings(drafter=name)

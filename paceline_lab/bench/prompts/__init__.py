@@ -48,7 +48,7 @@ class Prompt:
 
 
 def load_prompts(kinds: Sequence[str] = KINDS) -> dict[str, tuple[Prompt, ...]]:
-    """Kind → its prompts, in the order of `kinds`.
+    """Return the prompts of each kind, in the order of `kinds`.
 
     Raises:
         InvalidInput: an unknown kind, or none.

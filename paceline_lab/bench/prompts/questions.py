@@ -15,25 +15,25 @@ from paceline.protocol.given_files import read_json_lines
 from paceline_lab.bench.prompts import Prompt
 
 PER_CATEGORY = 8
-"""Questions of a category that are asked unless told otherwise: fewer say little of a median."""
+"""Questions of a category that are asked by default: fewer say little of a median."""
 
 
 def load_questions(
     file: Path, categories: Sequence[str] = (), per_category: int = PER_CATEGORY
 ) -> dict[str, tuple[Prompt, ...]]:
-    """Category → the first questions of it, in the file's order; the categories in theirs, or in the file's.
+    """Return the first questions of each category, in the file's order; categories in the order given, or the file's.
 
     Raises:
         InvalidInput: a file, line, field or category that can't be used.
     """
     require(per_category >= 1, "per_category", per_category, "at least 1")
-    found: dict[str, list[Prompt]] = {}
+    prompts: dict[str, list[Prompt]] = {}
     for prompt in _read(file):
-        found.setdefault(prompt.kind, []).append(prompt)
-    require(bool(found), "prompts", str(file), "a file with one question or more")
+        prompts.setdefault(prompt.kind, []).append(prompt)
+    require(bool(prompts), "prompts", str(file), "a file with one question or more")
     for category in categories:
-        require(category in found, "category", category, f"one of {', '.join(found)}, the categories of {file}")
-    return {category: tuple(found[category][:per_category]) for category in categories or found}
+        require(category in prompts, "category", category, f"one of {', '.join(prompts)}, the categories of {file}")
+    return {category: tuple(prompts[category][:per_category]) for category in categories or prompts}
 
 
 def _read(file: Path) -> Iterator[Prompt]:
@@ -44,8 +44,8 @@ def _read(file: Path) -> Iterator[Prompt]:
 def _question(where: str, value: Any) -> Prompt:
     require(isinstance(value, dict), where, value, "a JSON object")
     name, category, turns = (_field(where, value, name) for name in ("question_id", "category", "turns"))
-    known = isinstance(name, int | str) and not isinstance(name, bool) and name != ""
-    require(known, f"{where}: question_id", name, "a number or a text")
+    is_name = isinstance(name, int | str) and not isinstance(name, bool) and name != ""
+    require(is_name, f"{where}: question_id", name, "a number or a text")
     require(isinstance(category, str) and category != "", f"{where}: category", category, "a text, not empty")
     require(isinstance(turns, list) and len(turns) > 0, f"{where}: turns", turns, "a list of one text or more")
     for place, turn in enumerate(turns):

@@ -37,14 +37,14 @@ class DelayProxy(WorkerProcess):
 
     @classmethod
     def to(cls, upstream: str, one_way_ms: float = 0.0) -> DelayProxy:
-        """A forwarder to host:port."""
+        """Return a forwarder to host:port."""
         return cls.of_module(
             "paceline_lab.bench.simulated.delay", "--upstream", upstream, "--one-way-ms", str(one_way_ms)
         )
 
     @property
     def address(self) -> str:
-        """host:port that leads to the upstream."""
+        """Return the host:port that leads to the upstream."""
         return self.facts["address"]
 
     def set_one_way_ms(self, one_way_ms: float) -> None:
@@ -53,9 +53,9 @@ class DelayProxy(WorkerProcess):
 
 
 class Deadlines:
-    """Runs calls in the order in which they were given, each no earlier than its delay later.
+    """Runs calls in the order in which they came, each no earlier than its delay later.
 
-    A call that is given a shorter delay than those before it waits for them.
+    A call that has a shorter delay than those before it waits for them.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, delay_s: float) -> None:
@@ -66,7 +66,7 @@ class Deadlines:
         if self._timer < 0:
             raise OSError(ctypes.get_errno(), "timerfd_create")
         self._loop = loop
-        loop.add_reader(self._timer, self._expired)
+        loop.add_reader(self._timer, self._run_due)
 
     def close(self) -> None:
         """Run nothing more."""
@@ -82,7 +82,7 @@ class Deadlines:
         if len(self._queue) == 1:
             self._arm()
 
-    def _expired(self) -> None:
+    def _run_due(self) -> None:
         os.read(self._timer, 8)
         while self._queue and self._queue[0][0] <= time.monotonic_ns():
             self._queue.popleft()[1]()
@@ -179,10 +179,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--upstream", required=True, help="host:port.")
     parser.add_argument("--one-way-ms", type=float, default=0.0)
-    given = parser.parse_args()
-    host, _, port = given.upstream.rpartition(":")
+    arguments = parser.parse_args()
+    host, _, port = arguments.upstream.rpartition(":")
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(forward(host, int(port), given.one_way_ms))
+        runner.run(forward(host, int(port), arguments.one_way_ms))
 
 
 if __name__ == "__main__":

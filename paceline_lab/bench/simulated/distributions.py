@@ -1,4 +1,4 @@
-"""What the tables of a target and its drafts predict: how often they match."""
+"""How often the tables of a target and of its drafts predict the same token."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ MATCH_DRAWS = 4
 
 
 def table_of(spec: TableSpec) -> Table:
-    """Every row of a distribution's table."""
+    """Return every row of a distribution's table."""
     model = TableModel(spec)
     return np.stack([model.context(row) for row in range(spec.contexts)])
 
 
 def raced_ranks(target: Table, draft: Table, draws: int, seed: int = 0) -> NDArray[np.int64]:
-    """Ranks [draws · contexts] by the services' own race; beyond the tenth best all count as the tenth."""
+    """Return ranks [draws · contexts] by the services' own race; beyond the tenth best all count as the tenth."""
     last = MOST_GUESSES + 2
     ranks = []
     for draw in range(draws):
@@ -50,7 +50,7 @@ def raced_ranks(target: Table, draft: Table, draws: int, seed: int = 0) -> NDArr
 
 
 def coupled_match(draft_distribution: str, temperature: float) -> float:
-    """How often a draft has the target's token first: coupled at temperature 1, greedy at 0."""
+    """Return how often a draft has the target's token first: coupled at temperature 1, greedy at 0."""
     target, draft = (table_of(TableSpec.parse(name)) for name in ("distribution=text", draft_distribution))
     if not temperature:
         return float((target.argmax(axis=1) == draft.argmax(axis=1)).mean())

@@ -30,31 +30,31 @@ METHOD = "Echo"
 SPANS = "opentelemetry.proto.collector.trace.v1.TraceService"
 PAYLOAD = bytes(200)
 MESSAGES = 200
-UNCOUNTED = 10
+WARM_UP_MESSAGES = 10
 
 
 @contextmanager
 def echo_server() -> Iterator[str]:
-    """The other process, while the context is open; yields its address."""
+    """Run the other process while the context is open; yield its address."""
     with WorkerProcess.of_module("paceline_lab.bench.simulated.echo") as server:
         yield server.facts["address"]
 
 
 def echo_ms(address: str, pause_ms: float, messages: int = MESSAGES) -> float:
-    """Median milliseconds from a message's write to its echo's read, idle but for this stream."""
+    """Return the median milliseconds from a message's write to its echo's read, idle but for this stream."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return statistics.median(runner.run(_echoes(address, pause_ms, messages))[UNCOUNTED:])
+        return statistics.median(runner.run(_echoes(address, pause_ms, messages))[WARM_UP_MESSAGES:])
 
 
 async def _echoes(address: str, pause_ms: float, messages: int) -> list[float]:
     times = []
     async with open_channel(PeerSettings(address=address)) as channel:
         call: Any = channel.stream_stream(f"/{SERVICE}/{METHOD}")()
-        for _ in range(UNCOUNTED + messages):
-            started = time.perf_counter()
+        for _ in range(WARM_UP_MESSAGES + messages):
+            start_s = time.perf_counter()
             await call.write(PAYLOAD)
             await call.read()
-            times.append((time.perf_counter() - started) * 1e3)
+            times.append((time.perf_counter() - start_s) * 1e3)
             await asyncio.sleep(pause_ms / 1e3)
         await call.done_writing()
     return times

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.client import Client
-from paceline_lab.bench.simulated.replay import FAN_OUT, SPECULATION, losses, pooled, replay
+from paceline_lab.bench.simulated.replay import FAN_OUT, SPECULATION, losses, pool, replay
 from paceline_lab.bench.simulated.services import SimulatedPair, request
 from paceline_lab.reporting.figures import Spread, median_with_lower_bound
 from paceline_lab.reporting.presentation import Bars, Plot, verdict
@@ -47,19 +47,19 @@ class Efficiency:
 
     @property
     def cell(self) -> tuple[float | str, ...]:
-        """What tells it from the others, in the order of the table."""
+        """Return the cell's key, in the order of the table."""
         return self.verify_ms, self.draft_distribution
 
     @property
     def ceiling(self) -> float:
-        """The share that nothing can pass that sends every round over gRPC, where all are hits."""
+        """Return the share that nothing can pass that sends every round over gRPC, where all are hits."""
         return self.verify_ms / (self.verify_ms + self.echo_ms)
 
 
 def measure_efficiency(
     pair: SimulatedPair, bar: float, echo_ms: float, generations: int, tokens: int, folder: Path
 ) -> Efficiency:
-    """Run `generations` after one that isn't counted."""
+    """Run `generations` after one that warms up."""
     with (
         pair.services(folder, {"fan_out": FAN_OUT}) as services,
         Client(services.address) as client,
@@ -69,8 +69,8 @@ def measure_efficiency(
     of_ideal, lower = median_with_lower_bound([each.of_ideal for each in replays])
     of_perfect, _ = median_with_lower_bound([each.of_perfect for each in replays])
     speed, _ = median_with_lower_bound([each.tokens_per_second for each in replays])
-    together = pooled(replays)
-    lost = losses([record for run in runs for record in run.stats.records[1:]], pair.verify_ms)
+    together = pool(replays)
+    round_losses = losses([record for run in runs for record in run.stats.records[1:]], pair.verify_ms)
     return Efficiency(
         draft_distribution=pair.draft_distribution,
         verify_ms=pair.verify_ms,
@@ -85,16 +85,16 @@ def measure_efficiency(
         tokens_per_second=speed,
         bar=bar,
         echo_ms=echo_ms,
-        self_started_ms=lost.self_started,
-        wire_ms=lost.wire,
-        target_ms=lost.target,
-        deciding_ms=lost.deciding,
-        drafting_ms=lost.drafting,
+        self_started_ms=round_losses.self_started,
+        wire_ms=round_losses.wire,
+        target_ms=round_losses.target,
+        deciding_ms=round_losses.deciding,
+        drafting_ms=round_losses.drafting,
     )
 
 
 def efficiency_row(row: Efficiency) -> dict[str, object]:
-    """One line of the first table."""
+    """Return a row of the first table."""
     return {
         "draft": row.draft_distribution,
         "T_verify ms": row.verify_ms,
@@ -113,7 +113,7 @@ def efficiency_row(row: Efficiency) -> dict[str, object]:
 
 
 def loss_row(row: Efficiency) -> dict[str, object]:
-    """Where the first table's rounds lose."""
+    """Return a row of the table that says where the first table's rounds lose."""
     return {
         "draft": row.draft_distribution,
         "T_verify ms": row.verify_ms,
@@ -126,7 +126,7 @@ def loss_row(row: Efficiency) -> dict[str, object]:
 
 
 def efficiency_plot(rows: Sequence[Efficiency]) -> Plot:
-    """Shares of the ideal; the dashes are what sending every round over gRPC allows."""
+    """Plot shares of the ideal; the dashes are what sending every round over gRPC allows."""
     spreads = [Spread(row.of_ideal, row.of_ideal_lower, row.of_ideal, row.generations) for row in rows]
     names = [f"{row.draft_distribution.removeprefix('distribution=')}\n{row.verify_ms:g} ms" for row in rows]
     bars = Bars("achieved ÷ ideal", spreads, [row.ceiling for row in rows])

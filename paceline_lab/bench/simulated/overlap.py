@@ -75,25 +75,25 @@ class OverlapPlan:
 
     @property
     def efficiencies(self) -> list[tuple[SimulatedPair, float]]:
-        """Pairs of the first grid with their bars."""
-        found = [(pair, bar) for pair, bar in EFFICIENCY_GRID if pair.verify_ms in self.verify_ms]
-        return found if "efficiency" in self.grids else []
+        """Return pairs of the first grid with their bars."""
+        pairs = [(pair, bar) for pair, bar in EFFICIENCY_GRID if pair.verify_ms in self.verify_ms]
+        return pairs if "efficiency" in self.grids else []
 
     @property
     def distances(self) -> Sequence[float]:
-        """T_verify of the second grid."""
+        """Return every T_verify of the second grid."""
         return self.verify_ms if "delay" in self.grids else ()
 
     def __len__(self) -> int:
-        """Cells to measure."""
+        """Return the number of cells to measure."""
         remotes = len(self.distances) * remote.cells(len(self.acceptances))
         return len(self.efficiencies) + remotes
 
 
-def _require_known(field: str, values: Sequence[Any], known: Sequence[Any]) -> None:
-    require(bool(values), field, values, f"some of {known}")
+def _require_known(field: str, values: Sequence[Any], choices: Sequence[Any]) -> None:
+    require(bool(values), field, values, f"some of {choices}")
     for value in values:
-        require(value in known, field, value, f"one of {', '.join(str(one) for one in known)}")
+        require(value in choices, field, value, f"one of {', '.join(str(one) for one in choices)}")
 
 
 @dataclass(frozen=True)
@@ -107,25 +107,25 @@ class Results:
 
     @classmethod
     def load(cls, file: Path) -> Results:
-        """What a report's JSON holds; nothing if there is no such file."""
+        """Read a report's JSON; return no rows if there is no such file."""
         if not file.exists():
             return cls()
-        held = json.loads(file.read_text())
+        report = json.loads(file.read_text())
         return cls(
-            runs=tuple(held["runs"]),
-            efficiencies=tuple(Efficiency(**row) for row in held["efficiencies"]),
-            remotes=tuple(Remote(**row) for row in held["remotes"]),
-            detours=tuple(Detour(**row) for row in held["detours"]),
+            runs=tuple(report["runs"]),
+            efficiencies=tuple(Efficiency(**row) for row in report["efficiencies"]),
+            remotes=tuple(Remote(**row) for row in report["remotes"]),
+            detours=tuple(Detour(**row) for row in report["detours"]),
         )
 
-    def updated(self, newer: Results) -> Results:
-        """With the rows of a newer run, in place of its cells' older ones; likewise runs of the same command."""
+    def merge(self, newer: Results) -> Results:
+        """Add a newer run: its rows replace those of the same cells, and its facts those of the same command."""
         commands = {run["command"] for run in newer.runs}
         return Results(
             runs=(*(run for run in self.runs if run["command"] not in commands), *newer.runs),
-            efficiencies=_updated(self.efficiencies, newer.efficiencies),
-            remotes=_updated(self.remotes, newer.remotes),
-            detours=_updated(self.detours, newer.detours),
+            efficiencies=_merge_rows(self.efficiencies, newer.efficiencies),
+            remotes=_merge_rows(self.remotes, newer.remotes),
+            detours=_merge_rows(self.detours, newer.detours),
         )
 
     def markdown(self) -> str:
@@ -141,7 +141,7 @@ class Results:
         )
 
     def plots(self) -> list[Plot]:
-        """Efficiency under its ceiling; at a distance, overlap on over off."""
+        """Plot efficiency under its ceiling and, at a distance, overlap on over target-only."""
         plots = [efficiency_plot(self.efficiencies), remote_plot(self.remotes)]
         return [plot for plot in plots if plot.groups]
 
@@ -154,13 +154,13 @@ class _Cell(Protocol):
 Row = TypeVar("Row", bound=_Cell)
 
 
-def _updated(held: Sequence[Row], newer: Sequence[Row]) -> tuple[Row, ...]:
-    rows = {row.cell: row for row in (*held, *newer)}
+def _merge_rows(earlier: Sequence[Row], newer: Sequence[Row]) -> tuple[Row, ...]:
+    rows = {row.cell: row for row in (*earlier, *newer)}
     return tuple(rows[cell] for cell in sorted(rows))
 
 
 def measure_efficiencies(plan: OverlapPlan, folder: Path, advance: Advance) -> Iterator[Efficiency]:
-    """The first grid, each T_verify's echo before its pairs."""
+    """Measure the first grid, each T_verify's echo before its pairs."""
     pairs = plan.efficiencies
     with echo_server() as address:
         echoes = {pair.verify_ms: echo_ms(address, pair.verify_ms) for pair, _ in pairs}
@@ -173,8 +173,8 @@ def measure_efficiencies(plan: OverlapPlan, folder: Path, advance: Advance) -> I
 
 
 def run(plan: OverlapPlan, folder: Path, advance: Advance) -> Results:
-    """Measure what was asked for."""
-    started = f"{datetime.datetime.now(datetime.UTC):%H:%M} UTC, load {load_average()}"
+    """Measure the plan's grids."""
+    start = f"{datetime.datetime.now(datetime.UTC):%H:%M} UTC, load {load_average()}"
     efficiencies = tuple(measure_efficiencies(plan, folder / "efficiency", advance))
     detours = tuple(measure_detours()) if plan.distances else ()
     remotes: list[Remote] = []
@@ -185,13 +185,13 @@ def run(plan: OverlapPlan, folder: Path, advance: Advance) -> Results:
     settings = {"k": str(K), "fan-out": str(FAN_OUT)}
     if efficiencies:
         settings |= {"tokens": str(plan.tokens), "generations": str(plan.generations)}
-    return Results((describe() | settings | {"started": started},), efficiencies, tuple(remotes), detours)
+    return Results((describe() | settings | {"started": start},), efficiencies, tuple(remotes), detours)
 
 
 def measure_overlap(plan: OverlapPlan, out: Path, name: str, *, add: bool) -> Path:
-    """Run the plan on services of its own; `add` keeps what else today's report holds. Returns the report."""
+    """Run the plan on services of its own, and return the report; `add` keeps the other rows of today's report."""
     with measuring("cells", len(plan)) as (folder, advance):
-        found = run(plan, folder, advance)
-    held = Results.load(report_file(out, name, "json")) if add else Results()
-    results = held.updated(found)
+        newer = run(plan, folder, advance)
+    earlier = Results.load(report_file(out, name, "json")) if add else Results()
+    results = earlier.merge(newer)
     return write_report(out, name, {}, asdict(results), results.markdown(), results.plots())

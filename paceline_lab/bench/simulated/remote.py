@@ -20,7 +20,7 @@ from paceline.protocol.sampling import SamplingParams
 from paceline_lab.bench.simulated.delay import DelayProxy
 from paceline_lab.bench.simulated.distributions import DRAFT_OF_ACCEPTANCE, coupled_match
 from paceline_lab.bench.simulated.echo import echo_ms, echo_server
-from paceline_lab.bench.simulated.replay import FAN_OUT, SPECULATION, pooled, replay, run_pair
+from paceline_lab.bench.simulated.replay import FAN_OUT, SPECULATION, pool, replay, run_pair
 from paceline_lab.bench.simulated.services import OFF, SimulatedPair, request
 from paceline_lab.reporting.figures import Spread
 from paceline_lab.reporting.presentation import Bars, Plot
@@ -45,9 +45,9 @@ DETOUR_PAUSE_MS = 11.45
 
 @dataclass(frozen=True)
 class Remote:
-    """One cell.
+    """Figures of one cell.
 
-    `match` is the tables' own at this temperature, `acceptance` what it was fitted to at temperature 1.
+    `match` is the tables' own at this temperature; `acceptance` is what it was fitted to at temperature 1.
     """
 
     verify_ms: float
@@ -70,7 +70,7 @@ class Remote:
 
     @property
     def cell(self) -> tuple[float, ...]:
-        """What tells it from the others, in the order of the table."""
+        """Return the cell's key, in the order of the table."""
         return -self.verify_ms, self.acceptance, self.temperature, self.one_way_ms
 
 
@@ -85,12 +85,12 @@ class Detour:
 
     @property
     def cell(self) -> tuple[float, ...]:
-        """What tells it from the others."""
+        """Return the cell's key."""
         return (self.one_way_ms,)
 
 
 def measure_detours() -> list[Detour]:
-    """One for each delay."""
+    """Measure a detour for each delay."""
     detours = []
     with echo_server() as address, DelayProxy.to(address) as proxy:
         direct = echo_ms(address, DETOUR_PAUSE_MS, DETOUR_MESSAGES)
@@ -103,7 +103,7 @@ def measure_detours() -> list[Detour]:
 
 @dataclass(frozen=True)
 class DelayedPlace:
-    """Two coordinators on the same services, with overlap and without, and what stands between."""
+    """Two coordinators on the same services, with overlap and without, and the forwarders between."""
 
     pair: SimulatedPair
     acceptance: float
@@ -119,14 +119,14 @@ class DelayedPlace:
         generations: int = GENERATIONS,
         tokens: int = TOKENS,
     ) -> Remote:
-        """One cell."""
+        """Measure one cell."""
         for proxy in self.proxies:
             proxy.set_one_way_ms(one_way_ms)
-        requests = [sampled(number, tokens, temperature) for number in range(1, generations + 1)]
-        ran = [run_pair(self.on, self.off, wanted) for wanted in requests]
+        requests = [sampled_request(number, tokens, temperature) for number in range(1, generations + 1)]
+        ran = [run_pair(self.on, self.off, each) for each in requests]
         verify_ms = self.pair.verify_ms
-        on = pooled([replay(fast.stats, verify_ms, one_way_ms) for fast, _ in ran])
-        off = pooled([replay(slow.stats, verify_ms, one_way_ms) for _, slow in ran])
+        on = pool([replay(fast.stats, verify_ms, one_way_ms) for fast, _ in ran])
+        off = pool([replay(slow.stats, verify_ms, one_way_ms) for _, slow in ran])
         alone = replace(requests[0], speculation=OFF, max_new_tokens=min(tokens, TARGET_ONLY_TOKENS))
         target_only = self.off.generate(alone)
         if target_only.token_ids != ran[0][0].token_ids[:TARGET_ONLY_TOKENS]:
@@ -152,15 +152,15 @@ class DelayedPlace:
         )
 
 
-def sampled(number: int, tokens: int, temperature: float) -> GenerateRequest:
-    """One of the cells' requests."""
+def sampled_request(number: int, tokens: int, temperature: float) -> GenerateRequest:
+    """Return the request of a number."""
     return replace(
         request(number, tokens, SPECULATION), sampling=SamplingParams(temperature=temperature).with_defaults()
     )
 
 
 def measure_remotes(verify_ms: float, acceptances: Sequence[float], folder: Path) -> Iterator[Remote]:
-    """Every cell of one T_verify; each draft's first pair of generations isn't counted."""
+    """Measure every cell of one T_verify; each draft's first pair of generations warms up."""
     for acceptance in acceptances:
         draft = DRAFT_OF_ACCEPTANCE[acceptance]
         pair = SimulatedPair(draft, verify_ms, DRAFT_MS)
@@ -178,14 +178,14 @@ def measure_remotes(verify_ms: float, acceptances: Sequence[float], folder: Path
                 Client(off_address) as off,
             ):
                 place = DelayedPlace(pair, acceptance, on, off, (to_target, to_draft))
-                run_pair(on, off, sampled(0, TOKENS, 1.0))
+                run_pair(on, off, sampled_request(0, TOKENS, 1.0))
                 for one_way_ms in ONE_WAY_MS:
                     for temperature, match in matches.items():
                         yield place.measure(one_way_ms, temperature, match)
 
 
 def remote_rows(cells: Sequence[Remote]) -> list[dict[str, object]]:
-    """The last table."""
+    """Return the rows of the table of services at a distance."""
     return [
         {
             "T_verify ms": cell.verify_ms,
@@ -208,20 +208,20 @@ def remote_rows(cells: Sequence[Remote]) -> list[dict[str, object]]:
 
 
 def cells(acceptances: int) -> int:
-    """Cells of one T_verify."""
+    """Return the number of cells of one T_verify."""
     return acceptances * len(ONE_WAY_MS) * len(TEMPERATURES)
 
 
 def remote_plot(rows: Sequence[Remote]) -> Plot:
-    """Overlap on over target-only by the delay, temperature 1."""
-    shown = [row for row in rows if row.temperature == 1]
-    names = sorted({(row.verify_ms, row.one_way_ms) for row in shown})
+    """Plot overlap on over target-only by the delay, at temperature 1."""
+    plot_rows = [row for row in rows if row.temperature == 1]
+    names = sorted({(row.verify_ms, row.one_way_ms) for row in plot_rows})
     bars = []
-    for acceptance in sorted({row.acceptance for row in shown}):
-        found = {
-            (row.verify_ms, row.one_way_ms): row.over_target_only for row in shown if row.acceptance == acceptance
+    for acceptance in sorted({row.acceptance for row in plot_rows}):
+        speedups = {
+            (row.verify_ms, row.one_way_ms): row.over_target_only for row in plot_rows if row.acceptance == acceptance
         }
-        spreads = [Spread.of([found[name]]) if name in found else None for name in names]
+        spreads = [Spread.of([speedups[name]]) if name in speedups else None for name in names]
         bars.append(Bars(f"acceptance {acceptance:g}", spreads))
     groups = [f"{verify_ms:g} ms\n{one_way_ms:g} ms away" for verify_ms, one_way_ms in names]
     return Plot("At a distance, temperature 1", "overlap on ÷ target-only", groups, bars, line=1.0)

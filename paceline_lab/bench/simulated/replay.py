@@ -35,27 +35,27 @@ class RoundReplay:
 
     @property
     def hit_rate(self) -> float:
-        """Share of the rounds."""
+        """Return the share of rounds that were hits."""
         return self.hits / self.rounds
 
     @property
     def self_started_rate(self) -> float:
-        """Share of the rounds that the target started by itself, with a prefetched proposal."""
+        """Return the share of rounds that the target started by itself, with a prefetched proposal."""
         return self.self_started / self.rounds
 
     @property
     def tokens_per_second(self) -> float:
-        """Of the run."""
+        """Return the speed of the run."""
         return self.tokens / self.seconds
 
     @property
     def of_ideal(self) -> float:
-        """Share of the ideal's speed."""
+        """Return the share of the ideal's speed."""
         return self.ideal_seconds / self.seconds
 
     @property
     def of_perfect(self) -> float:
-        """Share of the perfect cache's speed."""
+        """Return the share of the perfect cache's speed."""
         return self.perfect_seconds / self.seconds
 
 
@@ -65,8 +65,8 @@ def replay(stats: GenerationStats, verify_ms: float, one_way_ms: float = 0.0) ->
     The first round is left out, as it is of `tokens_per_second`: it waits for both services' prefixes.
 
     Args:
-        stats: with a record of every round.
-        verify_ms: what a step of the target waits.
+        stats: statistics with a record of every round.
+        verify_ms: how long a step of the target waits.
         one_way_ms: delay on the way to either service, and back.
     """
     first, *records = stats.records
@@ -87,8 +87,8 @@ def replay(stats: GenerationStats, verify_ms: float, one_way_ms: float = 0.0) ->
     )
 
 
-def pooled(replays: Sequence[RoundReplay]) -> RoundReplay:
-    """Several generations as one."""
+def pool(replays: Sequence[RoundReplay]) -> RoundReplay:
+    """Add several generations up to one."""
     return RoundReplay(
         rounds=sum(each.rounds for each in replays),
         hits=sum(each.hits for each in replays),
@@ -120,27 +120,27 @@ class Losses:
 
 
 def losses(records: Sequence[RoundRecord], verify_ms: float) -> Losses:
-    """Of rounds after the first, at least one of them a hit."""
+    """Measure the losses of rounds after the first; at least one of them is a hit."""
     hits = [record for record in records if is_hit(record)]
     misses = [record for record in records if not is_hit(record) and record.proposed]
     self_started = [record.round_ms - verify_ms for record in hits if record.self_started]
-    sent = [record for record in hits if not record.self_started]
+    sent_rounds = [record for record in hits if not record.self_started]
     return Losses(
         self_started=median(self_started) if self_started else 0.0,
-        wire=median(record.wire_ms for record in sent) if sent else 0.0,
+        wire=median(record.wire_ms for record in sent_rounds) if sent_rounds else 0.0,
         target=median(record.target.service_ms - verify_ms for record in hits),
-        deciding=median(record.draft_wait_ms + record.accept_ms for record in sent) if sent else 0.0,
+        deciding=median(record.draft_wait_ms + record.accept_ms for record in sent_rounds) if sent_rounds else 0.0,
         drafting=median(record.draft_wait_ms - record.draft.forward_ms for record in misses) if misses else 0.0,
     )
 
 
-def run_pair(on: Client, off: Client, wanted: GenerateRequest) -> tuple[Generation, Generation]:
-    """The same request with overlap and without.
+def run_pair(on: Client, off: Client, request: GenerateRequest) -> tuple[Generation, Generation]:
+    """Run the same request with overlap and without.
 
     Raises:
         AssertionError: the texts differ.
     """
-    fast, slow = on.generate(wanted), off.generate(wanted)
+    fast, slow = on.generate(request), off.generate(request)
     if fast.token_ids != slow.token_ids:
-        raise AssertionError(f"request with seed {wanted.seed}: overlap changed the text")
+        raise AssertionError(f"request with seed {request.seed}: overlap changed the text")
     return fast, slow

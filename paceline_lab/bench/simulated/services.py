@@ -1,7 +1,7 @@
-"""Services on simulated models, in processes of their own, and what is asked of them.
+"""Services on simulated models, in processes of their own, and requests to them.
 
-A simulated model is a table that waits where a real one computes, so the times are those that the
-benchmark states and two cores serve every process.
+A simulated model is a table that waits where a real one computes. So the times are those that the benchmark states,
+and two cores serve every process.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ class SimulatedPair:
 
     @property
     def target(self) -> str:
-        """The target's model name."""
+        """Return the target's model name."""
         return _model_name("distribution=text", self.verify_ms, self.target_row_ms)
 
     @property
     def draft(self) -> str:
-        """The draft's model name."""
+        """Return the draft's model name."""
         return _model_name(self.draft_distribution, self.draft_ms, self.draft_row_ms)
 
     @property
     def drafter(self) -> str:
-        """As `paceline serve` takes it."""
+        """Return the drafter as `paceline serve` takes it."""
         return f"{AUTO}:{self.draft}"
 
     def services(self, folder: Path, coordinator: Mapping[str, object] | None = None) -> SupervisedServices:
-        """The pair's services; `coordinator`: what theirs is told."""
+        """Return the pair's services, to start; `coordinator` has settings of the coordinator."""
         return SupervisedServices(local_settings(self.target, self.drafter), folder, coordinator=coordinator)
 
 
@@ -54,7 +54,7 @@ def _model_name(distribution: str, step_ms: float, row_ms: float) -> str:
 
 
 def request(number: int, tokens: int, speculation: SpeculationSettings) -> GenerateRequest:
-    """One of the benchmark's requests: prompt and seed from its number, and text that ends only at `tokens`."""
+    """Return a request of the benchmark: its number gives prompt and seed, and its text ends only at `tokens`."""
     prompt = tuple((37 * number + 11 * place) % 256 for place in range(8))
     return GenerateRequest(
         token_ids=prompt, seed=number, max_new_tokens=tokens, ignore_eos=True, speculation=speculation
@@ -62,10 +62,10 @@ def request(number: int, tokens: int, speculation: SpeculationSettings) -> Gener
 
 
 def drafted(k: int | None) -> SpeculationSettings:
-    """The model drafter with k tokens a round; None: the policy chooses drafter and k."""
+    """Return settings of the model drafter with k tokens a round; None: the policy chooses drafter and k."""
     return SpeculationSettings() if k is None else SpeculationSettings(drafter=MODEL, num_draft_tokens=k)
 
 
 def is_hit(record: RoundRecord) -> bool:
-    """Whether a token that was drafted for the round's outcome was there when the verdict was."""
+    """Return whether a token that was drafted for the round's outcome was there when the verdict came."""
     return record.cache_hit and record.proposed > 0

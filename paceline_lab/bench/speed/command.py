@@ -18,9 +18,9 @@ from paceline_lab.reporting.reports import describe, earlier_turns, load_average
 def measure_speed(
     services: MeasuredServices, plan: SpeedPlan, minutes: float, out: Path, name: str, *, add: bool = False
 ) -> Path:
-    """Run the plan, and no other pass after so many minutes; returns the report.
+    """Run the plan, and begin no other pass after so many minutes; return the report.
 
-    What was measured before a failure or Ctrl-C is reported too. `add`: go on where today's report ends.
+    The report has what was measured before a failure or Ctrl-C, too. `add`: go on where today's report ends.
 
     Raises:
         InvalidInput: an earlier report of something else.

@@ -31,7 +31,7 @@ class GenerationRunner(Protocol):
 
     @property
     def name(self) -> str:
-        """The drafter that it serves, as `paceline serve` takes it."""
+        """Its drafter, as `paceline serve` takes it."""
 
     @property
     def target_threads(self) -> int:
@@ -47,7 +47,7 @@ class GenerationRunner(Protocol):
 
 @dataclass(frozen=True)
 class ServiceGroup:
-    """A running coordinator and what is known of the processes behind it."""
+    """A running coordinator, and facts of the processes behind it."""
 
     name: str
     client: Client
@@ -56,22 +56,22 @@ class ServiceGroup:
     processes: Sequence[int] = ()
 
     def generate(self, request: GenerateRequest) -> Generation:
-        """As `Client.generate`."""
+        """Generate as `Client.generate` does."""
         return self.client.generate(request)
 
     @property
     def split(self) -> str:
-        """The thread split, in words."""
+        """Return the thread split in words."""
         draft = f", draft {self.draft_threads}" if self.draft_threads else ""
         return f"target {self.target_threads}{draft}" if self.target_threads else "unknown"
 
 
 @dataclass(frozen=True)
 class MeasuredServices:
-    """Which services are measured: started for the purpose, or at `url`.
+    """Services to measure: started for the purpose, or running at `url`.
 
     Attributes:
-        quantization: of the target, as `paceline serve` takes it; empty: not given.
+        quantization: quantization of the target, as `paceline serve` takes it; empty: the option was left out.
     """
 
     model: str
@@ -79,15 +79,15 @@ class MeasuredServices:
     quantization: str = ""
 
     def __post_init__(self) -> None:
-        given = self.quantization and self.url
-        require(not given, "quantization", self.quantization, "left out with --url, whose services are running")
+        conflict = self.quantization and self.url
+        require(not conflict, "quantization", self.quantization, "left out with --url, whose services are running")
 
 
 @contextmanager
 def running_groups(
     services: MeasuredServices, drafters: Sequence[str], console: Console
 ) -> Iterator[dict[str, ServiceGroup]]:
-    """A group of services for each drafter, started or found at the address; `none` is our fastest target-only."""
+    """Yield services for each drafter, started here or at the address; `none` is our fastest target-only."""
     if services.url is not None:
         with connect(services.url, drafters) as groups:
             yield groups
@@ -131,7 +131,7 @@ def _group(drafter: str, services: SupervisedServices, client: Client) -> Servic
 
 @contextmanager
 def connect(address: str, drafters: Sequence[str]) -> Iterator[dict[str, ServiceGroup]]:
-    """The same for a running coordinator: one group stands for all drafters.
+    """Yield groups of a running coordinator, which stands for all drafters.
 
     Raises (on entering):
         PeerUnavailable: nobody listens there.
@@ -142,7 +142,7 @@ def connect(address: str, drafters: Sequence[str]) -> Iterator[dict[str, Service
 
 
 def cpu_seconds(processes: Sequence[int]) -> float:
-    """User and system time of processes and their children so far; one that has ended counts as 0."""
+    """Return the user and system time of processes and their children so far; one that has ended counts as 0."""
     total = 0.0
     for pid in processes:
         try:

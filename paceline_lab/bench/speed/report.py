@@ -21,15 +21,15 @@ class SettingFigures:
     """One setting on one kind of prompt at one temperature; ratios are over target-only, turn by turn.
 
     Attributes:
-        speed, ratio: of tokens per second after the first round; `ratio_lower` bounds its median from below.
-        request_ratio: of whole requests, whose prompts are cached.
+        speed, ratio: tokens per second after the first round; `ratio_lower` bounds the median ratio from below.
+        request_ratio: ratio of whole requests, whose prompts are cached.
         ceiling: median ratio if drafting and coordination had cost nothing, by the target's own steps; 0: unknown.
         acceptance: accepted ÷ proposed; accepted_length: 1 + accepted ÷ rounds.
         hit_rate: cache hits ÷ rounds that carried a proposal; `hit_rate_all`: ÷ all rounds.
         by_depth: of the rounds with a proposal, the share that accepted 1, 2, … tokens or more.
-        feature_bytes: of the target's hidden states, ÷ tokens written.
-        texts: runs whose texts had to be target-only's.
-        differences: (prompt, pass, token) where one first differed.
+        feature_bytes: bytes of the target's hidden states ÷ tokens.
+        texts: number of runs whose texts had to be target-only's.
+        differences: (prompt, pass, token) where such a text first differed.
     """
 
     speed: Spread
@@ -54,8 +54,8 @@ class SpeedRow:
     """One kind of prompt at one temperature.
 
     Attributes:
-        turns: that count; `left_out` had an answer too short to have a speed.
-        settings: figures of each.
+        turns: turns that count; `short_turns`: those that don't, since an answer was too short to have a speed.
+        settings: figures of each setting.
         best: the fixed setting whose median ratio is greatest, where there are some beside `auto`; else empty.
         over_best: `auto` ÷ that one, turn by turn.
         worst: the prompt on which `auto` ÷ target-only is least.
@@ -64,7 +64,7 @@ class SpeedRow:
     kind: str
     temperature: float
     turns: int
-    left_out: int
+    short_turns: int
     settings: Mapping[str, SettingFigures]
     best: str
     over_best: Spread
@@ -77,7 +77,7 @@ class SpeedRow:
 
 
 def speed_rows(turns: Sequence[SpeedTurn]) -> list[SpeedRow]:
-    """One row for each kind and temperature of which something was measured, in the order in which they first ran."""
+    """Return a row for each kind and temperature with a measured turn, in the order in which they first ran."""
     cells: dict[tuple[str, float], list[SpeedTurn]] = {}
     for turn in turns:
         cells.setdefault((turn.kind, turn.temperature), []).append(turn)
@@ -93,7 +93,7 @@ def _row(cell: Sequence[SpeedTurn]) -> SpeedRow:
         kind=turns[0].kind,
         temperature=turns[0].temperature,
         turns=len(turns),
-        left_out=len(cell) - len(turns),
+        short_turns=len(cell) - len(turns),
         settings=settings,
         best=best,
         over_best=Spread.of([turn.ratio(AUTO, best) for turn in turns] if best else []),
@@ -145,12 +145,12 @@ def _ceiling(turns: Sequence[SpeedTurn], name: str) -> float:
 
 
 def speed_json(rows: Sequence[SpeedRow], turns: Sequence[SpeedTurn]) -> dict[str, Any]:
-    """Everything that the Markdown says, and each turn; the report can be made from `turns` again."""
+    """Return everything that the Markdown says, and each turn; the report can be made from `turns` again."""
     return {"results": [asdict(row) for row in rows], "turns": [turn.as_json() for turn in turns]}
 
 
 def speed_plots(rows: Sequence[SpeedRow]) -> list[Plot]:
-    """Speed-ups with their ceilings, a plot for each temperature."""
+    """Plot speed-ups with their ceilings, a plot for each temperature."""
     plots = []
     for temperature in dict.fromkeys(row.temperature for row in rows):
         of_plot = [row for row in rows if row.temperature == temperature]
@@ -187,7 +187,7 @@ def speed_markdown(rows: Sequence[SpeedRow]) -> str:
 
 
 def summary(rows: Sequence[SpeedRow]) -> str:
-    """Least and median over the rows, in one line each."""
+    """Write the least and the median over the rows, a line for each figure."""
     figures = [("noise (target-only ÷ target-only)", [row.noise.median for row in rows])]
     if rows[0].best:
         figures = [
@@ -224,7 +224,7 @@ def _speed_line(row: SpeedRow, name: str) -> dict[str, object]:
     equal = one.texts - len(one.differences)
     return _key(row) | {
         "setting": name,
-        "turns": f"{row.turns} ({row.left_out} too short)" if row.left_out else row.turns,
+        "turns": f"{row.turns} ({row.short_turns} too short)" if row.short_turns else row.turns,
         "target-only tok/s": f"{row.settings[PLAIN].speed.median:.2f}",
         "tok/s (min to max)": spread_text(one.speed),
         "speed-up (min to max)": spread_text(one.ratio, 2),

@@ -34,12 +34,12 @@ TurnKey = tuple[str, str, int, float]
 
 @dataclass(frozen=True)
 class SpeedPlan:
-    """What is measured.
+    """Settings, prompts and sizes of a measurement.
 
     Attributes:
         pairs: turns of each kind and temperature, spread over the kind's prompts.
-        tokens: of each generation, its own end ignored; at most so many where a prompt's answers end.
-        seed: of the first pass; each pass adds one.
+        tokens: length of each generation, its own end ignored; at most so many where a prompt's answers end.
+        seed: seed of the first pass; each pass adds one.
     """
 
     prompts: Mapping[str, Sequence[Prompt]]
@@ -57,7 +57,7 @@ class SpeedPlan:
             SamplingParams(temperature=temperature)
 
     def turns(self) -> Iterator[Turn]:
-        """In the order in which they run: pass by pass."""
+        """Yield the turns in the order in which they run: pass by pass."""
         for number in range(self.pairs):
             for prompts, temperature in product(self.prompts.values(), self.temperatures):
                 yield Turn(number, prompts[number % len(prompts)], temperature, self.seed + number, self.tokens)
@@ -78,11 +78,11 @@ class Turn:
 
     @property
     def key(self) -> TurnKey:
-        """What no second turn of a report has."""
+        """Return the key, which no second turn of a report has."""
         return self.prompt.kind, self.prompt.name, self.number, self.temperature
 
     def requests(self, setting: SpeedSetting) -> list[GenerateRequest]:
-        """One generation a chat, the same under all settings but for speculation."""
+        """Return a request for each chat, the same under all settings but for speculation."""
         return [
             GenerateRequest(
                 messages=chat,
@@ -97,7 +97,7 @@ class Turn:
         ]
 
     def same_text(self, setting: SpeedSetting) -> bool:
-        """Whether a setting promises target-only's tokens."""
+        """Return whether a setting promises target-only's tokens."""
         return setting.acceptance is Acceptance.COUPLED or self.temperature == 0
 
 
@@ -106,14 +106,15 @@ class SpeedRun:
     """The figures of one setting: a generation, or several in a row.
 
     Attributes:
-        wall_s: at the client, prompts included.
-        first_token_ms: of each generation.
-        decoded_tokens, decode_s: after the first round of each generation.
-        target_s: the target's own steps in the same rounds.
-        draft_wait_ms: of all rounds together.
+        wall_s: time at the client, prompts included.
+        first_token_ms: time to the first token of each generation.
+        decoded_tokens, decode_s: tokens and time after the first round of each generation.
+        target_s: time of the target's own steps in the same rounds.
+        draft_wait_ms: wait for drafts of all rounds together.
         accepted_histogram: rounds with a proposal, by how many of its tokens were accepted.
-        feature_bytes: of the target's hidden states that came for the drafter, prompts' included.
-        promises_text: whether it has to be target-only's; `difference`: the first token that is not; None: equal.
+        feature_bytes: bytes of the target's hidden states that came for the drafter, prompts' included.
+        promises_text: whether the text has to be target-only's.
+        difference: place of the first token that is not target-only's; None: equal.
     """
 
     tokens: int
@@ -135,7 +136,7 @@ class SpeedRun:
 
     @classmethod
     def of(cls, generations: Sequence[Generation], wall_s: float) -> SpeedRun:
-        """Keep what reports are made of."""
+        """Fold generations into the figures that reports are made of."""
         stats = [generation.stats for generation in generations]
         records = [record for each in stats for record in each.records]
         later = [record for each in stats for record in each.records[1:]]
@@ -162,12 +163,12 @@ class SpeedRun:
 
     @property
     def tokens_per_second(self) -> float:
-        """After the first round's tokens."""
+        """Return the speed after the first round's tokens."""
         return self.decoded_tokens / self.decode_s if self.decode_s > 0 else 0.0
 
     @property
     def free_tokens_per_second(self) -> float:
-        """Its speed if drafting and coordination had cost nothing; 0 where the steps' times are not known."""
+        """Return the speed if drafting and coordination had cost nothing; 0 where the steps' times are not known."""
         return self.decoded_tokens / self.target_s if self.target_s > 0 else 0.0
 
 
@@ -188,25 +189,25 @@ class SpeedTurn:
 
     @property
     def key(self) -> TurnKey:
-        """As `Turn.key`."""
+        """Return the key, as `Turn.key` does."""
         return self.kind, self.prompt, self.number, self.temperature
 
     @property
     def is_measured(self) -> bool:
-        """Whether every answer is long enough to have a speed after its first round."""
+        """Return whether every answer is long enough to have a speed after its first round."""
         return all(run.tokens_per_second > 0 for run in self.runs.values())
 
     def ratio(self, setting: str, over: str = PLAIN) -> float:
-        """Tokens per second of one setting ÷ another's."""
+        """Return tokens per second of one setting ÷ another's."""
         return self.runs[setting].tokens_per_second / self.runs[over].tokens_per_second
 
     def as_json(self) -> dict[str, Any]:
-        """All of it."""
+        """Return the turn as JSON has it."""
         return asdict(self)
 
     @classmethod
     def of_json(cls, value: Mapping[str, Any]) -> SpeedTurn:
-        """What `as_json` gave, from a file."""
+        """Read a turn from what `as_json` returned."""
         tuples = ("first_token_ms", "accepted_histogram")
         runs = {
             name: SpeedRun(**{**run, **{field: tuple(run[field]) for field in tuples}})
@@ -216,9 +217,9 @@ class SpeedTurn:
 
 
 def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
-    """Index of the first token that differs, or that one of them lacks; None: equal."""
-    for index, (left, right) in enumerate(zip(one, other, strict=False)):
-        if left != right:
+    """Return the index of the first token that differs, or that one of them lacks; None: equal."""
+    for index, (one_token, other_token) in enumerate(zip(one, other, strict=False)):
+        if one_token != other_token:
             return index
     return None if len(one) == len(other) else min(len(one), len(other))
 
@@ -226,14 +227,14 @@ def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
 def measure(
     runner: GenerationRunner, requests: Sequence[GenerateRequest], *, follows: bool = False
 ) -> tuple[SpeedRun, tuple[int, ...]]:
-    """Run generations one after the other under the client's clock; returns their figures and their tokens.
+    """Run generations one after the other under the client's clock; return their figures and their tokens.
 
     Args:
-        runner: where they run.
-        requests: chats.
+        runner: the services that generate.
+        requests: the chats.
         follows: each request goes on behind the ones before it and their answers.
     """
-    started = time.perf_counter()
+    start_s = time.perf_counter()
     generations: list[Generation] = []
     history: tuple[ChatMessage, ...] = ()
     for request in requests:
@@ -241,7 +242,7 @@ def measure(
         generations.append(runner.generate(replace(request, messages=messages)))
         history = (*messages, ChatMessage("assistant", generations[-1].text)) if follows else ()
     token_ids = tuple(token_id for generation in generations for token_id in generation.token_ids)
-    return SpeedRun.of(generations, time.perf_counter() - started), token_ids
+    return SpeedRun.of(generations, time.perf_counter() - start_s), token_ids
 
 
 def run_turn(turn: Turn, settings: Mapping[str, SpeedSetting], groups: Mapping[str, GenerationRunner]) -> SpeedTurn:
@@ -260,14 +261,14 @@ def run_turn(turn: Turn, settings: Mapping[str, SpeedSetting], groups: Mapping[s
     for name, setting in settings.items():
         run, token_ids = results[name]
         promises_text = turn.same_text(setting)
-        expected = results[plain_beside(setting, settings)][1]
-        difference = first_difference(expected, token_ids) if promises_text else None
+        plain_token_ids = results[plain_beside(setting, settings)][1]
+        difference = first_difference(plain_token_ids, token_ids) if promises_text else None
         runs[name] = replace(run, promises_text=promises_text, difference=difference)
     return SpeedTurn(*turn.key, seed=turn.seed, runs=runs)
 
 
 def plain_beside(setting: SpeedSetting, settings: Mapping[str, SpeedSetting]) -> str:
-    """Target-only on the same services, whose floats are added in the same order, or on our fastest."""
+    """Return target-only's name on the same services, whose floats are added in the same order, or on our fastest."""
     return next((name for name, one in settings.items() if one.is_off and one.group == setting.group), PLAIN)
 
 
@@ -282,11 +283,11 @@ def run_speed(
     """Run the plan, whole or to the end of the pass in which `until` comes, on the monotonic clock.
 
     Args:
-        plan: what is measured.
+        plan: the turns to measure.
         groups: the services of the settings.
-        on_turn: sees each turn as it is done.
+        on_turn: called with each turn as it is done.
         skip: turns that have been measured before.
-        until: when to begin no other pass.
+        until: time from which on no other pass begins.
 
     Raises:
         PacelineError: as the services sent it.
@@ -304,5 +305,5 @@ def run_speed(
 
 
 def _generate(turn: Turn, setting: SpeedSetting, groups: Mapping[str, GenerationRunner], tokens: int) -> None:
-    """The turn's first chat, cut short."""
+    """Run the turn's first chat, cut short."""
     measure(groups[setting.group], replace(turn, tokens=tokens).requests(setting)[:1])

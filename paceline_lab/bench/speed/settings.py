@@ -1,4 +1,4 @@
-"""What the runs of a turn ask, by name, and of which services."""
+"""Settings of the runs of a turn by name: what their requests ask for, and of which services."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OFF = SpeculationSettings(off=True)
 
 @dataclass(frozen=True)
 class SpeedSetting:
-    """What is asked of the services that were started for a drafter."""
+    """Settings of requests to the services that were started for a drafter."""
 
     group: str
     speculation: SpeculationSettings
@@ -25,24 +25,24 @@ class SpeedSetting:
 
     @property
     def is_off(self) -> bool:
-        """Whether it is target-only."""
+        """Return whether the setting is target-only."""
         return self.speculation.off
 
 
 def beside_plain(group: str, settings: Mapping[str, SpeedSetting]) -> dict[str, SpeedSetting]:
-    """Settings with target-only before them, twice, on the services of a group."""
+    """Put target-only twice before settings, on the services of a group."""
     return {PLAIN: SpeedSetting(group, OFF), AGAIN: SpeedSetting(group, OFF), **settings}
 
 
 def drafter_settings(
     drafters: Sequence[str], rules: Sequence[Acceptance], counts: Sequence[int | None]
 ) -> dict[str, SpeedSetting]:
-    """Each drafter, as `paceline serve` takes it, on services of its own, beside target-only on our fastest.
+    """Return settings of each drafter on services of its own, beside target-only on our fastest.
 
     Args:
-        drafters: `none` is target-only, which is there anyway.
-        rules: of acceptance.
-        counts: of proposed tokens; None leaves it to the coordinator.
+        drafters: drafters as `paceline serve` takes them; `none` is target-only, which is there anyway.
+        rules: acceptance rules.
+        counts: numbers of proposed tokens; None: the coordinator chooses.
     """
     settings = {}
     for drafter in drafters:
@@ -54,7 +54,7 @@ def drafter_settings(
 
 
 def short_name(drafter: str, rule: Acceptance = Acceptance.COUPLED, count: int | None = None) -> str:
-    """For tables; holds no folder of this machine."""
+    """Return a name for tables, which has no folder of this machine in it."""
     kind, colon, rest = drafter.partition(":")
     parts = [kind + colon + rest.rstrip("/").rpartition("/")[2]]
     parts += [rule.value] if rule is not Acceptance.COUPLED else []
@@ -69,14 +69,14 @@ def fixed_settings(
     lengths: Sequence[int],
     alone: Sequence[str],
 ) -> dict[str, SpeedSetting]:
-    """What the planner chooses for one drafter, which is called `auto`, beside fixed settings, all on its services.
+    """Return `auto`, which is what the planner chooses for one drafter, beside fixed settings on the same services.
 
     Args:
-        drafters: one, as `paceline serve` takes it, and not none.
-        rules: one.
-        counts: the planner's alone: the lengths have the numbers.
+        drafters: one drafter, as `paceline serve` takes it, and not none.
+        rules: one acceptance rule.
+        counts: None alone, which is the planner's: the lengths have the numbers.
         lengths: constant numbers of proposed tokens; 0 is target-only, which is there anyway.
-        alone: the services' drafters, as requests name them: each by itself, with the planner's k and each length.
+        alone: the services' drafters, as requests name them; each runs alone, with the planner's k and each length.
 
     Raises:
         InvalidInput: nothing to compare with, bad lengths, or not one drafter.
@@ -101,7 +101,7 @@ def _asking(setting: SpeedSetting, **fields: object) -> SpeedSetting:
 
 
 def drafters_of(drafter: str, model: str) -> tuple[str, ...]:
-    """What services started for `--drafter` offer, as requests name it."""
+    """Return the drafters of services started for `--drafter`, as requests name them."""
     choice = DrafterChoice.parse(drafter)
     first, *others = choice.draft_models(model) or ("",)
     drafts = (MODEL, *(f"{MODEL}:{name}" for name in others)) if first else ()
@@ -111,7 +111,7 @@ def drafters_of(drafter: str, model: str) -> tuple[str, ...]:
 def with_split(
     settings: Mapping[str, SpeedSetting], groups: Mapping[str, GenerationRunner]
 ) -> dict[str, SpeedSetting]:
-    """The same with target-only on every drafter's services that give the target other threads than our fastest."""
+    """Add target-only on every drafter's services that give the target other threads than our fastest."""
     threads = groups[settings[PLAIN].group].target_threads
     others = [name for name, group in groups.items() if group.target_threads != threads]
     split = {f"{PLAIN} beside {short_name(each)}": SpeedSetting(each, OFF) for each in others}
