@@ -1,1 +1,1 @@
-"""What every report states, and how: machine, versions, figures with their spread, tables and plots."""
+"""Contents and form of every report: machine, versions, figures with their spread, tables and plots."""

@@ -30,32 +30,32 @@ class Spread:
 
 
 def median_with_lower_bound(values: Sequence[float]) -> tuple[float, float]:
-    """Median, and its one-sided 95 % lower bound by bootstrap."""
+    """Return the median, and its one-sided 95 % lower bound by bootstrap."""
     return Spread.of(values).median, lower_bound(values)
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """Linear between neighbours; 0 of nothing."""
+    """Return a percentile, linear between neighbours; 0 without values."""
     return float(np.percentile(values, percent)) if values else 0.0
 
 
 def lower_bound(
     values: Sequence[float],
     *,
-    statistic: Callable[[NDArray[np.float64]], NDArray[np.float64]] = lambda drawn: np.median(drawn, axis=-1),
+    statistic: Callable[[NDArray[np.float64]], NDArray[np.float64]] = lambda samples: np.median(samples, axis=-1),
     resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> float:
-    """One-sided 95 % lower bound of a statistic by the percentile bootstrap; 0 of nothing.
+    """Return the one-sided 95 % lower bound of a statistic by the percentile bootstrap; 0 without values.
 
     Args:
         values: one figure a pair; pairs are resampled whole, so what disturbs both sides of a pair cancels.
         statistic: [resamples, values] → [resamples].
-        resamples: how many samples are drawn.
-        seed: fixes the draw, so that a report can be computed again from its JSON.
+        resamples: number of samples.
+        seed: seed of the samples, so that a report can be computed again from its JSON.
     """
     if not values:
         return 0.0
-    given = np.asarray(values, np.float64)
-    drawn = given[np.random.default_rng(seed).integers(0, given.size, (resamples, given.size))]
-    return float(np.percentile(statistic(drawn), 100 * (1 - CONFIDENCE)))
+    figures = np.asarray(values, np.float64)
+    samples = figures[np.random.default_rng(seed).integers(0, figures.size, (resamples, figures.size))]
+    return float(np.percentile(statistic(samples), 100 * (1 - CONFIDENCE)))

@@ -1,4 +1,4 @@
-"""How figures are shown: Markdown tables, and grouped bars as SVG (matplotlib, of `paceline[bench]`)."""
+"""Figures as Markdown tables, and as grouped bars in SVG (matplotlib, of `paceline[bench]`)."""
 
 from __future__ import annotations
 
@@ -18,51 +18,51 @@ _SPECIAL = re.compile(r"[\\`*_{}\[\]()<>|#~$&!+.-]")
 
 
 def markdown_table(rows: Sequence[Mapping[str, object]]) -> str:
-    """A table with the first row's keys as titles; floats get three decimals."""
+    """Write a table with the first row's keys as titles; floats get three decimals."""
     if not rows:
         return "not run\n"
     lines = [rows[0].keys(), ["---"] * len(rows[0]), *(row.values() for row in rows)]
     return "".join(f"| {' | '.join(_markdown_cell(cell) for cell in line)} |\n" for line in lines)
 
 
-def titled(row: Any, **more: object) -> dict[str, object]:
-    """A table's line from a dataclass: its fields under their names, then more columns, or others in their place."""
+def titled_row(row: Any, **more: object) -> dict[str, object]:
+    """Return a table's row from a dataclass: its fields by name, then more columns, or others in their place."""
     return {name.replace("_", " "): value for name, value in (asdict(row) | more).items()}
 
 
 class ModelText(str):
-    """Text of a model's: a cell shows it in quotes, with what can't be seen made visible."""
+    """Text of a model's: a cell shows it in quotes, and escapes characters that can't be seen."""
 
     __slots__ = ()
 
 
 def cell_text(cell: object) -> str:
-    """A table's cell."""
+    """Write a table's cell."""
     if isinstance(cell, ModelText):
         return json.dumps(str(cell), ensure_ascii=False)
     return f"{cell:.3f}" if isinstance(cell, float) else str(cell)
 
 
 def _markdown_cell(cell: object) -> str:
-    """The same where a model's text must not be taken for Markdown."""
+    """Write a cell of a Markdown table, which escapes what Markdown would read in a model's text."""
     text = cell_text(cell)
     return _SPECIAL.sub(r"\\\g<0>", text) if isinstance(cell, ModelText) else text
 
 
 def spread_text(spread: Spread, digits: int = 1) -> str:
-    """Median (min to max)."""
+    """Write median (min to max)."""
     return f"{spread.median:.{digits}f} ({spread.low:.{digits}f} to {spread.high:.{digits}f})"
 
 
 def verdict(value: float, bar: float) -> str:
-    """`met` or `missed` with the bar, which a value must reach; a negative bar is a bound on the magnitude."""
+    """Return `met` or `missed` with the bar, which a value must reach; a negative bar bounds the magnitude."""
     return f"{'met' if value >= bar else 'missed'} (bar {abs(bar):.3g})"
 
 
 def failures_text(title: str, failures: Mapping[str, str]) -> str:
-    """Who failed and why, one line each; nothing if nobody did."""
-    listed = "".join(f"- {name}: {' '.join(why.split())}\n" for name, why in failures.items())
-    return f"{title}\n\n{listed}" if listed else ""
+    """Write a line for each failure, with its reason; nothing without failures."""
+    lines = "".join(f"- {name}: {' '.join(why.split())}\n" for name, why in failures.items())
+    return f"{title}\n\n{lines}" if lines else ""
 
 
 @dataclass(frozen=True)
@@ -113,13 +113,13 @@ def _draw_bars(axes: Any, plot: Plot) -> None:
         axes.axhline(plot.line, color="black", linewidth=0.8)
     for number, bars in enumerate(plot.bars):
         shift = (number + 0.5) * step - _GROUP_WIDTH / 2
-        shown = [(place + shift, value) for place, value in enumerate(bars.values) if value is not None]
-        heights = [value.median for _, value in shown]
-        below = [value.median - value.low for _, value in shown]
-        above = [value.high - value.median for _, value in shown]
-        places = [place for place, _ in shown]
+        spreads = [(place + shift, value) for place, value in enumerate(bars.values) if value is not None]
+        heights = [value.median for _, value in spreads]
+        below = [value.median - value.low for _, value in spreads]
+        above = [value.high - value.median for _, value in spreads]
+        places = [place for place, _ in spreads]
         axes.bar(places, heights, step * 0.9, yerr=(below, above), capsize=2, label=bars.label, error_kw={"lw": 0.8})
         for place, mark in enumerate(bars.marks):
             if mark:
-                left = place + shift - step * 0.45
-                axes.hlines(mark, left, left + step * 0.9, colors="black", linestyles="dashed", linewidth=0.8)
+                left_end = place + shift - step * 0.45
+                axes.hlines(mark, left_end, left_end + step * 0.9, colors="black", linestyles="dashed", linewidth=0.8)

@@ -1,4 +1,4 @@
-"""What a run shows while it measures, and where its services keep their files."""
+"""The progress that a run shows while it measures, and the folder of its services' files."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 Advance = Callable[[str], None]
-"""Told of each thing that is done."""
+"""Called after each step, with its name."""
 
 
 def stderr_console() -> Console:
-    """Where progress is shown."""
+    """Return the console that shows progress."""
     return Console(stderr=True, soft_wrap=True)
 
 
 @contextmanager
 def progress_bar(console: Console, what: str, total: int) -> Iterator[Advance]:
-    """A bar of `total` steps; call what it yields after each, with what was done."""
+    """Show a bar of `total` steps; call what it yields after each step, with the step's name."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console) as progress:
         task = progress.add_task(what, total=total)
@@ -30,7 +30,7 @@ def progress_bar(console: Console, what: str, total: int) -> Iterator[Advance]:
 
 @contextmanager
 def measuring(what: str, total: int) -> Iterator[tuple[Path, Advance]]:
-    """A folder for the services' files, and a progress bar's advance."""
+    """Yield a folder for the services' files, and a progress bar's advance."""
     with (
         tempfile.TemporaryDirectory(prefix="paceline-bench-") as folder,
         progress_bar(stderr_console(), what, total) as advance,

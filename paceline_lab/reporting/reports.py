@@ -22,7 +22,7 @@ PACKAGES = ("torch", "transformers", "grpcio", "numpy", "numba")
 
 
 def describe() -> dict[str, str]:
-    """Command, commit, hardware and versions, each in words; the user's home folder is written `~`."""
+    """Return command, commit, hardware and versions, each in words; the user's home folder is written `~`."""
     facts = {
         "command": " ".join([*_program(), *sys.argv[1:]]).replace(str(Path.home()), "~"),
         "commit": _commit(),
@@ -34,33 +34,33 @@ def describe() -> dict[str, str]:
 
 
 def as_markdown(facts: Mapping[str, str]) -> str:
-    """One bullet a fact."""
+    """Write a bullet for each fact."""
     return "".join(f"- {name}: {value}\n" for name, value in facts.items())
 
 
 def load_average() -> str:
-    """Running processes over the last minute; other work on the machine shows here."""
+    """Return the mean number of running processes in the last minute; other work on the machine shows here."""
     return f"{os.getloadavg()[0]:.2f}" if hasattr(os, "getloadavg") else "unknown"
 
 
 def report_file(folder: Path, name: str, suffix: str) -> Path:
-    """Today's file of a report."""
-    return folder / f"{_dated(name)}.{suffix}"
+    """Return the path of today's file of a report."""
+    return folder / f"{_dated_name(name)}.{suffix}"
 
 
-def earlier_turns(folder: Path, name: str, asked: Mapping[str, str]) -> list[dict[str, Any]]:
-    """The turns of today's report, to be added to; none where there is no report.
+def earlier_turns(folder: Path, name: str, facts: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Return the turns of today's report, to add to them; none where there is no report.
 
     Raises:
-        InvalidInput: it was asked for something else, by its facts.
+        InvalidInput: the report's facts differ from these.
     """
     report = report_file(folder, name, "json")
     if not report.exists():
         return []
     values = json.loads(report.read_text())
-    for fact, value in asked.items():
-        found = values["facts"].get(fact)
-        require(found == value, f"{fact} in {report}", found, f"{value!r}, as now, to be added to")
+    for fact, value in facts.items():
+        report_value = values["facts"].get(fact)
+        require(report_value == value, f"{fact} in {report}", report_value, f"{value!r}, as now, to be added to")
     turns: list[dict[str, Any]] = values["turns"]
     return turns
 
@@ -73,15 +73,15 @@ def write_report(
     text: str,
     plots: Sequence[Plot] = (),
 ) -> Path:
-    """Write a report, replacing that of the same name and day; returns the Markdown's path.
+    """Write a report in place of that of the same name and day; return the Markdown's path.
 
     Args:
-        folder: made if it isn't there.
-        name: the files are NAME-DATE.
+        folder: folder of the files; made if it isn't there.
+        name: name of the report, whose files are NAME-DATE.
         facts: `describe()` and the settings; they stand under the title and in the JSON.
-        values: what else the JSON holds.
+        values: other contents of the JSON.
         text: Markdown, whose first line is the title.
-        plots: shown below the text.
+        plots: plots below the text.
     """
     folder.mkdir(parents=True, exist_ok=True)
     data = {"facts": dict(facts)} | dict(values)
@@ -89,22 +89,22 @@ def write_report(
     title, _, body = text.partition("\n")
     markdown = f"{title}\n\n{as_markdown(facts)}{body}"
     for number, plot in enumerate(plots, 1):
-        file = folder / f"{_dated(name)}-{number}.svg"
+        file = folder / f"{_dated_name(name)}-{number}.svg"
         draw(plot, file)
         markdown += f"\n![{plot.title}]({file.name})\n"
-    written = report_file(folder, name, "md")
-    written.write_text(markdown)
-    return written
+    markdown_file = report_file(folder, name, "md")
+    markdown_file.write_text(markdown)
+    return markdown_file
 
 
 def write_rows(out: Path, name: str, settings: Mapping[str, str], rows: Sequence[Any], tables: str) -> str:
-    """Write the report of a program whose results are dataclasses, under its name; returns the Markdown."""
+    """Write the report of a program whose results are dataclasses, under its name; return the Markdown."""
     values = {"results": [asdict(row) for row in rows]}
     title = f"# {name.replace('-', ' ').capitalize()}\n"
     return write_report(out, name, describe() | dict(settings), values, f"{title}\n{tables}").read_text()
 
 
-def _dated(name: str) -> str:
+def _dated_name(name: str) -> str:
     return f"{name}-{datetime.date.today().isoformat()}"
 
 
@@ -114,16 +114,16 @@ def _program() -> list[str]:
 
 
 def _commit() -> str:
-    """The commit; `-dirty` if a tracked file differs from it that is no report: those change nothing that runs."""
+    """Return the commit; `-dirty` if a tracked file differs from it, other than reports, which don't run."""
     try:
         commit = _git("describe", "--always")
-        changed = _git("status", "--porcelain", "--untracked-files=no", "--", ":/", ":(exclude,top)docs/reports")
+        changes = _git("status", "--porcelain", "--untracked-files=no", "--", ":/", ":(exclude,top)docs/reports")
     except OSError:
         return "unknown"
-    return (commit and commit + ("-dirty" if changed else "")) or "unknown"
+    return (commit and commit + ("-dirty" if changes else "")) or "unknown"
 
 
 def _git(*command: str) -> str:
-    asked = ["git", *command]
-    found = subprocess.run(asked, capture_output=True, text=True, check=False, cwd=Path(__file__).parent)
-    return found.stdout.strip()
+    arguments = ["git", *command]
+    process = subprocess.run(arguments, capture_output=True, text=True, check=False, cwd=Path(__file__).parent)
+    return process.stdout.strip()

@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline_lab.reporting.presentation import markdown_table, titled
+from paceline_lab.reporting.presentation import markdown_table, titled_row
 from paceline_lab.reporting.reports import load_average, write_rows
 from paceline_lab.simulate.grid import GridCase
 from paceline_lab.simulate.planned import PlannedPolicy
@@ -55,7 +55,7 @@ def main() -> None:
     load = load_average()
     loads = [int(count) for count in given.sessions.split(",")]
     rows = [measured(count, policy) for count in loads for policy in (PlannedPolicy(), ConstantPolicy(4))]
-    table = markdown_table([titled(row) for row in rows])
+    table = markdown_table([titled_row(row) for row in rows])
     if given.out is not None:
         write_rows(given.out, "simulator-speed", {"load average before": load}, rows, f"{__doc__ or ''}\n{table}")
     print(table)
