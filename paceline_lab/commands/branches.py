@@ -42,30 +42,30 @@ def branches(
     need_benchmarks("branches")
     engine = load_config(EngineSettings, None, flags)
     from paceline_lab.plan.branches import kind_rows, summary, write_branching
+    from paceline_lab.plan.options import PlanOptions, drafters_named
     from paceline_lab.plan.readers import load_readers
     from paceline_lab.plan.run import read_all
-    from paceline_lab.plan.traced import require_texts
-    from paceline_lab.plan.wanted import PlanWanted, drafters_named
+    from paceline_lab.plan.traces import require_texts
     from paceline_lab.predict.branching import branching
     from paceline_lab.predict.reading import shown_name
-    from paceline_lab.predict.sample import SampleWanted
+    from paceline_lab.predict.sample import SampleOptions
     from paceline_lab.reporting.presentation import markdown_table
     from paceline_lab.reporting.reports import describe
     from paceline_training.text_kinds import TextKinds
 
     require_texts(sample)
-    wanted = PlanWanted(
+    options = PlanOptions(
         target=target,
-        sample=SampleWanted(sample, _temperatures(temperature), texts, answer_tokens, seed),
+        sample=SampleOptions(sample, _temperatures(temperature), texts, answer_tokens, seed),
         out=out,
         drafters=drafters_named([drafter], target),
         resume=resume,
         engine=engine,
     )
-    readers = load_readers(wanted)
-    read = read_all(wanted, readers, Console(stderr=True, soft_wrap=True))
+    readers = load_readers(options)
+    read = read_all(options, readers, Console(stderr=True, soft_wrap=True))
     (name,) = readers.models
-    found = branching(read, name, TextKinds(readers.tokenizer))
+    report = branching(read, name, TextKinds(readers.tokenizer))
     facts = {
         "target": shown_name(target),
         "drafter": name,
@@ -73,9 +73,9 @@ def branches(
         "sample": f"{sample.name}, {len(read)} readings at temperature {temperature}, seed {seed}",
         **describe(),
     }
-    written = write_branching(out, found, facts)
-    typer.echo(f"{summary(found)}\n\n{markdown_table(kind_rows(found))}")
-    typer.echo(f"written: {', '.join(map(str, written))}")
+    files = write_branching(out, report, facts)
+    typer.echo(f"{summary(report)}\n\n{markdown_table(kind_rows(report))}")
+    typer.echo(f"written: {', '.join(map(str, files))}")
 
 
 def _temperatures(text: str) -> tuple[float, ...]:

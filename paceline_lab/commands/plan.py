@@ -25,7 +25,7 @@ from paceline_lab.commands.extras import need_benchmarks
 
 if TYPE_CHECKING:
     from paceline.costs.cost_line import CostLine
-    from paceline_lab.predict.services import ServicesWanted
+    from paceline_lab.predict.services import ServicesOptions
 
 commands = typer.Typer()
 EPILOG = example(
@@ -103,25 +103,25 @@ def plan(
     need_benchmarks("plan")
     engine = load_config(EngineSettings, None, flags)
     from paceline.costs.cost_line import CostLine
+    from paceline_lab.plan.options import PlanOptions, TimesOptions, drafters_named
     from paceline_lab.plan.report import console_lines, write_plan
     from paceline_lab.plan.run import make_plan
-    from paceline_lab.plan.traced import target_of
-    from paceline_lab.plan.wanted import PlanWanted, TimesWanted, drafters_named
+    from paceline_lab.plan.traces import target_of
     from paceline_lab.predict.prices import Prices
     from paceline_lab.predict.rounds import ProposalShape
-    from paceline_lab.predict.sample import SampleWanted
+    from paceline_lab.predict.sample import SampleOptions
 
     target = target_of(sample, target) or target or DEFAULT_MODEL
     tls = ClientTls(tls_ca, tls_certificate, tls_key, tls_roles)
     services = _services(target_url, draft_url or [], drafter or [], tls)
-    wanted = PlanWanted(
+    options = PlanOptions(
         target=target,
-        sample=SampleWanted(sample, _numbers("temperature", temperature), texts, answer_tokens, seed),
+        sample=SampleOptions(sample, _numbers("temperature", temperature), texts, answer_tokens, seed),
         out=out,
         drafters=() if services else drafters_named(drafter or [], target),
         shapes=tuple(ProposalShape.parse(each) for each in split_commas(k)),
         loads=_whole_numbers("sessions", sessions),
-        times=TimesWanted(
+        times=TimesOptions(
             target_line=CostLine.parse("target_line", target_line),
             draft_lines=_draft_lines(draft_line or []),
             gpu=gpu,
@@ -140,23 +140,23 @@ def plan(
         engine=engine,
         services=services,
     )
-    made = make_plan(wanted, Console(stderr=True, soft_wrap=True))
-    page = write_plan(made)
-    for line in console_lines(made):
+    plan_result = make_plan(options, Console(stderr=True, soft_wrap=True))
+    page = write_plan(plan_result)
+    for line in console_lines(plan_result):
         typer.echo(line)
     typer.echo(f"written: {page} and {page.with_suffix('.md').name} beside it")
 
 
-def _services(target: str, drafts: list[str], drafters: list[str], tls: ClientTls) -> ServicesWanted | None:
-    """The running services that read the texts; None: this machine does."""
-    from paceline_lab.predict.services import ServicesWanted
+def _services(target: str, drafts: list[str], drafters: list[str], tls: ClientTls) -> ServicesOptions | None:
+    """Return the running services that read the texts; None: this machine reads them."""
+    from paceline_lab.predict.services import ServicesOptions
 
     if not target:
         limit = "left out without --target-url"
         require(not drafts, "draft_url", drafts, limit)
         require(tls == ClientTls(), "tls", "given", limit)
         return None
-    return ServicesWanted(
+    return ServicesOptions(
         tls.peer(PeerRole.TARGET, target), tuple(tls.peer(PeerRole.DRAFT, each) for each in drafts), tuple(drafters)
     )
 
@@ -173,8 +173,8 @@ def _whole_numbers(field: str, text: str) -> tuple[int, ...]:
     return tuple(int(each) for each in split_commas(text))
 
 
-def _draft_lines(stated: list[str]) -> dict[str, CostLine]:
+def _draft_lines(texts: list[str]) -> dict[str, CostLine]:
     from paceline.costs.cost_line import CostLine
 
-    pairs = [text.rpartition("=") for text in stated]
+    pairs = [text.rpartition("=") for text in texts]
     return {name: CostLine.parse("draft_line", line) for name, _, line in pairs}

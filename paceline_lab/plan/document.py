@@ -60,12 +60,12 @@ def as_markdown_text(title: str, facts: Mapping[str, str], parts: Sequence[Repor
 
 def as_html(title: str, facts: Mapping[str, str], parts: Sequence[ReportPart]) -> str:
     """The same as one page."""
-    listed = "".join(f"<li>{html.escape(name)}: {html.escape(value)}</li>" for name, value in facts.items())
+    bullets = "".join(f"<li>{html.escape(name)}: {html.escape(value)}</li>" for name, value in facts.items())
     body = "".join(_part_html(part) for part in parts)
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>'
         f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{_STYLE}</style></head>'
-        f"<body><h1>{html.escape(title)}</h1>{body}<h2>How it was made</h2><ul>{listed}</ul></body></html>\n"
+        f"<body><h1>{html.escape(title)}</h1>{body}<h2>How it was made</h2><ul>{bullets}</ul></body></html>\n"
     )
 
 

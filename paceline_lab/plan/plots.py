@@ -29,62 +29,68 @@ def _svg(draw: Any, title: str, x: str, y: str, size: tuple[float, float] = (7.0
         axes.grid(alpha=0.3)
         if axes.get_legend_handles_labels()[0]:
             axes.legend(*_short_labels(*axes.get_legend_handles_labels()), fontsize=8)
-        written = io.StringIO()
-        figure.savefig(written, format="svg", metadata={"Date": None})
-    return written.getvalue()
+        svg = io.StringIO()
+        figure.savefig(svg, format="svg", metadata={"Date": None})
+    return svg.getvalue()
 
 
 def _short_labels(handles: Sequence[Any], names: Sequence[str]) -> tuple[Sequence[Any], list[str]]:
-    """Names without their middles where a plot has no room for them."""
+    """Return names, without their middles where a plot has no room for them."""
     half = LABEL_CHARACTERS // 2
     return handles, [name if len(name) <= LABEL_CHARACTERS else f"{name[:half]}…{name[-half:]}" for name in names]
 
 
 def tokens_by_length(chains: Mapping[str, Sequence[ExpectedRounds]], title: str) -> str:
-    """Tokens a round over k, a line for each drafter; bars are one standard error over texts."""
+    """Plot tokens a round over k, a line for each drafter; bars are one standard error over texts."""
 
     def draw(axes: Any) -> None:
-        for name, found in chains.items():
-            depths = [each.shape.depth for each in found]
+        for name, chain in chains.items():
+            depths = [each.shape.depth for each in chain]
             axes.errorbar(
-                depths, [each.tokens for each in found], [each.error for each in found], label=name, marker="o", ms=3
+                depths, [each.tokens for each in chain], [each.error for each in chain], label=name, marker="o", ms=3
             )
 
     return _svg(draw, title, "tokens proposed (k)", "tokens a round, predicted")
 
 
 def gain_by_load(gains: Mapping[str, Sequence[tuple[int, float]]], title: str) -> str:
-    """The best setting's gain over requests at once; target-only is 1."""
+    """Plot the best setting's gain over requests at once; target-only is 1."""
 
     def draw(axes: Any) -> None:
         axes.axhline(1.0, color="black", linewidth=0.8)
-        for name, found in gains.items():
-            axes.plot([load for load, _ in found], [gain for _, gain in found], label=name, marker="o", ms=3)
+        for name, points in gains.items():
+            axes.plot([load for load, _ in points], [gain for _, gain in points], label=name, marker="o", ms=3)
         axes.set_xscale("log", base=2)
-        loads = sorted({load for found in gains.values() for load, _ in found})
+        loads = sorted({load for points in gains.values() for load, _ in points})
         axes.set_xticks(loads, [str(load) for load in loads])
 
     return _svg(draw, title, "requests at once", "tokens per second over target-only, predicted")
 
 
 def calibration(positions: Mapping[str, Sequence[DrafterPositions]], title: str) -> str:
-    """How often first choices are right by what the drafter says of them; on the diagonal it is to be believed."""
+    """Plot how often first choices are right by the drafter's confidence; the diagonal is perfect calibration."""
     numpy: Any = import_module("numpy")
 
     def draw(axes: Any) -> None:
         axes.plot([0, 1], [0, 1], color="black", linewidth=0.8)
-        for name, found in positions.items():
-            said = numpy.concatenate([each.confidence[each.offered > 0] for each in found])
-            right = numpy.concatenate([each.accepted[each.offered > 0] for each in found])
-            place = numpy.minimum((said * BINS).astype(int), BINS - 1)
+        for name, texts in positions.items():
+            confidence = numpy.concatenate([each.confidence[each.offered > 0] for each in texts])
+            right = numpy.concatenate([each.accepted[each.offered > 0] for each in texts])
+            place = numpy.minimum((confidence * BINS).astype(int), BINS - 1)
             counts = numpy.bincount(place, minlength=BINS)
-            seen = counts > 0
-            means = numpy.bincount(place, right, BINS)[seen] / counts[seen]
-            axes.plot(numpy.bincount(place, said, BINS)[seen] / counts[seen], means, label=name, marker="o", ms=3)
+            has_positions = counts > 0
+            means = numpy.bincount(place, right, BINS)[has_positions] / counts[has_positions]
+            axes.plot(
+                numpy.bincount(place, confidence, BINS)[has_positions] / counts[has_positions],
+                means,
+                label=name,
+                marker="o",
+                ms=3,
+            )
 
     return _svg(draw, title, "confidence in the first choice", "share that is right")
 
 
 def chains_of(positions: Sequence[DrafterPositions], most: int) -> list[ExpectedRounds]:
-    """Chains of 1 … `most` tokens, as far as the drafter was replayed."""
+    """Replay chains of 1 … `most` tokens, as deep as the drafter's positions are."""
     return [expected_rounds(positions, ProposalShape(k)) for k in range(1, min(most, longest_depth(positions)) + 1)]

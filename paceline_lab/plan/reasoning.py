@@ -16,9 +16,9 @@ from paceline_lab.predict.verdict import Candidates
 from paceline_training.corpus import Role
 
 SHAPE = ProposalShape(4)
-"""Rounds that both are replayed with."""
+"""Shape of the rounds that are replayed on both."""
 PARTS: Mapping[str, Role] = {"reasoning": Role.THINKING, "answer": Role.ANSWER}
-EXPLAINED = (
+EXPLANATION = (
     "Positions between the tokens with which the model marks reasoning, apart from the others: chance that the first "
     f"choice is the target's, and tokens a round of {SHAPE.name}, its own included; the fastest setting "
     "on this part alone, and its gain over target-only, one request at once. Replayed on the texts, predicted."
@@ -28,9 +28,9 @@ EXPLAINED = (
 def reasoning_parts(
     texts: Sequence[TextPositions], shapes: tuple[ProposalShape, ...], times: StepTimes
 ) -> Iterator[ReportPart]:
-    """One part where some of the texts is reasoning; none where nothing is."""
+    """Yield one part if some of the texts have reasoning, else none."""
     if any((text.target.roles == Role.THINKING).any() for text in texts):
-        yield ReportPart("Reasoning and answers", [EXPLAINED], [list(_rows(texts, shapes, times))])
+        yield ReportPart("Reasoning and answers", [EXPLANATION], [list(_rows(texts, shapes, times))])
 
 
 def _rows(
@@ -40,17 +40,17 @@ def _rows(
         read = [text for text in texts if text.temperature == temperature]
         for drafter in read[0].drafters:
             for part, role in PARTS.items():
-                chosen = [kept(text.drafters[drafter], text.target.roles == role) for text in read]
-                positions = sum(each.ranks.size for each in chosen)
+                selection = [positions_at(text.drafters[drafter], text.target.roles == role) for text in read]
+                positions = sum(each.ranks.size for each in selection)
                 if positions:
-                    rounds = expected_rounds(chosen, SHAPE)
-                    best, gain = Candidates({drafter: chosen}, shapes).best(times, sessions=1)
+                    rounds = expected_rounds(selection, SHAPE)
+                    best, gain = Candidates({drafter: selection}, shapes).best(times, sessions=1)
                     yield {
                         "temperature": f"{temperature:g}",
                         "drafter": drafter,
                         "part": part,
                         "positions": positions,
-                        "first": float(np.concatenate([each.accepted for each in chosen]).mean()),
+                        "first": float(np.concatenate([each.accepted for each in selection]).mean()),
                         "tokens a round": rounds.tokens,
                         "±": "" if math.isnan(rounds.error) else rounds.error,
                         "fastest": best.setting,
@@ -58,6 +58,6 @@ def _rows(
                     }
 
 
-def kept(drafter: DrafterPositions, chosen: NDArray[np.bool_]) -> DrafterPositions:
-    """The chosen positions, spans joined where others stood between them."""
-    return DrafterPositions(**{name: values[chosen] for name, values in as_arrays(drafter).items()})  # type: ignore[arg-type]
+def positions_at(drafter: DrafterPositions, mask: NDArray[np.bool_]) -> DrafterPositions:
+    """Return the positions of the mask; spans are joined where others stood between them."""
+    return DrafterPositions(**{name: values[mask] for name, values in as_arrays(drafter).items()})  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""A plan as a report: verdict first, then what it rests on. Every figure but acceptance is predicted, and says so."""
+"""A plan as a report: first the verdict, then its grounds. Every figure but acceptance is marked as predicted."""
 
 from __future__ import annotations
 
@@ -10,12 +10,10 @@ from pathlib import Path
 import numpy as np
 
 from paceline_lab.plan.document import ReportPart, as_html, as_markdown_text
+from paceline_lab.plan.options import Origin
 from paceline_lab.plan.plots import calibration, chains_of, gain_by_load, tokens_by_length
-from paceline_lab.plan.readers import MEASURED, SAID
 from paceline_lab.plan.reasoning import reasoning_parts
 from paceline_lab.plan.run import PlanResult
-from paceline_lab.plan.times import STATED
-from paceline_lab.plan.traced import RECORDED
 from paceline_lab.predict.cycle import PredictedSpeed
 from paceline_lab.predict.positions import DrafterPositions, calibration_of
 from paceline_lab.predict.prices import fleet_of
@@ -33,19 +31,17 @@ from paceline_lab.reporting.reports import describe
 
 NAME = "plan"
 ABSENT_CELL = "absent"
-"""Of a figure that nobody told."""
-KNOWN = (MEASURED, SAID, STATED, RECORDED)
-"""Origins of times that are not modelled."""
+"""A table's cell of a figure that is not known."""
 SHOWN_SETTINGS = 8
 PLOTTED_K = 8
 PLOTTED_LOADS = (1, 2, 4, 8, 16, 32, 64)
 
 
 def write_plan(plan: PlanResult) -> Path:
-    """Write plan.md with its plots, plan.html and plan.json into the plan's folder; returns the page."""
-    out = plan.wanted.out
+    """Write plan.md with its plots, plan.html and plan.json into the plan's folder; return the page."""
+    out = plan.options.out
     out.mkdir(parents=True, exist_ok=True)
-    title, facts, parts = f"Plan for {_name(plan.wanted.target)}", plan_facts(plan), list(report_parts(plan))
+    title, facts, parts = f"Plan for {_name(plan.options.target)}", plan_facts(plan), list(report_parts(plan))
     for part in parts:
         for name, svg in part.plots.items():
             (out / f"{name}.svg").write_text(svg)
@@ -58,10 +54,10 @@ def write_plan(plan: PlanResult) -> Path:
 
 
 def plan_facts(plan: PlanResult) -> dict[str, str]:
-    """Command, machine and versions, and what was read."""
-    sample = plan.wanted.sample
+    """Return the facts of a plan: command, machine and versions, and the sample."""
+    sample = plan.options.sample
     return describe() | {
-        "target": _name(plan.wanted.target),
+        "target": _name(plan.options.target),
         "drafters": ", ".join(plan.drafters),
         "sample": _sample_words(plan),
         **_reader_facts(plan),
@@ -75,7 +71,7 @@ def plan_facts(plan: PlanResult) -> dict[str, str]:
 
 
 def _sample_words(plan: PlanResult) -> str:
-    sample = plan.wanted.sample
+    sample = plan.options.sample
     if not plan.texts:
         requests = len(next(iter(plan.candidates[next(iter(plan.candidates))].positions.values())))
         return f"{sample.file.name}: a trace of {requests} requests; ranks as the draft's shadow told them"
@@ -88,29 +84,29 @@ def _sample_words(plan: PlanResult) -> str:
 
 
 def _reader_facts(plan: PlanResult) -> dict[str, str]:
-    """Who read the texts, where that was not this machine."""
-    services = plan.wanted.services
+    """Return the services that read the texts, if it was not this machine."""
+    services = plan.options.services
     if services is None or not plan.texts:
         return {}
     facts = {"read by": f"running services: {services.words}"}
-    if plan.left_out:
-        facts["not read"] = f"{', '.join(plan.left_out)}: they read the target's features"
+    if plan.feature_drafters:
+        facts["not read"] = f"{', '.join(plan.feature_drafters)}: they read the target's features"
     return facts
 
 
 def report_parts(plan: PlanResult) -> Iterator[ReportPart]:
-    """In the order in which they are read."""
+    """Yield the parts in the order in which people read them."""
     yield ReportPart("Verdict", list(_verdict_lines(plan)), verdict=_pays(plan))
     yield ReportPart("Does it pay?", [_INEQUALITY], [list(_inequality_rows(plan))])
     yield ReportPart("What would turn the verdict", [_TURNS], [list(_turn_rows(plan))])
     yield ReportPart("The fastest settings", [_SPEEDS], [list(_speed_rows(plan))], _load_plots(plan))
     yield ReportPart("Tokens a round", [_TOKENS], [list(_token_rows(plan))], _token_plots(plan))
-    yield from reasoning_parts(plan.texts, plan.wanted.shapes, plan.times)
+    yield from reasoning_parts(plan.texts, plan.options.shapes, plan.times)
     if plan.texts:
-        explained = [_FIGURES] if plan.wanted.services is None else [_FIGURES, _DRAWN]
-        yield ReportPart("What the drafters say", explained, [list(_figure_rows(plan))], _calibration_plots(plan))
+        sentences = [_FIGURES] if plan.options.services is None else [_FIGURES, _SERVICE_FIGURES]
+        yield ReportPart("What the drafters say", sentences, [list(_figure_rows(plan))], _calibration_plots(plan))
     yield ReportPart("Step times", list(_time_lines(plan)), [_line_rows(plan), _checks(plan)])
-    yield ReportPart("What this leaves out", _LEFT_OUT)
+    yield ReportPart("What this leaves out", _LIMITS)
 
 
 _INEQUALITY = (
@@ -138,12 +134,12 @@ _FIGURES = (
     "entropies in nats at the temperature (at 0: at 1); the last column is the expected calibration error over all "
     "positions together."
 )
-_DRAWN = (
+_SERVICE_FIGURES = (
     "The texts were read by running services, which say draws and ranks and no whole distributions. A rank is that "
     "of the one draw that text and noise have, not averaged over noise (the same at temperature 0); what would need "
     f"distributions is {ABSENT_CELL}."
 )
-_LEFT_OUT = (
+_LIMITS = (
     "Prompts: the time to the first token, and prefills of other requests in a step.",
     "What starts with a request's first round. Each text's end cuts its last round: where answers were read in part, "
     "whole ones gain a little more.",
@@ -159,9 +155,9 @@ def _verdict_lines(plan: PlanResult) -> Iterator[str]:
         for load, verdict in by_load.items():
             requests = "1 request" if load == 1 else f"{load} requests"
             yield f"Temperature {temperature:g}, {requests} at once: {verdict.words} (predicted)."
-    modelled = [name for name, origin in plan.times.origins.items() if origin not in KNOWN]
-    if modelled:
-        yield f"Modelled, not measured: {', '.join(modelled)}."
+    names = [name for name, origin in plan.times.origins.items() if origin not in set(Origin)]
+    if names:
+        yield f"Modelled, not measured: {', '.join(names)}."
 
 
 def _pays(plan: PlanResult) -> bool:
@@ -171,12 +167,12 @@ def _pays(plan: PlanResult) -> bool:
 def _inequality_rows(plan: PlanResult) -> Iterator[dict[str, object]]:
     for temperature, candidates in plan.candidates.items():
         for drafter in plan.drafters:
-            found: list[tuple[ProposalShape, ProfitInequality]] = [
-                (shape, profit_inequality(plan.times, drafter, candidates.expected(drafter, shape)))
+            inequalities: list[tuple[ProposalShape, ProfitInequality]] = [
+                (shape, profit_inequality(plan.times, drafter, candidates.rounds_of(drafter, shape)))
                 for shape in candidates.shapes_of(drafter)
             ]
-            if found:
-                shape, best = max(found, key=lambda each: each[1].gain)
+            if inequalities:
+                shape, best = max(inequalities, key=lambda each: each[1].gain)
                 yield {
                     "drafter": drafter,
                     "T": f"{temperature:g}",
@@ -191,25 +187,25 @@ def _inequality_rows(plan: PlanResult) -> Iterator[dict[str, object]]:
 
 
 def _turn_rows(plan: PlanResult) -> Iterator[dict[str, object]]:
-    load = plan.wanted.loads[0]
+    load = plan.options.loads[0]
     for temperature, turns in plan.turns.items():
         yield {
             "T": f"{temperature:g}",
             "now": "pays" if plan.verdicts[temperature][load].pays else "does not pay",
-            "acceptance times": _shown(turns.acceptance),
-            "ms on both ways": _shown(turns.trips_ms, "+"),
-            "requests at once": _shown(turns.sessions),
-            "draft steps times": _shown(turns.draft),
+            "acceptance times": _turning_text(turns.acceptance),
+            "ms on both ways": _turning_text(turns.trips_ms, "+"),
+            "requests at once": _turning_text(turns.sessions),
+            "draft steps times": _turning_text(turns.draft),
         }
 
 
-def _shown(value: float | None, sign: str = "") -> str:
+def _turning_text(value: float | None, sign: str = "") -> str:
     return "never" if value is None else f"{value:{sign}.3g}"
 
 
 def _speed_rows(plan: PlanResult) -> Iterator[dict[str, object]]:
     for temperature, candidates in plan.candidates.items():
-        for load in plan.wanted.loads:
+        for load in plan.options.loads:
             plain, *drafted = candidates.speeds(plan.times, load)
             drafted.sort(key=lambda each: -each.tokens_per_second)
             for speed in (plain, *drafted[:SHOWN_SETTINGS]):
@@ -219,7 +215,7 @@ def _speed_rows(plan: PlanResult) -> Iterator[dict[str, object]]:
 def _speed_row(
     plan: PlanResult, temperature: float, speed: PredictedSpeed, plain: PredictedSpeed
 ) -> dict[str, object]:
-    fleet = fleet_of(speed, plan.wanted.prices, apart=plan.times.apart)
+    fleet = fleet_of(speed, plan.options.prices, apart=plan.times.apart)
     return {
         "setting": speed.name,
         "T": f"{temperature:g}",
@@ -237,21 +233,21 @@ def _speed_row(
 
 
 def _token_rows(plan: PlanResult) -> Iterator[dict[str, object]]:
-    shapes = [shape for shape in plan.wanted.shapes if shape.depth]
+    shapes = [shape for shape in plan.options.shapes if shape.depth]
     for temperature, candidates in plan.candidates.items():
         for drafter in plan.drafters:
-            told = candidates.shapes_of(drafter)
+            drafter_shapes = candidates.shapes_of(drafter)
             row: dict[str, object] = {"drafter": drafter, "T": f"{temperature:g}"}
             for shape in shapes:
-                found = candidates.expected(drafter, shape) if shape in told else None
-                row[shape.name] = "" if found is None else f"{found.tokens:.2f}{plus_minus(found.error)}"
+                rounds = candidates.rounds_of(drafter, shape) if shape in drafter_shapes else None
+                row[shape.name] = "" if rounds is None else f"{rounds.tokens:.2f}{plus_minus(rounds.error)}"
             yield row
 
 
 def _figure_rows(plan: PlanResult) -> Iterator[dict[str, object]]:
     for temperature, candidates in plan.candidates.items():
         target = [text.target.entropies for text in plan.texts if text.temperature == temperature]
-        entropy = _told(float(np.concatenate(target).mean()))
+        entropy = _figure_cell(float(np.concatenate(target).mean()))
         for drafter, positions in candidates.positions.items():
             reach = np.concatenate([each.reach[:, 0] for each in positions])
             yield {
@@ -260,25 +256,25 @@ def _figure_rows(plan: PlanResult) -> Iterator[dict[str, object]]:
                 "positions": len(reach),
                 "says something": _share(positions),
                 **{f"first {rank}" if rank > 1 else "first": float(reach[:, rank - 1].mean()) for rank in (1, 2, 4)},
-                "overlap": _told(_mean(positions, "overlaps")),
-                "KL": _told(_mean(positions, "divergences")),
-                "H(draft)": _told(_mean(positions, "entropies")),
+                "overlap": _figure_cell(_mean(positions, "overlaps")),
+                "KL": _figure_cell(_mean(positions, "divergences")),
+                "H(draft)": _figure_cell(_mean(positions, "entropies")),
                 "H(target)": entropy,
                 "ECE": calibration_of(positions),
             }
 
 
-def _told(figure: float) -> float | str:
+def _figure_cell(figure: float) -> float | str:
     return ABSENT_CELL if math.isnan(figure) else figure
 
 
 def _share(positions: Sequence[DrafterPositions]) -> float:
-    """Of positions at which the drafter has something to say."""
+    """Return the share of positions at which the drafter has a choice."""
     return float(np.concatenate([each.offered > 0 for each in positions]).mean())
 
 
 def _mean(positions: Sequence[DrafterPositions], figure: str) -> float:
-    """Over those positions."""
+    """Return the mean of a figure over those positions."""
     values = np.concatenate([getattr(each, figure)[each.offered > 0] for each in positions])
     return float(values.mean()) if values.size else 0.0
 
@@ -286,12 +282,10 @@ def _mean(positions: Sequence[DrafterPositions], figure: str) -> float:
 def _line_rows(plan: PlanResult) -> list[dict[str, object]]:
     rows = (1, 2, 4, 5, 8, 16, 32, 64)
     lines = {"target": plan.times.target, **plan.times.drafts}
-    found: list[dict[str, object]] = []
-    for name, line in lines.items():
-        found.append(
-            {"step": name, **{f"{count} row" + "s" * (count > 1): f"{line.ms(count):.2f}" for count in rows}}
-        )
-    return found
+    return [
+        {"step": name, **{f"{count} row" + "s" * (count > 1): f"{line.ms(count):.2f}" for count in rows}}
+        for name, line in lines.items()
+    ]
 
 
 def _time_lines(plan: PlanResult) -> Iterator[str]:
@@ -304,9 +298,9 @@ def _time_lines(plan: PlanResult) -> Iterator[str]:
 
 
 def _checks(plan: PlanResult) -> list[dict[str, object]]:
-    """Published speeds beside the roofline's, where it was used."""
-    modelled = any(origin not in KNOWN for origin in plan.times.origins.values())
-    return check_rows() if modelled else []
+    """Return published speeds beside the roofline's, if the plan uses it."""
+    has_model = any(origin not in set(Origin) for origin in plan.times.origins.values())
+    return check_rows() if has_model else []
 
 
 def _load_plots(plan: PlanResult) -> dict[str, str]:
@@ -345,5 +339,5 @@ def _name(model: str) -> str:
 
 
 def console_lines(plan: PlanResult) -> list[str]:
-    """What a terminal is told."""
+    """Return the lines for a terminal."""
     return list(_verdict_lines(plan))

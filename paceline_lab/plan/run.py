@@ -10,16 +10,16 @@ from dataclasses import dataclass
 from rich.console import Console
 
 from paceline.protocol.errors import require
-from paceline_lab.plan.readers import LoadedReaders, opened_readers
+from paceline_lab.plan.options import PlanOptions, TimesOptions
+from paceline_lab.plan.readers import LoadedReaders, open_readers
 from paceline_lab.plan.times import step_times
-from paceline_lab.plan.traced import is_trace, traced_candidates, traced_times
-from paceline_lab.plan.wanted import PlanWanted, TimesWanted
+from paceline_lab.plan.traces import is_trace, traced_candidates, traced_times
 from paceline_lab.predict.cycle import StepTimes
-from paceline_lab.predict.kept import KeptPositions
 from paceline_lab.predict.positions import TextPositions
+from paceline_lab.predict.positions_cache import PositionsCache
 from paceline_lab.predict.reading import read_texts, shown_name
 from paceline_lab.predict.rounds import positions_of
-from paceline_lab.predict.sample import SampleWanted, read_sample, texts_at
+from paceline_lab.predict.sample import SampleOptions, read_sample, texts_at
 from paceline_lab.predict.verdict import Candidates, PlanVerdict, TurningPoints, turning_points, verdict_of
 from paceline_lab.reporting.progress import Advance, progress_bar
 from paceline_lab.simulate.trace import read_trace
@@ -31,90 +31,93 @@ READ_BAR = "texts are read"
 
 @dataclass(frozen=True, eq=False)
 class PlanResult:
-    """What came of a plan.
+    """The result of a plan.
 
     Attributes:
-        candidates: by temperature.
-        verdicts, turns: by temperature, then by load.
-        texts: read, at all temperatures; none of a trace.
-        left_out: drafters of running services that they can't be asked about.
+        candidates: candidates by temperature.
+        verdicts: verdicts by temperature, then by load.
+        turns: turning points by temperature, at the first load.
+        texts: positions of all texts at all temperatures; a trace has none.
+        feature_drafters: drafters of running services that read the target's features, and so were left out.
     """
 
-    wanted: PlanWanted
+    options: PlanOptions
     times: StepTimes
     candidates: Mapping[float, Candidates]
     verdicts: Mapping[float, Mapping[int, PlanVerdict]]
     turns: Mapping[float, TurningPoints]
     texts: Sequence[TextPositions] = ()
-    left_out: tuple[str, ...] = ()
+    feature_drafters: tuple[str, ...] = ()
 
     @property
     def drafters(self) -> tuple[str, ...]:
-        """Names, matches first."""
+        """Return the drafters' names, matches first."""
         return tuple(next(iter(self.candidates.values())).positions)
 
 
-def make_plan(wanted: PlanWanted, console: Console) -> PlanResult:
-    """Load, answer, read, replay; a trace is replayed alone.
+def make_plan(options: PlanOptions, console: Console) -> PlanResult:
+    """Load models, answer prompts, read texts, replay rounds; a trace needs the replay alone.
 
     Raises:
-        PacelineError: whatever the user gave that can't be; long work done so far is kept.
+        PacelineError: an option or a file of the user's can't be used; long work done so far stays in the folder.
     """
-    if is_trace(wanted.sample.file):
-        return plan_of_trace(wanted)
-    with opened_readers(wanted) as readers:
-        times = step_times(wanted, readers)
-        texts = read_all(wanted, readers, console)
+    if is_trace(options.sample.file):
+        return plan_of_trace(options)
+    with open_readers(options) as readers:
+        times = step_times(options, readers)
+        texts = read_all(options, readers, console)
     candidates = {
         temperature: Candidates(
-            {name: positions_of(texts, name, temperature) for name in texts[0].drafters}, wanted.shapes
+            {name: positions_of(texts, name, temperature) for name in texts[0].drafters}, options.shapes
         )
-        for temperature in wanted.sample.temperatures
+        for temperature in options.sample.temperatures
     }
-    return compared(wanted, candidates, times, texts, readers.left_out)
+    return compare_settings(options, candidates, times, texts, readers.feature_drafters)
 
 
-def plan_of_trace(wanted: PlanWanted) -> PlanResult:
-    """Replay what running services recorded, with the times that they had.
+def plan_of_trace(options: PlanOptions) -> PlanResult:
+    """Replay a trace of running services, with the times that they had.
 
     Raises:
         InvalidInput: a damaged trace, or options that only passes have.
     """
     limit = "left out with a trace, which has its drafter, texts and times"
-    require(not wanted.drafters, "drafter", wanted.drafters, limit)
-    require(wanted.services is None, "target_url", "given", limit)
-    for name, default in vars(SampleWanted(wanted.sample.file)).items():
-        given = getattr(wanted.sample, name)
-        require(given == default, name.removesuffix("s") if name == "temperatures" else name, given, limit)
-    apart = wanted.times.apart
-    require(wanted.times == TimesWanted(apart=apart), "times", "stated or modelled", limit)
-    trace = read_trace(wanted.sample.file)
+    require(not options.drafters, "drafter", options.drafters, limit)
+    require(options.services is None, "target_url", "given", limit)
+    for name, default in vars(SampleOptions(options.sample.file)).items():
+        option = getattr(options.sample, name)
+        require(option == default, name.removesuffix("s") if name == "temperatures" else name, option, limit)
+    apart = options.times.apart
+    require(options.times == TimesOptions(apart=apart), "times", "stated or modelled", limit)
+    trace = read_trace(options.sample.file)
     drafter = shown_name(trace.setting.notes.get("drafter", "draft"))
     temperature = float(trace.setting.notes.get("temperature", 0.0))
-    candidates = {temperature: traced_candidates(trace, drafter, wanted.shapes)}
-    return compared(wanted, candidates, traced_times(trace.setting, drafter, apart=apart))
+    candidates = {temperature: traced_candidates(trace, drafter, options.shapes)}
+    return compare_settings(options, candidates, traced_times(trace.setting, drafter, apart=apart))
 
 
-def read_all(wanted: PlanWanted, readers: LoadedReaders, console: Console) -> list[TextPositions]:
-    """The sample at every temperature, as far as it is not kept already."""
-    data = read_sample(wanted.sample, readers.tokenizer, readers.passes.max_length)
-    kept = KeptPositions(wanted.work / readers.passes.folder, sample_facts(wanted, readers, data))
-    found: list[TextPositions] = []
-    for temperature in wanted.sample.temperatures:
-        most = max(1, len(data.prompts) * (wanted.sample.answer_tokens + 1))  # each end is told, too
+def read_all(options: PlanOptions, readers: LoadedReaders, console: Console) -> list[TextPositions]:
+    """Read the sample at every temperature; positions in the cache are not read again."""
+    data = read_sample(options.sample, readers.tokenizer, readers.passes.max_length)
+    cache = PositionsCache(options.work / readers.passes.folder, sample_facts(options, readers, data))
+    positions: list[TextPositions] = []
+    for temperature in options.sample.temperatures:
+        most = max(1, len(data.prompts) * (options.sample.answer_tokens + 1))  # each end is reported, too
         with progress_bar(console, ANSWER_BAR, most) as advance:
             report = _TotalsBar(advance, f"{ANSWER_BAR} at temperature {temperature:g}")
-            texts = texts_at(wanted.sample, temperature, data, readers.passes, readers.tokenizer, wanted.work, report)
+            texts = texts_at(
+                options.sample, temperature, data, readers.passes, readers.tokenizer, options.work, report
+            )
             report(most)  # of answers that ended early, or were there
         limit = f"1 or more with a token of an answer, at temperature {temperature:g}"
         require(bool(texts), "sample texts", len(texts), limit)
         with progress_bar(console, READ_BAR, len(texts)) as advance:
-            found += read_texts(readers.passes, texts, kept, advance)
-    return found
+            positions += read_texts(readers.passes, texts, cache, advance)
+    return positions
 
 
-def sample_facts(wanted: PlanWanted, readers: LoadedReaders, data: UserData) -> dict[str, object]:
-    """What all kept positions depend on."""
+def sample_facts(options: PlanOptions, readers: LoadedReaders, data: UserData) -> dict[str, object]:
+    """Return the facts on which all positions in the cache depend."""
     rows = [row.token_ids.tolist() + row.roles.tolist() for row in data.rows]
     digest = hashlib.sha256(json.dumps([data.prompts, rows]).encode()).hexdigest()
     fingerprint = readers.passes.fingerprint
@@ -122,25 +125,25 @@ def sample_facts(wanted: PlanWanted, readers: LoadedReaders, data: UserData) -> 
         "target": fingerprint.model,
         "numeric": fingerprint.numeric,
         "sample": digest,
-        "answer_tokens": wanted.sample.answer_tokens,
-        "seed": wanted.sample.seed,
+        "answer_tokens": options.sample.answer_tokens,
+        "seed": options.sample.seed,
     }
 
 
-def compared(
-    wanted: PlanWanted,
+def compare_settings(
+    options: PlanOptions,
     candidates: Mapping[float, Candidates],
     times: StepTimes,
     texts: Sequence[TextPositions] = (),
-    left_out: tuple[str, ...] = (),
+    feature_drafters: tuple[str, ...] = (),
 ) -> PlanResult:
-    """Every setting at every temperature and load."""
+    """Compare every setting at every temperature and load."""
     verdicts = {
-        temperature: {load: verdict_of(found, times, load) for load in wanted.loads}
-        for temperature, found in candidates.items()
+        temperature: {load: verdict_of(each, times, load) for load in options.loads}
+        for temperature, each in candidates.items()
     }
-    turns = {temperature: turning_points(found, times, wanted.loads[0]) for temperature, found in candidates.items()}
-    return PlanResult(wanted, times, candidates, verdicts, turns, texts, left_out)
+    turns = {temperature: turning_points(each, times, options.loads[0]) for temperature, each in candidates.items()}
+    return PlanResult(options, times, candidates, verdicts, turns, texts, feature_drafters)
 
 
 class _TotalsBar:

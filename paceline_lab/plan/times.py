@@ -1,4 +1,4 @@
-"""Step times of a plan: measured here, stated, or modelled, each marked with what it is."""
+"""Step times of a plan: measured here, stated, or modelled, each marked with its origin."""
 
 from __future__ import annotations
 
@@ -9,97 +9,96 @@ from paceline.costs.cost_line import CostLine
 from paceline.models.resolve import resolve, resolve_draft
 from paceline.protocol.errors import require
 from paceline.protocol.given_files import read_json
+from paceline_lab.plan.options import Origin, PlanOptions, TimesOptions
 from paceline_lab.plan.readers import LoadedReaders
-from paceline_lab.plan.wanted import PlanWanted, TimesWanted
 from paceline_lab.predict.cycle import StepTimes
 from paceline_lab.predict.published import SIZES
 from paceline_lab.predict.roofline import ModelPlace, ModelSize
 
-STATED = "stated"
 TARGET_STEP = "target step"
 
 
-def step_times(wanted: PlanWanted, readers: LoadedReaders) -> StepTimes:
-    """All lines of a plan.
+def step_times(options: PlanOptions, readers: LoadedReaders) -> StepTimes:
+    """Return all step times of a plan.
 
     Raises:
-        InvalidInput: a size that is not known, or a model that its GPUs can't hold.
-        Unsupported: a model whose steps are not modelled.
+        InvalidInput: a size is unknown, or a model is too large for its GPUs.
+        Unsupported: a model's steps can't be modelled.
     """
-    asked = wanted.times
-    target = _target(wanted, readers)
-    drafts = {name: _draft(wanted, model, name, readers) for name, model in readers.models.items()}
+    time_options = options.times
+    target = _target(options, readers)
+    drafts = {name: _draft(options, model, name, readers) for name, model in readers.models.items()}
     return StepTimes(
         target.line,
         {name: step.line for name, step in drafts.items()},
         target.session_ms,
         {name: step.session_ms for name, step in drafts.items()},
-        asked.target_trip_ms,
-        asked.draft_trip_ms,
-        apart=asked.apart or bool(asked.draft_gpu),
+        time_options.target_trip_ms,
+        time_options.draft_trip_ms,
+        apart=time_options.apart or bool(time_options.draft_gpu),
         origins={TARGET_STEP: target.origin} | {f"{name} step": step.origin for name, step in drafts.items()},
     )
 
 
 @dataclass(frozen=True)
 class _SourcedStep:
-    """A step by its rows, what each session adds beside them, and where that is from."""
+    """The time of a step by its rows, the time that each session adds, and the origin of both."""
 
     line: CostLine
     origin: str
     session_ms: float = 0.0
 
     @classmethod
-    def modelled(cls, place: ModelPlace, size: str, asked: TimesWanted) -> _SourcedStep:
-        """By roofline.
+    def by_roofline(cls, place: ModelPlace, size: str, times: TimesOptions) -> _SourcedStep:
+        """Model a step by roofline.
 
         Raises:
             InvalidInput: the GPUs can't hold the model.
         """
         place.check_fits()
-        return cls(place.line(), _modelled(place, size, asked), place.kv_ms(asked.context))
+        return cls(place.line(), _roofline_origin(place, size, times), place.kv_ms(times.context))
 
 
-def _target(wanted: PlanWanted, readers: LoadedReaders) -> _SourcedStep:
-    asked = wanted.times
-    if asked.target_line.is_known:
-        return _SourcedStep(asked.target_line, STATED)
-    if not asked.gpu:
+def _target(options: PlanOptions, readers: LoadedReaders) -> _SourcedStep:
+    times = options.times
+    if times.target_line.is_known:
+        return _SourcedStep(times.target_line, Origin.STATED)
+    if not times.gpu:
         return _SourcedStep(readers.target_line, readers.origin)
-    size = size_named("target_size", asked.target_size or wanted.target)
-    place = ModelPlace(size, asked.gpu, asked.tensor_parallel, asked.weights)
-    return _SourcedStep.modelled(place, asked.target_size, asked)
+    size = size_named("target_size", times.target_size or options.target)
+    place = ModelPlace(size, times.gpu, times.tensor_parallel, times.weights)
+    return _SourcedStep.by_roofline(place, times.target_size, times)
 
 
-def _draft(wanted: PlanWanted, model: str, name: str, readers: LoadedReaders) -> _SourcedStep:
-    asked = wanted.times
-    stated = asked.stated_line(name)
-    if stated is not None:
-        return _SourcedStep(stated, STATED)
-    if not asked.draft_gpu:
+def _draft(options: PlanOptions, model: str, name: str, readers: LoadedReaders) -> _SourcedStep:
+    times = options.times
+    line = times.stated_line(name)
+    if line is not None:
+        return _SourcedStep(line, Origin.STATED)
+    if not times.draft_gpu:
         return _SourcedStep(readers.draft_lines[name], readers.origin)
-    size = size_named("draft_size", asked.draft_size or resolve_draft(model, wanted.target))
-    return _SourcedStep.modelled(ModelPlace(size, asked.draft_gpu), asked.draft_size, asked)
+    size = size_named("draft_size", times.draft_size or resolve_draft(model, options.target))
+    return _SourcedStep.by_roofline(ModelPlace(size, times.draft_gpu), times.draft_size, times)
 
 
-def _modelled(place: ModelPlace, size: str, asked: TimesWanted) -> str:
+def _roofline_origin(place: ModelPlace, size: str, times: TimesOptions) -> str:
     of = f" of {Path(size).name}'s size" if size else ""
     gpus = f"{place.tensor_parallel} {place.gpu}" if place.tensor_parallel > 1 else place.gpu
-    return f"MODELLED by roofline for {gpus}, {place.weights}{of}, {asked.context} tokens of context; not measured"
+    return f"MODELLED by roofline for {gpus}, {place.weights}{of}, {times.context} tokens of context; not measured"
 
 
 def size_named(field: str, name: str) -> ModelSize:
-    """A known size, a `config.json`, or a model's own.
+    """Return a known size, that of a `config.json`, or a model's own.
 
     Raises:
-        InvalidInput: none of them.
+        InvalidInput: the name is none of them.
     """
     if name in SIZES:
         return SIZES[name]
     file = Path(name).expanduser()
     if not file.is_file():
-        found = resolve(name)
-        file = Path(found.location) / "config.json" if found.kind == "folder" else file
-    known = file.is_file()
-    require(known, field, name, f"one of {', '.join(SIZES)}, a config.json, or a model with one")
+        source = resolve(name)
+        file = Path(source.location) / "config.json" if source.kind == "folder" else file
+    is_file = file.is_file()
+    require(is_file, field, name, f"one of {', '.join(SIZES)}, a config.json, or a model with one")
     return ModelSize.of_config(read_json(field, file))

@@ -18,18 +18,18 @@ from paceline_training.corpus import Role, Row
 from paceline_training.text_kinds import CELLS, TextKinds
 
 PAIRS, POINTS, TEXTS = 40, 100, 8
-"""Most pairs of choices, single places and whole texts that a report tells. Chosen, not tuned."""
+"""Most pairs of choices, single places and whole texts of a report. Chosen, not tuned."""
 BEFORE_CHARACTERS = 48
-"""Of the text in front of a place."""
+"""Length of the text that is shown in front of a place."""
 
 
 @dataclass(frozen=True)
 class CellLosses:
-    """What is lost in one kind of text, or in all.
+    """Losses in one kind of text, or in all.
 
     Attributes:
-        positions: of the kind.
-        lost: expected drafted tokens among them that the target doesn't draw.
+        positions: number of positions of the kind.
+        lost: expected number of drafted tokens among them that the target doesn't draw.
         tv: mean total variation, 1 - Σ min(p, q).
         kl: mean KL(p ‖ q) in nats.
     """
@@ -42,24 +42,24 @@ class CellLosses:
 
 @dataclass(frozen=True)
 class ChoicePair:
-    """Two most probable tokens that differ: positions where it was so, and what was lost there."""
+    """Two most probable tokens that differ, the number of such positions, and the tokens that were lost there."""
 
     target: str
     draft: str
     positions: int
     lost: float
     cell: str
-    """The most frequent one."""
+    """The most frequent cell of those positions."""
 
 
 @dataclass(frozen=True)
-class ToldToken:
+class BranchToken:
     """One position.
 
     Attributes:
-        text: what the target drew.
-        target, draft: their most probable tokens.
-        p, q: their probabilities of what the target drew.
+        text: the token that the target drew.
+        target, draft: the most probable token of each.
+        p, q: the probability that each gives to the target's draw.
         lost: chance that a token drafted here is not accepted.
     """
 
@@ -76,13 +76,13 @@ class ToldToken:
 
 @dataclass(frozen=True)
 class BranchPoint:
-    """A position at which much is lost, and where it is: text, token, the text in front of it."""
+    """A position at which much is lost, and its place: text, token, the text in front of it."""
 
     number: int
     place: int
     temperature: float
     before: str
-    token: ToldToken
+    token: BranchToken
 
 
 @dataclass(frozen=True)
@@ -90,37 +90,37 @@ class Branching:
     """Where one drafter parts from the target.
 
     Attributes:
-        whole: of all positions.
-        cells: by `PART/KIND` of text, the greatest loss first.
-        pairs: of choices that differ, the greatest loss first.
-        points: places, the greatest loss first, then the greatest KL.
-        texts: some texts whole, position by position.
+        whole: losses at all positions.
+        cells: losses by `PART/KIND` of text, the greatest first.
+        pairs: pairs of choices that differ, the greatest loss first.
+        points: single places, the greatest loss first, then the greatest KL.
+        texts: some whole texts, position by position.
     """
 
     whole: CellLosses
     cells: dict[str, CellLosses]
     pairs: tuple[ChoicePair, ...]
     points: tuple[BranchPoint, ...]
-    texts: tuple[tuple[ToldToken, ...], ...]
+    texts: tuple[tuple[BranchToken, ...], ...]
 
 
 def branching(texts: Sequence[TextPositions], drafter: str, kinds: TextKinds) -> Branching:
-    """Fold a drafter's positions on a sample; there are some."""
+    """Fold a drafter's positions on a sample of at least one text."""
     read = [_Read(text, text.drafters[drafter], kinds) for text in texts]
     cells = np.concatenate([each.cells for each in read])
-    lost, tv, kl = (np.concatenate([getattr(each, name) for each in read]) for name in ("lost", "tv", "kl"))
-    every = {cell: _losses(cells == cell, lost, tv, kl) for cell in CELLS if (cells == cell).any()}
+    losses, tv, kl = (np.concatenate([getattr(each, name) for each in read]) for name in ("losses", "tv", "kl"))
+    every = {cell: _losses(cells == cell, losses, tv, kl) for cell in CELLS if (cells == cell).any()}
     return Branching(
-        _losses(np.ones(cells.size, np.bool_), lost, tv, kl),
+        _losses(np.ones(cells.size, np.bool_), losses, tv, kl),
         dict(sorted(every.items(), key=lambda item: -item[1].lost)),
         _pairs(read),
         _points(read),
-        tuple(tuple(each.token(place) for place in range(each.lost.size)) for each in read[:TEXTS]),
+        tuple(tuple(each.token(place) for place in range(each.losses.size)) for each in read[:TEXTS]),
     )
 
 
 def row_of(text: TextPositions) -> Row:
-    """A read text as a row that learns its positions."""
+    """Return a text as a row whose loss is over its positions."""
     roles = np.full(text.tokens.size, Role.FORCED, np.int8)
     roles[text.target.places] = text.target.roles
     return Row(text.tokens, roles, text.temperature)
@@ -134,63 +134,63 @@ class _Read:
         self.drafter = drafter
         self.kinds = kinds
         self.cells = np.array(kinds.cells(row_of(text)))  # [n]
-        self.lost = 1 - drafter.accepted  # [n]
+        self.losses = 1 - drafter.accepted  # [n]
         self.tv = 1 - drafter.overlaps  # [n]
         self.kl = drafter.divergences  # [n]
 
-    def token(self, place: int) -> ToldToken:
+    def token(self, place: int) -> BranchToken:
         target, drafter = self.text.target, self.drafter
-        return ToldToken(
-            text=self._written(target.tokens[place]),
-            target=self._written(target.tops[place]),
-            draft=self._written(drafter.tops[place]),
+        return BranchToken(
+            text=self._text_of(target.tokens[place]),
+            target=self._text_of(target.tops[place]),
+            draft=self._text_of(drafter.tops[place]),
             p=_short(target.chances[place]),
             q=_short(drafter.chances[place]),
             tv=_short(self.tv[place]),
             kl=_short(self.kl[place]),
-            lost=_short(self.lost[place]),
+            lost=_short(self.losses[place]),
             cell=str(self.cells[place]),
         )
 
     def before(self, place: int) -> str:
-        """The end of the text in front of a position."""
+        """Return the end of the text in front of a position."""
         end = int(self.text.target.places[place])
-        pieces = [self._written(token) for token in self.text.tokens[max(0, end - BEFORE_CHARACTERS) : end]]
+        pieces = [self._text_of(token) for token in self.text.tokens[max(0, end - BEFORE_CHARACTERS) : end]]
         return "".join(pieces)[-BEFORE_CHARACTERS:]
 
-    def _written(self, token: int | np.integer) -> str:
+    def _text_of(self, token: int | np.integer) -> str:
         return self.kinds.text(int(token)) if token >= 0 else ""
 
 
 def _losses(
-    chosen: NDArray[np.bool_], lost: NDArray[np.float64], tv: NDArray[np.float64], kl: NDArray[np.float64]
+    mask: NDArray[np.bool_], losses: NDArray[np.float64], tv: NDArray[np.float64], kl: NDArray[np.float64]
 ) -> CellLosses:
-    count = int(chosen.sum())
-    return CellLosses(count, _short(lost[chosen].sum()), _short(tv[chosen].mean()), _short(kl[chosen].mean()))
+    count = int(mask.sum())
+    return CellLosses(count, _short(losses[mask].sum()), _short(tv[mask].mean()), _short(kl[mask].mean()))
 
 
 def _short(value: float) -> float:
-    """As reports have it."""
+    """Round a figure as reports do."""
     return round(float(value), 4)
 
 
 def _pairs(read: Sequence[_Read]) -> tuple[ChoicePair, ...]:
-    lost: defaultdict[tuple[str, str], float] = defaultdict(float)
+    losses: defaultdict[tuple[str, str], float] = defaultdict(float)
     cells: defaultdict[tuple[str, str], Counter[str]] = defaultdict(Counter)
     for each, place in _places(read):
-        told = each.token(place)
-        if told.target != told.draft:
-            lost[told.target, told.draft] += told.lost
-            cells[told.target, told.draft][told.cell] += 1
-    dearest = sorted(lost, key=lambda pair: (-lost[pair], pair))[:PAIRS]
+        token = each.token(place)
+        if token.target != token.draft:
+            losses[token.target, token.draft] += token.lost
+            cells[token.target, token.draft][token.cell] += 1
+    dearest = sorted(losses, key=lambda pair: (-losses[pair], pair))[:PAIRS]
     return tuple(
-        ChoicePair(*pair, cells[pair].total(), round(lost[pair], 4), cells[pair].most_common(1)[0][0])
+        ChoicePair(*pair, cells[pair].total(), round(losses[pair], 4), cells[pair].most_common(1)[0][0])
         for pair in dearest
     )
 
 
 def _points(read: Sequence[_Read]) -> tuple[BranchPoint, ...]:
-    every = sorted(_places(read), key=lambda at: (-round(at[0].lost[at[1]], 3), -at[0].kl[at[1]]))
+    every = sorted(_places(read), key=lambda at: (-round(at[0].losses[at[1]], 3), -at[0].kl[at[1]]))
     numbers = {id(each): number for number, each in enumerate(read)}
     return tuple(
         BranchPoint(
@@ -206,5 +206,5 @@ def _points(read: Sequence[_Read]) -> tuple[BranchPoint, ...]:
 
 def _places(read: Sequence[_Read]) -> Iterator[tuple[_Read, int]]:
     for each in read:
-        for place in range(each.lost.size):
+        for place in range(each.losses.size):
             yield each, place

@@ -28,8 +28,8 @@ _TURNS = 60
 """Of the fixed point: each halves the error, and a step's time need not be known beyond 1e-9 of it."""
 
 
-class DraftingWay(StrEnum):
-    """How proposals come: not at all, when the round waits for them, or meanwhile for its likely outcomes."""
+class DraftingMode(StrEnum):
+    """When proposals are drafted: never, while the round waits, or before it for its likely outcomes."""
 
     NONE = "target-only"
     WAIT = "just in time"
@@ -38,17 +38,17 @@ class DraftingWay(StrEnum):
 
 @dataclass(frozen=True)
 class StepTimes:
-    """What steps and ways take, in milliseconds, and where each figure comes from.
+    """Times of steps and trips, in milliseconds, and the origin of each figure.
 
     Attributes:
-        target: a target's step by its rows.
-        drafts: a draft's step by its rows, by drafter; matches need none.
-        session_ms: that each session in a target step adds beside its rows: its keys and values, where the line has
-            none; measured lines have a short context's.
-        draft_session_ms: the same of a draft's step, by drafter; none: 0.
-        target_trip_ms, draft_trip_ms: there and back, messages included.
+        target: time of a target's step by its rows.
+        drafts: time of a draft's step by its rows, by drafter; matches need none.
+        session_ms: time that each session adds to a target step beside its rows: reading its keys and values, where
+            the line leaves them out; measured lines have those of a short context.
+        draft_session_ms: the same of a draft's step, by drafter; no entry: 0.
+        target_trip_ms, draft_trip_ms: time there and back, messages included.
         apart: whether drafts have hardware of their own; else nothing is drafted ahead.
-        origins: what each of the above is from, for reports.
+        origins: origin of each of the above, for reports.
     """
 
     target: CostLine
@@ -66,15 +66,15 @@ class StepTimes:
             require(0 <= getattr(self, name) <= 1e6, name, getattr(self, name), "in [0, 1e6]")
 
     def step_ms(self, sessions: float, rows: float) -> float:
-        """A target step with so many rows of each of so many sessions."""
+        """Return the time of a target step with `rows` of each of `sessions`."""
         return self.target.ms(sessions * rows) + sessions * self.session_ms
 
     def draft_ms(self, drafter: str, sessions: float, rows: float) -> float:
-        """A draft's step with so many rows of each of so many sessions."""
+        """Return the time of a draft's step with `rows` of each of `sessions`."""
         return self.drafts[drafter].ms(sessions * rows) + sessions * self.draft_session_ms.get(drafter, 0.0)
 
     def slower(self, *, trips_ms: float = 0.0, draft: float = 1.0) -> StepTimes:
-        """The same with so much more on both ways (less: down to none), or drafts that take so many times as long."""
+        """Return the times with longer trips (below 0: shorter, down to none), or with draft steps times a factor."""
         return replace(
             self,
             drafts={name: line.scale(draft) for name, line in self.drafts.items()},
@@ -90,16 +90,16 @@ class PredictedSpeed:
 
     Attributes:
         sessions: requests at once.
-        tokens: a round commits.
-        error: standard error of that from one sample of texts to another; NaN: not known.
-        round_ms: from one round of a session to its next.
-        draft_ms: of it the draft's own steps for this session's proposal.
+        tokens: tokens that a round commits.
+        error: standard error of `tokens` from one sample of texts to another; NaN: not known.
+        round_ms: time from one round of a session to its next.
+        draft_ms: the part of `round_ms` that the draft's steps for this session's proposal take.
         draft_busy: share of a draft service's time that one target's sessions take.
     """
 
     drafter: str
     setting: str
-    way: DraftingWay
+    mode: DraftingMode
     sessions: int
     tokens: float
     round_ms: float
@@ -109,74 +109,74 @@ class PredictedSpeed:
 
     @property
     def ms_per_token(self) -> float:
-        """Of one request."""
+        """Return the milliseconds per token of one request."""
         return self.round_ms / self.tokens
 
     @property
     def tokens_per_second(self) -> float:
-        """Of all sessions together."""
+        """Return the tokens per second of all sessions together."""
         return 1e3 * self.sessions / self.ms_per_token
 
     @property
     def name(self) -> str:
-        """Of the setting, in words."""
-        if self.way is DraftingWay.NONE:
-            return self.way.value
-        return f"{self.setting} with {self.drafter}" + (", ahead" if self.way is DraftingWay.AHEAD else "")
+        """Return the setting's name in words."""
+        if self.mode is DraftingMode.NONE:
+            return self.mode.value
+        return f"{self.setting} with {self.drafter}" + (", ahead" if self.mode is DraftingMode.AHEAD else "")
 
     def gain(self, plain: PredictedSpeed) -> float:
-        """Tokens per second over another setting's."""
+        """Return tokens per second over another setting's."""
         return self.tokens_per_second / plain.tokens_per_second
 
     def gain_error(self, plain: PredictedSpeed) -> float:
-        """Standard error of `gain` that comes of the texts; times have errors of their own, which are not in it."""
+        """Return the standard error of `gain` that comes of the texts; errors of the times are not in it."""
         return self.gain(plain) * self.error / self.tokens
 
 
 def target_only(times: StepTimes, sessions: int) -> PredictedSpeed:
-    """Without any draft."""
-    return PredictedSpeed("", "k=0", DraftingWay.NONE, sessions, 1.0, times.step_ms(sessions, 1))
+    """Predict the speed without any draft."""
+    return PredictedSpeed("", "k=0", DraftingMode.NONE, sessions, 1.0, times.step_ms(sessions, 1))
 
 
-def just_in_time(times: StepTimes, drafter: str, expected: ExpectedRounds, sessions: int) -> PredictedSpeed:
-    """Each round waits for its proposal and the way to the target; matches are at hand."""
-    draft_ms = proposal_ms(times, drafter, expected, sessions)
+def just_in_time(times: StepTimes, drafter: str, rounds: ExpectedRounds, sessions: int) -> PredictedSpeed:
+    """Predict rounds that wait for their proposals and the way to the target; matches are at hand."""
+    draft_ms = proposal_ms(times, drafter, rounds, sessions)
     away_ms = draft_ms + times.target_trip_ms + (0.0 if drafter == NGRAM else times.draft_trip_ms)
-    step_ms = _step_ms(times, expected, sessions, away_ms)
+    step_ms = _step_ms(times, rounds, sessions, away_ms)
     round_ms = step_ms + away_ms
     busy = min(1.0, draft_ms / round_ms)
-    name = expected.shape.name
-    way = DraftingWay.WAIT
-    return PredictedSpeed(drafter, name, way, sessions, expected.tokens, round_ms, draft_ms, busy, expected.error)
+    name = rounds.shape.name
+    mode = DraftingMode.WAIT
+    return PredictedSpeed(drafter, name, mode, sessions, rounds.tokens, round_ms, draft_ms, busy, rounds.error)
 
 
 def ahead(
-    times: StepTimes, drafter: str, expected_of: Callable[[int], ExpectedRounds], depth: int, sessions: int
+    times: StepTimes, drafter: str, rounds_of: Callable[[int], ExpectedRounds], depth: int, sessions: int
 ) -> PredictedSpeed:
-    """Chains of so many tokens, drafted for a round's likely outcomes while the target verifies it.
+    """Predict chains of `depth` tokens, drafted for a round's likely outcomes while the target verifies it.
 
     A miss waits as `just_in_time` does, and so does every round where nothing is drafted soon enough. The draft works
     all the time.
     """
-    whole = expected_of(depth)
+    whole = rounds_of(depth)
     waiting = just_in_time(times, drafter, whole, sessions)
     missed_away_ms = waiting.draft_ms + times.draft_trip_ms + times.target_trip_ms
     step_ms = _step_ms(times, whole, sessions, (1 - whole.hits) * missed_away_ms)
-    drafted, hit_away_ms = _drafted_ahead(times, drafter, step_ms, depth, sessions)
-    if not drafted:
-        return replace(waiting, way=DraftingWay.AHEAD, draft_busy=1.0)
+    tokens, hit_away_ms = _ahead_tokens(times, drafter, step_ms, depth, sessions)
+    if not tokens:
+        return replace(waiting, mode=DraftingMode.AHEAD, draft_busy=1.0)
     away_ms = whole.hits * hit_away_ms + (1 - whole.hits) * missed_away_ms
     return replace(
         waiting,
-        way=DraftingWay.AHEAD,
-        tokens=whole.hits * expected_of(drafted).tokens + (1 - whole.hits) * whole.tokens,
+        mode=DraftingMode.AHEAD,
+        tokens=whole.hits * rounds_of(tokens).tokens + (1 - whole.hits) * whole.tokens,
         round_ms=_step_ms(times, whole, sessions, away_ms) + away_ms,
         draft_busy=1.0,
     )
 
 
-def _drafted_ahead(times: StepTimes, drafter: str, step_ms: float, depth: int, sessions: int) -> tuple[int, float]:
-    """Tokens of an outcome's proposal that are there when the outcome is, and what the round then waits for.
+def _ahead_tokens(times: StepTimes, drafter: str, step_ms: float, depth: int, sessions: int) -> tuple[int, float]:
+    """Return how many tokens of an outcome's proposal are there when the outcome is, and the round's wait then.
 
     They are prefetched, if that leaves time for one: there and back to draft and target, and the margin before the
     verdict. What comes later waits at the coordinator, and its round goes to the target. To guess the token behind a
@@ -185,29 +185,29 @@ def _drafted_ahead(times: StepTimes, drafter: str, step_ms: float, depth: int, s
     level_ms = times.draft_ms(drafter, sessions, AHEAD_ROWS)
     at_coordinator_ms = step_ms + times.target_trip_ms - times.draft_trip_ms
     at_target_ms = at_coordinator_ms - 2 * times.target_trip_ms - LAST_MS
-    prefetched, known = (
+    prefetch_tokens, coordinator_tokens = (
         min(depth, max(0, int(room_ms / level_ms) - 1)) for room_ms in (at_target_ms, at_coordinator_ms)
     )
-    return (prefetched, 0.0) if prefetched else (known, times.target_trip_ms)
+    return (prefetch_tokens, 0.0) if prefetch_tokens else (coordinator_tokens, times.target_trip_ms)
 
 
-def proposal_ms(times: StepTimes, drafter: str, expected: ExpectedRounds, sessions: int) -> float:
-    """The draft's steps for one proposal, of all sessions that draft together.
+def proposal_ms(times: StepTimes, drafter: str, rounds: ExpectedRounds, sessions: int) -> float:
+    """Return the time of the draft's steps for one proposal, of all sessions that draft together.
 
     The first has a row for the last committed token and one for the last proposed, which was not computed; each
     further one has the nodes of the depth before.
     """
-    if drafter == NGRAM or not expected.shape.depth:
+    if drafter == NGRAM or not rounds.shape.depth:
         return 0.0
-    rows = (2, *(expected.shape.level(depth) for depth in range(1, expected.shape.depth)))
+    rows = (2, *(rounds.shape.level(depth) for depth in range(1, rounds.shape.depth)))
     return sum(times.draft_ms(drafter, sessions, each) for each in rows)
 
 
-def _step_ms(times: StepTimes, expected: ExpectedRounds, sessions: int, away_ms: float) -> float:
-    """A target step with the rows of the sessions that are in it."""
+def _step_ms(times: StepTimes, rounds: ExpectedRounds, sessions: int, away_ms: float) -> float:
+    """Return the time of a target step with the rows of the sessions that are in it."""
     if sessions == 1:
-        return sum(share * times.step_ms(1, 1 + nodes) for nodes, share in expected.proposed)
-    rows = 1 + expected.nodes
+        return sum(share * times.step_ms(1, 1 + nodes) for nodes, share in rounds.proposed)
+    rows = 1 + rounds.nodes
     if not times.apart:
         return times.step_ms(sessions, rows)
     inside = float(sessions)

@@ -17,8 +17,8 @@ RANKS = 8
 """Ranks that are told apart: as many as a node of a dynamic tree may have children."""
 LEAST_Q = 1e-9
 """KL counts an id that the draft excludes as having this probability; without a bound one such id hides the rest."""
-_SINGLED_OUT = 64
-"""Ids whose coins are followed one by one; the others' sum is taken for a Poisson number."""
+_SINGLE_IDS = 64
+"""Ids whose coins are followed one by one; the sum of the others' coins counts as a Poisson number."""
 _LOG_STEP = 0.5
 _LOG_M = np.arange(-20, 4.1, _LOG_STEP)
 """m on a logarithmic grid: the trapezoid rule converges as exp(-π² / step), below 1e-8, for any Σ c up to 1e8."""
@@ -30,57 +30,59 @@ Chances = NDArray[np.float64]
 
 
 def rank_reach(p: Chances, q: Chances, token: int) -> NDArray[np.float64]:
-    """P(the draft's first r choices hold `token` | the target drew it) under shared noise. Returns [RANKS]."""
+    """Return P(the draft's first r choices hold `token` | the target drew it) under shared noise, [RANKS]."""
     reach = np.zeros(RANKS)
     if p[token] <= 0 or q[token] <= 0:
         return reach
     rates = q * (p[token] / q[token]) - p  # [V]
     rates = rates[rates > 0]
-    if rates.size > _SINGLED_OUT:
-        rates = np.partition(rates, rates.size - _SINGLED_OUT)
-    singled, rest = rates[-_SINGLED_OUT:], float(rates[:-_SINGLED_OUT].sum())
+    if rates.size > _SINGLE_IDS:
+        rates = np.partition(rates, rates.size - _SINGLE_IDS)
+    single_rates, rest = rates[-_SINGLE_IDS:], float(rates[:-_SINGLE_IDS].sum())
     before = _poisson(_M * rest)  # [nodes, RANKS] chance of so many ids before the token
-    for rate in singled:
+    for rate in single_rates:
         absent = np.exp(-_M * rate)[:, None]
-        before = before * absent + _shifted(before) * (1 - absent)
+        before = before * absent + _shift(before) * (1 - absent)
     reach[:] = np.minimum(1.0, np.cumsum(_WEIGHTS @ before))
     reach[0] = 1 / (1 + rates.sum())
     return np.maximum.accumulate(reach)
 
 
 def _poisson(means: NDArray[np.float64]) -> NDArray[np.float64]:
-    """[nodes] → [nodes, RANKS]."""
+    """Return the Poisson distribution of each mean: [nodes] → [nodes, RANKS]."""
     counts = np.arange(RANKS)
     factorials = np.cumprod(np.maximum(1, counts))
     return np.asarray(np.exp(-means)[:, None] * means[:, None] ** counts / factorials)
 
 
-def _shifted(before: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The same with one more id before the token."""
-    moved = np.zeros_like(before)
-    moved[:, 1:] = before[:, :-1]
-    return moved
+def _shift(before: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the chances with one more id before the token."""
+    after = np.zeros_like(before)
+    after[:, 1:] = before[:, :-1]
+    return after
 
 
 def divergence(p: Chances, q: Chances) -> float:
-    """KL(p ‖ q) in nats, q bounded below by `LEAST_Q`."""
-    kept = p > 0
-    return float((p[kept] * (np.log(p[kept]) - np.log(np.maximum(q[kept], LEAST_Q)))).sum())
+    """Return KL(p ‖ q) in nats, with q bounded below by `LEAST_Q`."""
+    support = p > 0
+    return float((p[support] * (np.log(p[support]) - np.log(np.maximum(q[support], LEAST_Q)))).sum())
 
 
 def entropy(p: Chances) -> float:
-    """In nats."""
-    kept = p[p > 0]
-    return float(-(kept * np.log(kept)).sum())
+    """Return the entropy in nats."""
+    positive = p[p > 0]
+    return float(-(positive * np.log(positive)).sum())
 
 
 def calibration_error(confidence: NDArray[np.float64], right: NDArray[np.float64], bins: int = 10) -> float:
-    """Expected calibration error (Guo et al., arXiv 1706.04599, eq. 3): Σ share of a bin · |right - confidence|.
+    """Return the expected calibration error, Σ share of a bin · |right - confidence|.
+
+    Source: Guo et al., arXiv 1706.04599, eq. 3.
 
     Args:
         confidence: [n] in [0, 1].
         right: [n], 0 or 1, or the probability of being right.
-        bins: of equal width.
+        bins: number of bins, which have equal widths.
     """
     if not confidence.size:
         return 0.0

@@ -1,11 +1,11 @@
-"""What two passes say of a text, position by position, as arrays that are kept in files.
+"""Figures of two passes over a text, position by position, as arrays that are stored in files.
 
 A position is a token of the target's answer, in the text's order. Its token is the target's own draw there: in texts
-that the target wrote it is the text's token, in others what the target would have said in its place.
+that the target wrote it is the text's token; in others it is the token that the target would have drawn in its place.
 
 Probabilities, entropies, KL and overlap are of the processed distributions at the temperature; at temperature 0,
-where those are single points, of the distributions at temperature 1, as a draft's confidence is. What nobody tells
-is `ABSENT`: services tell no whole distributions.
+where those are single points, of the distributions at temperature 1, as a draft's confidence is. Unknown figures are
+`ABSENT`: services send no whole distributions.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Ints = NDArray[np.int32]
 
 @dataclass(frozen=True, eq=False)
 class TargetPositions:
-    """What the target says of a text's n positions.
+    """The target's figures at a text's n positions. Field names are the names of arrays in files.
 
     Attributes:
         places: index of the token in the text.
@@ -51,7 +51,7 @@ class TargetPositions:
 
 @dataclass(frozen=True, eq=False)
 class DrafterPositions:
-    """What a drafter says of the same n positions.
+    """A drafter's figures at the same n positions. Field names are the names of arrays in files.
 
     Attributes:
         reach: [n, depths, RANKS] chance that the drafter's first 1, 2 … choices hold the target's draw under shared
@@ -61,7 +61,7 @@ class DrafterPositions:
             `RANKS`.
         choices: [n] the drafter's first choice under that noise; -1: none.
         tops: [n] the drafter's most probable token; -1: none.
-        confidence: [n] what the drafter says of its first choice: its q; of a match its score.
+        confidence: [n] the drafter's q of its first choice; a match's score.
         chances: [n] q of the target's draw.
         overlaps: [n] Σ min(p, q) = 1 - TV.
         divergences: [n] KL(p ‖ q) in nats, `LEAST_Q` being the least q.
@@ -84,21 +84,23 @@ class DrafterPositions:
 
     @property
     def accepted(self) -> Floats:
-        """[n] chance that the first drafted token of a round is accepted, in a chain."""
+        """Return the chance that the first drafted token of a round is accepted, in a chain, [n]."""
         return self.reach[:, 0, 0]
 
 
 def calibration_of(texts: Sequence[DrafterPositions]) -> float:
-    """Expected calibration error of a drafter's confidence in first choices, over all texts' positions together: bins
-    of a text alone are noise."""
-    said = [each.offered > 0 for each in texts]
-    confidence = [each.confidence[chosen] for each, chosen in zip(texts, said, strict=True)]
-    accepted = [each.accepted[chosen] for each, chosen in zip(texts, said, strict=True)]
+    """Return the expected calibration error of a drafter's confidence in first choices.
+
+    It is over all texts' positions together: the bins of a single text are noise.
+    """
+    masks = [each.offered > 0 for each in texts]
+    confidence = [each.confidence[mask] for each, mask in zip(texts, masks, strict=True)]
+    accepted = [each.accepted[mask] for each, mask in zip(texts, masks, strict=True)]
     return calibration_error(np.concatenate(confidence), np.concatenate(accepted))
 
 
 ABSENT = float("nan")
-"""A figure that is not known, and that nobody guesses."""
+"""A figure that is not known, and is not guessed."""
 ENDLESS = 1 << 16
 """`offered` of a drafter that always has a next token."""
 
@@ -108,7 +110,7 @@ class TextPositions:
     """One text at one temperature: the target's positions, and each drafter's by name.
 
     Attributes:
-        own: whether the target wrote the text, with the noise that the ranks are told with.
+        own: whether the target wrote the text, with the noise of the ranks.
         tokens: the whole text.
     """
 
@@ -120,5 +122,5 @@ class TextPositions:
 
 
 def as_arrays(value: TargetPositions | DrafterPositions) -> dict[str, NDArray[np.generic]]:
-    """By name, to be kept."""
+    """Return the arrays by name, as files have them."""
     return {each.name: getattr(value, each.name) for each in fields(value)}

@@ -11,13 +11,13 @@ from paceline_lab.predict.cycle import PredictedSpeed
 
 @dataclass(frozen=True)
 class Prices:
-    """What an hour of each service costs, in one currency, and the traffic to be served.
+    """Prices of an hour of each service, in one currency, and the traffic to be served.
 
     Attributes:
-        target_hour: of one target, with all GPUs of its tensor parallelism.
-        draft_hour: of one draft service.
+        target_hour: price of one target, with all GPUs of its tensor parallelism.
+        draft_hour: price of one draft service.
         traffic: tokens per second; 0: not stated.
-        target_gpus, draft_gpus: GPUs of one of each.
+        target_gpus, draft_gpus: GPUs of one target, and of one draft service.
     """
 
     target_hour: float = 0.0
@@ -35,7 +35,7 @@ class Prices:
 
 @dataclass(frozen=True)
 class Fleet:
-    """Services for a traffic; without a stated one: a single target and the share of a draft that it keeps busy."""
+    """Services for a traffic; if none is stated, a single target and the share of a draft that it keeps busy."""
 
     targets: float
     drafts: float
@@ -44,20 +44,20 @@ class Fleet:
 
 
 def fleet_of(speed: PredictedSpeed, prices: Prices, *, apart: bool) -> Fleet:
-    """What serves the traffic at one setting.
+    """Return the services that serve the traffic at one setting.
 
     Args:
-        speed: of one target with its sessions.
-        prices: and the traffic; whole services, since half a GPU can't be bought.
+        speed: speed of one target with its sessions.
+        prices: prices and the traffic; services are whole, since half a GPU can't be bought.
         apart: whether drafts have hardware of their own; else they cost nothing more.
     """
     drafts_each = speed.draft_busy if apart else 0.0
     targets, drafts = 1.0, drafts_each
-    served = speed.tokens_per_second
+    tokens_per_second = speed.tokens_per_second
     if prices.traffic:
         targets = math.ceil(prices.traffic / speed.tokens_per_second)
         drafts = math.ceil(targets * drafts_each)
-        served = prices.traffic
+        tokens_per_second = prices.traffic
     hour = targets * prices.target_hour + drafts * prices.draft_hour
     gpus = targets * prices.target_gpus + drafts * prices.draft_gpus
-    return Fleet(targets, drafts, gpus, hour / (3600 * served) * 1e6)
+    return Fleet(targets, drafts, gpus, hour / (3600 * tokens_per_second) * 1e6)

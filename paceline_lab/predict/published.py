@@ -1,4 +1,4 @@
-"""Decode speeds that others have measured, to hold the roofline against: each with its source."""
+"""Decode speeds that others have measured, each with its source, to compare the roofline with."""
 
 from __future__ import annotations
 
@@ -41,9 +41,10 @@ class PublishedSpeed:
     """A measured decode speed.
 
     Attributes:
-        tokens_per_second: of one request.
-        sessions, context: requests at once, and tokens of each as far as is told.
-        decode_alone: False: prefills of other requests are in it, which the roofline leaves out; shown, not judged.
+        tokens_per_second: speed of one request.
+        sessions, context: requests at once, and tokens of each as far as the source says.
+        decode_alone: False: the speed includes prefills of other requests, which the roofline leaves out; it is
+            shown, not judged.
     """
 
     model: str
@@ -57,20 +58,20 @@ class PublishedSpeed:
     decode_alone: bool = True
 
     @property
-    def modelled(self) -> float:
-        """Tokens per second of one request, by the roofline."""
+    def roofline_speed(self) -> float:
+        """Return the tokens per second of one request, by the roofline."""
         place = ModelPlace(SIZES[self.model], self.gpu, self.tensor_parallel, self.weights)
         return 1e3 / place.step_ms(self.sessions, self.sessions, self.context)
 
     @property
     def off(self) -> float:
-        """By how much the roofline's speed is off, as a share of the measured."""
-        return self.modelled / self.tokens_per_second - 1
+        """Return the roofline's error, as a share of the measured speed."""
+        return self.roofline_speed / self.tokens_per_second - 1
 
 
 _GPT_FAST = "pytorch-labs/gpt-fast README, 8 A100-80GB limited to 330 W, prompt of 5 tokens"
 _INFERENCE_BENCH = "yobitelcomm.github.io/bench/recipes/concurrency-sweep, vLLM 0.21, TPOT p50"
-PUBLISHED = (
+PUBLISHED_SPEEDS = (
     PublishedSpeed("llama-2-7b", "a100-80", 1, "bf16", 104.9, _GPT_FAST, context=100),
     PublishedSpeed("llama-2-7b", "a100-80", 2, "bf16", 168.84, _GPT_FAST, context=100),
     PublishedSpeed("llama-2-7b", "a100-80", 4, "bf16", 254.02, _GPT_FAST, context=100),
@@ -96,7 +97,7 @@ PUBLISHED = (
 
 
 def check_rows() -> list[dict[str, object]]:
-    """A table: each published speed beside the roofline's."""
+    """Return a table's rows: each published speed beside the roofline's."""
     return [
         {
             "model": each.model,
@@ -104,9 +105,9 @@ def check_rows() -> list[dict[str, object]]:
             "weights": each.weights,
             "requests": each.sessions,
             "published tokens/s": round(each.tokens_per_second, 1),
-            "modelled tokens/s": round(each.modelled, 1),
+            "modelled tokens/s": round(each.roofline_speed, 1),
             "off by": f"{each.off:+.0%}" + ("" if each.decode_alone else ", prefills left out"),
             "source": each.source,
         }
-        for each in PUBLISHED
+        for each in PUBLISHED_SPEEDS
     ]

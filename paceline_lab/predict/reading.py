@@ -1,4 +1,4 @@
-"""Both passes over a whole sample: what is kept is not read again, whoever reads."""
+"""Both passes over a whole sample: positions in the cache are not read again, whoever reads."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from paceline.protocol.errors import InvalidInput
 from paceline.protocol.features import NO_FEATURES, FeatureNeed
 from paceline.protocol.handshake import Fingerprint
 from paceline.protocol.proposal import NGRAM
-from paceline_lab.predict.kept import KeptPositions
 from paceline_lab.predict.matching import match_positions
-from paceline_lab.predict.passes import SampleText, drafter_pass, needed_features, shown, target_pass
+from paceline_lab.predict.passes import SampleText, chances_of, drafter_pass, needed_features, target_pass
 from paceline_lab.predict.positions import DrafterPositions, TargetPositions, TextPositions
+from paceline_lab.predict.positions_cache import PositionsCache
 from paceline_training.corpus import TokenIds
 from paceline_training.evaluate import Reading
 from paceline_training.writing import Author, GenerationRecipe, Writer
@@ -31,11 +31,11 @@ class PassSource(Protocol):
     """A target and its drafters, as they read and write: engines on this machine, or services that run."""
 
     folder: str
-    """Of kept positions: sources that tell less than others keep theirs apart."""
+    """Folder of the cache: sources that know less than others have another one."""
 
     @property
     def fingerprint(self) -> Fingerprint:
-        """The target's."""
+        """Fingerprint of the target."""
 
     @property
     def max_length(self) -> int:
@@ -43,7 +43,7 @@ class PassSource(Protocol):
 
     @property
     def readers(self) -> Mapping[str, str]:
-        """What positions are kept under, by drafter, matches first: other weights are another reader."""
+        """Names of readers in the cache, by drafter, matches first: other weights are another reader."""
 
     def author(self, tokenizer: Tokenizer, recipe: GenerationRecipe, prompts: tuple[TokenIds, ...]) -> Author:
         """The target as it answers prompts, as many at once as there is room for and the recipe allows."""
@@ -51,7 +51,7 @@ class PassSource(Protocol):
     def read(
         self, text: SampleText, drafters: Collection[str]
     ) -> Iterator[tuple[str, TargetPositions | DrafterPositions]]:
-        """What is said of a text: by `TARGET` before what the drafters say, which may come in several parts.
+        """Read a text: positions of `TARGET` come before the drafters', and may come several times.
 
         Raises:
             Unsupported: a drafter that reads features, and a target that gives none.
@@ -62,8 +62,8 @@ class EnginePasses:
     """Passes on this machine, by engines as services have them.
 
     Args:
-        target: its engine.
-        drafters: engines by the names that reports use.
+        target: the target's engine.
+        drafters: engines of drafters, by the names that reports use.
     """
 
     folder = "positions"
@@ -103,54 +103,54 @@ class EnginePasses:
 
     def _drafted(self, name: str, text: SampleText, positions: TargetPositions, read: Reading) -> DrafterPositions:
         if name == NGRAM:
-            return match_positions(text, positions, lambda place: shown(read.logits[place], text.params))
+            return match_positions(text, positions, lambda place: chances_of(read.logits[place], text.params))
         return drafter_pass(self._drafters[name], text, positions, read)
 
 
 def read_texts(
     source: PassSource,
     texts: Sequence[SampleText],
-    kept: KeptPositions,
+    cache: PositionsCache,
     advance: Advance = lambda done: None,
 ) -> list[TextPositions]:
     """Read a sample with the target and every drafter; matches in the text are always among the drafters.
 
     Args:
-        source: who reads.
-        texts: in an order that is always the same.
-        kept: where positions are kept.
-        advance: told of each text that has been read.
+        source: reads texts.
+        texts: texts, in an order that is always the same.
+        cache: has positions that were read before, and gets those that are read now.
+        advance: called with each text that has been read.
 
     Raises:
         PacelineError: as `PassSource.read`.
         InvalidInput: finished texts that are less likely than any: of another tokenizer.
     """
-    found: list[TextPositions] = []
+    positions: list[TextPositions] = []
     for number, text in enumerate(texts):
-        found.append(_read(number, source, text, kept))
+        positions.append(_read(number, source, text, cache))
         advance(f"text {number + 1} of {len(texts)} at temperature {text.row.temperature:g}")
-    check_language(found, source.fingerprint.vocab_size)
-    return found
+    check_language(positions, source.fingerprint.vocab_size)
+    return positions
 
 
-def _read(number: int, source: PassSource, text: SampleText, kept: KeptPositions) -> TextPositions:
+def _read(number: int, source: PassSource, text: SampleText, cache: PositionsCache) -> TextPositions:
     temperature, readers = text.row.temperature, source.readers
-    target = kept.find(TargetPositions, number, temperature, TARGET)
-    held = {name: kept.find(DrafterPositions, number, temperature, reader) for name, reader in readers.items()}
-    missing = [name for name, each in held.items() if each is None or target is None]
+    target = cache.find(TargetPositions, number, temperature, TARGET)
+    drafters = {name: cache.find(DrafterPositions, number, temperature, reader) for name, reader in readers.items()}
+    missing = [name for name, each in drafters.items() if each is None or target is None]
     for name, positions in source.read(text, missing) if missing else ():
-        kept.keep(number, temperature, readers.get(name, TARGET), positions)
+        cache.put(number, temperature, readers.get(name, TARGET), positions)
         if isinstance(positions, TargetPositions):
             target = positions
         else:
-            held[name] = positions
-    assert target is not None, "there are always matches to read, so it was read unless it was kept"
-    by_name = {name: each for name, each in held.items() if each is not None}
+            drafters[name] = positions
+    assert target is not None, "there are always matches to read, so it was read unless the cache had it"
+    by_name = {name: each for name, each in drafters.items() if each is not None}
     return TextPositions(temperature, text.own, text.row.token_ids, target, by_name)
 
 
 def shown_name(model: str) -> str:
-    """A model's name without the folders of its machine."""
+    """Return a model's name without the folders of its machine."""
     return model.rstrip("/").rpartition("/")[2] or model
 
 
@@ -158,12 +158,12 @@ def check_language(texts: Sequence[TextPositions], vocab_size: int) -> None:
     """Refuse finished texts that the target finds less likely than ids drawn at random.
 
     Raises:
-        InvalidInput: naming what each token costs, in nats.
+        InvalidInput: it names the mean log-probability of a token, in nats.
     """
-    finished = [text.target.written_logprobs for text in texts if not text.own]
-    if not finished:
+    logprobs = [text.target.written_logprobs for text in texts if not text.own]
+    if not logprobs:
         return
-    mean, random = float(np.concatenate(finished).mean()), -float(np.log(vocab_size))
+    mean, random = float(np.concatenate(logprobs).mean()), -float(np.log(vocab_size))
     if mean < random:
         limit = f"at least {random:.2f}, what ids drawn at random have: are these another tokenizer's ids?"
         raise InvalidInput.of("sample log-probability a token", round(mean, 2), limit)

@@ -32,14 +32,14 @@ from paceline_lab.predict.positions import ABSENT, ENDLESS, DrafterPositions, Ta
 from paceline_training.corpus import TokenIds
 
 PATIENCE_S = 120.0
-"""Longest that one answer of a service is waited for: a long prompt's prefix is computed in it."""
+"""Longest wait for one answer of a service: a long prompt's prefix is computed in it."""
 SHADOW = DraftBudget(shadow=True)
 CHOICES = DraftBudget(max_tokens=1, tree_widths=(RANKS,), shadow=True)
 """The first choices behind what is committed, besides its shadow."""
 
 
 class Exchange(Generic[Command, Event]):
-    """One session on a link, whose events are taken one by one; a context manager, which closes it."""
+    """One session on a link, whose events come one by one; a context manager, which closes it."""
 
     def __init__(self, peer: Peer[Command, Event]) -> None:
         self._peer = peer
@@ -59,7 +59,7 @@ class Exchange(Generic[Command, Event]):
         self._peer.link.send(command)
 
     async def next(self) -> Event:
-        """The next event.
+        """Wait for the next event.
 
         Raises:
             PacelineError: the session's failure, a link that broke, or a service that does not answer.
@@ -77,11 +77,11 @@ class Exchange(Generic[Command, Event]):
         return event
 
     def on_event(self, event: Event) -> None:
-        """As `PeerSession`."""
+        """Take an event in, as `PeerSession` does."""
         self._events.put_nowait(event)
 
     def on_lost(self, error: PacelineError) -> None:
-        """As `PeerSession`."""
+        """Take the link's error in, as `PeerSession` does."""
         self._events.put_nowait(error)
 
 
@@ -92,54 +92,54 @@ DraftExchange = Exchange[DraftCommand, DraftEvent]
 async def answer(
     peer: TargetPeer, prompt: TokenIds, params: SamplingParams, noise: NoiseKey, longest: int, ends: frozenset[int]
 ) -> AsyncIterator[int]:
-    """The target's own text behind a prompt, up to so many tokens with it; target-only, under leases."""
+    """Yield the target's own text behind a prompt, up to `longest` tokens together; target-only, under leases."""
     spec = SessionSpec(prompt, len(prompt), params, noise, Acceptance.COUPLED, max_length=longest)
-    length, last, awaited = len(prompt), prompt[-1], 0
+    length, last, due = len(prompt), prompt[-1], 0
     with TargetExchange(peer) as session:
         session.send(TargetOpen(session.id, spec))
         while length < longest:
-            if not awaited:
+            if not due:
                 lease = min(_welcome(peer).max_lease, longest - length - 1)
                 session.send(Round(session.id, length - 1, ROOT, (last,), lease=lease))
-                awaited = lease + 1
+                due = lease + 1
             last = (await _verdict(session, 1)).token_ids[0]
-            length, awaited = length + 1, awaited - 1
+            length, due = length + 1, due - 1
             yield last
             if last in ends:
                 return
 
 
 async def read_by_target(peer: TargetPeer, text: SampleText) -> TargetPositions:
-    """What a running target says of a text: its draws, and of its distribution the most probable token at each place.
+    """Return a running target's positions in a text: its draws, and the most probable token at each place.
 
-    Probabilities are known at the temperatures where they are told at 1, entropies nowhere.
+    Probabilities are known at temperatures 0 and 1, whose figures are at temperature 1; entropies are known nowhere.
     """
-    learned = text.learned
-    stretches = _stretches(learned, _welcome(peer).max_proposal_nodes)
-    said = [each for stretch in stretches for each in await _verified(peer, text, stretch)]
-    written = text.row.token_ids[learned].astype(np.int32)
-    tokens = written.copy() if text.own else np.array([drawn for drawn, _ in said], np.int32)
-    rows = [dict(zip(row.token_ids, row.logprobs, strict=True)) for _, row in said]
+    places = text.answer_places
+    stretches = _stretches(places, _welcome(peer).max_proposal_nodes)
+    draws = [each for stretch in stretches for each in await _verify(peer, text, stretch)]
+    text_tokens = text.row.token_ids[places].astype(np.int32)
+    tokens = text_tokens.copy() if text.own else np.array([token for token, _ in draws], np.int32)
+    rows = [dict(zip(row.token_ids, row.logprobs, strict=True)) for _, row in draws]
     tops = np.array([min(row, key=lambda token: (-row[token], token)) for row in rows], np.int32)
-    absent = np.full(learned.size, ABSENT)
+    absent = np.full(places.size, ABSENT)
     chances, top_chances = absent, absent
     if text.params.temperature in (0.0, 1.0):
         chances, top_chances = np.exp(_of_each(rows, tokens)), np.exp(_of_each(rows, tops))
     return TargetPositions(
-        places=learned.astype(np.int32),
-        roles=text.row.roles[learned],
-        written=written,
+        places=places.astype(np.int32),
+        roles=text.row.roles[places],
+        written=text_tokens,
         tokens=tokens,
         tops=tops,
         chances=chances,
         top_chances=top_chances,
-        written_logprobs=_of_each(rows, written),
+        written_logprobs=_of_each(rows, text_tokens),
         entropies=absent,
     )
 
 
 async def read_by_draft(peer: DraftPeer, drafter: str, text: SampleText, target: TargetPositions) -> DrafterPositions:
-    """What a running drafter says of the target's draws in a text: ranks, and its confidence in its first choices.
+    """Return a running drafter's positions in a text: ranks of the target's draws, and confidence in first choices.
 
     Ranks are of the one draw that text and noise have, not averaged over noise as passes over distributions are.
 
@@ -182,47 +182,49 @@ class _DraftReading:
             self._take(await self._session.next(), end)
 
     def positions(self) -> DrafterPositions:
-        """What came of it."""
+        """Return the positions, once everything has come."""
         count = self._target.places.size
         reach, ranks = np.zeros((count, 1, RANKS)), np.zeros(count, np.int32)
         choices, confidence, chances = np.full(count, -1, np.int32), np.zeros(count), np.full(count, ABSENT)
         for index, (place, token) in enumerate(zip(self._target.places, self._target.tokens, strict=True)):
             rank, confidence[index] = self._standings[int(place)]
-            written = self._tokens[place]
+            text_token = self._tokens[place]
             if rank == 1:
-                choices[index] = written
-            if token != written:
-                ranked = self._choices[int(place)]
-                rank = ranked.token_ids.index(token) + 1 if token in ranked.token_ids else 0
-                choices[index] = ranked.token_ids[0]
-                chances[index] = ranked.draft_probabilities[rank - 1] if rank else ABSENT
+                choices[index] = text_token
+            if token != text_token:
+                proposal = self._choices[int(place)]
+                rank = proposal.token_ids.index(token) + 1 if token in proposal.token_ids else 0
+                choices[index] = proposal.token_ids[0]
+                chances[index] = proposal.draft_probabilities[rank - 1] if rank else ABSENT
             elif rank == 1:
                 chances[index] = confidence[index]
             ranks[index] = rank if rank <= RANKS else 0
             reach[index, 0, rank - 1 :] = 0 < rank <= RANKS
-        endless, unknown = np.full(count, ENDLESS, np.int32), np.full(count, -1, np.int32)
+        endless, no_ids = np.full(count, ENDLESS, np.int32), np.full(count, -1, np.int32)
         absent = np.full(count, ABSENT)
-        return DrafterPositions(reach, endless, ranks, choices, unknown, confidence, chances, absent, absent, absent)
+        return DrafterPositions(reach, endless, ranks, choices, no_ids, confidence, chances, absent, absent, absent)
 
     def _commit(self, at: int, stop: int, budget: DraftBudget) -> None:
         tokens = self._tokens[at:stop]
         self._session.send(Commit(self._session.id, Outcome(at - 1, ROOT, tokens[-1]), tokens, at, budget))
 
     def _take(self, event: DraftEvent, stop: int) -> None:
-        """Note what the draft says; a proposal is of its choices for `stop`."""
+        """Note an event of the draft; a proposal has its choices for `stop`."""
         if isinstance(event, Shadow):
             pairs = zip(event.ranks, event.probabilities, strict=True)
             self._standings |= dict(enumerate(pairs, start=event.first_position))
         elif isinstance(event, DraftedProposal):
-            ordered = event.proposal.token_ids and set(event.proposal.parents) == {ROOT}
-            if not ordered:
+            is_ranked = event.proposal.token_ids and set(event.proposal.parents) == {ROOT}
+            if not is_ranked:
                 raise ProtocolMismatch(f"choices of the draft before token {stop} = {event.proposal}: must be ranked")
             self._choices[stop] = event.proposal
 
 
-async def _verified(peer: TargetPeer, text: SampleText, stretch: NDArray[np.intp]) -> list[tuple[int, RowLogprobs]]:
-    """The target's draw at each place of a stretch, and log-probabilities there: of the text's token, the draw and
-    the most probable one."""
+async def _verify(peer: TargetPeer, text: SampleText, stretch: NDArray[np.intp]) -> list[tuple[int, RowLogprobs]]:
+    """Return the target's draw at each place of a stretch, and log-probabilities there.
+
+    Those are of the text's token, the draw and the most probable token.
+    """
     first, end = int(stretch[0]), int(stretch[-1]) + 1
     proposed = tuple(text.row.token_ids[first:end].tolist())
     proposal = Proposal(1, proposed, (1.0,) * len(proposed))
@@ -231,13 +233,15 @@ async def _verified(peer: TargetPeer, text: SampleText, stretch: NDArray[np.intp
         session.send(TargetOpen(session.id, spec))
         session.send(Round(session.id, first - 1, ROOT, spec.token_ids[-1:], proposal))
         verdict = await _verdict(session, len(proposed) + 1)
-    said = list(zip(verdict.token_ids, verdict.logprobs, strict=False))
-    told = [{written, drawn} <= set(row.token_ids) for written, (drawn, row) in zip(proposed, said, strict=False)]
-    if len(said) <= len(proposed) or not all(told):
+    draws = list(zip(verdict.token_ids, verdict.logprobs, strict=False))
+    complete = [
+        {text_token, draw} <= set(row.token_ids) for text_token, (draw, row) in zip(proposed, draws, strict=False)
+    ]
+    if len(draws) <= len(proposed) or not all(complete):
         raise ProtocolMismatch(
             f"the verdict at token {first} lacks log-probabilities of its own tokens or the text's"
         )
-    return [said[place - first] for place in stretch.tolist()]
+    return [draws[place - first] for place in stretch.tolist()]
 
 
 async def _verdict(session: TargetExchange, tokens: int) -> Verdict:
@@ -249,15 +253,15 @@ async def _verdict(session: TargetExchange, tokens: int) -> Verdict:
 
 
 def _spec(text: SampleText, length: int, params: SamplingParams) -> SessionSpec:
-    """A session behind the first `length` tokens of a text; those before its first position are the prompt."""
+    """Return a session behind the first `length` tokens of a text; tokens before its first position are prompt."""
     prefix = tuple(text.row.token_ids[:length].tolist())
-    prompt = int(text.learned[0])
+    prompt = int(text.answer_places[0])
     longest = text.row.token_ids.size
     return SessionSpec(prefix, prompt, params, text.noise, Acceptance.COUPLED, max_length=longest)
 
 
 def _stretches(places: NDArray[np.intp], most: int) -> Iterator[NDArray[np.intp]]:
-    """Places that lie within `most` tokens."""
+    """Split places into stretches of at most `most` tokens."""
     at = 0
     while at < places.size:
         end = int(np.searchsorted(places, places[at] + most))
@@ -270,5 +274,5 @@ def _of_each(rows: Sequence[dict[int, float]], tokens: NDArray[np.int32]) -> NDA
 
 
 def _welcome(peer: TargetPeer | DraftPeer) -> Welcome:
-    assert peer.link.welcome is not None, "the link stood before anything was asked"
+    assert peer.link.welcome is not None, "the link stood before anything was sent"
     return peer.link.welcome

@@ -1,4 +1,4 @@
-"""Step times of GPUs that are not here, from what a step must move and compute. Modelled, never measured.
+"""Step times of GPUs that are not here, from the bytes and flops of a step. Modelled, never measured.
 
 A step of r rows reads every weight once and each session's keys and values, computes 2 flops a weight and row, and
 with tensor parallelism adds two all-reduces a layer (Pope et al., arXiv 2211.05102, §2; Megatron-LM, arXiv
@@ -22,11 +22,11 @@ from paceline.costs.cost_line import CostLine
 from paceline.protocol.errors import Unsupported, require
 
 LAYER_MS = 0.04
-"""Of a layer whatever its size: launches and what does not overlap. Fitted: TP 2, 4, 8 of one model differ by it."""
+"""Time of a layer of any size: launches and what does not overlap. Fitted: TP 2, 4, 8 of one model differ by it."""
 COMPUTE_SHARE = 0.6
-"""Of dense peak flops that large products reach; rows from which a step is bound by them hang on it."""
+"""Share of dense peak flops that large products reach; the rows from which flops bound a step depend on it."""
 MEMORY_SHARE = 0.9
-"""Of a GPU's memory that weights and KV may take, as vLLM's gpu_memory_utilization has it by default."""
+"""Share of a GPU's memory that weights and KV may take: the default of vLLM's gpu_memory_utilization."""
 KV_BYTES = 2
 ACTIVATION_BYTES = 2
 LINE_ROWS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024, 2048, 4096)
@@ -38,10 +38,10 @@ class GpuKind:
     """A GPU's data sheet, dense figures.
 
     Attributes:
-        memory_gb, bandwidth_gb_s, tflops: of 16-bit formats.
-        link_gb_s: to the other GPUs of its node, one way.
-        all_reduce_us: of a small message. NVLink: vLLM's own kernel takes 9 to 10 on H100 (sgl-project/sglang pull
-            2904), and gpt-fast's TP 8 speeds on A100 fit 10. PCIe: assumed.
+        memory_gb, bandwidth_gb_s, tflops: its memory, and its speeds; flops are of 16-bit formats.
+        link_gb_s: bandwidth to the other GPUs of its node, one way.
+        all_reduce_us: latency of a small message. NVLink: vLLM's own kernel takes 9 to 10 on H100 (sgl-project/sglang
+            pull 2904), and gpt-fast's TP 8 speeds on A100 fit 10. PCIe: assumed.
     """
 
     memory_gb: float
@@ -64,7 +64,7 @@ GPUS: Mapping[str, GpuKind] = {
     "l4": GpuKind(24, 300, 121, 32, PCIE_US),
     "t4": GpuKind(16, 320, 65, 16, PCIE_US),
 }
-"""By name; from NVIDIA's data sheets of the SXM parts where there are such."""
+"""GPUs by name, from NVIDIA's data sheets, of the SXM parts where there are such."""
 
 
 @dataclass(frozen=True)
@@ -84,30 +84,30 @@ WEIGHTS: Mapping[str, WeightBits] = {
 
 
 MAX_SIZE = 1 << 32
-"""Of any entry of a `config.json`: products of a few of them stay finite as floats."""
+"""Greatest entry of a `config.json`: products of a few entries stay finite as floats."""
 
 
 def _size(config: Mapping[str, Any], name: str, default: int | None = None) -> int:
-    """An entry of a `config.json`; absent, null or 0: the default."""
+    """Return an entry of a `config.json`; absent, null or 0: the default."""
     value = config.get(name) or default
-    known = type(value) is int and (default is not None or value >= 1) and 0 <= value <= MAX_SIZE
-    require(known, f"config {name}", value, f"a whole number in [1, {MAX_SIZE}]")
+    is_size = type(value) is int and (default is not None or value >= 1) and 0 <= value <= MAX_SIZE
+    require(is_size, f"config {name}", value, f"a whole number in [1, {MAX_SIZE}]")
     assert value is not None, "it is a number"
     return int(value)
 
 
 @dataclass(frozen=True)
 class ModelSize:
-    """What of a decoder's configuration decides its steps.
+    """The sizes of a decoder on which its step times depend.
 
     Attributes:
-        hidden, layers, vocab: of the model.
+        hidden, layers, vocab: hidden size, number of layers, and vocabulary.
         attention: weights of a layer's attention.
         kv_values: values of a token's keys and values, all layers.
         mlp: weights of a layer's dense MLP, or of one expert.
-        experts, experts_per_token: of a layer; 0: dense.
+        experts, experts_per_token: experts of a layer, and those that a token passes; 0: dense.
         shared_mlp: weights of a layer that every token passes beside its experts, router included.
-        tied: whether embedding and head are one matrix.
+        ties_embeddings: whether embedding and head are one matrix.
     """
 
     hidden: int
@@ -119,14 +119,14 @@ class ModelSize:
     experts: int = 0
     experts_per_token: int = 0
     shared_mlp: int = 0
-    tied: bool = False
+    ties_embeddings: bool = False
 
     @classmethod
     def of_config(cls, config: Mapping[str, Any]) -> ModelSize:
-        """From a `config.json` of transformers, of decoders with gated MLPs and grouped keys.
+        """Read a `config.json` of transformers, of a decoder with gated MLPs and grouped keys.
 
         Raises:
-            InvalidInput: naming the entry that is missing, or no size.
+            InvalidInput: an entry is missing, or no size; it names the entry.
             Unsupported: attention over latent keys.
         """
         config = config.get("text_config") or config
@@ -138,8 +138,8 @@ class ModelSize:
         hidden, layers, vocab, intermediate, heads = map(size, names)
         head = size("head_dim", hidden // heads)
         kv_heads = size("num_key_value_heads", heads)
-        named = (name for name in ("num_experts", "num_local_experts", "n_routed_experts") if config.get(name))
-        experts = size(next(named, ""), 0)
+        expert_keys = (name for name in ("num_experts", "num_local_experts", "n_routed_experts") if config.get(name))
+        experts = size(next(expert_keys, ""), 0)
         width = size("moe_intermediate_size", intermediate) if experts else intermediate
         return cls(
             hidden=hidden,
@@ -151,17 +151,17 @@ class ModelSize:
             experts=experts,
             experts_per_token=size("num_experts_per_tok", 1) if experts else 0,
             shared_mlp=hidden * experts + 3 * hidden * width * size("n_shared_experts", 0),
-            tied=bool(config.get("tie_word_embeddings", False)),
+            ties_embeddings=bool(config.get("tie_word_embeddings", False)),
         )
 
     @property
     def parameters(self) -> int:
-        """All weights."""
+        """Return the number of weights."""
         mlps = self.mlp * max(1, self.experts) + self.shared_mlp
-        return self.layers * (self.attention + mlps) + self.vocab * self.hidden * (1 if self.tied else 2)
+        return self.layers * (self.attention + mlps) + self.vocab * self.hidden * (1 if self.ties_embeddings else 2)
 
     def read(self, rows: float) -> float:
-        """Weights that a step of so many rows reads: of experts those that any row is sent to, if all are alike."""
+        """Return the weights that a step of so many rows reads: of experts, those of any row, if all are alike."""
         mlps = float(self.mlp)
         if self.experts:
             mlps *= self.experts * (1 - (1 - self.experts_per_token / self.experts) ** rows)
@@ -169,7 +169,7 @@ class ModelSize:
 
     @property
     def active(self) -> int:
-        """Weights that a row passes."""
+        """Return the weights that a row passes."""
         mlps = self.mlp * max(1, self.experts_per_token) + self.shared_mlp
         return self.layers * (self.attention + mlps) + self.vocab * self.hidden
 
@@ -194,12 +194,12 @@ class ModelPlace:
 
     @property
     def kind(self) -> GpuKind:
-        """The data sheet."""
+        """Return the GPU's data sheet."""
         return GPUS[self.gpu]
 
     @property
     def kv_tokens(self) -> int:
-        """Tokens of context that fit beside the weights, all GPUs together; 0 or less: the model does not fit."""
+        """Return the tokens of context that fit beside the weights, all GPUs together; 0 or less: they don't fit."""
         memory = 1e9 * MEMORY_SHARE * self.kind.memory_gb * self.tensor_parallel
         free = memory - self.size.parameters * WEIGHTS[self.weights].bytes
         return int(free / (KV_BYTES * self.size.kv_values))
@@ -208,7 +208,7 @@ class ModelPlace:
         """Refuse a model that its GPUs can't hold.
 
         Raises:
-            InvalidInput: naming the weights' gigabytes.
+            InvalidInput: it names the weights' gigabytes.
         """
         weights = self.size.parameters * WEIGHTS[self.weights].bytes / 1e9
         room = MEMORY_SHARE * self.kind.memory_gb * self.tensor_parallel
@@ -216,11 +216,11 @@ class ModelPlace:
         require(self.kv_tokens > 0, "weights GB", round(weights, 1), limit)
 
     def step_ms(self, rows: float, sessions: float = 1.0, context: float = 0.0) -> float:
-        """Milliseconds of a decode step. Modelled.
+        """Return the milliseconds of a decode step. Modelled.
 
         Args:
             rows: tokens that are computed, of all sessions.
-            sessions: whose keys and values are read once each.
+            sessions: number of sessions; the keys and values of each are read once.
             context: tokens of each session.
         """
         kind, bits = self.kind, WEIGHTS[self.weights]
@@ -230,18 +230,18 @@ class ModelPlace:
         return max(moved_ms, compute_ms) + self.size.layers * (LAYER_MS + 2 * self.all_reduce_ms(rows))
 
     def kv_ms(self, context: float) -> float:
-        """Reading one session's keys and values, each GPU its share. Modelled."""
-        moved = KV_BYTES * self.size.kv_values * context / self.tensor_parallel
-        return moved / (1e6 * self.kind.bandwidth_gb_s * WEIGHTS["bf16"].bandwidth_share)
+        """Return the time to read one session's keys and values, each GPU its share. Modelled."""
+        bytes_read = KV_BYTES * self.size.kv_values * context / self.tensor_parallel
+        return bytes_read / (1e6 * self.kind.bandwidth_gb_s * WEIGHTS["bf16"].bandwidth_share)
 
     def all_reduce_ms(self, rows: float) -> float:
-        """Of one all-reduce: its latency, and each GPU's share of the rows' activations sent twice over its link."""
+        """Return the time of an all-reduce: its latency, and each GPU's share of activations, twice over its link."""
         ranks = self.tensor_parallel
         if ranks == 1:
             return 0.0
-        sent = 2 * (ranks - 1) / ranks * rows * self.size.hidden * ACTIVATION_BYTES
-        return self.kind.all_reduce_us / 1e3 + sent / (1e6 * self.kind.link_gb_s)
+        bytes_sent = 2 * (ranks - 1) / ranks * rows * self.size.hidden * ACTIVATION_BYTES
+        return self.kind.all_reduce_us / 1e3 + bytes_sent / (1e6 * self.kind.link_gb_s)
 
     def line(self) -> CostLine:
-        """Steps by their rows, without keys and values: each session adds its `kv_ms`. Modelled."""
+        """Return the times of steps by rows, without keys and values: each session adds its `kv_ms`. Modelled."""
         return CostLine(tuple((float(rows), self.step_ms(rows)) for rows in LINE_ROWS))

@@ -1,4 +1,4 @@
-"""Replay: what rounds of any length or static tree would have brought in texts that were read. Pure.
+"""Replay: tokens of rounds of any length or static tree, in texts that were read. Pure.
 
 Positions draw noise of their own, so with the text given each is accepted independently of the others, with the
 chance that the passes found (docs/exactness.md §7). A round of depth k ends at its first failure, after k + 1 tokens
@@ -28,12 +28,12 @@ from paceline_training.evaluate import round_flow
 FAN_OUT = DraftingSettings.fan_out
 """Next tokens that outcomes are drafted for behind each node: a coordinator's default."""
 RESAMPLES = 400
-"""Of the texts, for the standard error of tokens a round."""
+"""Resamples of the texts, for the standard error of tokens a round."""
 
 
 @dataclass(frozen=True)
 class ProposalShape:
-    """What each round proposes: a chain of `depth` tokens, or a static tree whose nodes have `widths` children.
+    """The proposal of each round: a chain of `depth` tokens, or a static tree whose nodes have `widths` children.
 
     Raises:
         InvalidInput: too deep, too wide, or with too many nodes.
@@ -54,7 +54,7 @@ class ProposalShape:
         """Read `4`, or `4:3-2`: a tree of depth 4 whose root has 3 children, and each of them 2.
 
         Raises:
-            InvalidInput: neither.
+            InvalidInput: the text is neither.
         """
         depth, _, widths = text.partition(":")
         parts = widths.split("-") if widths else []
@@ -64,16 +64,16 @@ class ProposalShape:
 
     @property
     def name(self) -> str:
-        """As tables show it."""
+        """Return the name that tables show."""
         tree = "-".join(map(str, self.widths))
         return f"k={self.depth}" + (f" tree {tree}" if tree else "")
 
     def width(self, depth: int) -> int:
-        """Children of each node whose children are at `depth`, which counts from 1."""
+        """Return the number of children of each node whose children are at `depth`, which counts from 1."""
         return self.widths[depth - 1] if depth <= len(self.widths) else 1
 
     def level(self, depth: int) -> int:
-        """Nodes at a depth; 0: the root."""
+        """Return the number of nodes at a depth; at depth 0 is the root."""
         nodes = 1
         for above in range(1, depth + 1):
             nodes *= self.width(above)
@@ -81,32 +81,32 @@ class ProposalShape:
 
     @property
     def nodes(self) -> int:
-        """Of all depths."""
+        """Return the number of nodes of all depths."""
         return sum(self.level(depth) for depth in range(1, self.depth + 1))
 
 
 @dataclass(frozen=True)
 class ExpectedRounds:
-    """What rounds of one shape bring.
+    """Expected figures of rounds of one shape.
 
     Attributes:
-        tokens: committed by a round, the target's own included; one that its text's end cuts commits what is left.
+        tokens: tokens that a round commits, the target's own included; a round that the text's end cuts has fewer.
         error: standard error of `tokens` from one sample of texts to another, by bootstrap; NaN of a single text.
-        reached: shares of rounds whose first 1 … depth tokens are accepted.
+        survival: shares of rounds whose first 1 … depth tokens are accepted.
         proposed: (nodes, share of the rounds that propose so many).
-        hits: share of rounds whose outcome is among those that a fan-out of `FAN_OUT` drafts for; chains alone.
+        hits: share of rounds whose outcome is among those that a fan-out of `FAN_OUT` drafts for; 0 of trees.
     """
 
     shape: ProposalShape
     tokens: float
     error: float = 0.0
-    reached: tuple[float, ...] = ()
+    survival: tuple[float, ...] = ()
     proposed: tuple[tuple[int, float], ...] = ((0, 1.0),)
     hits: float = 0.0
 
     @property
     def nodes(self) -> float:
-        """Proposed by a round, on average."""
+        """Return the mean number of nodes that a round proposes."""
         return sum(nodes * share for nodes, share in self.proposed)
 
 
@@ -116,24 +116,24 @@ class _TextRounds:
 
     positions: int
     rounds: float
-    reached: NDArray[np.float64]  # [depth]
+    survival: NDArray[np.float64]  # [depth]
     hits: float
     proposed: Counter[int]
 
 
 def longest_depth(drafters: Iterable[DrafterPositions]) -> int:
-    """How deep rounds can be told of: a drafter that reads features is replayed to a certain depth alone."""
-    limited = [each.reach.shape[1] for each in drafters if each.reach.shape[1] > 1]
-    return int(min([MAX_PROPOSAL_NODES, *limited]))
+    """Return how deep rounds can be replayed: a drafter that reads features was read to a certain depth alone."""
+    depths = [each.reach.shape[1] for each in drafters if each.reach.shape[1] > 1]
+    return int(min([MAX_PROPOSAL_NODES, *depths]))
 
 
 def expected_rounds(drafters: Sequence[DrafterPositions], shape: ProposalShape, scale: float = 1.0) -> ExpectedRounds:
-    """Rounds of one shape over the same drafter's positions in all texts.
+    """Replay rounds of one shape over the same drafter's positions in all texts.
 
     Args:
-        drafters: of each text.
+        drafters: the drafter's positions in each text.
         shape: chain or tree.
-        scale: multiplies every chance of acceptance, which stays at most 1: "what if it were so much better".
+        scale: factor on every chance of acceptance, which stays at most 1: "what if it were so much better".
 
     Raises:
         InvalidInput: deeper than the drafter was replayed, or no text with a position.
@@ -143,18 +143,18 @@ def expected_rounds(drafters: Sequence[DrafterPositions], shape: ProposalShape, 
     most = longest_depth(drafters)
     require(shape.depth <= most, "k", shape.depth, f"at most {most}, as deep as the drafter was replayed")
     require(any(len(each.ranks) for each in drafters), "positions", 0, "at least 1, over all texts")
-    found = [_text_rounds(each, shape, scale) for each in drafters]
-    rounds = np.array([each.rounds for each in found])
-    committed = np.array([each.positions for each in found], np.float64)
+    texts = [_text_rounds(each, shape, scale) for each in drafters]
+    rounds = np.array([each.rounds for each in texts])
+    committed = np.array([each.positions for each in texts], np.float64)
     total = float(rounds.sum())
-    counted = sum((each.proposed for each in found), Counter[int]())
+    proposals = sum((each.proposed for each in texts), Counter[int]())
     return ExpectedRounds(
         shape,
         float(committed.sum() / total),
         _standard_error(committed, rounds),
-        tuple((np.sum([each.reached for each in found], axis=0) / total).tolist()),
-        tuple((nodes, share / total) for nodes, share in sorted(counted.items())),
-        sum(each.hits for each in found) / total,
+        tuple((np.sum([each.survival for each in texts], axis=0) / total).tolist()),
+        tuple((nodes, share / total) for nodes, share in sorted(proposals.items())),
+        sum(each.hits for each in texts) / total,
     )
 
 
@@ -165,7 +165,7 @@ def _text_rounds(drafter: DrafterPositions, shape: ProposalShape, scale: float) 
     widths = np.array([shape.width(int(depth) + 1) for depth in depths])
     accepted = reach[:, columns, widths - 1]  # [n, depth]
     begins, survival = round_flow(accepted, shape.depth)
-    sizes = np.array([_nodes_of(shape, int(offered)) for offered in drafter.offered])
+    sizes = np.array([_nodes_of(shape, int(tokens)) for tokens in drafter.offered])
     proposed: Counter[int] = Counter()
     for size, chance in zip(sizes.tolist(), begins.tolist(), strict=True):
         proposed[size] += chance
@@ -173,14 +173,17 @@ def _text_rounds(drafter: DrafterPositions, shape: ProposalShape, scale: float) 
     return _TextRounds(begins.size, float(begins.sum()), begins @ survival, hits, proposed)
 
 
-def _nodes_of(shape: ProposalShape, offered: int) -> int:
-    """Nodes of a round where so many tokens are on offer; matches are chains."""
-    return shape.nodes if offered >= shape.depth else offered
+def _nodes_of(shape: ProposalShape, tokens: int) -> int:
+    """Return the nodes of a round where so many tokens are on offer; matches are chains."""
+    return shape.nodes if tokens >= shape.depth else tokens
 
 
 def _hits(reach: NDArray[np.float64], survival: NDArray[np.float64]) -> NDArray[np.float64]:
-    """[positions] chance that the outcome of a round that begins there was among those drafted for: after a mismatch
-    one of the next `FAN_OUT` ranks, after a whole proposal one of the first. A text's last round has none."""
+    """Return the chance that the outcome of a round that begins at a position was drafted for, [positions].
+
+    After a mismatch it is one of the next `FAN_OUT` ranks, after a whole proposal one of the first. A text's last
+    round has none.
+    """
     positions, k = survival.shape
     before = np.concatenate([np.ones((positions, 1)), survival[:, :-1]], axis=1)  # chance to get to each depth
     inside = np.concatenate([reach, np.zeros((k + 1, *reach.shape[1:]))])
@@ -192,20 +195,20 @@ def _hits(reach: NDArray[np.float64], survival: NDArray[np.float64]) -> NDArray[
 
 
 def _standard_error(committed: NDArray[np.float64], rounds: NDArray[np.float64]) -> float:
-    """Of Σ committed / Σ rounds, texts drawn again with replacement; a single text does not tell."""
-    told = rounds > 0
-    committed, rounds = committed[told], rounds[told]
+    """Return the standard error of Σ committed / Σ rounds, by resampling texts; a single text has none."""
+    has_rounds = rounds > 0
+    committed, rounds = committed[has_rounds], rounds[has_rounds]
     if rounds.size < 2:
         return ABSENT
-    drawn = np.random.default_rng(0).integers(0, rounds.size, (RESAMPLES, rounds.size))
-    return float((committed[drawn].sum(axis=1) / rounds[drawn].sum(axis=1)).std())
+    resamples = np.random.default_rng(0).integers(0, rounds.size, (RESAMPLES, rounds.size))
+    return float((committed[resamples].sum(axis=1) / rounds[resamples].sum(axis=1)).std())
 
 
 def plus_minus(error: float, digits: int = 2) -> str:
-    """A standard error as it stands behind its figure; nothing where it is not known."""
+    """Return a standard error as it stands behind its figure; nothing where it is not known."""
     return "" if math.isnan(error) else f" ± {error:.{digits}f}"
 
 
 def positions_of(texts: Sequence[TextPositions], drafter: str, temperature: float) -> list[DrafterPositions]:
-    """One drafter's positions in the texts read at a temperature."""
+    """Return one drafter's positions in the texts of a temperature."""
     return [text.drafters[drafter] for text in texts if text.temperature == temperature]

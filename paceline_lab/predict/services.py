@@ -1,4 +1,4 @@
-"""Services that run as a source of passes: their texts, what they say of them, and what their steps take."""
+"""Running services as a source of passes: they answer prompts, read texts, and state their step times."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ from paceline_training.writing import Author, GenerationRecipe
 
 CONNECT_S = 10.0
 RETRY_MS = 200
-"""Pause before a service without room is asked again, where it doesn't say one."""
-Said = TypeVar("Said")
-_Written = tuple[int, Row | None] | BaseException
+"""Pause before a service without room gets the request again, where it doesn't name one."""
+AnswerType = TypeVar("AnswerType")
+_RowEvent = tuple[int, Row | None] | BaseException
 """A token of a row, a row that has ended, or why one could not be written."""
 
 
 @dataclass(frozen=True)
-class ServicesWanted:
-    """Which services read: a target, draft services (none: matches alone), and which of their drafters (none: all).
+class ServicesOptions:
+    """The services that read: a target, draft services (none: matches alone), and their drafters (none: all of them).
 
-    Drafters are named as reports name them, or as their service does.
+    Drafters have the names of reports, or those of their services.
     """
 
     target: PeerSettings
@@ -55,7 +55,7 @@ class ServicesWanted:
 
     @property
     def words(self) -> str:
-        """Who they are."""
+        """Return the services in words."""
         return ", ".join([f"target {self.target.address}", *(f"draft {each.address}" for each in self.drafts)])
 
 
@@ -64,40 +64,41 @@ class RunningDrafter:
     """A drafter of a running service.
 
     Attributes:
-        served: its name there.
-        model: what it runs.
-        target: what the target runs.
+        service_name: its name at the service.
+        model: the model that it runs.
+        target: the model that the target runs.
     """
 
     peer: DraftPeer
-    served: str
+    service_name: str
     model: str
     target: str
 
     @property
     def welcome(self) -> Welcome:
-        """Of its service."""
+        """Return the welcome of its service."""
         assert self.peer.link.welcome is not None, "it was linked to"
         return self.peer.link.welcome
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What it is asked for by: its name there, and that which its service was started with."""
+        """Return the names by which the user may mean it: its name there, and that with which its service started."""
         welcome = self.welcome
-        return (self.served, welcome.default_name) if self.served == welcome.drafters[0] else (self.served,)
+        own = (self.service_name,)
+        return (*own, welcome.default_name) if self.service_name == welcome.drafters[0] else own
 
     @property
     def name(self) -> str:
-        """In reports: what it runs; a draft that is part of its target has the target's name, and goes by its own."""
-        return shown_name(self.served if self.model == self.target else self.model)
+        """Return its name in reports: its model's, or its own where draft and target are one model."""
+        return shown_name(self.service_name if self.model == self.target else self.model)
 
 
 class ServicePasses:
     """Running services as a `PassSource`; a context manager, which keeps the links.
 
     Args:
-        wanted: who reads.
-        tokenizer: of the model that the user names.
+        options: the services that read.
+        tokenizer: the tokenizer of the model that the user names.
 
     Raises, when it is entered:
         PacelineError: a service that isn't there, or that refuses the link.
@@ -108,15 +109,15 @@ class ServicePasses:
 
     folder = "scored"
 
-    def __init__(self, wanted: ServicesWanted, tokenizer: Tokenizer) -> None:
-        self._wanted, self._tokenizer = wanted, tokenizer
+    def __init__(self, options: ServicesOptions, tokenizer: Tokenizer) -> None:
+        self._options, self._tokenizer = options, tokenizer
         self._runner = asyncio.Runner()
         hello = Hello(secrets.token_hex(8))
-        self._target = TargetPeer(TargetLink(wanted.target, hello))
-        self._drafts = [DraftPeer(DraftLink(each, hello)) for each in wanted.drafts]
+        self._target = TargetPeer(TargetLink(options.target, hello))
+        self._drafts = [DraftPeer(DraftLink(each, hello)) for each in options.drafts]
         self._drafters: dict[str, RunningDrafter] = {}
-        self.left_out: tuple[str, ...] = ()
-        """Drafters that read the target's features, whose ranks in a text that stands are not to be had."""
+        self.feature_drafters: tuple[str, ...] = ()
+        """Drafters that read the target's features: services can't rank tokens of a given text for them."""
 
     def __enter__(self) -> ServicePasses:
         try:
@@ -142,25 +143,25 @@ class ServicePasses:
     @property
     def readers(self) -> Mapping[str, str]:  # noqa: D102
         drafters = {
-            name: f"{each.served} {each.model} {each.welcome.fingerprint.numeric}"
+            name: f"{each.service_name} {each.model} {each.welcome.fingerprint.numeric}"
             for name, each in self._drafters.items()
         }
         return {NGRAM: NGRAM, **drafters}
 
     @property
     def models(self) -> Mapping[str, str]:
-        """What each drafter runs."""
+        """Return the model that each drafter runs."""
         return {name: each.model for name, each in self._drafters.items()}
 
     @property
     def target_line(self) -> CostLine:
-        """What the target's steps take, as it says; no points: it has not said."""
+        """Return the times of the target's steps, as it states them; no points: it has stated none."""
         return self._target.costs.alone
 
     @property
     def draft_lines(self) -> Mapping[str, CostLine]:
-        """The same of each drafter's."""
-        return {name: each.peer.costs.line_of(each.served) for name, each in self._drafters.items()}
+        """Return the times of each drafter's steps, as its service states them."""
+        return {name: each.peer.costs.line_of(each.service_name) for name, each in self._drafters.items()}
 
     def author(self, tokenizer: Tokenizer, recipe: GenerationRecipe, prompts: tuple[TokenIds, ...]) -> Author:  # noqa: D102
         return _RunningAuthor(self._target, self._runner, tokenizer, recipe, prompts)
@@ -185,11 +186,11 @@ class ServicePasses:
         assert self._target.link.welcome is not None, "it was linked to"
         return self._target.link.welcome
 
-    def _run(self, work: Coroutine[Any, Any, Said]) -> Said:
+    def _run(self, work: Coroutine[Any, Any, AnswerType]) -> AnswerType:
         return self._runner.run(work)
 
     async def _drafted(self, drafter: RunningDrafter, text: SampleText, target: TargetPositions) -> DrafterPositions:
-        return await _patiently(lambda: read_by_draft(drafter.peer, drafter.served, text, target))
+        return await _patiently(lambda: read_by_draft(drafter.peer, drafter.service_name, text, target))
 
     async def _connect(self) -> None:
         for link in self._links:
@@ -200,32 +201,34 @@ class ServicePasses:
         self._choose()
 
     def _check_tokenizer(self, link: PeerLink[Any, Any], welcome: Welcome) -> None:
-        found, model, wanted = welcome.fingerprint.tokenizer, welcome.fingerprint.model, self._tokenizer.fingerprint
-        if found and found != wanted:
+        theirs, model, ours = welcome.fingerprint.tokenizer, welcome.fingerprint.model, self._tokenizer.fingerprint
+        if theirs and theirs != ours:
             raise VocabularyMismatch(
-                f"tokenizer of the {link.name} at {link.address} = {found[:12]} (model {model!r}): "
-                f"must be {wanted[:12]}, that of the model that the plan names, in whose tokens the sample is read",
-                metadata={"field": "tokenizer", "value": found, "limit": wanted},
+                f"tokenizer of the {link.name} at {link.address} = {theirs[:12]} (model {model!r}): "
+                f"must be {ours[:12]}, that of the model that the plan names, in whose tokens the sample is read",
+                metadata={"field": "tokenizer", "value": theirs, "limit": ours},
             )
 
     def _choose(self) -> None:
-        """The wanted drafters of those on offer."""
-        offered: dict[str, RunningDrafter] = {}
+        """Choose the drafters that the options name, or all."""
+        drafters: dict[str, RunningDrafter] = {}
         for each in (each for peer in self._drafts for each in _drafters_of(peer, self.fingerprint.model)):
-            offered.setdefault(each.name, each)
-        by_name = {each: name for name, one in reversed(offered.items()) for each in one.names}
-        by_name |= {name: name for name in offered}
-        for name in self._wanted.drafters:
-            require(name in by_name, "drafter", name, f"one that the draft services have: {', '.join(offered)}")
-        chosen = dict.fromkeys(by_name[name] for name in self._wanted.drafters or offered)
-        featured = tuple(name for name in chosen if offered[name].welcome.need_of(offered[name].served).any)
-        if featured and self._wanted.drafters:
+            drafters.setdefault(each.name, each)
+        by_name = {each: name for name, one in reversed(drafters.items()) for each in one.names}
+        by_name |= {name: name for name in drafters}
+        for name in self._options.drafters:
+            require(name in by_name, "drafter", name, f"one that the draft services have: {', '.join(drafters)}")
+        names = dict.fromkeys(by_name[name] for name in self._options.drafters or drafters)
+        feature_drafters = tuple(
+            name for name in names if drafters[name].welcome.need_of(drafters[name].service_name).any
+        )
+        if feature_drafters and self._options.drafters:
             raise Unsupported(
-                f"drafter = {featured[0]!r}: reads the target's features, and what it would draft in a text that "
-                "stands is read by passes on this machine alone: leave out --target-url"
+                f"drafter = {feature_drafters[0]!r}: reads the target's features, and what it would draft in a text "
+                "that stands is read by passes on this machine alone: leave out --target-url"
             )
-        self.left_out = featured
-        self._drafters = {name: offered[name] for name in chosen if name not in featured}
+        self.feature_drafters = feature_drafters
+        self._drafters = {name: drafters[name] for name in names if name not in feature_drafters}
 
     def _close(self) -> None:
         async def close() -> None:
@@ -237,22 +240,22 @@ class ServicePasses:
 
 
 def _drafters_of(peer: DraftPeer, target: str) -> Iterator[RunningDrafter]:
-    """The first is called after its service's model, the others after what their names say."""
+    """Yield a service's drafters: the first has the service's model, others have the models in their names."""
     welcome = peer.link.welcome
     assert welcome is not None, "it was linked to"
-    for place, served in enumerate(welcome.drafters):
-        yield RunningDrafter(peer, served, served.partition(":")[2] if place else welcome.fingerprint.model, target)
+    for place, name in enumerate(welcome.drafters):
+        yield RunningDrafter(peer, name, name.partition(":")[2] if place else welcome.fingerprint.model, target)
 
 
-async def _patiently(ask: Callable[[], Awaitable[Said]]) -> Said:
-    """Ask again while there is no room, for a while."""
-    given_up = time.monotonic() + PATIENCE_S
+async def _patiently(ask: Callable[[], Awaitable[AnswerType]]) -> AnswerType:
+    """Repeat a call while the service has no room, for at most `PATIENCE_S`."""
+    deadline_s = time.monotonic() + PATIENCE_S
     while True:
         try:
             return await ask()
         except Overloaded as error:
             pause_s = (error.retry_after_ms or RETRY_MS) / 1e3
-            if time.monotonic() + pause_s > given_up:
+            if time.monotonic() + pause_s > deadline_s:
                 raise
             await asyncio.sleep(pause_s)
 
@@ -268,35 +271,35 @@ class _RunningAuthor:
     prompts: tuple[TokenIds, ...]
 
     def write(self, rows: range) -> Iterator[tuple[int, Row | None]]:
-        """As `Author`: all rows at once."""
-        said: asyncio.Queue[_Written] = asyncio.Queue()
-        tasks = self.runner.run(self._begin(rows, said))
+        """Write as `Author` does, all rows at once."""
+        events: asyncio.Queue[_RowEvent] = asyncio.Queue()
+        tasks = self.runner.run(self._begin(rows, events))
         try:
-            left = len(rows)
-            while left:
-                event = self.runner.run(said.get())
+            rows_left = len(rows)
+            while rows_left:
+                event = self.runner.run(events.get())
                 if isinstance(event, BaseException):
                     raise event
-                left -= event[1] is not None
+                rows_left -= event[1] is not None
                 yield event
         finally:
             for task in tasks:
                 task.cancel()
 
-    async def _begin(self, rows: range, said: asyncio.Queue[_Written]) -> list[asyncio.Task[None]]:
-        def ended(task: asyncio.Task[None]) -> None:
+    async def _begin(self, rows: range, events: asyncio.Queue[_RowEvent]) -> list[asyncio.Task[None]]:
+        def note_failure(task: asyncio.Task[None]) -> None:
             error = None if task.cancelled() else task.exception()
             if error is not None:
-                said.put_nowait(error)
+                events.put_nowait(error)
 
-        tasks = [asyncio.create_task(self._write(number, said)) for number in rows]
+        tasks = [asyncio.create_task(self._write(number, events)) for number in rows]
         for task in tasks:
-            task.add_done_callback(ended)
+            task.add_done_callback(note_failure)
         return tasks
 
-    async def _write(self, number: int, said: asyncio.Queue[_Written]) -> None:
+    async def _write(self, number: int, events: asyncio.Queue[_RowEvent]) -> None:
         async for row in self._tokens(number):
-            said.put_nowait((number, row))
+            events.put_nowait((number, row))
 
     async def _tokens(self, number: int) -> AsyncIterator[Row | None]:
         recipe, prompt = self.recipe, self.prompts[number]
@@ -308,6 +311,6 @@ class _RunningAuthor:
         async for token in answer(self.peer, prompt, params, noise, longest, ends):
             tokens.append(token)
             yield None
-        written = np.array(tokens[:longest], np.int32)
-        roles = np.where(np.arange(written.size) < len(prompt), Role.FORCED, Role.ANSWER).astype(np.int8)
-        yield Row(written, mark_thinking(written, roles, self.tokenizer), temperature)
+        token_ids = np.array(tokens[:longest], np.int32)
+        roles = np.where(np.arange(token_ids.size) < len(prompt), Role.FORCED, Role.ANSWER).astype(np.int8)
+        yield Row(token_ids, mark_thinking(token_ids, roles, self.tokenizer), temperature)

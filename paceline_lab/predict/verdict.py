@@ -1,4 +1,4 @@
-"""What to run, whether it pays, and what would turn that. Pure."""
+"""The setting to run, whether it pays, and what would turn the verdict. Pure."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ from paceline_lab.predict.positions import DrafterPositions
 from paceline_lab.predict.rounds import ExpectedRounds, ProposalShape, expected_rounds, longest_depth, plus_minus
 
 LEAST_GAIN = 1.03
-"""A gain below this is not one: a request's account may lose 3 % to drafting (docs/architecture.md)."""
+"""Least speed-up that counts as a gain: a request's account may lose 3 % to drafting (docs/architecture.md)."""
 MOST_SCALE = 4.0
 MOST_TRIP_MS = 1000.0
 MOST_SESSIONS = 1024
 _HALVINGS = 16
-"""Of an interval that holds a turning point: 1 in 65,536 of it."""
+"""Halvings of an interval that holds a turning point: 1 in 65,536 of it is left."""
 
 
 def is_gain(gain: float) -> bool:
-    """Whether a setting pays: its speed over target-only's is a gain."""
+    """Return whether a speed over target-only's is a gain, so that the setting pays."""
     return gain >= LEAST_GAIN
 
 
 @dataclass(frozen=True)
 class Candidates:
-    """What one temperature's texts say of every drafter, and the settings that are compared.
+    """Every drafter's positions at one temperature, and the settings to compare.
 
     Attributes:
-        positions: of each text, by drafter.
-        shapes: chains and trees.
+        positions: each drafter's positions in every text.
+        shapes: chains and trees to compare.
     """
 
     positions: Mapping[str, Sequence[DrafterPositions]]
@@ -50,42 +50,42 @@ class Candidates:
         require(bool(self.shapes), "k", self.shapes, "one or more")
 
     @cached_property
-    def _expected(self) -> Callable[[str, ProposalShape, float], ExpectedRounds]:
+    def _rounds(self) -> Callable[[str, ProposalShape, float], ExpectedRounds]:
         return lru_cache(maxsize=None)(
             lambda drafter, shape, scale: expected_rounds(self.positions[drafter], shape, scale)
         )
 
-    def expected(self, drafter: str, shape: ProposalShape, scale: float = 1.0) -> ExpectedRounds:
-        """Rounds of one shape."""
-        return self._expected(drafter, shape, scale)
+    def rounds_of(self, drafter: str, shape: ProposalShape, scale: float = 1.0) -> ExpectedRounds:
+        """Return the expected rounds of one shape."""
+        return self._rounds(drafter, shape, scale)
 
     def shapes_of(self, drafter: str) -> list[ProposalShape]:
-        """Those that the drafter was replayed as deep as; matches are chains."""
+        """Return the shapes that are no deeper than the drafter's positions; those of matches are chains."""
         most = longest_depth(self.positions[drafter])
         return [each for each in self.shapes if 0 < each.depth <= most and not (drafter == NGRAM and each.widths)]
 
     def speeds(self, times: StepTimes, sessions: int, scale: float = 1.0) -> Iterator[PredictedSpeed]:
-        """Target-only, then every setting."""
+        """Yield the speed of target-only, then of every setting."""
         yield target_only(times, sessions)
         for drafter in self.positions:
             for shape in self.shapes_of(drafter):
-                yield just_in_time(times, drafter, self.expected(drafter, shape, scale), sessions)
+                yield just_in_time(times, drafter, self.rounds_of(drafter, shape, scale), sessions)
                 if times.apart and self._can_ahead(drafter, shape):
                     yield ahead(times, drafter, self._by_depth(drafter, scale), shape.depth, sessions)
 
     def best(self, times: StepTimes, sessions: int, scale: float = 1.0) -> tuple[PredictedSpeed, float]:
-        """The fastest drafted setting, and its gain over target-only."""
+        """Return the fastest setting that drafts, and its gain over target-only."""
         plain, *drafted = self.speeds(times, sessions, scale)
         best = max(drafted, key=lambda each: each.tokens_per_second)
         return best, best.gain(plain)
 
     def _can_ahead(self, drafter: str, shape: ProposalShape) -> bool:
-        """Outcomes are drafted for in chains, by drafters that read no features: those are replayed by depth."""
+        """Return whether outcomes can be drafted for: only in chains, and by drafters that read no features."""
         by_depth = any(each.reach.shape[1] > 1 for each in self.positions[drafter])
         return drafter != NGRAM and not shape.widths and not by_depth
 
     def _by_depth(self, drafter: str, scale: float) -> Callable[[int], ExpectedRounds]:
-        return lambda depth: self.expected(drafter, ProposalShape(depth), scale)
+        return lambda depth: self.rounds_of(drafter, ProposalShape(depth), scale)
 
 
 @dataclass(frozen=True)
@@ -104,41 +104,41 @@ class ProfitInequality:
 
     @property
     def holds(self) -> bool:
-        """Whether drafting pays."""
+        """Return whether drafting pays."""
         return is_gain(self.gain)
 
     @property
     def gain(self) -> float:
-        """The right side over the left one."""
+        """Return the right side over the left one."""
         return self.right_ms / self.left_ms
 
     @property
     def left_ms(self) -> float:
-        """What a round takes."""
+        """Return the time of a round."""
         return self.trip_ms + self.draft_ms + self.verify_ms
 
     @property
     def right_ms(self) -> float:
-        """What target-only takes for as many tokens."""
+        """Return the time of as many tokens target-only."""
         return self.tokens * self.single_ms
 
 
-def profit_inequality(times: StepTimes, drafter: str, expected: ExpectedRounds) -> ProfitInequality:
-    """Of one setting, drafted just in time."""
-    speed = just_in_time(times, drafter, expected, 1)
-    draft_ms = proposal_ms(times, drafter, expected, 1)
-    verify_ms = sum(share * times.step_ms(1, 1 + nodes) for nodes, share in expected.proposed)
+def profit_inequality(times: StepTimes, drafter: str, rounds: ExpectedRounds) -> ProfitInequality:
+    """Return the inequality of one setting, drafted just in time."""
+    speed = just_in_time(times, drafter, rounds, 1)
+    draft_ms = proposal_ms(times, drafter, rounds, 1)
+    verify_ms = sum(share * times.step_ms(1, 1 + nodes) for nodes, share in rounds.proposed)
     trips_ms = speed.round_ms - draft_ms - verify_ms
-    return ProfitInequality(trips_ms, draft_ms, verify_ms, expected.tokens, times.step_ms(1, 1))
+    return ProfitInequality(trips_ms, draft_ms, verify_ms, rounds.tokens, times.step_ms(1, 1))
 
 
 @dataclass(frozen=True)
 class TurningPoints:
-    """Where the verdict turns, the best setting being chosen anew at each value; None: it does not, in the range.
+    """Values at which the verdict turns, with the best setting chosen anew at each; None: it doesn't, in the range.
 
     Attributes:
         acceptance: factor on every chance of acceptance; up to `MOST_SCALE`.
-        trips_ms: more on each of both ways, from where they are; up to `MOST_TRIP_MS`. Below 0: so much less.
+        trips_ms: addition to each of both trips; up to `MOST_TRIP_MS`. Below 0: so much less.
         sessions: requests at once; up to `MOST_SESSIONS`, in powers of two.
         draft: factor on the draft's steps, down to 0 or up to 100.
     """
@@ -150,7 +150,7 @@ class TurningPoints:
 
 
 def turning_points(candidates: Candidates, times: StepTimes, sessions: int) -> TurningPoints:
-    """What acceptance, ways, load or draft speed would turn the verdict at the given times and load."""
+    """Find the acceptance, trips, load and draft speed that would turn the verdict at the given times and load."""
 
     def pays(scale: float = 1.0, at: StepTimes = times, load: int = sessions) -> bool:
         return is_gain(candidates.best(at, load, scale)[1])
@@ -167,7 +167,7 @@ def turning_points(candidates: Candidates, times: StepTimes, sessions: int) -> T
 
 
 def _turn(pays: Callable[[float], bool], now: float, end: float) -> float | None:
-    """Between a value and another, where the answer changes; None: it is the same at both."""
+    """Find the value between two at which the answer changes; None: it is the same at both."""
     before = pays(now)
     if pays(end) == before:
         return None
@@ -180,7 +180,7 @@ def _turn(pays: Callable[[float], bool], now: float, end: float) -> float | None
 
 @dataclass(frozen=True)
 class PlanVerdict:
-    """What to run at one temperature and load."""
+    """The setting to run at one temperature and load."""
 
     best: PredictedSpeed
     plain: PredictedSpeed
@@ -188,22 +188,22 @@ class PlanVerdict:
 
     @property
     def error(self) -> float:
-        """Standard error of the gain, from one sample of texts to another; NaN: not known."""
+        """Return the standard error of the gain from one sample of texts to another; NaN: not known."""
         return self.best.gain_error(self.plain)
 
     @property
     def pays(self) -> bool:
-        """Whether the gain is one."""
+        """Return whether the setting pays."""
         return is_gain(self.gain)
 
     @property
     def is_sure(self) -> bool:
-        """Whether another sample of as many texts would hardly turn it: two standard errors, which are known."""
+        """Return whether the gain is over two standard errors from the bound, so that other texts hardly turn it."""
         return abs(self.gain - LEAST_GAIN) > 2 * self.error
 
     @property
     def words(self) -> str:
-        """The recommendation."""
+        """Return the recommendation in words."""
         gain = f"{self.gain:.2f}×{plus_minus(self.error)} target-only"
         doubt = "" if self.is_sure else "; too near to call with these texts"
         if math.isnan(self.error):
@@ -214,6 +214,6 @@ class PlanVerdict:
 
 
 def verdict_of(candidates: Candidates, times: StepTimes, sessions: int) -> PlanVerdict:
-    """The fastest setting, or none."""
+    """Return the verdict on the fastest setting."""
     best, gain = candidates.best(times, sessions)
     return PlanVerdict(best, target_only(times, sessions), gain)

@@ -20,11 +20,11 @@ from paceline.protocol.proposal import NGRAM
 from paceline.protocol.target import RowLogprobs, Verdict
 from paceline.runtime.config import PeerSettings
 from paceline_lab.predict import remote, services
-from paceline_lab.predict.kept import KeptPositions
 from paceline_lab.predict.positions import TextPositions, as_arrays
+from paceline_lab.predict.positions_cache import PositionsCache
 from paceline_lab.predict.reading import EnginePasses, PassSource, read_texts
-from paceline_lab.predict.sample import SampleWanted, texts_at
-from paceline_lab.predict.services import ServicePasses, ServicesWanted
+from paceline_lab.predict.sample import SampleOptions, texts_at
+from paceline_lab.predict.services import ServicePasses, ServicesOptions
 from paceline_training.corpus import Role, Row, save_shard
 from paceline_training.user_data import UserData
 from paceline_training.writing import GenerationRecipe, Writer
@@ -43,9 +43,9 @@ ANSWER_TOKENS = 90
 cluster = cluster_fixture(TARGET, DRAFT)
 
 
-def services_of(cluster: Cluster, *drafters: str) -> ServicesWanted:
+def services_of(cluster: Cluster, *drafters: str) -> ServicesOptions:
     target, draft = (PeerSettings(address=cluster.address_of(name)) for name in ("target", "draft"))
-    return ServicesWanted(target, (draft,), drafters)
+    return ServicesOptions(target, (draft,), drafters)
 
 
 def finished_texts() -> list[Row]:
@@ -58,13 +58,13 @@ def finished_texts() -> list[Row]:
 
 def read_by(source: PassSource, folder: Path, temperature: float) -> list[TextPositions]:
     """Prompts that are answered, and finished texts, one of them in two turns."""
-    wanted = SampleWanted(folder, (temperature,), answer_tokens=ANSWER_TOKENS)
+    wanted = SampleOptions(folder, (temperature,), answer_tokens=ANSWER_TOKENS)
     tokenizer = load_tokenizer(TARGET)
     rows = finished_texts()
     rows[0].roles[30:50] = Role.USER
     data = UserData(tuple(rows), tuple(tokenizer.encode(prompt) for prompt in PROMPTS))
     texts = texts_at(wanted, temperature, data, source, tokenizer, folder)
-    return read_texts(source, texts, KeptPositions(folder / "kept", {}))
+    return read_texts(source, texts, PositionsCache(folder / "kept", {}))
 
 
 def both(cluster: Cluster, folder: Path, temperature: float) -> tuple[list[TextPositions], list[TextPositions]]:

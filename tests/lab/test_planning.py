@@ -18,19 +18,19 @@ from paceline.engine.table.engine import load_table
 from paceline.models.tokenizer import load_tokenizer
 from paceline.protocol.errors import InvalidInput
 from paceline_lab.plan.document import ReportPart, as_html, as_markdown_text
+from paceline_lab.plan.options import PlanOptions, TimesOptions, drafters_named
 from paceline_lab.plan.readers import LoadedReaders, least_line
 from paceline_lab.plan.report import report_parts
-from paceline_lab.plan.run import compared
+from paceline_lab.plan.run import compare_settings
 from paceline_lab.plan.times import size_named, step_times
-from paceline_lab.plan.traced import traced_draft, traced_matches
-from paceline_lab.plan.wanted import PlanWanted, TimesWanted, drafters_named
+from paceline_lab.plan.traces import traced_draft, traced_matches
 from paceline_lab.predict.cycle import StepTimes, proposal_ms
 from paceline_lab.predict.positions import TargetPositions, TextPositions
 from paceline_lab.predict.published import SIZES
 from paceline_lab.predict.reading import EnginePasses, shown_name
 from paceline_lab.predict.roofline import ModelPlace
 from paceline_lab.predict.rounds import ProposalShape, expected_rounds
-from paceline_lab.predict.sample import SampleWanted
+from paceline_lab.predict.sample import SampleOptions
 from paceline_lab.predict.verdict import Candidates
 from paceline_lab.simulate.trace import Trace, TracedRequest, TracedSetting, write_trace
 from paceline_training.corpus import Role, Row, save_shard
@@ -149,8 +149,8 @@ def test_a_trace_of_running_services_is_a_sample(tmp_path: Path) -> None:
         assert "left out with a trace" in said and f"error: {named} = " in said
     other = plan(tmp_path, target="table:vocab=9", sample=tmp_path / TRACE)
     assert f"target = 'table:vocab=9': must be {TARGET}, of which the trace is" in other.stderr
-    expected = expected_rounds([traced_draft(request)], ProposalShape(1))
-    assert expected.tokens == pytest.approx(simulated_tokens(request.ranks, 1), abs=0.05)
+    rounds = expected_rounds([traced_draft(request)], ProposalShape(1))
+    assert rounds.tokens == pytest.approx(simulated_tokens(request.ranks, 1), abs=0.05)
     matches = traced_matches(request)
     assert matches.offered.tolist() == [0] * 47 + [32] and matches.reach.sum() == matches.reach[47, 0].sum() == 8
 
@@ -202,11 +202,11 @@ def test_modelled_times_are_marked_wherever_they_are_shown(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("sessions", [1, 16, 32])
 def test_a_modelled_draft_reads_its_sessions_keys_and_values(tmp_path: Path, sessions: int) -> None:
-    asked = TimesWanted(CostLine(((1, 20.0),)), draft_gpu="l4", draft_size="qwen3-0.6b", context=2000)
-    wanted = PlanWanted(TARGET, SampleWanted(tmp_path), tmp_path / "out", times=asked)
+    asked = TimesOptions(CostLine(((1, 20.0),)), draft_gpu="l4", draft_size="qwen3-0.6b", context=2000)
+    options = PlanOptions(TARGET, SampleOptions(tmp_path), tmp_path / "out", times=asked)
     target = load_table(TARGET)
     readers = LoadedReaders(EnginePasses(target, {}), load_tokenizer(TARGET), {"d": DRAFT}, CostLine(), {})
-    times = step_times(wanted, readers)
+    times = step_times(options, readers)
     assert "2000 tokens of context" in times.origins["d step"]
     place = ModelPlace(SIZES["qwen3-0.6b"], "l4")
     expected = expected_rounds([made_positions([0.8] * 40)], ProposalShape(2))
@@ -235,11 +235,11 @@ def test_names_of_drafters_and_sizes() -> None:
 
 
 def test_stated_lines_are_a_drafters_own_or_everybodys() -> None:
-    wanted = TimesWanted(draft_lines={"a": CostLine(((1, 1.0),)), "": CostLine(((1, 2.0),))})
-    assert [wanted.stated_line(name).ms(1) for name in ("a", "b") if wanted.stated_line(name)] == [1.0, 2.0]  # type: ignore[union-attr]
-    assert TimesWanted().stated_line("a") is None
+    options = TimesOptions(draft_lines={"a": CostLine(((1, 1.0),)), "": CostLine(((1, 2.0),))})
+    assert [options.stated_line(name).ms(1) for name in ("a", "b") if options.stated_line(name)] == [1.0, 2.0]  # type: ignore[union-attr]
+    assert TimesOptions().stated_line("a") is None
     with pytest.raises(InvalidInput, match="drafter"):
-        PlanWanted("t", SampleWanted(Path("s")), Path("nowhere"), drafters=("a", "a"))
+        PlanOptions("t", SampleOptions(Path("s")), Path("nowhere"), drafters=("a", "a"))
 
 
 def test_a_page_escapes_what_users_wrote() -> None:
@@ -259,8 +259,8 @@ def test_calibration_is_of_all_texts_together() -> None:
     none = np.zeros(8)
     target = TargetPositions(none, none, none, none, none, none, none, none, none)  # type: ignore[arg-type]
     read = [TextPositions(0.0, True, none, target, {"d": each}) for each in texts]  # type: ignore[arg-type]
-    wanted = PlanWanted("t", SampleWanted(Path("s")), Path("nowhere"))
+    options = PlanOptions("t", SampleOptions(Path("s")), Path("nowhere"))
     times = StepTimes(CostLine(((1, 20.0),)), {"d": CostLine(((1, 1.0),))})
-    made = compared(wanted, {0.0: Candidates({"d": texts}, wanted.shapes)}, times, read)
+    made = compare_settings(options, {0.0: Candidates({"d": texts}, options.shapes)}, times, read)
     figures = next(part for part in report_parts(made) if part.title == "What the drafters say")
     assert figures.tables[0][0]["ECE"] == pytest.approx(0)

@@ -24,12 +24,12 @@ from paceline_lab.bench.predicted.grid import (
     stated_times,
 )
 from paceline_lab.bench.predicted.serving import FixedPlan, GridServices, drafter_names
-from paceline_lab.plan.wanted import PlanWanted
+from paceline_lab.plan.options import PlanOptions
 from paceline_lab.predict.cycle import StepTimes
-from paceline_lab.predict.kept import KeptPositions
+from paceline_lab.predict.positions_cache import PositionsCache
 from paceline_lab.predict.reading import EnginePasses, read_texts
 from paceline_lab.predict.rounds import ProposalShape, expected_rounds
-from paceline_lab.predict.sample import SampleWanted, texts_at
+from paceline_lab.predict.sample import SampleOptions, texts_at
 from paceline_lab.predict.verdict import Candidates
 from paceline_training.user_data import UserData
 from tests.lab.fakes import prompt
@@ -84,7 +84,7 @@ def test_requests_name_drafters_as_their_service_does() -> None:
 
 def test_every_setting_is_served_in_each_turn_beside_target_only(tmp_path: Path) -> None:
     prompts = [*map(prompt, "abcd")]
-    plan = PlanWanted("t", SampleWanted(Path("chat"), (0.8,), 4, 8, 1), tmp_path, loads=(1, 3))
+    plan = PlanOptions("t", SampleOptions(Path("chat"), (0.8,), 4, 8, 1), tmp_path, loads=(1, 3))
     options = GridOptions(plan, {"chat": prompts}, requests=4, tokens=8, turns=2)
     predictions = {("chat", 0.8): Candidates({"ngram": [], "d": []}, (ProposalShape(0), ProposalShape(2)))}
     settings = list(settings_of(options, predictions))
@@ -137,10 +137,10 @@ def test_predicted_ranks_name_every_round_that_is_served(tmp_path: Path, tempera
         stats = GridServices(services.address, tmp_path).serve(plan)[0]
     tokenizer = load_tokenizer(target)
     data = UserData((), (tokenizer.render_chat(asked.chats[0]),))
-    wanted = SampleWanted(tmp_path, (temperature,), answer_tokens=tokens, seed=7)
-    texts = texts_at(wanted, temperature, data, EnginePasses(load_table(target), {}), tokenizer, tmp_path / "work")
+    options = SampleOptions(tmp_path, (temperature,), answer_tokens=tokens, seed=7)
+    texts = texts_at(options, temperature, data, EnginePasses(load_table(target), {}), tokenizer, tmp_path / "work")
     read = read_texts(
-        EnginePasses(load_table(target), {"d": load_table(draft)}), texts, KeptPositions(tmp_path / "kept", {})
+        EnginePasses(load_table(target), {"d": load_table(draft)}), texts, PositionsCache(tmp_path / "kept", {})
     )
     ranks = read[0].drafters["d"].ranks.tolist()
     at = 0

@@ -23,9 +23,9 @@ from paceline_lab.bench.predicted.cells import GridCell, summary_rows
 from paceline_lab.bench.predicted.grid import GridOptions, cells_of, predict_grid, serve_grid, settings_of
 from paceline_lab.bench.predicted.serving import grid_services
 from paceline_lab.bench.prompts import load_prompts
-from paceline_lab.plan.wanted import PlanWanted, drafters_named
+from paceline_lab.plan.options import PlanOptions, drafters_named
 from paceline_lab.predict.rounds import ProposalShape
-from paceline_lab.predict.sample import SampleWanted
+from paceline_lab.predict.sample import SampleOptions
 from paceline_lab.reporting.presentation import markdown_table
 from paceline_lab.reporting.progress import progress_bar, stderr_console
 from paceline_lab.reporting.reports import describe, load_average, write_report
@@ -114,8 +114,8 @@ def _numbers(text: str) -> tuple[float, ...]:
 def _options(args: argparse.Namespace, folder: Path) -> GridOptions:
     prompts = {kind: each[: args.prompts] for kind, each in load_prompts(comma_parts(args.kind)).items()}
     most = max(map(len, prompts.values())) * args.repeats
-    sample = SampleWanted(Path(args.kind), args.temperature, most, args.tokens, UNSEEN_SEED)
-    plan = PlanWanted(
+    sample = SampleOptions(Path(args.kind), args.temperature, most, args.tokens, UNSEEN_SEED)
+    plan = PlanOptions(
         target=args.target,
         sample=sample,
         out=folder,

@@ -15,12 +15,12 @@ from paceline.protocol.records import GenerationStats
 from paceline_lab.bench.predicted.cells import GridCell, ServedRounds
 from paceline_lab.bench.predicted.serving import FixedPlan, GridServices, drafter_names
 from paceline_lab.bench.prompts import Prompt
+from paceline_lab.plan.options import PlanOptions
 from paceline_lab.plan.readers import load_readers
 from paceline_lab.plan.run import sample_facts
 from paceline_lab.plan.times import step_times
-from paceline_lab.plan.wanted import PlanWanted
 from paceline_lab.predict.cycle import StepTimes, just_in_time, target_only
-from paceline_lab.predict.kept import KeptPositions
+from paceline_lab.predict.positions_cache import PositionsCache
 from paceline_lab.predict.reading import read_texts
 from paceline_lab.predict.rounds import ProposalShape, positions_of
 from paceline_lab.predict.sample import texts_at
@@ -44,7 +44,7 @@ class GridOptions:
         repeats: draws of each prompt that prediction reads at temperatures above 0, with seeds of their own.
     """
 
-    plan: PlanWanted
+    plan: PlanOptions
     prompts: Mapping[str, Sequence[Prompt]]
     requests: int
     tokens: int
@@ -70,7 +70,7 @@ def predict_grid(options: GridOptions, advance: Advance) -> tuple[Predictions, S
         for temperature in options.plan.sample.temperatures:
             data = _prompts_of(prompts, readers.tokenizer, options.repeats if temperature > 0 else 1)
             folder = options.plan.work / kind / f"{temperature:g}"
-            cache = KeptPositions(folder / "positions", sample_facts(options.plan, readers, data))
+            cache = PositionsCache(folder / "positions", sample_facts(options.plan, readers, data))
             texts = texts_at(options.plan.sample, temperature, data, readers.passes, readers.tokenizer, folder)
             read = read_texts(readers.passes, texts, cache)
             names = (NGRAM, *readers.models)
@@ -173,7 +173,7 @@ def _cell(
     setting: GridSetting, shape: ProposalShape, runs: ServedRuns, candidates: Candidates, times: StepTimes
 ) -> GridCell:
     run, plain = runs[setting], runs[setting.plain]
-    rounds = candidates.expected(setting.drafter, shape)
+    rounds = candidates.rounds_of(setting.drafter, shape)
 
     def ms_per_token(by: StepTimes) -> float:
         return just_in_time(by, setting.drafter, rounds, setting.load).ms_per_token

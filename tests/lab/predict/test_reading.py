@@ -16,11 +16,11 @@ from paceline.models.tokenizer import load_tokenizer
 from paceline.protocol.errors import InvalidInput
 from paceline.protocol.handshake import Fingerprint
 from paceline.protocol.sampling import NoiseKey
-from paceline_lab.predict.kept import KeptPositions
 from paceline_lab.predict.passes import SampleText
 from paceline_lab.predict.positions import TextPositions
+from paceline_lab.predict.positions_cache import PositionsCache
 from paceline_lab.predict.reading import EnginePasses, read_texts
-from paceline_lab.predict.sample import SampleWanted, read_sample, texts_at
+from paceline_lab.predict.sample import SampleOptions, read_sample, texts_at
 from paceline_training.corpus import Role, Row, save_shard
 
 TARGET = "table:vocab=300,seed=1,contexts=64,max_length=96"
@@ -34,15 +34,15 @@ def sample_file(folder: Path, *lines: object) -> Path:
 
 
 def sampled(folder: Path, temperature: float, *lines: object, texts: int = 16) -> list[SampleText]:
-    wanted = SampleWanted(sample_file(folder, *lines), (temperature,), texts, answer_tokens=24)
+    options = SampleOptions(sample_file(folder, *lines), (temperature,), texts, answer_tokens=24)
     tokenizer = load_tokenizer(TARGET)
-    data = read_sample(wanted, tokenizer, 96)
-    return texts_at(wanted, temperature, data, EnginePasses(load_table(TARGET), {}), tokenizer, folder)
+    data = read_sample(options, tokenizer, 96)
+    return texts_at(options, temperature, data, EnginePasses(load_table(TARGET), {}), tokenizer, folder)
 
 
 def predicted(folder: Path, texts: list[SampleText], target: str = TARGET, draft: str = DRAFT) -> list[TextPositions]:
     return read_texts(
-        EnginePasses(load_table(target), {"draft": load_table(draft)}), texts, KeptPositions(folder / "kept", {})
+        EnginePasses(load_table(target), {"draft": load_table(draft)}), texts, PositionsCache(folder / "kept", {})
     )
 
 
@@ -86,7 +86,7 @@ def test_matches_are_followed_token_by_token(tmp_path: Path) -> None:
     row = Row(tokens, roles, 1.0)
     target = load_table("table:vocab=16,seed=1")
     found = read_texts(
-        EnginePasses(target, {}), [SampleText(row, NoiseKey(0), own=True)], KeptPositions(tmp_path, {})
+        EnginePasses(target, {}), [SampleText(row, NoiseKey(0), own=True)], PositionsCache(tmp_path, {})
     )[0]
     match = found.drafters["ngram"]
     assert match.choices.tolist() == [8, 9, 5, -1]  # behind 7; 7 8; 7 8 9; and 6, which is new
@@ -106,16 +106,16 @@ class CountedEngine(WrappedEngine):
 def test_what_is_kept_is_not_read_again_and_another_drafter_can_be_added(tmp_path: Path) -> None:
     texts = sampled(tmp_path, 0.8, {"prompt": "one"})
     engine: Engine = CountedEngine(load_table(TARGET))
-    kept = KeptPositions(tmp_path / "kept", {"target": TARGET})
-    first = read_texts(EnginePasses(engine, {"a": load_table(DRAFT)}), texts, kept)[0]
+    cache = PositionsCache(tmp_path / "kept", {"target": TARGET})
+    first = read_texts(EnginePasses(engine, {"a": load_table(DRAFT)}), texts, cache)[0]
     read = CountedEngine.steps
-    again = read_texts(EnginePasses(engine, {"a": load_table(DRAFT)}), texts, kept)[0]
+    again = read_texts(EnginePasses(engine, {"a": load_table(DRAFT)}), texts, cache)[0]
     assert CountedEngine.steps == read
     assert (again.drafters["a"].reach == first.drafters["a"].reach).all()
-    more = read_texts(EnginePasses(engine, {"a": load_table(DRAFT), "b": load_table(TARGET)}), texts, kept)[0]
+    more = read_texts(EnginePasses(engine, {"a": load_table(DRAFT), "b": load_table(TARGET)}), texts, cache)[0]
     assert CountedEngine.steps > read and set(more.drafters) == {"ngram", "a", "b"}
     with pytest.raises(InvalidInput, match="target"):
-        KeptPositions(tmp_path / "kept", {"target": "another"})
+        PositionsCache(tmp_path / "kept", {"target": "another"})
 
 
 def test_wrong_samples_are_named(tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_wrong_samples_are_named(tmp_path: Path) -> None:
 
 
 def texts_of_shard(shard: Path, folder: Path) -> list[SampleText]:
-    wanted = SampleWanted(shard, (1.0,), answer_tokens=48)
+    wanted = SampleOptions(shard, (1.0,), answer_tokens=48)
     tokenizer = load_tokenizer(TARGET)
     return texts_at(
         wanted, 1.0, read_sample(wanted, tokenizer, 96), EnginePasses(load_table(TARGET), {}), tokenizer, folder
@@ -160,7 +160,7 @@ class _SameName(EnginePasses):
 
 
 def test_targets_of_one_name_and_other_bits_keep_their_answers_apart(tmp_path: Path) -> None:
-    wanted = SampleWanted(sample_file(tmp_path, {"prompt": "one"}), (0.0,), answer_tokens=24)
+    wanted = SampleOptions(sample_file(tmp_path, {"prompt": "one"}), (0.0,), answer_tokens=24)
     tokenizer = load_tokenizer(TARGET)
     data = read_sample(wanted, tokenizer, 96)
     first, other, again = (

@@ -21,7 +21,7 @@ def test_a_constant_chance_gives_the_geometric_sum(k: int) -> None:
     """(1 - a^(k+1)) / (1 - a): Leviathan et al., arXiv 2211.17192."""
     found = expected_rounds([made_positions([0.7] * LONG)], ProposalShape(k))
     assert found.tokens == pytest.approx((1 - 0.7 ** (k + 1)) / 0.3, rel=END)
-    assert found.reached == pytest.approx([0.7**depth for depth in range(1, k + 1)], rel=END)
+    assert found.survival == pytest.approx([0.7**depth for depth in range(1, k + 1)], rel=END)
     assert dict(found.proposed) == pytest.approx({k: 1.0})
     assert expected_rounds([made_positions([0.5])], ProposalShape(0)).tokens == 1
 
@@ -94,7 +94,7 @@ def test_every_length_is_judged_on_all_texts_however_short() -> None:
     assert expected_rounds(texts, ProposalShape(1)).tokens == pytest.approx(6 / 4)
     long = expected_rounds(texts, ProposalShape(8))
     assert long.tokens == pytest.approx(6 / 3)
-    assert long.reached[:4] == pytest.approx((1, 2 / 3, 1 / 3, 0))
+    assert long.survival[:4] == pytest.approx((1, 2 / 3, 1 / 3, 0))
     assert long.hits == 0, "no round comes behind them"
     assert long.nodes == 8, "an end cuts accepted tokens, not offered ones"
     with pytest.raises(InvalidInput, match="positions"):

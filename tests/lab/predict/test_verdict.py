@@ -11,8 +11,8 @@ from coordinator.policy.plan import Source
 from paceline.costs.cost_line import LEAST_STEP_MS, CostLine
 from paceline.protocol.errors import InvalidInput
 from paceline.protocol.proposal import NGRAM
-from paceline_lab.plan.traced import traced_draft, traced_times
-from paceline_lab.predict.cycle import DraftingWay, StepTimes, ahead, just_in_time, target_only
+from paceline_lab.plan.traces import traced_draft, traced_times
+from paceline_lab.predict.cycle import DraftingMode, StepTimes, ahead, just_in_time, target_only
 from paceline_lab.predict.prices import Prices, fleet_of
 from paceline_lab.predict.rounds import ProposalShape, expected_rounds
 from paceline_lab.predict.verdict import LEAST_GAIN, Candidates, profit_inequality, turning_points, verdict_of
@@ -117,7 +117,7 @@ def test_the_inequality_holds_where_the_verdict_pays() -> None:
     for gain, pays in ((1.02, False), (1.04, True)):
         trips_ms = (20 * tokens(1) / gain - 23) / 2 - 1
         times = TIMES.slower(trips_ms=trips_ms)
-        found = profit_inequality(times, "d", candidates.expected("d", ProposalShape(1)))
+        found = profit_inequality(times, "d", candidates.rounds_of("d", ProposalShape(1)))
         assert found.gain == pytest.approx(gain)
         assert found.holds == verdict_of(candidates, times, 1).pays == pays
 
@@ -180,9 +180,9 @@ def test_prices_count_whole_services_and_busy_shares() -> None:
 
 def test_ahead_is_offered_only_where_drafts_are_apart() -> None:
     candidates = Candidates({"d": [POSITIONS], "ngram": [POSITIONS]}, (*DEPTHS, ProposalShape(2, (2,))))
-    ways = {speed.way for speed in candidates.speeds(TIMES, 1)}
-    assert ways == {DraftingWay.NONE, DraftingWay.WAIT}
-    apart = [each for each in candidates.speeds(replace(TIMES, apart=True), 1) if each.way is DraftingWay.AHEAD]
+    modes = {speed.mode for speed in candidates.speeds(TIMES, 1)}
+    assert modes == {DraftingMode.NONE, DraftingMode.WAIT}
+    apart = [each for each in candidates.speeds(replace(TIMES, apart=True), 1) if each.mode is DraftingMode.AHEAD]
     assert {each.drafter for each in apart} == {"d"} and all("tree" not in each.setting for each in apart)
 
 
@@ -219,7 +219,7 @@ def test_ahead_is_as_fast_as_simulated_rounds_however_far_the_drafts_are(one_way
 def test_nothing_is_drafted_ahead_by_a_draft_that_is_too_far() -> None:
     far = replace(TIMES, apart=True, draft_trip_ms=200.0)
     found = verdict_of(Candidates({"d": [POSITIONS]}, DEPTHS), far, 1)
-    assert found.best.way is DraftingWay.WAIT and not found.pays
+    assert found.best.mode is DraftingMode.WAIT and not found.pays
 
 
 def test_what_comes_too_late_to_be_prefetched_pays_the_targets_way() -> None:

@@ -1,4 +1,4 @@
-"""Positions kept in files: one for each text and reader, so that long work goes on where it ended."""
+"""A cache of positions in files, one for each text and reader, so that long work goes on where it ended."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ FACTS_FILE = "sample.json"
 Positions = TypeVar("Positions", TargetPositions, DrafterPositions)
 
 
-class KeptPositions:
+class PositionsCache:
     """A folder of positions of one sample and target; drafters may be added to it.
 
     Args:
-        folder: made if it isn't there.
-        facts: what all positions depend on: target, sample, settings.
+        folder: where the files are; made if it isn't there.
+        facts: facts that all positions depend on: target, sample, settings.
 
     Raises:
         InvalidInput: the folder's positions depend on something else; it names the fact.
@@ -34,15 +34,15 @@ class KeptPositions:
     def __init__(self, folder: Path, facts: Mapping[str, Any]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
-        file, wanted = folder / FACTS_FILE, json.loads(json.dumps(facts))
+        file, plain_facts = folder / FACTS_FILE, json.loads(json.dumps(facts))
         if not file.exists():
-            replace_file(file, lambda temporary: temporary.write_text(json.dumps(wanted, indent=1) + "\n"))
-        found = read_json("sample", file)
-        for name, value in wanted.items():
-            require(found.get(name) == value, f"{file}: {name}", found.get(name), f"{value!r}, as now, to go on")
+            replace_file(file, lambda temporary: temporary.write_text(json.dumps(plain_facts, indent=1) + "\n"))
+        earlier = read_json("sample", file)
+        for name, value in plain_facts.items():
+            require(earlier.get(name) == value, f"{file}: {name}", earlier.get(name), f"{value!r}, as now, to go on")
 
-    def keep(self, text: int, temperature: float, reader: str, positions: TargetPositions | DrafterPositions) -> None:
-        """Write what a reader said of a text: whole, or not at all."""
+    def put(self, text: int, temperature: float, reader: str, positions: TargetPositions | DrafterPositions) -> None:
+        """Write a reader's positions of a text, whole or not at all."""
         arrays: dict[str, Any] = as_arrays(positions)
 
         def write(temporary: Path) -> None:
@@ -52,7 +52,7 @@ class KeptPositions:
         replace_file(self._file(text, temperature, reader), write)
 
     def find(self, kind: type[Positions], text: int, temperature: float, reader: str) -> Positions | None:
-        """What a reader said of a text; None: nothing yet.
+        """Return a reader's positions of a text; None: there are none yet.
 
         Raises:
             InvalidInput: naming a file that is damaged.
@@ -66,6 +66,6 @@ class KeptPositions:
             raise InvalidInput.of("positions", str(file), f"a whole file, or gone ({error})") from error
 
     def _file(self, text: int, temperature: float, reader: str) -> Path:
-        """A reader's name may be a path; a digest of it is a file's name."""
+        """Return a file's path: its name has a digest of the reader's, which may be a path itself."""
         digest = hashlib.sha256(reader.encode()).hexdigest()[:12]
         return self._folder / f"{text:05}-{temperature:g}-{digest}.npz"

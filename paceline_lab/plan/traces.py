@@ -1,8 +1,8 @@
 """A trace of running services as a sample: their shadow ranks in place of passes, their own times in place of ours.
 
-`paceline bench record` writes one. Ranks are drawn, not averaged, so they are noisier than passes over as many
-tokens; positions whose shadow never came count as wrong. A trace has no probabilities of the target: there is no
-overlap, KL or entropy of it.
+`paceline bench record` writes one. Its ranks are single draws, not averages, so they are noisier than passes over as
+many tokens. Positions whose shadow never came count as wrong. A trace has no probabilities of the target, so there is
+no overlap, KL or entropy.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import numpy as np
 
 from paceline.protocol.errors import require
 from paceline.protocol.proposal import NGRAM
+from paceline_lab.plan.options import Origin
 from paceline_lab.predict.cycle import StepTimes
 from paceline_lab.predict.figures import RANKS
 from paceline_lab.predict.matching import MATCH_DEPTHS
@@ -21,30 +22,29 @@ from paceline_lab.predict.rounds import ProposalShape
 from paceline_lab.predict.verdict import Candidates
 from paceline_lab.simulate.trace import FORMAT, Trace, TracedRequest, TracedSetting, read_trace
 
-RECORDED = "as the recorded services stated or took"
 _READ_BYTES = 200
 
 
 def is_trace(file: Path) -> bool:
-    """Whether a sample is a trace, by its first bytes."""
+    """Return whether a sample is a trace, by its first bytes."""
     try:
-        with file.open("rb") as opened:
-            return f'"format": "{FORMAT}"'.encode() in opened.read(_READ_BYTES)
+        with file.open("rb") as stream:
+            return f'"format": "{FORMAT}"'.encode() in stream.read(_READ_BYTES)
     except OSError:
         return False
 
 
-def target_of(sample: Path, named: str) -> str:
-    """The model that a trace was recorded of; empty: the sample is none, or its trace doesn't say.
+def target_of(sample: Path, name: str) -> str:
+    """Return the model that a trace was recorded of; empty: the sample is no trace, or the trace doesn't say.
 
     Raises:
-        InvalidInput: a damaged trace, or one of another model than the one that is named (empty: none is).
+        InvalidInput: a damaged trace, or one of another model than `name` (empty: of any).
     """
     if not is_trace(sample):
         return ""
-    recorded = read_trace(sample).setting.notes.get("model", "")
-    require(not named or not recorded or named == recorded, "target", named, f"{recorded}, of which the trace is")
-    return recorded
+    model = read_trace(sample).setting.notes.get("model", "")
+    require(not name or not model or name == model, "target", name, f"{model}, of which the trace is")
+    return model
 
 
 def require_texts(file: Path) -> None:
@@ -65,7 +65,7 @@ def require_texts(file: Path) -> None:
 
 
 def traced_candidates(trace: Trace, drafter: str, shapes: tuple[ProposalShape, ...]) -> Candidates:
-    """The recorded draft under a name, where there was one, and matches."""
+    """Return the recorded draft under a name, if there was one, and matches."""
     positions = {NGRAM: [traced_matches(request) for request in trace.requests]}
     if trace.setting.draft.is_known:
         positions[drafter] = [traced_draft(request) for request in trace.requests]
@@ -73,37 +73,37 @@ def traced_candidates(trace: Trace, drafter: str, shapes: tuple[ProposalShape, .
 
 
 def traced_draft(request: TracedRequest) -> DrafterPositions:
-    """What the draft's shadow said of a request's tokens."""
+    """Return the draft's positions in a request, from its shadow."""
     ranks = np.array(request.ranks, np.int32)
     ranks[ranks > RANKS] = 0
-    held = (ranks[:, None] > 0) & (ranks[:, None] <= np.arange(1, RANKS + 1))
-    return _positions(held[:, None].astype(float), np.full(ranks.size, ENDLESS, np.int32), ranks, request.chances)
+    hits = (ranks[:, None] > 0) & (ranks[:, None] <= np.arange(1, RANKS + 1))
+    return _positions(hits[:, None].astype(float), np.full(ranks.size, ENDLESS, np.int32), ranks, request.chances)
 
 
 def traced_matches(request: TracedRequest) -> DrafterPositions:
-    """What matches would have brought to a request's tokens."""
+    """Return the positions of matches in a request."""
     tokens = request.tokens
     reach = np.zeros((tokens, MATCH_DEPTHS, RANKS))
     for place, right in enumerate(request.match_right):
         depths = np.arange(min(right, MATCH_DEPTHS, tokens - place))
         reach[place + depths, depths] = 1.0
-    offered = np.where(np.array(request.match_lengths) > 0, MATCH_DEPTHS, 0).astype(np.int32)
-    return _positions(reach, offered, reach[:, 0, 0].astype(np.int32), reach[:, 0, 0])
+    lengths = np.where(np.array(request.match_lengths) > 0, MATCH_DEPTHS, 0).astype(np.int32)
+    return _positions(reach, lengths, reach[:, 0, 0].astype(np.int32), reach[:, 0, 0])
 
 
 def _positions(
-    reach: np.ndarray, offered: np.ndarray, ranks: np.ndarray, confidence: np.ndarray | tuple[float, ...]
+    reach: np.ndarray, lengths: np.ndarray, ranks: np.ndarray, confidence: np.ndarray | tuple[float, ...]
 ) -> DrafterPositions:
-    unknown, nothing = np.full(ranks.size, -1, np.int32), np.zeros(ranks.size)
-    said = np.array(confidence, np.float64)
-    return DrafterPositions(reach, offered, ranks, unknown, unknown, said, nothing, nothing, nothing, nothing)
+    no_ids, nothing = np.full(ranks.size, -1, np.int32), np.zeros(ranks.size)
+    first_chances = np.array(confidence, np.float64)
+    return DrafterPositions(reach, lengths, ranks, no_ids, no_ids, first_chances, nothing, nothing, nothing, nothing)
 
 
 def traced_times(setting: TracedSetting, drafter: str, *, apart: bool) -> StepTimes:
-    """What steps and ways took in the trace.
+    """Return the times of steps and trips in the trace.
 
-    Services say nothing of their hardware, and a target's steps beside a draft are said as those alone until a draft
-    was at work beside one: whether drafts are `apart` has to be told.
+    Services don't state their hardware, and a target states the same times beside a draft as alone until a draft has
+    worked beside it. So whether drafts are `apart` is an argument.
     """
     drafts = {drafter: setting.draft} if setting.draft.is_known else {}
     return StepTimes(
@@ -112,5 +112,5 @@ def traced_times(setting: TracedSetting, drafter: str, *, apart: bool) -> StepTi
         target_trip_ms=2 * setting.target_one_way_ms + setting.coordinator_ms,
         draft_trip_ms=2 * setting.draft_one_way_ms,
         apart=apart,
-        origins={"all times": RECORDED},
+        origins={"all times": Origin.RECORDED},
     )
