@@ -293,17 +293,17 @@ def _prompts(
 
 
 def split_drafters(text: str) -> Sequence[str]:
-    """Drafters of a list, each once; commas inside a table model's name are its own.
+    """Return the drafters of a list, each once; commas inside a table model's name are its own.
 
     Raises:
-        InvalidInput: one that `paceline serve` doesn't know.
+        InvalidInput: a drafter that `paceline serve` doesn't know.
     """
     from paceline.local.drafter_choice import DrafterChoice
 
-    found = tuple(part.strip() for part in _DRAFTER_COMMA.split(text))
-    for one in found:
+    drafters = tuple(part.strip() for part in _DRAFTER_COMMA.split(text))
+    for one in drafters:
         DrafterChoice.parse(one)
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(drafters))
 
 
 def _draft_tokens(text: str) -> int | None:
@@ -311,8 +311,8 @@ def _draft_tokens(text: str) -> int | None:
 
 
 def _acceptance(text: str) -> Acceptance:
-    known = [one.value for one in Acceptance]
-    require(text in known, "acceptance", text, f"one of {', '.join(known)}")
+    rules = [one.value for one in Acceptance]
+    require(text in rules, "acceptance", text, f"one of {', '.join(rules)}")
     return Acceptance(text)
 
 

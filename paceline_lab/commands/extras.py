@@ -1,4 +1,4 @@
-"""What the laboratory needs beside a client."""
+"""The packages that the laboratory's commands need beside a client's."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def need_benchmarks(command: str) -> None:
     """Refuse a command that draws plots or measures, where this installation can't.
 
     Raises:
-        PacelineError: saying what to install.
+        PacelineError: it names the package to install.
     """
     if not has_engine() or util.find_spec("matplotlib") is None:
         raise PacelineError(f"`paceline {command}` needs the benchmarks: pip install 'paceline[bench]'")

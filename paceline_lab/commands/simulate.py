@@ -58,27 +58,27 @@ def simulate(
     draft_one_way_ms: Annotated[float | None, typer.Option(help="Delay to the draft service.")] = None,
 ) -> None:
     """Simulate on a virtual clock: a recorded run at each setting, a cluster that a file describes, or a study."""
-    given = sum((trace is not None, scenario is not None, bool(study)))
-    require(given == 1, "trace, scenario, study", given, "exactly one of them")
+    sources = sum((trace is not None, scenario is not None, bool(study)))
+    require(sources == 1, "trace, scenario, study", sources, "exactly one of them")
     ways = {"target_one_way_ms": target_one_way_ms, "draft_one_way_ms": draft_one_way_ms}
     lines = {"target_line": target_line, "beside_line": beside_line, "draft_line": draft_line}
     if trace is None:
         lengths = {"k": None if k == LENGTHS else k, "fan_out": None if fan_out == FAN_OUT else fan_out}
-        _left_out("with --study" if study else "with --scenario", sessions=sessions, **lengths, **lines, **ways)
+        _require_absent("with --study" if study else "with --scenario", sessions=sessions, **lengths, **lines, **ways)
         typer.echo(_cluster(scenario, study, out, seed))
         return
-    _left_out("with --trace", seed=seed, out=None if out is None else str(out))
+    _require_absent("with --trace", seed=seed, out=None if out is None else str(out))
     if "+ahead" not in k:
-        _left_out("without N+ahead in k", fan_out=None if fan_out == FAN_OUT else fan_out)
-    stated = {name: _line(name, text) for name, text in lines.items()}
-    _replay(trace, {**ways, **stated}, k, fan_out, [_whole("sessions", text) for text in split_commas(sessions)])
+        _require_absent("without N+ahead in k", fan_out=None if fan_out == FAN_OUT else fan_out)
+    costs = {name: _line(name, text) for name, text in lines.items()}
+    _replay(trace, {**ways, **costs}, k, fan_out, [_whole("sessions", text) for text in split_commas(sessions)])
 
 
-def _left_out(limit: str, **options: object) -> None:
-    """Refuse what can't have an effect; None or empty: not given.
+def _require_absent(limit: str, **options: object) -> None:
+    """Refuse options that can't have an effect; None or empty: the option was left out.
 
     Raises:
-        InvalidInput: naming the first option that was given.
+        InvalidInput: it names the first option that wasn't left out.
     """
     for name, value in options.items():
         require(value is None or value == "", name, value, f"left out {limit}")
@@ -90,15 +90,15 @@ def _replay(trace: Path, changes: Mapping[str, object], k: str, fan_out: int, se
     from paceline_lab.simulate.trace import read_trace
 
     read = read_trace(trace)
-    named = {"target_line": "alone", "beside_line": "beside", "draft_line": "draft"}
-    given = {named.get(name, name): value for name, value in changes.items() if value is not None}
-    setting = read.setting.of_run(**given)
+    field_names = {"target_line": "alone", "beside_line": "beside", "draft_line": "draft"}
+    fields = {field_names.get(name, name): value for name, value in changes.items() if value is not None}
+    setting = read.setting.of_run(**fields)
     if not setting.draft.is_known:
         of_drafts = {name: changes[name] for name in ("beside_line", "draft_one_way_ms")}
-        _left_out("since the trace has no draft; or give --draft-line", **of_drafts)
-    replayed = replay_trace(read)
-    if replayed is not None:
-        typer.echo(comparison_text([replayed.row()]))
+        _require_absent("since the trace has no draft; or give --draft-line", **of_drafts)
+    comparison = replay_trace(read)
+    if comparison is not None:
+        typer.echo(comparison_text([comparison.row()]))
     typer.echo(comparison_text(compare(setting, read.requests, _policies(k, fan_out, setting), sessions)))
 
 
@@ -109,25 +109,25 @@ def _cluster(file: Path | None, study: str, out: Path | None, seed: int | None) 
 
     if file is None:
         return run_studies(study, out, seed or 0)
-    found = Scenario.read(file)
-    return report_scenario(found if seed is None else found.model_copy(update={"seed": seed}), file, out)
+    cluster = Scenario.read(file)
+    return report_scenario(cluster if seed is None else cluster.model_copy(update={"seed": seed}), file, out)
 
 
 def _policies(text: str, fan_out: int, setting: TracedSetting) -> list[Policy]:
     from paceline_lab.simulate.planned import PlannedPolicy
     from paceline_lab.simulate.report import parse_policy
 
-    found: list[Policy] = [
+    policies: list[Policy] = [
         PlannedPolicy() if each == AUTO else parse_policy(each, fan_out) for each in split_commas(text)
     ]
-    require(bool(found), "k", text, "auto or a number, or more of them")
-    drafts = setting.draft.is_known or all(each.name in ("0", AUTO) for each in found)
+    require(bool(policies), "k", text, "auto or a number, or more of them")
+    drafts = setting.draft.is_known or all(each.name in ("0", AUTO) for each in policies)
     require(drafts, "k", text, "0 or auto, since the trace has no draft; or give --draft-line")
-    return found
+    return policies
 
 
 def _line(field: str, text: str) -> CostLine | None:
-    """A line, or none where nothing was given; `own` is a line without points."""
+    """Return a line, or None for an empty text; `own` is a line without points."""
     from paceline.costs.cost_line import CostLine
 
     if not text:
