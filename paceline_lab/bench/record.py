@@ -28,9 +28,9 @@ from paceline_lab.simulate.measured import measured_setting
 from paceline_lab.simulate.trace import Trace, TracedRequest, TracedRound, write_trace
 
 MAX_SESSIONS = 256
-"""As many requests as a coordinator takes by default."""
+"""The number of requests that a coordinator takes by default."""
 MOST_RIGHT = 64
-"""How much of a match's continuation is followed: a proposal's longest path."""
+"""Most tokens of a match's continuation that are compared: a proposal's longest path."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Requests as their users see them, over gRPC and over HTTP; nobody tries again."""
+"""Requests as their users see them, over gRPC and over HTTP; users don't try again."""
 
 from __future__ import annotations
 

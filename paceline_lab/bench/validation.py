@@ -208,7 +208,7 @@ def validate(cells: Sequence[ValidationCell], tokens: int) -> list[Deviation]:
 
 
 def validation_text(deviations: Sequence[Deviation]) -> str:
-    """The report."""
+    """Write the report."""
     near = sum(abs(each.replayed_speed / each.measured_speed - 1) <= NEAR for each in deviations)
     near_predicted = sum(abs(each.predicted_speed / each.measured_speed - 1) <= NEAR for each in deviations)
     return (

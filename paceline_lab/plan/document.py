@@ -48,7 +48,7 @@ class ReportPart:
 
 
 def as_markdown_text(title: str, facts: Mapping[str, str], parts: Sequence[ReportPart]) -> str:
-    """The report; plots are files beside it."""
+    """Write the report as Markdown; plots are files beside it."""
     lines = [f"# {title}\n", "".join(f"- {name}: {value}\n" for name, value in facts.items())]
     for part in parts:
         lines.append(f"## {part.title}\n")
@@ -59,7 +59,7 @@ def as_markdown_text(title: str, facts: Mapping[str, str], parts: Sequence[Repor
 
 
 def as_html(title: str, facts: Mapping[str, str], parts: Sequence[ReportPart]) -> str:
-    """The same as one page."""
+    """Write the report as one page."""
     bullets = "".join(f"<li>{html.escape(name)}: {html.escape(value)}</li>" for name, value in facts.items())
     body = "".join(_part_html(part) for part in parts)
     return (

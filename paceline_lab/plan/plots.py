@@ -12,11 +12,11 @@ from paceline_lab.predict.rounds import ExpectedRounds, ProposalShape, expected_
 
 BINS = 10
 LABEL_CHARACTERS = 36
-"""Of a name in a legend."""
+"""Most characters of a name in a legend."""
 
 
 def _svg(draw: Any, title: str, x: str, y: str, size: tuple[float, float] = (7.0, 3.8)) -> str:
-    """One plot; the same figures give the same bytes."""
+    """Draw a plot; the same figures give the same bytes."""
     matplotlib: Any = import_module("matplotlib")
     figures: Any = import_module("matplotlib.figure")
     with matplotlib.rc_context({"svg.hashsalt": title, "font.size": 9}):

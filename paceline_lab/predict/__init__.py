@@ -1,1 +1,1 @@
-"""What drafting will bring before anything is deployed: teacher-forced passes, their replay, times and prices."""
+"""Predictions of what drafting brings, before anything is deployed: passes, their replay, times and prices."""

@@ -1,4 +1,4 @@
-"""Where a draft parts from its target, token by token: which kinds of text, which choices, which places. Pure.
+"""Branching points, at which a draft parts from its target: kinds of text, choices, places. Pure.
 
 A position's loss is the chance that the drafted token is not the one that the target draws there, under the rule of
 coupled acceptance (docs/exactness.md §1a): 1 - `DrafterPositions.accepted`. A round ends at the first such token.
@@ -87,7 +87,7 @@ class BranchPoint:
 
 @dataclass(frozen=True)
 class Branching:
-    """Where one drafter parts from the target.
+    """The branching points of one drafter.
 
     Attributes:
         whole: losses at all positions.
@@ -127,7 +127,7 @@ def row_of(text: TextPositions) -> Row:
 
 
 class _Read:
-    """One text with one drafter's positions."""
+    """A text with one drafter's positions."""
 
     def __init__(self, text: TextPositions, drafter: DrafterPositions, kinds: TextKinds) -> None:
         self.text = text

@@ -1,4 +1,4 @@
-"""From tokens a round to tokens per second: what a round takes, in closed form. Pure.
+"""From tokens a round to tokens per second: the time of a round, in closed form. Pure.
 
 Times add up as the coordinator's planner has them (`coordinator.policy.cycles`), with what was replayed in place of
 what it learns. A round that is drafted just in time waits for the draft and both ways; one whose outcome was drafted
@@ -23,9 +23,9 @@ from paceline.protocol.proposal import NGRAM
 from paceline_lab.predict.rounds import ExpectedRounds
 
 LOCAL_TRIP_MS = 1.0
-"""Both ways between services on one machine: what the planner believes before it has measured."""
+"""Time there and back between services on one machine: the planner's value before it has measured."""
 _TURNS = 60
-"""Of the fixed point: each halves the error, and a step's time need not be known beyond 1e-9 of it."""
+"""Iterations of the fixed point: each halves the error, and 1e-9 of a step's time is exact enough."""
 
 
 class DraftingMode(StrEnum):

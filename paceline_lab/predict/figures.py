@@ -1,4 +1,4 @@
-"""What a position says of two distributions: a draft's ranks under shared noise, overlap, KL, entropy. Pure.
+"""Figures of two distributions at a position: a draft's ranks under shared noise, overlap, KL, entropy. Pure.
 
 Under coupled acceptance each id j has one exponential E_j. The target draws the id of least E_j / p_j, the draft
 ranks ids by E_j / q_j (docs/exactness.md §1a). Given that the target drew x, m = E_x / p_x is Exp(1), and
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 RANKS = 8
-"""Ranks that are told apart: as many as a node of a dynamic tree may have children."""
+"""Ranks that are distinguished: as many as a node of a dynamic tree may have children."""
 LEAST_Q = 1e-9
 """KL counts an id that the draft excludes as having this probability; without a bound one such id hides the rest."""
 _SINGLE_IDS = 64

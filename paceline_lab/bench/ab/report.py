@@ -54,6 +54,6 @@ def _figures(arm: Arm, turns: Sequence[ArmsTurn]) -> Line:
 
 
 def ab_markdown(title: str, stages: Sequence[Stage], turns: Sequence[ArmsTurn]) -> str:
-    """The report."""
+    """Write the report."""
     ratios, figures = zip(*arm_lines(stages, turns), strict=True)
     return f"# {title}\n\n{markdown_table(ratios)}\n## Figures of each arm\n\n{markdown_table(figures)}\n{NOTES}"

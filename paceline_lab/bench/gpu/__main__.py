@@ -150,7 +150,7 @@ class Bench:
         self._model: PreTrainedModel = model
 
     def engine(self, *, graphs: bool) -> StaticEngine:
-        """An engine that has passed the check of every engine."""
+        """Return an engine that has passed the check of every engine."""
         runner = runner_for(self.device, graphs=graphs)
         facts, info = self.facts, self.facts.info(self._rows)
         engine = StaticEngine(ServedDecoder(self._model, info, facts.attention, self.settings), runner)
@@ -159,7 +159,7 @@ class Bench:
         return engine
 
     def floor_ms(self, load: ServiceLoad, bandwidth: float) -> float:
-        """Of one step."""
+        """Return the floor of one step: its bytes at the bandwidth of a copy."""
         kv = load.sessions * (load.length + load.rows) * self.facts.attention.shape.row_bytes
         return (self.weights + kv) / bandwidth * 1e3
 

@@ -21,7 +21,7 @@ from paceline_lab.bench.peers.process import PeerFailed
 CONVERT_SECONDS = 600.0
 FLOAT32, EIGHT_BITS, FOUR_BITS = "float32", "q8_0", "q4_k_m"
 PRECISIONS = (FLOAT32, EIGHT_BITS, FOUR_BITS)
-"""Of the files that llama.cpp reads."""
+"""Precisions of the files that llama.cpp reads."""
 _SKIPPED_FIELDS = ("GGUF.", "general.architecture", "general.file_type", "general.quantization_version")
 
 

@@ -165,7 +165,7 @@ system's own plain text was changed by its speculation, or by arithmetic that ro
 
 
 def peers_markdown(contest: Contest) -> str:
-    """The report."""
+    """Write the report."""
     rows = peer_rows(contest)
     parts = ["# Beside other systems", "## Our best mode beside each system's best\n"]
     parts += [markdown_table([_duel_line(duel) for duel in duels(contest, rows)])]

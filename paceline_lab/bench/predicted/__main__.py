@@ -31,7 +31,7 @@ from paceline_lab.reporting.progress import progress_bar, stderr_console
 from paceline_lab.reporting.reports import describe, load_average, write_report
 
 UNSEEN_SEED = 9001
-"""Of the texts that prediction reads; requests have seeds from 0 on."""
+"""Seed of the texts that prediction reads; requests have seeds from 0 on."""
 NOTES = """
 Served: rounds behind the first of each request, the last cut by the answer's end, ± one standard error as if rounds
 were independent. Predicted tokens: ± one standard error over texts. `speed off by` is predicted ÷ served tokens per

@@ -1,6 +1,6 @@
 """Prompts from a file of questions in Spec-Bench's form (github.com/hemingkx/Spec-Bench): one JSON object a line.
 
-Each has a `question_id`, a `category` and `turns`: user messages, each asked once those before it are answered.
+Each has a `question_id`, a `category` and `turns`: user messages, each sent once those before it are answered.
 """
 
 from __future__ import annotations

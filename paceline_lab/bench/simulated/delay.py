@@ -97,9 +97,9 @@ class Deadlines:
 
 
 class _Side(asyncio.Protocol):
-    """One connection of a forwarded pair; when it ends the other one does, behind all that it had sent.
+    """One connection of a forwarded pair; when it ends, the other one ends behind all that it had sent.
 
-    `other` is None until the upstream stands; what comes before then starts its way then.
+    `other` is None until the upstream stands; bytes that come before then are forwarded then.
     """
 
     transport: asyncio.Transport

@@ -12,7 +12,7 @@ from paceline.sampling.noise import Stream
 from paceline.sampling.racing import race, race_best
 
 MOST_GUESSES = 8
-"""Ranks are told apart up to this many guesses behind a wrong one."""
+"""Most guesses behind a wrong one whose ranks are distinguished."""
 
 Table = NDArray[np.float32]
 """Logits [contexts, V]."""

@@ -113,7 +113,7 @@ def efficiency_row(row: Efficiency) -> dict[str, object]:
 
 
 def loss_row(row: Efficiency) -> dict[str, object]:
-    """Return a row of the table that says where the first table's rounds lose."""
+    """Return a row of the table of the losses of the first table's rounds."""
     return {
         "draft": row.draft_distribution,
         "T_verify ms": row.verify_ms,

@@ -129,7 +129,7 @@ class Results:
         )
 
     def markdown(self) -> str:
-        """The report."""
+        """Write the report."""
         runs = "".join(f"\n{as_markdown(run)}" for run in self.runs)
         return (
             "# Overlap\n"

@@ -4,8 +4,8 @@ A delay is one way, the same there and back, between the coordinator and the tar
 coordinator and the draft (`paceline_lab.bench.simulated.delay`): each round trip pays it twice. Services and both
 coordinators, with overlap and without, stay up while delay and temperature change.
 
-A cell's figures are of all its generations together. Target-only is asked of the coordinator without
-overlap, over the same delay; it writes the beginning of the same text, which is checked.
+A cell's figures are of all its generations together. Target-only requests go to the coordinator without
+overlap, over the same delay; their text must be the beginning of the same text.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Remote:
 
 @dataclass(frozen=True)
 class Detour:
-    """An idle echo over gRPC through the forwarder, beside one without it; medians."""
+    """An idle echo over gRPC through the forwarder, beside an echo without it; medians."""
 
     one_way_ms: float
     direct_echo_ms: float

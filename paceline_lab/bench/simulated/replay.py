@@ -102,7 +102,7 @@ def pool(replays: Sequence[RoundReplay]) -> RoundReplay:
 
 @dataclass(frozen=True)
 class Losses:
-    """Where rounds lose against their replay: medians, milliseconds.
+    """Losses of rounds against their replay: medians, milliseconds.
 
     Attributes:
         self_started: of a hit's self-started round: the time between two verdicts beyond T_verify; 0 without any.

@@ -174,7 +174,7 @@ setting is chosen for each row after the fact, from as many medians as there are
 
 
 def speed_markdown(rows: Sequence[SpeedRow]) -> str:
-    """The report."""
+    """Write the report."""
     if not rows:
         return "# Speed beside target-only\n\nNo answer was long enough to have a speed.\n"
     parts = ["# Speed beside target-only", summary(rows)]
