@@ -13,7 +13,7 @@ from paceline_lab.plan.options import Origin, PlanOptions, TimesOptions
 from paceline_lab.plan.readers import LoadedReaders
 from paceline_lab.predict.cycle import StepTimes
 from paceline_lab.predict.published import SIZES
-from paceline_lab.predict.roofline import ModelPlace, ModelSize
+from paceline_lab.predict.roofline import ModelPlacement, ModelSize
 
 TARGET_STEP = "target step"
 
@@ -41,7 +41,7 @@ def step_times(options: PlanOptions, readers: LoadedReaders) -> StepTimes:
 
 
 @dataclass(frozen=True)
-class _SourcedStep:
+class _StepCost:
     """The time of a step by its rows, the time that each session adds, and the origin of both."""
 
     line: CostLine
@@ -49,42 +49,44 @@ class _SourcedStep:
     session_ms: float = 0.0
 
     @classmethod
-    def by_roofline(cls, place: ModelPlace, size: str, times: TimesOptions) -> _SourcedStep:
+    def by_roofline(cls, placement: ModelPlacement, size: str, times: TimesOptions) -> _StepCost:
         """Model a step by roofline.
 
         Raises:
             InvalidInput: the GPUs can't hold the model.
         """
-        place.check_fits()
-        return cls(place.line(), _roofline_origin(place, size, times), place.kv_ms(times.context))
+        placement.check_fits()
+        return cls(placement.line(), _roofline_origin(placement, size, times), placement.kv_ms(times.context))
 
 
-def _target(options: PlanOptions, readers: LoadedReaders) -> _SourcedStep:
+def _target(options: PlanOptions, readers: LoadedReaders) -> _StepCost:
     times = options.times
     if times.target_line.is_known:
-        return _SourcedStep(times.target_line, Origin.STATED)
+        return _StepCost(times.target_line, Origin.STATED)
     if not times.gpu:
-        return _SourcedStep(readers.target_line, readers.origin)
+        return _StepCost(readers.target_line, readers.origin)
     size = size_named("target_size", times.target_size or options.target)
-    place = ModelPlace(size, times.gpu, times.tensor_parallel, times.weights)
-    return _SourcedStep.by_roofline(place, times.target_size, times)
+    placement = ModelPlacement(size, times.gpu, times.tensor_parallel, times.weights)
+    return _StepCost.by_roofline(placement, times.target_size, times)
 
 
-def _draft(options: PlanOptions, model: str, name: str, readers: LoadedReaders) -> _SourcedStep:
+def _draft(options: PlanOptions, model: str, name: str, readers: LoadedReaders) -> _StepCost:
     times = options.times
     line = times.stated_line(name)
     if line is not None:
-        return _SourcedStep(line, Origin.STATED)
+        return _StepCost(line, Origin.STATED)
     if not times.draft_gpu:
-        return _SourcedStep(readers.draft_lines[name], readers.origin)
+        return _StepCost(readers.draft_lines[name], readers.origin)
     size = size_named("draft_size", times.draft_size or resolve_draft(model, options.target))
-    return _SourcedStep.by_roofline(ModelPlace(size, times.draft_gpu), times.draft_size, times)
+    return _StepCost.by_roofline(ModelPlacement(size, times.draft_gpu), times.draft_size, times)
 
 
-def _roofline_origin(place: ModelPlace, size: str, times: TimesOptions) -> str:
+def _roofline_origin(placement: ModelPlacement, size: str, times: TimesOptions) -> str:
     of = f" of {Path(size).name}'s size" if size else ""
-    gpus = f"{place.tensor_parallel} {place.gpu}" if place.tensor_parallel > 1 else place.gpu
-    return f"MODELLED by roofline for {gpus}, {place.weights}{of}, {times.context} tokens of context; not measured"
+    gpus = f"{placement.tensor_parallel} {placement.gpu}" if placement.tensor_parallel > 1 else placement.gpu
+    return (
+        f"MODELLED by roofline for {gpus}, {placement.weights}{of}, {times.context} tokens of context; not measured"
+    )
 
 
 def size_named(field: str, name: str) -> ModelSize:

@@ -95,7 +95,7 @@ def needed_features(drafter: Engine) -> FeatureNeed:
 def drafter_pass(drafter: Engine, text: SampleText, target: TargetPositions, read: Reading) -> DrafterPositions:
     """Run a drafter over the same text; one that reads features drafts from every place where a round may begin."""
     count = target.places.size
-    arrays = _PositionsInMaking(count, MAX_K if isinstance(drafter, FeatureEngine) else 1)
+    arrays = _PositionArrays(count, MAX_K if isinstance(drafter, FeatureEngine) else 1)
     p_of = lru_cache(maxsize=MAX_K)(lambda place: chances_of(read.logits[place], text.params))
     for place, depth, logits in _rows_of(drafter, text, read):
         token = int(target.tokens[place])
@@ -112,7 +112,7 @@ def drafter_pass(drafter: Engine, text: SampleText, target: TargetPositions, rea
     return DrafterPositions(arrays.reach, np.full(count, ENDLESS, np.int32), *arrays.ids, *arrays.figures)
 
 
-class _PositionsInMaking:
+class _PositionArrays:
     """Arrays of a drafter's positions while they are filled: a position without figures is never accepted."""
 
     def __init__(self, count: int, depths: int) -> None:

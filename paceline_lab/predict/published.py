@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from paceline_lab.predict.roofline import ModelPlace, ModelSize
+from paceline_lab.predict.roofline import ModelPlacement, ModelSize
 
 _LLAMA2 = {"vocab_size": 32000}
 _QWEN3 = {"vocab_size": 151936, "head_dim": 128, "num_key_value_heads": 8}
@@ -60,8 +60,8 @@ class PublishedSpeed:
     @property
     def roofline_speed(self) -> float:
         """Return the tokens per second of one request, by the roofline."""
-        place = ModelPlace(SIZES[self.model], self.gpu, self.tensor_parallel, self.weights)
-        return 1e3 / place.step_ms(self.sessions, self.sessions, self.context)
+        placement = ModelPlacement(SIZES[self.model], self.gpu, self.tensor_parallel, self.weights)
+        return 1e3 / placement.step_ms(self.sessions, self.sessions, self.context)
 
     @property
     def off(self) -> float:

@@ -175,7 +175,7 @@ class ModelSize:
 
 
 @dataclass(frozen=True)
-class ModelPlace:
+class ModelPlacement:
     """A model on GPUs of one node: kind of GPU, how many share the model, number format of the weights.
 
     Raises:

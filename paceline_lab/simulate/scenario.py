@@ -16,7 +16,7 @@ from paceline.protocol.proposal import AUTO, MAX_PROPOSAL_NODES
 from paceline.runtime.settings import Settings
 from paceline.runtime.sources import load
 from paceline_lab.predict.published import SIZES
-from paceline_lab.predict.roofline import GPUS, WEIGHTS, ModelPlace
+from paceline_lab.predict.roofline import GPUS, WEIGHTS, ModelPlacement
 from paceline_lab.simulate.policies import AHEAD_FAN_OUT, Policy
 from paceline_lab.simulate.services import Disturbance, ServiceFailure
 from paceline_lab.simulate.specs import PLACEMENTS, CellLayout, Delay, DraftSpec, TargetSpec
@@ -73,9 +73,9 @@ class ModelledServices(Settings):
         return self
 
     @property
-    def place(self) -> ModelPlace:
+    def place(self) -> ModelPlacement:
         """The model on its GPUs, where steps are modelled."""
-        return ModelPlace(SIZES[self.model], self.gpu, self.tensor_parallel, self.weights)
+        return ModelPlacement(SIZES[self.model], self.gpu, self.tensor_parallel, self.weights)
 
     @property
     def line(self) -> CostLine:

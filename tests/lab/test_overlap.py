@@ -15,7 +15,7 @@ from paceline.protocol.records import GenerationStats, RoundRecord, StepTimings
 from paceline_lab.bench.simulated.delay import DelayProxy
 from paceline_lab.bench.simulated.distributions import DRAFT_OF_ACCEPTANCE, coupled_match
 from paceline_lab.bench.simulated.overlap import Results
-from paceline_lab.bench.simulated.remote import DelayedPlace, Remote
+from paceline_lab.bench.simulated.remote import DelayedServices, Remote
 from paceline_lab.bench.simulated.replay import SPECULATION, losses, pool, replay, run_pair
 from paceline_lab.bench.simulated.services import SimulatedPair, request
 from paceline_lab.reporting.figures import median_with_lower_bound
@@ -139,7 +139,7 @@ def test_a_cell_at_a_distance_has_the_same_text_and_slower_rounds(services: Supe
         Client(on_address) as on,
         Client(off_address) as off,
     ):
-        place = DelayedPlace(FAST, 0.7, on, off, (to_target, to_draft))
+        place = DelayedServices(FAST, 0.7, on, off, (to_target, to_draft))
         cell = place.measure(10.0, 0.0, match=0.7, generations=1, tokens=24)
     # A round can't be shorter than T_verify and a round trip: that much is no matter of load.
     assert cell.tokens_per_second <= cell.tokens_per_round * 1e3 / (FAST.verify_ms + 2 * 10.0)

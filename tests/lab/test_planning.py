@@ -28,7 +28,7 @@ from paceline_lab.predict.cycle import StepTimes, proposal_ms
 from paceline_lab.predict.positions import TargetPositions, TextPositions
 from paceline_lab.predict.published import SIZES
 from paceline_lab.predict.reading import EnginePasses, shown_name
-from paceline_lab.predict.roofline import ModelPlace
+from paceline_lab.predict.roofline import ModelPlacement
 from paceline_lab.predict.rounds import ProposalShape, expected_rounds
 from paceline_lab.predict.sample import SampleOptions
 from paceline_lab.predict.verdict import Candidates
@@ -208,7 +208,7 @@ def test_a_modelled_draft_reads_its_sessions_keys_and_values(tmp_path: Path, ses
     readers = LoadedReaders(EnginePasses(target, {}), load_tokenizer(TARGET), {"d": DRAFT}, CostLine(), {})
     times = step_times(options, readers)
     assert "2000 tokens of context" in times.origins["d step"]
-    place = ModelPlace(SIZES["qwen3-0.6b"], "l4")
+    place = ModelPlacement(SIZES["qwen3-0.6b"], "l4")
     expected = expected_rounds([made_positions([0.8] * 40)], ProposalShape(2))
     first, second = (place.step_ms(rows * sessions, sessions, 2000) for rows in (2, 1))
     assert proposal_ms(times, "d", expected, sessions) == pytest.approx(first + second)

@@ -102,7 +102,7 @@ def measure_detours() -> list[Detour]:
 
 
 @dataclass(frozen=True)
-class DelayedPlace:
+class DelayedServices:
     """Two coordinators on the same services, with overlap and without, and the forwarders between."""
 
     pair: SimulatedPair
@@ -177,11 +177,11 @@ def measure_remotes(verify_ms: float, acceptances: Sequence[float], folder: Path
                 Client(on_address) as on,
                 Client(off_address) as off,
             ):
-                place = DelayedPlace(pair, acceptance, on, off, (to_target, to_draft))
+                delayed_services = DelayedServices(pair, acceptance, on, off, (to_target, to_draft))
                 run_pair(on, off, sampled_request(0, TOKENS, 1.0))
                 for one_way_ms in ONE_WAY_MS:
                     for temperature, match in matches.items():
-                        yield place.measure(one_way_ms, temperature, match)
+                        yield delayed_services.measure(one_way_ms, temperature, match)
 
 
 def remote_rows(cells: Sequence[Remote]) -> list[dict[str, object]]:

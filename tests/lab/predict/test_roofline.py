@@ -8,7 +8,7 @@ import pytest
 
 from paceline.protocol.errors import InvalidInput, Unsupported
 from paceline_lab.predict.published import PUBLISHED_SPEEDS, SIZES, PublishedSpeed, check_rows
-from paceline_lab.predict.roofline import GPUS, LAYER_MS, ModelPlace, ModelSize
+from paceline_lab.predict.roofline import GPUS, LAYER_MS, ModelPlacement, ModelSize
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_sizes_have_their_models_weights(name: str, billions: float) -> None:
 
 def test_a_step_by_hand() -> None:
     size = ModelSize(hidden=1000, layers=10, vocab=1000, attention=4_000_000, kv_values=20_000, mlp=5_000_000)
-    place = ModelPlace(size, "h100")
+    place = ModelPlacement(size, "h100")
     read_bytes = 2 * (10 * 9_000_000 + 1_000_000)
     weights_ms = read_bytes / (3350e6 * 0.8)
     assert place.step_ms(1) == pytest.approx(weights_ms + 10 * LAYER_MS)
@@ -57,7 +57,7 @@ def test_experts_are_read_as_far_as_rows_reach_them() -> None:
 
 
 def test_lines_rise_and_memory_bounds_the_context() -> None:
-    place = ModelPlace(SIZES["llama-3.1-8b"], "h100")
+    place = ModelPlacement(SIZES["llama-3.1-8b"], "h100")
     line = place.line()
     assert line.ms(5) == pytest.approx(place.step_ms(5))
     assert line.ms(5) + 2 * place.kv_ms(1000) == pytest.approx(place.step_ms(5, 2, 1000))
@@ -65,12 +65,12 @@ def test_lines_rise_and_memory_bounds_the_context() -> None:
     # 72 GB less 16.06 of weights, at 131,072 bytes a token
     assert place.kv_tokens == pytest.approx((72e9 - 16.06e9) / 131_072, rel=1e-3)
     with pytest.raises(InvalidInput, match="weights GB"):
-        ModelPlace(SIZES["llama-3.3-70b"], "h100").check_fits()
+        ModelPlacement(SIZES["llama-3.3-70b"], "h100").check_fits()
 
 
 def test_what_is_not_modelled_is_refused() -> None:
     with pytest.raises(InvalidInput, match="b200"):
-        ModelPlace(SIZES["qwen3-8b"], "h300")
+        ModelPlacement(SIZES["qwen3-8b"], "h300")
     with pytest.raises(InvalidInput, match="intermediate_size"):
         ModelSize.of_config({"hidden_size": 8, "num_hidden_layers": 1, "vocab_size": 8, "num_attention_heads": 1})
     with pytest.raises(Unsupported, match="kv_lora_rank"):
