@@ -308,21 +308,6 @@ async def test_sessions_that_are_leased_and_sessions_that_are_sent_share_steps(
     assert len(together) <= 2 * rounds
 
 
-async def test_no_step_is_held_for_a_session_that_is_leased() -> None:
-    """It is ready at once, and on its way back only when its run has ended."""
-    engine = PacedEngine(steps=3)
-    async with linked_target(engine) as events:
-        batcher = events.servicer.scheduler._batcher
-        events.send(target_open(1, PREFIX), sent(PREFIX, 5))
-        await run_of(events, PREFIX, 3)
-        assert events.servicer.status().queue_length == 0, "it is in the step that runs"
-        assert not batcher.is_away(frozenset({1}))
-        engine.let(100)
-        for _ in range(3):
-            await events.of(Verdict, 1)
-        assert batcher.is_away(frozenset({1}))
-
-
 async def test_a_run_and_a_long_prompt_go_on_together() -> None:
     engine = RecordingEngine()
     long = tuple(i % 32 for i in range(200))

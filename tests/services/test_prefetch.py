@@ -139,6 +139,12 @@ async def paced(**facts: Any) -> AsyncIterator[Paced]:
         yield at
 
 
+@pytest.fixture
+async def at() -> AsyncIterator[Paced]:
+    async with paced() as at:
+        yield at
+
+
 @pytest.mark.parametrize("shape", LAST_RIGHT)
 @pytest.mark.parametrize("name", SAMPLINGS)
 async def test_self_started_rounds_draw_what_sent_rounds_draw(name: str, shape: str) -> None:
@@ -161,15 +167,14 @@ async def test_self_started_rounds_draw_what_sent_rounds_draw(name: str, shape: 
     assert all(bool(item.kept_rows) == (shape == "tree") for item in computed[1:])
 
 
-async def test_self_started_rounds_go_on_for_long_and_what_was_answered_is_forgotten() -> None:
+async def test_self_started_rounds_go_on_for_long_and_what_was_answered_is_forgotten(at: Paced) -> None:
     rounds, verdicts = along(OWN), []
-    async with paced() as at:
-        (link,) = at.events.servicer._links
-        session = link._sessions[1]
-        async for verdict in at.relayed(rounds):
-            verdicts.append(verdict)
-            assert len(session.run) <= 2
-            assert (session.prefetched_rounds, session.next) == ({}, None)
+    (link,) = at.events.servicer._links
+    session = link._sessions[1]
+    async for verdict in at.relayed(rounds):
+        verdicts.append(verdict)
+        assert len(session.run) <= 2
+        assert (session.prefetched_rounds, session.next) == ({}, None)
     assert len(verdicts) == 40
     assert written(rounds, verdicts) == OWN
 
@@ -184,75 +189,71 @@ async def test_what_was_prefetched_before_the_prefix_is_computed_is_started() ->
     assert written(rounds, verdicts) == OWN[:6]
 
 
-async def test_nothing_is_started_for_an_outcome_that_was_not_prefetched() -> None:
+async def test_nothing_is_started_for_an_outcome_that_was_not_prefetched(at: Paced) -> None:
     first, second = rounds = along(OWN[:6])
     nodes = [replace(second, accepted_node=node) for node in (ROOT, 0, 2)]
-    async with paced() as at:
-        others = prefetch(first, *nodes, replace(second, committed=(wrong(second.committed[0]),)))
-        verdicts = [await at.verdict(first, others)]
-        at.engine.let(100)
-        await still_serves(at.events)
-        assert not at.events.has(Verdict)
-        assert len(rounds_of(at.engine, 1)) == 1, "the target waits for the next round"
-        verdicts.append(await verdict_of(at.events, second))
+    others = prefetch(first, *nodes, replace(second, committed=(wrong(second.committed[0]),)))
+    verdicts = [await at.verdict(first, others)]
+    at.engine.let(100)
+    await still_serves(at.events)
+    assert not at.events.has(Verdict)
+    assert len(rounds_of(at.engine, 1)) == 1, "the target waits for the next round"
+    verdicts.append(await verdict_of(at.events, second))
     assert verdicts[0].self_started is None
     assert written(rounds, verdicts) == OWN[:6]
 
 
 @pytest.mark.parametrize("lengths", [(1, 3), (3, 1)])
-async def test_a_later_prefetch_takes_the_place_of_an_earlier_one(lengths: Sequence[int]) -> None:
+async def test_a_later_prefetch_takes_the_place_of_an_earlier_one(lengths: Sequence[int], at: Paced) -> None:
     first = sent(PREFIX)
     prefetches = [prefetch(first, Round(1, 5, ROOT, (OWN[0],), chain(OWN[1 : 1 + length]))) for length in lengths]
-    async with paced() as at:
-        assert (await at.verdict(first, *prefetches)).self_started == SelfStarted(5, lengths[-1])
-        at.engine.let(1)
-        assert (await at.events.of(Verdict, 1)).token_ids == tuple(OWN[1 : 2 + lengths[-1]])
+    assert (await at.verdict(first, *prefetches)).self_started == SelfStarted(5, lengths[-1])
+    at.engine.let(1)
+    assert (await at.events.of(Verdict, 1)).token_ids == tuple(OWN[1 : 2 + lengths[-1]])
 
 
-async def test_a_prefetch_for_a_round_that_does_not_wait_is_ignored() -> None:
+async def test_a_prefetch_for_a_round_that_does_not_wait_is_ignored(at: Paced) -> None:
     first, second, third = along(OWN[:9])
     late, early, last = prefetch(first, second), prefetch(second, third), replace(third, proposal=None)
-    async with paced() as at:
-        await at.events.handled(late)
-        verdicts = [await at.verdict(first, early)]
-        await at.events.handled(late, early)
-        verdicts += [await at.verdict(second, late), await at.verdict(last, late, early)]
+    await at.events.handled(late)
+    verdicts = [await at.verdict(first, early)]
+    await at.events.handled(late, early)
+    verdicts += [await at.verdict(second, late), await at.verdict(last, late, early)]
     assert [verdict.self_started for verdict in verdicts] == [None] * 3
     assert written([first, second, last], verdicts) == OWN[:7]
 
 
 def copies(round_: Round) -> list[Round]:
     """The same round as a coordinator may send it: where its proposal comes from is none of the target's business."""
-    held = proposal_of(round_)
-    told = replace(held, proposal_id=77, draft_probabilities=(0.5,) * len(held), drafter="ngram")
-    return [round_, replace(round_, proposal=told)]
+    proposal = proposal_of(round_)
+    other = replace(proposal, proposal_id=77, draft_probabilities=(0.5,) * len(proposal), drafter="ngram")
+    return [round_, replace(round_, proposal=other)]
 
 
 def others_than(round_: Round) -> list[Round]:
-    held = proposal_of(round_)
-    longer = chain((*held.token_ids, 1))
-    proposals = (None, held.first(1), longer, replace(held, parents=(ROOT,) * len(held)))
-    return [replace(round_, proposal=each) for each in proposals]
+    proposal = proposal_of(round_)
+    flat = replace(proposal, parents=(ROOT,) * len(proposal))
+    others = (None, proposal.first(1), chain((*proposal.token_ids, 1)), flat)
+    return [replace(round_, proposal=each) for each in others]
 
 
-async def test_a_self_started_round_that_is_sent_as_well_changes_nothing() -> None:
+async def test_a_self_started_round_that_is_sent_as_well_changes_nothing(at: Paced) -> None:
     """While it is computed it is answered once, and then again without a step, also while the next is computed."""
     second, third = along(OWN[:9])[1:]
     verdicts: list[Verdict] = []
-    async with paced() as at:
-        await at.begin_prefetched()
-        await at.events.handled(*copies(second), prefetch(second, third))
-        for round_ in (second, third):
-            for other in others_than(round_):
-                await at.refuses("PREFIX_MISMATCH", "waits for its verdict", other)
-            at.engine.let(1)
-            verdicts.append(await at.events.of(Verdict, 1))
-            await at.events.handled()
-            assert not at.events.has(Verdict)
-            for copy in copies(round_):
-                assert await verdict_of(at.events, copy) == verdicts[-1]
-            for other in others_than(round_):
-                await at.refuses("PREFIX_MISMATCH", "was answered", other)
+    await at.begin_prefetched()
+    await at.events.handled(*copies(second), prefetch(second, third))
+    for round_ in (second, third):
+        for other in others_than(round_):
+            await at.refuses("PREFIX_MISMATCH", "waits for its verdict", other)
+        at.engine.let(1)
+        verdicts.append(await at.events.of(Verdict, 1))
+        await at.events.handled()
+        assert not at.events.has(Verdict)
+        for copy in copies(round_):
+            assert await verdict_of(at.events, copy) == verdicts[-1]
+        for other in others_than(round_):
+            await at.refuses("PREFIX_MISMATCH", "was answered", other)
     assert [verdict.self_started for verdict in verdicts] == [self_started(third), None]
     assert written([second, third], verdicts) == OWN[3:9]
     assert [item.base_length for item in rounds_of(at.engine, 1)] == [4, 7, 10], "each is computed once"
@@ -281,21 +282,19 @@ async def test_no_round_is_started_behind_the_end_of_the_text(changes: dict[str,
     assert verdict.self_started == (SelfStarted(5, 2) if begins else None)
 
 
-async def test_a_prefetched_round_goes_before_the_lease_and_ends_it() -> None:
+async def test_a_prefetched_round_goes_before_the_lease_and_ends_it(at: Paced) -> None:
     leased = [sent([*PREFIX, *OWN[:count]]) for count in range(3)]
     first = replace(leased[0], lease=9)
     prefetched = replace(leased[2], proposal=chain(OWN[2:4]))
-    async with paced() as at:
-        verdicts = [await at.verdict(first)]
-        await at.events.handled(prefetch(leased[1], prefetched))
-        at.engine.let(2)
-        verdicts += [await at.events.of(Verdict, 1) for _ in range(2)]
-        await at.events.handled()
-        assert not at.events.has(Verdict), "the run is over"
-        extended = replace(leased[1], lease=9)
-        assert await verdict_of(at.events, extended) == verdicts[1], "and stays so"
-        behind = Round(1, 9, 1, (verdicts[2].token_ids[-1],))
-        verdicts.append(await at.verdict(behind))
+    verdicts = [await at.verdict(first)]
+    await at.events.handled(prefetch(leased[1], prefetched))
+    at.engine.let(2)
+    verdicts += [await at.events.of(Verdict, 1) for _ in range(2)]
+    await at.events.handled()
+    assert not at.events.has(Verdict), "the run is over"
+    assert await verdict_of(at.events, replace(leased[1], lease=9)) == verdicts[1], "and stays so"
+    behind = Round(1, 9, 1, (verdicts[2].token_ids[-1],))
+    verdicts.append(await at.verdict(behind))
     assert [verdict.self_started for verdict in verdicts] == [None, self_started(prefetched), None, None]
     assert written([first, leased[1], prefetched, behind], verdicts) == OWN[:6]
 
@@ -337,20 +336,18 @@ async def test_a_malformed_prefetch_is_refused_as_a_whole_and_harms_nobody(
         assert at.events.servicer.status().sessions == 2
 
 
-async def test_all_prefetches_of_a_round_together_have_as_many_outcomes_as_the_welcome_says() -> None:
+async def test_all_prefetches_of_a_round_together_have_as_many_outcomes_as_the_welcome_says(at: Paced) -> None:
     missed = [(Outcome(4, node, token), chain([1])) for node in (0, 1) for token in range(32)]
     met = (Outcome(4, ROOT, OWN[0]), chain(OWN[1:3]))
-    async with paced() as at:
-        assert at.events.link.welcome is not None
-        assert at.events.link.welcome.max_prefetched == len(missed) == 64
-        await at.events.handled(STRAY, Prefetch(1, 4, tuple(missed[:40])))
-        await at.refuses(
-            "INVALID_INPUT", "prefetched proposals = 65: must be at most 64", Prefetch(1, 4, (met, *missed[40:]))
-        )
-        verdict = await at.verdict(STRAY, Prefetch(1, 4, (met, *missed[41:])), Prefetch(1, 4, (met, *missed[:9])))
-        assert verdict.self_started == SelfStarted(5, 2), "what is prefetched again counts once"
-        at.engine.let(1)
-        assert (await at.events.of(Verdict, 1)).token_ids == tuple(OWN[1:4])
+    assert at.events.link.welcome is not None
+    assert at.events.link.welcome.max_prefetched == len(missed) == 64
+    await at.events.handled(STRAY, Prefetch(1, 4, tuple(missed[:40])))
+    too_many = Prefetch(1, 4, (met, *missed[40:]))
+    await at.refuses("INVALID_INPUT", "prefetched proposals = 65: must be at most 64", too_many)
+    verdict = await at.verdict(STRAY, Prefetch(1, 4, (met, *missed[41:])), Prefetch(1, 4, (met, *missed[:9])))
+    assert verdict.self_started == SelfStarted(5, 2), "what is prefetched again counts once"
+    at.engine.let(1)
+    assert (await at.events.of(Verdict, 1)).token_ids == tuple(OWN[1:4])
 
 
 @pytest.mark.parametrize("acceptance", [Acceptance.REJECTION, Acceptance.BLOCK])
@@ -364,52 +361,57 @@ async def test_nothing_is_prefetched_unless_acceptance_is_coupled(acceptance: Ac
         assert (await at.verdict(sent([*PREFIX, *verdict.token_ids]))).base_length == 5
 
 
-@pytest.mark.parametrize("begin", [Paced.begin_prefetched, Paced.begin_leased], ids=["prefetched", "leased"])
+both_beginnings = pytest.mark.parametrize(
+    "begin", [Paced.begin_prefetched, Paced.begin_leased], ids=["prefetched", "leased"]
+)
+
+
+@both_beginnings
 @pytest.mark.parametrize("end", ["close", "cut link", "time limit"])
 async def test_a_session_that_ends_in_a_round_that_the_target_started_frees_its_rows(
-    begin: Callable[[Paced], Awaitable[None]], end: str
+    begin: Callable[[Paced], Awaitable[None]], end: str, at: Paced
 ) -> None:
-    async with paced() as at:
-        rows, status = at.engine.kv_rows, at.events.servicer.status
-        async with at.events.another() as other:
-            there = replace(at, events=other)
-            await there.opened(1, time_left_ms=500 if end == "time limit" else None)
-            await begin(there)
-            if end == "close":
-                await other.handled(Close(1))
-            if end == "time limit":
-                assert (await other.of(Failure, 1)).reason == "DEADLINE_EXCEEDED"
-            assert status().sessions == (2 if end == "cut link" else 1)
-        await eventually(lambda: status().sessions == 1, "the session has ended")
-        assert at.engine.kv_rows > rows, "its rows are in a step"
-        at.engine.let(100)
-        await eventually(lambda: at.engine.kv_rows == rows, "its rows are free")
-        await still_serves(at.events)
-        assert status().queue_length == 0
+    rows, status = at.engine.kv_rows, at.events.servicer.status
+    async with at.events.another() as other:
+        there = replace(at, events=other)
+        await there.opened(1, time_left_ms=500 if end == "time limit" else None)
+        await begin(there)
+        if end == "close":
+            await other.handled(Close(1))
+        if end == "time limit":
+            assert (await other.of(Failure, 1)).reason == "DEADLINE_EXCEEDED"
+        assert status().sessions == (2 if end == "cut link" else 1)
+    await eventually(lambda: status().sessions == 1, "the session has ended")
+    assert at.engine.kv_rows > rows, "its rows are in a step"
+    at.engine.let(100)
+    await eventually(lambda: at.engine.kv_rows == rows, "its rows are free")
+    await still_serves(at.events)
+    assert status().queue_length == 0
     assert len(rounds_of(at.engine, 2)) == 2, "the step that ran was its last"
     assert not other.has(Verdict), "nobody waits for the self-started round"
 
 
-async def test_a_step_that_fails_in_a_self_started_round_fails_its_session_only() -> None:
-    async with paced() as at:
-        rows = at.engine.kv_rows
-        await at.opened(2)
-        await at.begin_prefetched()
-        at.engine.poison = OWN[3]
-        at.engine.let(100)
-        failure = await at.events.of(Failure, 1)
-        at.engine.poison = None
-        assert (failure.reason, failure.session_closed) == ("INTERNAL", True)
-        await eventually(lambda: at.engine.kv_rows == rows, "the rows are free")
-        assert (await verdict_of(at.events, sent(PREFIX, session=2))).token_ids == (OWN[0],)
-        await still_serves(at.events)
+async def test_a_step_that_fails_in_a_self_started_round_fails_its_session_only(at: Paced) -> None:
+    rows = at.engine.kv_rows
+    await at.opened(2)
+    await at.begin_prefetched()
+    at.engine.poison = OWN[3]
+    at.engine.let(100)
+    failure = await at.events.of(Failure, 1)
+    at.engine.poison = None
+    assert (failure.reason, failure.session_closed) == ("INTERNAL", True)
+    await eventually(lambda: at.engine.kv_rows == rows, "the rows are free")
+    assert (await verdict_of(at.events, sent(PREFIX, session=2))).token_ids == (OWN[0],)
+    await still_serves(at.events)
 
 
-async def test_no_step_is_held_for_a_session_whose_next_round_has_started() -> None:
-    async with paced() as at:
-        batcher = at.events.servicer.scheduler._batcher
-        await at.begin_prefetched()
-        assert not batcher.is_away(frozenset({1}))
-        at.engine.let(1)
-        await at.events.of(Verdict, 1)
-        assert batcher.is_away(frozenset({1})), "nothing was prefetched behind its last round"
+@both_beginnings
+async def test_no_step_is_held_for_a_session_whose_next_round_has_started(
+    begin: Callable[[Paced], Awaitable[None]], at: Paced
+) -> None:
+    """It is on its way back only when nothing is started behind its last round."""
+    batcher = at.events.servicer.scheduler._batcher
+    await begin(at)
+    assert not batcher.is_away(frozenset({1}))
+    at.engine.let(100)
+    await eventually(lambda: batcher.is_away(frozenset({1})), "its last round is answered")
