@@ -69,7 +69,7 @@ def play(driver: Driver, seed: int, budget: DraftBudget, rounds: int = 4) -> Non
     budget=st.sampled_from(BUDGETS),
     temperature=st.sampled_from([0.0, 0.7, 1.0]),
 )
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_what_is_prepared_is_what_would_be_drafted(
     seed: int, acceptance: Acceptance, budget: DraftBudget, temperature: float
 ) -> None:

@@ -35,7 +35,7 @@ NAME = "paceline.v1.TargetService"
 ROOT = Path(__file__).resolve().parents[2]
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 SERVING = health_pb2.HealthCheckResponse.SERVING
-BURST = 4000
+BURST = 3200
 """More calls than gRPC lets wait by itself: 1,000, and 3,000 at the very most."""
 NO_MESSAGE = b"\xff\xff\xff"
 
