@@ -59,12 +59,6 @@ class Coordinator(pb_grpc.GenerationServiceServicer):
 
 
 @asynccontextmanager
-async def serving(stream: Stream) -> AsyncIterator[tuple[Coordinator, str]]:
-    async with listening(coordinator := Coordinator(stream)) as address:
-        yield coordinator, address
-
-
-@asynccontextmanager
 async def listening(coordinator: Coordinator) -> AsyncIterator[str]:
     async with harness.serving(coordinator, add=pb_grpc.add_GenerationServiceServicer_to_server) as port:
         yield f"127.0.0.1:{port}"
@@ -99,7 +93,7 @@ async def ends(put: Put) -> None:
 
 @pytest.mark.parametrize("threads", [False, True])
 async def test_a_stream_that_only_ever_starts_is_given_up(threads: bool) -> None:
-    async with serving(dies) as (coordinator, address):
+    async with listening(coordinator := Coordinator(dies)) as address:
         with pytest.raises(PeerUnavailable, match="the target is dead"):
             await generate(address, threads)
     assert 2 <= coordinator.streams <= 8
@@ -116,7 +110,7 @@ async def test_tokens_earn_new_tries_and_every_one_counts(threads: bool) -> None
             await put(Tokens((arrived,), "a", (Provenance.TARGET,)))
             raise PeerUnavailable("the target died again")
 
-    async with serving(one_token) as (coordinator, address):
+    async with listening(coordinator := Coordinator(one_token)) as address:
         generation = await generate(address, threads)
     assert generation.token_ids == tuple(range(6))
     assert coordinator.streams == 7
@@ -129,7 +123,7 @@ async def test_a_stream_that_breaks_after_a_long_wait_is_resumed() -> None:
             raise PeerUnavailable("the coordinator was restarted")
         await ends(put)
 
-    async with serving(waits_and_breaks) as (coordinator, address):
+    async with listening(coordinator := Coordinator(waits_and_breaks)) as address:
         await generate(address, False)
     assert coordinator.streams == 2
 
@@ -146,7 +140,7 @@ async def test_a_text_that_has_begun_goes_on_where_there_is_no_room_at_first() -
         assert request.resume_token_ids == (0,)
         await ends(put)
 
-    async with serving(breaks_then_is_full) as (coordinator, address):
+    async with listening(coordinator := Coordinator(breaks_then_is_full)) as address:
         generation = await generate(address, False)
     assert generation.token_ids == (0,)
     assert coordinator.streams == 3
@@ -193,20 +187,15 @@ async def test_a_stream_that_breaks_behind_its_end_has_ended(threads: bool) -> N
         await put(Finished(FinishReason.STOP, "b", GenerationStats()))
         raise PeerUnavailable("the connection was cut")
 
-    async with serving(breaks_behind) as (coordinator, address):
-        events = await asyncio.to_thread(_streamed, address) if threads else await _streamed_async(address)
+    async with listening(coordinator := Coordinator(breaks_behind)) as address:
+        client = client_of(address, threads, resume_wait_s=WAIT_S)
+        if isinstance(client, Client):
+            events = await asyncio.to_thread(list, client.stream(REQUEST))
+        else:
+            events = [event async for event in client.stream(REQUEST)]
+        await close(client)
     assert [type(event) for event in events] == [Started, Tokens, Finished]
     assert coordinator.streams == 1
-
-
-def _streamed(address: str) -> list[GenerateEvent]:
-    with Client(address, timeout_s=10, resume_wait_s=WAIT_S) as client:
-        return list(client.stream(REQUEST))
-
-
-async def _streamed_async(address: str) -> list[GenerateEvent]:
-    async with AsyncClient(address, timeout_s=10, resume_wait_s=WAIT_S) as client:
-        return [event async for event in client.stream(REQUEST)]
 
 
 @pytest.mark.parametrize("threads", [False, True])
@@ -217,7 +206,7 @@ async def test_a_stream_whose_client_is_closed_ends_with_cancelled(threads: bool
         begun.set()
         await asyncio.Event().wait()
 
-    async with serving(waits) as (_, address):
+    async with listening(Coordinator(waits)) as address:
         client = client_of(address, threads)
         reading = asyncio.create_task(_read(client))
         await begun.wait()
@@ -259,7 +248,7 @@ async def test_a_reader_that_is_cancelled_is_told_so() -> None:
         begun.set()
         await asyncio.Event().wait()
 
-    async with serving(waits) as (_, address), AsyncClient(address, timeout_s=10) as client:
+    async with listening(Coordinator(waits)) as address, AsyncClient(address, timeout_s=10) as client:
         reading = asyncio.create_task(_read(client))
         await begun.wait()
         reading.cancel()
