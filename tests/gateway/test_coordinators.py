@@ -16,7 +16,7 @@ from paceline.rpc.endpoints import Endpoint
 from paceline.runtime.gateway_config import GatewayConfig
 from paceline_gateway.upstream.caller import HttpCaller
 from paceline_gateway.upstream.coordinators import Coordinator, Coordinators
-from tests.gateway.described import TARGET, SteppedTime
+from tests.gateway.description_service import TARGET, SteppedTime
 
 CALLER = HttpCaller("r")
 NEW_KEY = Unauthenticated("no such key")

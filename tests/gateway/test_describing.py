@@ -10,7 +10,7 @@ from paceline.protocol.errors import Unauthenticated
 from paceline_gateway.upstream import coordinators
 from paceline_gateway.upstream.caller import HttpCaller
 from paceline_gateway.upstream.coordinators import DESCRIPTION_FRESH_S, MAX_NEW_KEY_QUERIES
-from tests.gateway.described import DESCRIPTION, WRONG_KEY, SteppedTime, describing
+from tests.gateway.description_service import DESCRIPTION, WRONG_KEY, SteppedTime, describing
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from paceline.protocol.errors import DeadlineExceeded, PeerUnavailable, Unauthen
 from paceline_gateway.upstream import coordinators, hang_watch
 from paceline_gateway.upstream.caller import HttpCaller
 from paceline_gateway.upstream.hang_watch import FIRST_PAUSE_S, MAX_PAUSE_S, HangWatch
-from tests.gateway.described import SteppedTime, describing
+from tests.gateway.description_service import SteppedTime, describing
 
 NOBODY = HttpCaller("")
 

@@ -32,7 +32,7 @@ from paceline_gateway.openai.types import CompletionRequest
 from paceline_gateway.openai.usage import Tally, observe_reply
 from paceline_gateway.upstream.caller import caller_of
 from paceline_gateway.upstream.coordinators import Coordinator, Upstream
-from tests.gateway.described import describing
+from tests.gateway.description_service import describing
 from tests.models.saving import byte_level_tokenizer
 
 TRACE = {"traceparent": f"00-{'a' * 32}-{'b' * 16}-01", "tracestate": "a=b"}
