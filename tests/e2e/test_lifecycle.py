@@ -17,9 +17,10 @@ import psutil
 import pytest
 
 from paceline.client import Client
+from paceline.client.shared import Collector
 from paceline.local.service_process import is_serving
-from paceline.protocol.errors import PacelineError, PeerUnavailable
-from paceline.protocol.generation import GenerateRequest, Tokens
+from paceline.protocol.errors import PeerUnavailable
+from paceline.protocol.generation import GenerateRequest
 from tests.cli.test_supervisor import STOP_SECONDS, ServeCommand, serving
 from tests.e2e.cluster import Cluster, eventually, free_port
 
@@ -40,33 +41,26 @@ def request(length: int = LENGTH, seed: int = 23) -> GenerateRequest:
 class Running:
     """A generation in a thread; it has begun when this is made."""
 
-    def __init__(self, address: str, wanted: GenerateRequest) -> None:
-        self._begun = threading.Event()
-        self._address, self._wanted = address, wanted
-        self.token_ids: list[int] = []
-        self.error: PacelineError | None = None
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
+    def __init__(self, address: str, request: GenerateRequest) -> None:
+        self._text, self._begun = Collector(), threading.Event()
+        self._ended = ThreadPoolExecutor(1).submit(self._run, address, request)
         assert self._begun.wait(STOP_SECONDS)
 
-    def _run(self) -> None:
-        try:
-            with Client(self._address, resume_wait_s=0) as client:
-                for event in client.stream(self._wanted):
-                    if isinstance(event, Tokens):
-                        self.token_ids += event.token_ids
-                        self._begun.set()
-        except PacelineError as error:
-            self.error = error
+    def _run(self, address: str, request: GenerateRequest) -> tuple[int, ...]:
+        with Client(address, resume_wait_s=0) as client:
+            for event in client.stream(request):
+                self._text.add(event)
+                if self._text.token_ids:
+                    self._begun.set()
+        return self._text.generation().token_ids
 
     @property
     def runs(self) -> bool:
-        return self._thread.is_alive()
+        return not self._ended.done()
 
-    def wait(self) -> tuple[int, ...]:
-        self._thread.join(STOP_SECONDS)
-        assert not self.runs
-        return tuple(self.token_ids)
+    def token_ids(self) -> tuple[int, ...]:
+        """What it has generated once it has ended. Raises what ended it."""
+        return self._ended.result(STOP_SECONDS)
 
 
 def is_gone(pid: int) -> bool:
@@ -131,7 +125,7 @@ def test_sigterm_lets_a_generation_finish(tmp_path: Path) -> None:
             undisturbed = client.generate(request())
         running = Running(command.address, request())
         command.process.terminate()
-        assert running.wait() == undisturbed.token_ids
+        assert running.token_ids() == undisturbed.token_ids
         code, out, err = command.finish()
     assert (code, err) == (0, "")
     assert out.endswith("stopped\n")
@@ -149,8 +143,8 @@ def test_a_second_sigterm_ends_everything_at_once(tmp_path: Path) -> None:
         assert time.monotonic() - sent < AT_ONCE_S
         assert code == KILLED
         assert all(is_gone(pid) for pid in command.pids.values())
-        running.wait()
-        assert isinstance(running.error, PeerUnavailable), "for its client the coordinator is gone"
+        with pytest.raises(PeerUnavailable):
+            running.token_ids()
 
 
 @contextmanager
@@ -189,7 +183,7 @@ def test_a_target_that_drains_finishes_its_sessions_and_new_ones_wait_for_the_ne
             waiting = pool.submit(client.generate, request(seed=2))
             eventually(lambda: refusals(cluster) > 0, "the target refuses the new session")
             assert running.runs, "beside it the other one goes on"
-            assert running.wait() == first
+            assert running.token_ids() == first
             assert target.wait(STOP_SECONDS) == 0
             assert not waiting.done()
             cluster.restart("target")
