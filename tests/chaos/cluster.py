@@ -118,11 +118,6 @@ class ChaosCluster(Cluster):
     def labels_of(self, role: str) -> list[str]:
         return self.shape.labels_of(role)
 
-    def ranks_of(self, label: str) -> list[psutil.Process]:
-        """The processes beside the service's own that share its target model."""
-        children = psutil.Process(self.processes[label].pid).children()
-        return [child for child in children if "spawn_main" in " ".join(child.cmdline())]
-
     def resolve(self, role: str, labels: Iterable[str]) -> None:
         """Have the name of a role's processes lead to the proxies before these; without any: not resolve."""
         if self.shape.names and self.shim:

@@ -11,6 +11,7 @@ import psutil
 
 from tests.chaos.cluster import ChaosCluster
 from tests.chaos.faults import CLIENT_KINDS, Fault, Kind
+from tests.e2e.cluster import ranks_of
 
 HOUR, TEN_YEARS = 3600, 10 * 365 * 86400
 JUMPS = (HOUR, -HOUR, TEN_YEARS, -TEN_YEARS)
@@ -35,7 +36,7 @@ def _kill(cluster: ChaosCluster, fault: Fault, victim: str) -> None:
     if fault.peer != "rank":
         cluster.kill(victim)
         return
-    for rank in cluster.ranks_of(victim):
+    for rank in ranks_of(cluster.processes[victim].pid):
         rank.kill()
 
 
@@ -43,7 +44,7 @@ def _freeze(cluster: ChaosCluster, fault: Fault, victim: str) -> None:
     if fault.peer != "rank":
         cluster.freeze(victim, fault.seconds)
         return
-    for rank in cluster.ranks_of(victim):
+    for rank in ranks_of(cluster.processes[victim].pid):
         rank.suspend()
         _later(fault.seconds, rank.resume)
 

@@ -63,12 +63,12 @@ def test_frames_are_the_bytes_and_end_with_their_messages(step: int) -> None:
         b"\0\0\4\6\0\0\0\0\0ping",
     ]
     sent = PREFACE + b"".join(frames)
-    splitter, found = GrpcSplitter(client=True), list[Frame]()
+    splitter, split = GrpcSplitter(client=True), list[Frame]()
     for start in range(0, len(sent), step):
-        found += splitter.feed(sent[start : start + step])
-    assert [frame.raw for frame in found] == [PREFACE, *frames]
-    assert [message for frame in found for message in frame.messages] == MESSAGES
-    assert not any(frame.whole for frame in found)
+        split += splitter.feed(sent[start : start + step])
+    assert [frame.raw for frame in split] == [PREFACE, *frames]
+    assert [message for frame in split for message in frame.messages] == MESSAGES
+    assert not any(frame.whole for frame in split)
 
 
 def test_a_whole_frame_can_tell_something_else() -> None:
@@ -142,27 +142,28 @@ BLOWS: list[tuple[Aim, Callable[[bytes], bool]]] = [
 ]
 
 
-@pytest.mark.parametrize(("aim", "fits"), BLOWS, ids=[f"{aim.blow.value}-{aim.byte}" for aim, _ in BLOWS])
-def test_a_blow_does_to_a_frame_what_it_says(aim: Aim, fits: Callable[[bytes], bool]) -> None:
-    trigger = Trigger()
+@contextlib.contextmanager
+def struck(aim: Aim, state: State) -> Iterator[tuple[Armed, socket.socket]]:
+    """A connection that a blow is armed for, behind its preface."""
+    trigger, armed = Trigger(), Armed(frozenset({"it"}), state, 0, lambda label: aim)
+    trigger.arm(armed)
     with answering() as upstream, proxy_before("target", "it", upstream.getsockname(), trigger) as proxy:
         host, port = proxy.address.split(":")
-        armed = Armed(frozenset({"it"}), State.VERDICT, 0, lambda label: aim)
-        trigger.arm(armed)
         with socket.create_connection((host, int(port)), timeout=WAIT_S) as client:
             client.sendall(PREFACE)
-            got = _all_of(client)
+            yield armed, client
+
+
+@pytest.mark.parametrize(("aim", "fits"), BLOWS, ids=[f"{aim.blow.value}-{aim.byte}" for aim, _ in BLOWS])
+def test_a_blow_does_to_a_frame_what_it_says(aim: Aim, fits: Callable[[bytes], bool]) -> None:
+    with struck(aim, State.VERDICT) as (armed, client):
+        answer = b""
+        with contextlib.suppress(ConnectionError):
+            while data := client.recv(1 << 16):
+                answer += data
         assert armed.over.wait(WAIT_S)
     assert armed.label == "it"
-    assert fits(got)
-
-
-def _all_of(client: socket.socket) -> bytes:
-    got = b""
-    with contextlib.suppress(ConnectionError):
-        while data := client.recv(1 << 16):
-            got += data
-    return got
+    assert fits(answer)
 
 
 @pytest.mark.parametrize("error", [RuntimeError("broken"), FileNotFoundError("no such command")])
@@ -170,12 +171,6 @@ def test_a_blow_that_cannot_be_dealt_is_told(error: Exception) -> None:
     def fails() -> None:
         raise error
 
-    aim, trigger = Aim(Blow.CALL, call=fails), Trigger()
-    with answering() as upstream, proxy_before("target", "it", upstream.getsockname(), trigger) as proxy:
-        armed = Armed(frozenset({"it"}), State.ANY, 0, lambda label: aim)
-        trigger.arm(armed)
-        host, port = proxy.address.split(":")
-        with socket.create_connection((host, int(port)), timeout=WAIT_S) as client:
-            client.sendall(PREFACE)
-            assert armed.over.wait(WAIT_S)
+    with struck(Aim(Blow.CALL, call=fails), State.ANY) as (armed, _):
+        assert armed.over.wait(WAIT_S)
     assert armed.failure is error

@@ -60,14 +60,14 @@ def test_only_http_clients_of_a_struck_gateway_and_clients_that_leave_may_end_wi
 def test_what_a_process_holds_on_to_is_told(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(oracle, "RELEASE_S", 0.02)
     held = Held(7, 20, 10, 1 << 27)
-    cluster = Stub(held)
-    holdings = Holdings()
-    assert holdings.check(cast(ChaosCluster, cluster)) == ()
-    cluster.now = replace(held, **{name: getattr(held, name) + LIMITS[name]})
-    assert holdings.check(cast(ChaosCluster, cluster)) == ()
-    cluster.now = replace(held, **{name: getattr(held, name) + LIMITS[name] + 1})
-    assert all(name in told for told in holdings.check(cast(ChaosCluster, cluster)))
-    assert len(holdings.check(cast(ChaosCluster, cluster))) > 0
+    stub, holdings = Stub(held), Holdings()
+    cluster = cast(ChaosCluster, stub)
+    assert holdings.check(cluster) == ()
+    stub.now = replace(held, **{name: getattr(held, name) + LIMITS[name]})
+    assert holdings.check(cluster) == ()
+    stub.now = replace(held, **{name: getattr(held, name) + LIMITS[name] + 1})
+    leaks = holdings.check(cluster)
+    assert leaks and all(name in leak for leak in leaks)
 
 
 class Stub:

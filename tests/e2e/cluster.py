@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from paceline.client import AsyncClient, Client
@@ -52,6 +53,11 @@ def free_port() -> int:
         with contextlib.suppress(OSError), socket.socket() as probe:
             probe.bind(("127.0.0.1", port))
             return port
+
+
+def ranks_of(pid: int | None) -> list[psutil.Process]:
+    """The processes beside a target service's own that share its model."""
+    return [child for child in psutil.Process(pid).children() if "spawn_main" in " ".join(child.cmdline())]
 
 
 class Cluster(LocalServices):

@@ -22,7 +22,7 @@ from paceline.protocol.sampling import SamplingParams
 from paceline.protocol.target import Round, Verdict
 from paceline.runtime.config import TargetConfig
 from target_service.verifier import verify
-from tests.e2e.cluster import Cluster, cluster_fixture, eventually
+from tests.e2e.cluster import Cluster, cluster_fixture, eventually, ranks_of
 from tests.e2e.streams import stream
 from tests.engine import tiny
 from tests.models.saving import save_with_tokenizer
@@ -64,11 +64,6 @@ def service_pid(cluster: Cluster) -> int:
 
 def address_of(cluster: Cluster) -> str:
     return f"127.0.0.1:{cluster.ports['target']}"
-
-
-def ranks_of(pid: int) -> list[psutil.Process]:
-    """The ranks that a target service has started."""
-    return [child for child in psutil.Process(pid).children() if "spawn_main" in " ".join(child.cmdline())]
 
 
 def assert_gone(cluster: Cluster, ranks: list[psutil.Process], code: int) -> None:
