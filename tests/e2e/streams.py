@@ -1,4 +1,4 @@
-"""A text as it comes, with something done meanwhile."""
+"""A text as it comes, with something done meanwhile; and one that is asked for again."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from paceline.client import AsyncClient, Generation
 from paceline.client.shared import Collector
 from paceline.protocol.generation import GenerateEvent, GenerateRequest
 
+TRIES = 10
 Blow = tuple[int, Callable[[], object]]
 """How many tokens come before it, and what it does, in a thread."""
 
@@ -46,3 +47,15 @@ async def leave(client: AsyncClient, request: GenerateRequest, tokens: int = 1) 
 def output_of(generation: Generation) -> tuple[Any, ...]:
     """What no way of drafting may change."""
     return generation.token_ids, generation.text, generation.finish_reason, generation.logprobs
+
+
+async def first_that(
+    holds: Callable[[Generation], bool], client: AsyncClient, request: GenerateRequest
+) -> list[Generation]:
+    """Generations up to the first of which something holds: what a busy machine prevents once is asked for again."""
+    tried: list[Generation] = []
+    while len(tried) < TRIES:
+        tried.append(await client.generate(request))
+        if holds(tried[-1]):
+            return tried
+    raise AssertionError(f"it held of none of {TRIES}: {[each.stats for each in tried]}")

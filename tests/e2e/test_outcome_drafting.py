@@ -15,8 +15,7 @@ from paceline.protocol.generation import GenerateRequest, Provenance, Speculatio
 from paceline.protocol.proposal import Acceptance
 from paceline.protocol.sampling import SamplingParams
 from tests.e2e.cluster import Cluster, cluster_fixture
-from tests.e2e.repeated import first_that
-from tests.e2e.streams import leave
+from tests.e2e.streams import first_that, leave
 
 TIMED = "table:vocab=64,seed=1,step_ms=30"
 """A target that leaves the draft time to work ahead."""

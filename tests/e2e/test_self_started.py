@@ -17,8 +17,7 @@ from paceline.protocol.proposal import Acceptance
 from paceline.protocol.sampling import Grammar, GrammarKind, SamplingParams
 from tests.chaos.proxy import Proxy
 from tests.e2e.cluster import Cluster
-from tests.e2e.repeated import first_that
-from tests.e2e.streams import Blow, leave, output_of, stream
+from tests.e2e.streams import Blow, first_that, leave, output_of, stream
 
 END = 63
 TARGET = f"table:vocab=64,seed=1,eos={END}"
