@@ -102,15 +102,15 @@ async def test_runs_write_the_text_of_rounds_that_are_sent(way: Way, acceptance:
 @pytest.mark.parametrize("name", SAMPLINGS)
 async def test_prefetched_proposals_write_the_text_of_rounds_that_are_sent(way: Way, name: str) -> None:
     speculations = (MODEL, TREE, SpeculationSettings(), replace(MODEL, num_draft_tokens=1))
-    generations = await both(
-        way,
-        [
-            text(speculation=speculation, sampling=SAMPLINGS[name], seed=seed, sample_index=seed % 2)
-            for seed, speculation in enumerate(speculations)
-        ],
-    )
+    requests = [
+        text(speculation=speculation, sampling=SAMPLINGS[name], seed=seed, sample_index=seed % 2)
+        for seed, speculation in enumerate(speculations)
+    ]
+    generations = await both(way, requests)
     if name != "grammar":
-        assert sum(map(prefetched, generations)) > 0.2 * sum(each.stats.rounds for each in generations)
+        async with way.services.async_client() as client:
+            tried = await first_that(lambda each: prefetched(each) > 0.2 * each.stats.rounds, client, requests[-1])
+        assert all(output_of(each) == output_of(generations[-1]) for each in tried)
 
 
 async def test_a_text_ends_at_its_length_wherever_that_falls(way: Way) -> None:
@@ -169,7 +169,7 @@ async def test_most_hits_of_a_close_draft_are_started_by_the_target(way: Way) ->
         *_, one = await first_that(
             lambda each: prefetched(each) > 0.5 * each.stats.cache_hits > 0,
             client,
-            endless(max_new_tokens=100, speculation=MODEL),
+            endless(max_new_tokens=100, speculation=replace(MODEL, num_draft_tokens=2)),
         )
     records = [record for record in one.stats.records if record.self_started]
     assert all(record.cache_hit and record.draft_wait_ms == 0 for record in records)
