@@ -179,6 +179,10 @@ SERVED = tuple(family for family in FAMILIES if not family.refused)
 REFUSED = tuple(family for family in FAMILIES if family.refused)
 
 
+def named(name: str) -> Family:
+    return next(family for family in FAMILIES if family.name == name)
+
+
 def table() -> str:
     """The families as a table of Markdown."""
     rows = ["| family | beside attention to all earlier positions | served |", "|---|---|---|"]

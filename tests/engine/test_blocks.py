@@ -18,8 +18,9 @@ from paceline.engine.table.engine import TableEngine, TableModel
 from paceline.models.table_names import TableSpec
 from paceline.runtime.config import EngineSettings
 from tests.engine import tiny
+from tests.engine.tiny import chain, step
 
-SPEC = TableSpec(vocab=32, contexts=100_003, max_kv_rows=600)
+SPEC = TableSpec(vocab=32, contexts=4_099, max_kv_rows=600)
 DISTRIBUTION = TableModel(SPEC)
 SYSTEM = tuple(random.Random(5).choices(range(32), k=70))
 
@@ -32,7 +33,7 @@ def begin(engine: Engine, session: int, of: Prefix, rows: int = 150) -> int:
     """Open a session and compute all of its prefix; returns the rows it began with."""
     reused = engine.open(session, rows, of)
     rest = of.token_ids[reused:]
-    (logits,) = engine.step(StepPlan((StepItem(session, reused, rest, logit_rows=(len(rest) - 1,)),)))
+    logits = step(engine, StepItem(session, reused, rest, logit_rows=(len(rest) - 1,)))
     np.testing.assert_array_equal(logits[0], DISTRIBUTION.logits(of.token_ids))
     return reused
 
@@ -90,7 +91,7 @@ def test_a_prompt_goes_on_from_what_was_written_before() -> None:
     begin(engine, 1, prefix(3))
     text = [*SYSTEM, 3]
     for _ in range(40):
-        engine.step(StepPlan((StepItem(1, len(text), (7,), logit_rows=(0,)),)))
+        step(engine, chain(1, len(text), (7,)))
         text.append(7)
     engine.close(1)
     assert begin(engine, 2, prefix(1, 2, of=text)) == len(text) // BLOCK_ROWS * BLOCK_ROWS
@@ -100,9 +101,8 @@ def test_rejected_rows_are_never_shared() -> None:
     engine = TableEngine(SPEC)
     begin(engine, 1, prefix(of=SYSTEM[:60]))
     wrong, right = tuple(range(8)), tuple(range(8, 16))
-    engine.step(StepPlan((StepItem(1, 60, wrong, logit_rows=(0,)),)))
-    engine.step(StepPlan((StepItem(1, 60, right, logit_rows=(0,)),)))
-    engine.step(StepPlan((StepItem(1, 68, (1,), logit_rows=(0,)),)))
+    for item in (chain(1, 60, wrong), chain(1, 60, right), chain(1, 68, (1,))):
+        step(engine, item)
     assert begin(engine, 2, prefix(of=(*SYSTEM[:60], *wrong, 1))) == BLOCK_ROWS
     assert begin(engine, 3, prefix(of=(*SYSTEM[:60], *right, 1))) == 2 * BLOCK_ROWS
 
@@ -110,7 +110,7 @@ def test_rejected_rows_are_never_shared() -> None:
 def test_a_session_without_a_prefix_shares_nothing_and_reuse_can_be_off() -> None:
     engine = TableEngine(SPEC)
     engine.open(1, 100)
-    engine.step(StepPlan((StepItem(1, 0, SYSTEM),)))
+    step(engine, StepItem(1, 0, SYSTEM))
     assert engine.cached_rows == 0
     off = TableEngine(SPEC, EngineSettings(prefix_reuse=False))
     assert [begin(off, session, prefix(3)) for session in (1, 2)] == [0, 0]
@@ -180,11 +180,8 @@ def test_shapes_are_part_of_a_key_where_they_matter() -> None:
     tokens = tuple(range(31)) * 3
     long, short = Prefix(tokens, 92), Prefix(tokens, 40)
     assert prefix_keys(long, reproducible=False) == prefix_keys(short, reproducible=False)
-    same = [
-        a == b
-        for a, b in zip(prefix_keys(long, reproducible=True), prefix_keys(short, reproducible=True), strict=True)
-    ]
-    assert same == [True, False, False]
+    keys = (prefix_keys(each, reproducible=True) for each in (long, short))
+    assert [a == b for a, b in zip(*keys, strict=True)] == [True, False, False]
 
 
 def test_a_transformer_goes_on_from_shared_rows() -> None:
@@ -194,8 +191,7 @@ def test_a_transformer_goes_on_from_shared_rows() -> None:
     for session, text, reused in ((1, first, 0), (2, second, BLOCK_ROWS), (3, first, 79)):
         assert engine.open(session, 100, prefix(of=text)) == reused
         rest = tuple(text[reused:])
-        (logits,) = engine.step(StepPlan((StepItem(session, reused, rest, logit_rows=(len(rest) - 1,)),)))
-        np.testing.assert_allclose(logits[0], plain.logits(text).numpy(), atol=2e-4, rtol=0)
+        plain.assert_row(step(engine, StepItem(session, reused, rest, logit_rows=(len(rest) - 1,)))[0], text)
 
 
 def _key_of_its_own_tokens(before: BlockKey | None, tokens: Sequence[int], sharing: Sharing) -> BlockKey:

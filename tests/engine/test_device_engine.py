@@ -11,31 +11,23 @@ import pytest
 import torch
 
 from paceline.engine import decoder
-from paceline.engine.blocks import BLOCK_ROWS
 from paceline.engine.cuda import attention, buckets
 from paceline.engine.cuda.buckets import PAGE_ROWS, groups_of, length_bucket
 from paceline.engine.cuda.pages import PagePool
 from paceline.engine.cuda.static_engine import StaticEngine
-from paceline.engine.decoder import build_engine
 from paceline.engine.interface import Prefix, StepItem, StepPlan
-from paceline.models.tokenizer import TableTokenizer
-from paceline.protocol.errors import InvalidInput, Overloaded, PrefixMismatch, Unsupported
+from paceline.protocol.errors import InvalidInput, Overloaded, Unsupported
 from paceline.protocol.proposal import ROOT
-from paceline.runtime.config import EngineSettings
 from tests.engine import tiny
-from tests.engine.test_growth import check_growth
-from tests.engine.test_transformer import Writer, assert_row, chain
-
-ROW_BYTES = 3 * 2 * 2 * 8 * 4
+from tests.engine.test_growth import check_growth, positions_by_row
+from tests.engine.test_transformer import run_writers
+from tests.engine.tiny import ROW_BYTES, chain, step
 
 
 def static(config: Any, dtype: torch.dtype = torch.float32, **settings: Any) -> tuple[StaticEngine, tiny.Plain]:
     model = tiny.random_model(config).to(dtype)  # type: ignore[arg-type]  # what transformers annotates is not its own
     plain = tiny.Plain(model)
-    wanted = EngineSettings(threads=1, **{"kv_bytes": 1600 * ROW_BYTES * 4, **settings})
-    engine = build_engine(model, TableTokenizer(tiny.VOCAB, None), wanted, "tiny", static=True)
-    assert isinstance(engine, StaticEngine)
-    return engine, plain
+    return tiny.static(model, **{"kv_bytes": 1600 * ROW_BYTES * 4, **settings}), plain
 
 
 @pytest.fixture(scope="module", params=list(tiny.FAMILIES))
@@ -53,29 +45,10 @@ def free_rows(engine: StaticEngine) -> int:
     return len(engine._pool._free) * PAGE_ROWS
 
 
-def run_writers(engine: StaticEngine, plain: tiny.Plain, seed: int) -> None:
-    source = random.Random(seed)
-    writers = [Writer(session, random.Random(source.random())) for session in range(4)]
-    try:
-        for writer in writers:
-            engine.open(writer.session, 250)
-        for _ in range(10):
-            stepping = source.sample(writers, k=source.randint(1, len(writers)))
-            plan = StepPlan(tuple(writer.next_item() for writer in stepping))
-            for writer, item, logits in zip(stepping, plan.items, engine.step(plan), strict=True):
-                assert len(logits) == len(item.logit_rows)
-                for out, row in enumerate(item.logit_rows):
-                    assert_row(logits[out], plain, writer.history(row))
-    finally:
-        for writer in writers:
-            engine.close(writer.session)
-    assert engine.kv_rows == 0
-    assert free_rows(engine) == engine.info.max_kv_rows
-
-
 @pytest.mark.parametrize("seed", range(2))
 def test_random_ragged_batches(family: tuple[StaticEngine, tiny.Plain], seed: int) -> None:
     run_writers(*family, seed)
+    assert free_rows(family[0]) == family[0].info.max_kv_rows
 
 
 class Replaying:
@@ -105,8 +78,7 @@ def test_a_step_is_a_function_of_its_static_buffers(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("seed", range(2))
 def test_trees_that_grow(llama: tuple[StaticEngine, tiny.Plain], seed: int) -> None:
-    engine, plain = llama
-    check_growth(engine, lambda history: plain.logits(history).numpy(), seed, tolerance=2e-4)
+    check_growth(*llama, seed)
 
 
 @pytest.mark.parametrize("edge", [1, PAGE_ROWS, 127, 128, 192])
@@ -114,10 +86,9 @@ def test_the_edges_of_buckets(llama: tuple[StaticEngine, tiny.Plain], edge: int)
     engine, plain = llama
     tokens = random.Random(edge).choices(range(tiny.VOCAB), k=edge + 2)
     engine.open(1, edge + 2)
-    engine.step(StepPlan((StepItem(1, 0, tuple(tokens[:edge])),)))
+    step(engine, StepItem(1, 0, tuple(tokens[:edge])))
     for row in (edge, edge + 1):
-        (logits,) = engine.step(StepPlan((chain(1, row, tokens[row : row + 1]),)))
-        assert_row(logits[0], plain, tokens[: row + 1])
+        plain.assert_row(step(engine, chain(1, row, tokens[row : row + 1]))[0], tokens[: row + 1])
     engine.close(1)
 
 
@@ -129,7 +100,7 @@ def test_trees_of_more_than_a_word_beside_long_chunks(llama: tuple[StaticEngine,
     tree = tuple(source.choices(range(tiny.VOCAB), k=60))
     engine.open(1, 220)
     engine.open(2, 140)
-    engine.step(StepPlan((StepItem(1, 0, tuple(tokens[:5])),)))
+    step(engine, StepItem(1, 0, tuple(tokens[:5])))
     engine.step(StepPlan((StepItem(1, 5, tree, parents), StepItem(2, 0, tuple(tokens[:3])))))
     more = (*parents, *(row - 1 for row in range(60, 80)))
     item = StepItem(1, 65, tuple(tokens[:20]), more, logit_rows=(0, 4, 19), trunk_length=5)
@@ -140,19 +111,17 @@ def test_trees_of_more_than_a_word_beside_long_chunks(llama: tuple[StaticEngine,
         while row != ROOT:
             path.append(all_tokens[row])
             row = more[row]
-        assert_row(first[out], plain, [*tokens[:5], *reversed(path)])
-    assert_row(second[0], plain, tokens)
+        plain.assert_row(first[out], [*tokens[:5], *reversed(path)])
+    plain.assert_row(second[0], tokens)
     for session in (1, 2):
         engine.close(session)
 
 
-def test_bfloat16_is_near(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bfloat16_is_near() -> None:
     engine, plain = static(tiny.llama(), torch.bfloat16)
-    tokens = [3, 1, 4, 1, 5, 9, 2, 6]
-    engine.open(1, 10)
-    (logits,) = engine.step(StepPlan((chain(1, 0, tokens),)))
-    theirs = plain.logits(tokens).float().numpy()
-    assert np.abs(logits[-1] - theirs).max() < 0.05 * np.abs(theirs).max()
+    tokens = (3, 1, 4, 1, 5, 9, 2, 6)
+    theirs = plain.logits(tokens)
+    assert np.abs(tiny.read(engine, tokens)[-1] - theirs).max() < 0.05 * np.abs(theirs).max()
 
 
 def test_prefixes_are_computed_once_and_every_row_is_accounted_for() -> None:
@@ -163,8 +132,7 @@ def test_prefixes_are_computed_once_and_every_row_is_accounted_for() -> None:
 
     def begin(session: int, rows: int = 100) -> int:
         reused = engine.open(session, rows, prefix)
-        (logits,) = engine.step(StepPlan((chain(session, reused, [*text, 9][reused:]),)))
-        assert_row(logits[-1], plain, [*text, 9])
+        plain.assert_row(step(engine, chain(session, reused, [*text, 9][reused:]))[-1], [*text, 9])
         return reused
 
     assert [begin(session) for session in (1, 2)] == [0, 75]
@@ -186,19 +154,10 @@ def test_prefixes_are_computed_once_and_every_row_is_accounted_for() -> None:
     assert begin(5) == 0
 
 
-def test_what_is_refused(llama: tuple[StaticEngine, tiny.Plain]) -> None:
-    engine, plain = llama
-    engine.open(1, 2 * tiny.CONTEXT)
-    engine.step(StepPlan((chain(1, 0, [5, 6]),)))
-    with pytest.raises(InvalidInput, match=rf"length = {tiny.CONTEXT + 1}: must be at most {tiny.CONTEXT}"):
-        engine.step(StepPlan((StepItem(1, 2, (1,) * (tiny.CONTEXT - 1)),)))
-    with pytest.raises(PrefixMismatch):
-        engine.step(StepPlan((chain(1, 3, [1]),)))
+def test_sessions_and_budgets_that_fit_no_pages_are_refused(llama: tuple[StaticEngine, tiny.Plain]) -> None:
+    engine, _ = llama
     with pytest.raises(InvalidInput, match="the whole KV budget"):
         engine.open(2, engine.info.max_kv_rows + 1)
-    (logits,) = engine.step(StepPlan((chain(1, 2, [7]),)))
-    assert_row(logits[0], plain, [5, 6, 7])
-    engine.close(1)
     with pytest.raises(InvalidInput, match="two pages"):
         static(tiny.llama(), kv_bytes=63 * ROW_BYTES)
 
@@ -209,9 +168,7 @@ def test_what_one_session_leaves_behind_reaches_no_other() -> None:
     with torch.inference_mode():
         engine._pool.rows[:, :, : 2 * PAGE_ROWS] = float("nan")
         engine._pool.rows[:, :, engine._pool.scratch_row] = float("nan")
-    engine.open(1, 40)
-    (logits,) = engine.step(StepPlan((chain(1, 0, [1, 2, 3]),)))
-    assert_row(logits[2], plain, [1, 2, 3])
+    plain.assert_row(tiny.read(engine, (1, 2, 3))[2], (1, 2, 3))
 
 
 def test_items_share_a_shape_only_with_their_like() -> None:
@@ -250,7 +207,7 @@ _pool_rows = attention._pool_rows
         ("pages.PagePool.rows_of", _write_one_too_far),
         ("packing._tree_bits", _all_of_the_tree),
         ("attention._pool_rows", _a_key_short),
-        ("packing.depths", lambda item: tuple(range(item.kept_tree + 1, item.tree_rows + 1))),
+        ("packing.depths", positions_by_row),
     ],
     ids=["written one row too far", "whole trees seen", "keys one row off", "positions by row"],
 )
@@ -267,7 +224,3 @@ def test_a_wrong_engine_is_refused_at_its_start(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(attention, "_pool_rows", _a_key_short)
     with pytest.raises(Unsupported, match="packed logits differ"):
         static(tiny.llama())
-
-
-def test_pages_are_blocks() -> None:
-    assert buckets.PAGE_ROWS == BLOCK_ROWS

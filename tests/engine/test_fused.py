@@ -10,7 +10,6 @@ import torch
 from paceline.engine.cpu import row_math
 from paceline.engine.cpu.fused import FusedLayer, _LibraryMath, can_fuse, fuse_layers
 from paceline.engine.cpu.linear import can_pack
-from paceline.engine.interface import StepItem, StepPlan
 from tests.engine import tiny
 
 FUSED_FAMILIES = ("llama", "qwen2")
@@ -28,13 +27,10 @@ def test_layers_of_the_known_shape_are_fused_and_no_others(family: str) -> None:
 @pytest.mark.parametrize("family", FUSED_FAMILIES)
 def test_a_served_engine_is_fused_and_gives_the_models_own_logits(family: str) -> None:
     engine, plain = tiny.engine_and_plain(tiny.FAMILIES[family]())
-    assert any(isinstance(module, FusedLayer) for module in engine._model.modules())  # type: ignore[attr-defined]
+    assert any(isinstance(module, FusedLayer) for module in engine._model.modules())
     text = (5, 9, 2, 77, 31, 8)
-    engine.open(1, 8)
-    (logits,) = engine.step(StepPlan((StepItem(1, 0, text, logit_rows=tuple(range(len(text)))),)))
-    for length in range(1, len(text) + 1):
-        expected = plain.logits(text[:length])
-        torch.testing.assert_close(torch.from_numpy(logits[length - 1]), expected, rtol=1e-4, atol=1e-4)
+    for end, row in enumerate(tiny.read(engine, text), start=1):
+        plain.assert_row(row, text[:end])
 
 
 def test_a_layer_with_another_part_is_not_fused() -> None:

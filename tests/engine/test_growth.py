@@ -5,26 +5,21 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from paceline.engine import attention
 from paceline.engine.cpu import row_attention
 from paceline.engine.cpu.row_attention import FEW_KEYS
 from paceline.engine.interface import Engine, StepItem, StepPlan
-from paceline.engine.ledger import Ledger
 from paceline.engine.table.engine import SimulatedEngine, TableEngine, TableModel
-from paceline.engine.transformer import TransformerEngine
 from paceline.models.table_names import TableSpec
-from paceline.protocol.errors import PacelineError, PrefixMismatch
 from paceline.protocol.proposal import ROOT
-from paceline.runtime.config import EngineSettings
 from tests.engine import tiny
+from tests.engine.tiny import TOLERANCE
 
 VOCAB = 40
 MAX_ROWS = 120
@@ -40,7 +35,7 @@ class Grower:
     rows: list[tuple[int, ...]] = field(default_factory=list)
 
     def step(self) -> tuple[StepItem, list[tuple[int, ...]]]:
-        """A step, and the history of each of its new rows."""
+        """A step, and the history of each row that it asks for."""
         kept, trunk = self._keep()
         paths = [self.rows[row] for row in kept]
         new: list[tuple[int, ...]] = []
@@ -48,6 +43,7 @@ class Grower:
             above = self.random.choice([*paths[max(0, trunk - 1) :], *new] or [()])
             free = [token for token in range(VOCAB) if (*above, token) not in (*paths, *new)]
             new.append((*above, self.random.choice(free)))
+        asked = self.random.sample(range(len(new)), len(new))
         start = next((i for i, row in enumerate(kept) if row != i), len(kept))
         item = StepItem(
             session=self.session,
@@ -55,11 +51,11 @@ class Grower:
             token_ids=tuple(path[-1] for path in new),
             parents=_parents([*paths, *new], trunk),
             kept_rows=tuple(kept[start:]),
-            logit_rows=tuple(range(len(new))),
+            logit_rows=tuple(asked),
             trunk_length=trunk,
         )
         self.trunk, self.rows = trunk, [*paths, *new]
-        return item, new
+        return item, [new[row] for row in asked]
 
     def _keep(self) -> tuple[list[int], int]:
         """Rows to keep, each with its ancestors: a path that becomes trunk, and part of what hangs from it."""
@@ -82,9 +78,8 @@ def _parents(paths: Sequence[tuple[int, ...]], trunk: int) -> tuple[int, ...]:
     return tuple(ROOT if len(path) == trunk + 1 else tree.index(path[:-1]) for path in tree)
 
 
-def check_growth(
-    engine: Engine, expected: Callable[[Sequence[int]], NDArray[Any]], seed: int, tolerance: float
-) -> None:
+def check_growth(engine: Engine, model: tiny.Plain | TableModel, seed: int) -> None:
+    tolerance = TOLERANCE if isinstance(model, tiny.Plain) else 0
     source = random.Random(seed)
     growers = [Grower(session, random.Random(source.random())) for session in (1, 2)]
     try:
@@ -96,7 +91,7 @@ def check_growth(
             outputs = engine.step(StepPlan(tuple(item for item, _ in steps)))
             for (_, histories), logits in zip(steps, outputs, strict=True):
                 for history, row in zip(histories, logits, strict=True):
-                    np.testing.assert_allclose(row, expected(history), atol=tolerance, rtol=0)
+                    np.testing.assert_allclose(row, model.logits(history), atol=tolerance, rtol=0)
     finally:
         for grower in growers:
             engine.close(grower.session)
@@ -105,33 +100,33 @@ def check_growth(
 @given(st.integers(0, 1 << 32))
 @settings(max_examples=60, deadline=None)
 def test_tables_grow_trees(seed: int) -> None:
-    spec = TableSpec(vocab=VOCAB, contexts=100_003, order=seed % 3)
-    check_growth(TableEngine(spec), TableModel(spec).logits, seed, tolerance=0)
+    spec = TableSpec(vocab=VOCAB, contexts=4_099, order=seed % 3)
+    for engine in (TableEngine(spec), SimulatedEngine(TableEngine(spec), 0.01)):
+        check_growth(engine, TableModel(spec), seed)
 
 
 @pytest.fixture(scope="module", params=["compiled steps", "few rows", "many rows"])
-def llama(request: pytest.FixtureRequest) -> tuple[Engine, Callable[[Sequence[int]], NDArray[Any]]]:
+def llama(request: pytest.FixtureRequest) -> tuple[Engine, tiny.Plain]:
     """Computed as steps of few rows are, as few rows beside many are, and as steps of many."""
     engine, plain = tiny.engine_and_plain(tiny.llama())
-    assert isinstance(engine, TransformerEngine)
     if request.param == "compiled steps" and engine.row_decoder is None:
         pytest.skip("this CPU has no vectors of 512 bits")
     engine.row_decoder = engine.row_decoder if request.param == "compiled steps" else None
     engine.few_keys = 0 if request.param == "many rows" else FEW_KEYS
-    return engine, lambda history: plain.logits(history).numpy()
+    return engine, plain
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_transformer_grows_trees(llama: tuple[Engine, Callable[[Sequence[int]], NDArray[Any]]], seed: int) -> None:
-    check_growth(*llama, seed, tolerance=2e-4)
+def test_a_transformer_grows_trees(llama: tuple[Engine, tiny.Plain], seed: int) -> None:
+    check_growth(*llama, seed)
 
 
-def _rows_as_depths(item: StepItem) -> tuple[int, ...]:
+def positions_by_row(item: StepItem) -> tuple[int, ...]:
     return tuple(range(item.kept_tree + 1, item.tree_rows + 1))
 
 
 def _positions_by_row(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("paceline.engine.transformer.depths", _rows_as_depths)
+    patch.setattr("paceline.engine.transformer.depths", positions_by_row)
 
 
 def _kept_tree_seen_by_all(patch: pytest.MonkeyPatch) -> None:
@@ -147,70 +142,11 @@ def _kept_tree_seen_by_all(patch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("mutate", [_positions_by_row, _kept_tree_seen_by_all])
 def test_the_comparison_catches(
-    llama: tuple[Engine, Callable[[Sequence[int]], NDArray[Any]]],
+    llama: tuple[Engine, tiny.Plain],
     monkeypatch: pytest.MonkeyPatch,
     mutate: Callable[[pytest.MonkeyPatch], None],
 ) -> None:
-    engine, distribution = llama
     mutate(monkeypatch)
     with pytest.raises(AssertionError, match="Not equal to tolerance"):
         for seed in range(4):
-            check_growth(engine, distribution, seed, tolerance=2e-4)
-
-
-def test_timed_engines_grow_trees() -> None:
-    spec = TableSpec(vocab=VOCAB)
-    check_growth(SimulatedEngine(TableEngine(spec), 0.01), TableModel(spec).logits, 5, tolerance=0)
-
-
-@pytest.fixture
-def ledger() -> Ledger[None]:
-    """3 trunk rows; row 3 and 4 follow row 2, row 5 follows 3, row 6 follows 4, row 7 follows 3."""
-    made: Ledger[None] = Ledger(
-        TableEngine(TableSpec(vocab=10, max_length=12, max_kv_rows=100)).info, EngineSettings(max_num_seqs=4)
-    )
-    made.open(1, 20)
-    for item in (
-        StepItem(1, 0, (1, 2, 3)),
-        StepItem(1, 3, (4, 5), (-1, -1)),
-        StepItem(1, 5, (6, 7, 8), (-1, -1, 0, 1, 0), trunk_length=3),
-    ):
-        made.check(StepPlan((item,)))
-        made.apply(StepPlan((item,)))
-    return made
-
-
-@pytest.mark.parametrize(
-    "item",
-    [
-        StepItem(1, 8, (1,), (-1, -1, 0, 1, 0, 4), trunk_length=3),
-        StepItem(1, 6, (1,), (-1, 0, 0, 2), kept_rows=(3, 5, 7), trunk_length=3),
-        StepItem(1, 6, (1, 2), (-1, -1, 1, 2), kept_rows=(3, 5, 7), trunk_length=4),
-        StepItem(1, 5, (1,), (), kept_rows=(4, 6), trunk_length=3),
-        StepItem(1, 5, (1,), (-1, 0, 1, 2, 2, 3), trunk_length=0),
-        StepItem(1, 2, (1,)),
-    ],
-    ids=["all kept", "one branch", "a path joins the trunk", "an implicit chain", "trunk becomes tree", "rollback"],
-)
-def test_what_a_ledger_takes(ledger: Ledger[None], item: StepItem) -> None:
-    ledger.check(StepPlan((item,)))
-    ledger.apply(StepPlan((item,)))
-    assert ledger.rows(1) == item.base_length + len(item.token_ids)
-
-
-@pytest.mark.parametrize(
-    ("item", "message"),
-    [
-        (StepItem(1, 8, (1,), (-1, -1, 0, 1, 1, 4), trunk_length=3), "kept row 7"),
-        (StepItem(1, 6, (1,), (-1, 0, 1, 1), kept_rows=(3, 4, 5), trunk_length=3), "kept row 4"),
-        (StepItem(1, 6, (1,), (-1, -1, 0, 0), kept_rows=(4, 3, 6), trunk_length=3), "kept row 3"),
-        (StepItem(1, 5, (1,), (-1, -1, 0), kept_rows=(5, 6), trunk_length=3), "kept row 5"),
-        (StepItem(1, 5, (1,), (-1, 0), trunk_length=3), "parents = 2: must be 3"),
-        (StepItem(1, 5, (1,), trunk_length=6), "trunk_length = 6"),
-        (StepItem(1, 5, (1,), (-1, -1, 2), trunk_length=3), "parent of row 2 = 2"),
-    ],
-)
-def test_what_a_ledger_refuses(ledger: Ledger[None], item: StepItem, message: str) -> None:
-    with pytest.raises(PacelineError, match=message) as caught:
-        ledger.check(StepPlan((item,)))
-    assert isinstance(caught.value, PrefixMismatch) == ("kept row" in message)
+            check_growth(*llama, seed)

@@ -26,11 +26,10 @@ from paceline.engine.checks import refuse_config
 from paceline.engine.cpu.row_products import has_wide_vectors
 from paceline.engine.decoder import build_engine
 from paceline.engine.fingerprint import numeric_fingerprint
-from paceline.engine.interface import StepItem, StepPlan
+from paceline.engine.interface import StepItem
 from paceline.engine.kv import SessionKV
 from paceline.engine.loading import load_engine
 from paceline.engine.parallel.decoder import load_decoder_share
-from paceline.engine.transformer import TransformerEngine
 from paceline.engine.weights import keep_layers
 from paceline.models.gguf import convert_gguf
 from paceline.models.tokenizer import TableTokenizer
@@ -38,10 +37,10 @@ from paceline.protocol.errors import InvalidInput, Unsupported
 from paceline.runtime.config import EngineSettings
 from tests.engine import tiny
 from tests.engine.parallel.ranks import run_ranks
+from tests.engine.tiny import THREAD
 from tests.models import gguf_files
 from tests.models.saving import save_with_tokenizer
 
-THREAD = EngineSettings(threads=1)
 LAYER = "model.layers.1."
 SHAPE: dict[str, Any] = {
     "vocab_size": tiny.VOCAB,
@@ -72,7 +71,6 @@ def test_rotary_frequencies_that_depend_on_the_batch_are_refused() -> None:
 
 def test_a_sliding_window_that_never_slides_is_none() -> None:
     engine, _ = tiny.engine_and_plain(MistralConfig(**SHAPE, sliding_window=16), max_model_len=16)
-    assert isinstance(engine, TransformerEngine)
     assert not engine.attention.has_windows
     assert engine.row_decoder is not None or not has_wide_vectors()
 
@@ -134,22 +132,19 @@ def test_padding_is_cut_and_a_vocabulary_wider_than_the_logits_is_refused() -> N
     engine, _ = tiny.engine_and_plain(tiny.qwen3_padded())
     assert engine.info.fingerprint.vocab_size == tiny.VOCAB
     with pytest.raises(Unsupported, match="tokenizer of 98 ids over logits of width 97"):
-        build_engine(tiny.random_model(tiny.llama()), TableTokenizer(98, None), EngineSettings(threads=1), "tiny")
+        build_engine(tiny.random_model(tiny.llama()), TableTokenizer(98, None), THREAD, "tiny")
 
 
 def test_kept_layers_are_the_models_own(tmp_path: Path) -> None:
     save_with_tokenizer(tiny.random_model(tiny.llama(num_hidden_layers=4)), tmp_path)
-    settings = EngineSettings(threads=1)
-    engine = load_engine(f"{tmp_path}#layers=0,3", settings)
+    engine = load_engine(f"{tmp_path}#layers=0,3", THREAD)
     assert engine.info.fingerprint.model.endswith("#layers=0,3")
     model = tiny.random_model(tiny.llama(num_hidden_layers=4))
     keep_layers(model, (0, 3))
     plain = tiny.Plain(model)
-    engine.open(1, 4)
-    (logits,) = engine.step(StepPlan((StepItem(1, 0, (1, 2, 3), logit_rows=(2,)),)))
-    np.testing.assert_allclose(logits[0], plain.logits([1, 2, 3]).numpy(), atol=2e-4, rtol=0)
+    plain.assert_row(tiny.read(engine, (1, 2, 3))[2], [1, 2, 3])
     with pytest.raises(InvalidInput, match=r"layers = \(0, 4\)"):
-        load_engine(f"{tmp_path}#layers=0,4", settings)
+        load_engine(f"{tmp_path}#layers=0,4", THREAD)
 
 
 def test_settings_outside_the_model_are_refused() -> None:
@@ -163,7 +158,7 @@ def test_settings_outside_the_model_are_refused() -> None:
 
 def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="a decoder that transformers loads"):
-        load_engine(str(tmp_path), EngineSettings(threads=1))
+        load_engine(str(tmp_path), THREAD)
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from paceline.engine import memory
 from paceline.engine.memory import DEFAULT_CPU_KV_BYTES, available_ram, refuse_weights_beyond
 from paceline.protocol.errors import InvalidInput
 from tests.engine import tiny
+from tests.engine.tiny import ROW_BYTES
 
-ROW_BYTES = 3 * 2 * 2 * 8 * 4
 MIB = 1 << 20
 
 

@@ -12,25 +12,15 @@ from transformers import PreTrainedModel
 
 from paceline.engine.cpu import row_products
 from paceline.engine.cpu.row_products import has_wide_vectors
-from paceline.engine.decoder import build_engine
-from paceline.engine.interface import Engine, StepItem, StepPlan
 from paceline.engine.loading import load_engine
 from paceline.engine.parallel.decoder import build_share
 from paceline.engine.transformer import TransformerEngine
 from paceline.models.tokenizer import TableTokenizer
 from paceline.protocol.errors import InvalidInput, PacelineError, Unsupported
-from paceline.protocol.proposal import ROOT
 from paceline.runtime.config import EngineSettings
 from tests.engine import tiny
 
 pytestmark = pytest.mark.skipif(not has_wide_vectors(), reason="this CPU has no vectors of 512 bits")
-
-TOLERANCE = 2e-4
-PROMPT = (3, 1, 4, 1, 5, 9)
-TREE = StepItem(1, len(PROMPT), (10, 11, 12, 13, 14), (ROOT, ROOT, 0, 1, 0), logit_rows=(0, 1, 2, 3, 4))
-PATHS = ((10,), (11,), (10, 12), (11, 13), (10, 14))
-CHAIN = StepItem(2, len(PROMPT), (20, 21, 22), logit_rows=(0, 1, 2))
-TOKENIZER = TableTokenizer(tiny.VOCAB, None)
 
 
 def target() -> PreTrainedModel:
@@ -38,10 +28,7 @@ def target() -> PreTrainedModel:
 
 
 def engine_of(model: PreTrainedModel, quantization: str = "int8", **settings: Any) -> TransformerEngine:
-    wanted = EngineSettings(**({"threads": 2, "quantization": quantization} | settings))
-    engine = build_engine(copy.deepcopy(model), TOKENIZER, wanted, "tiny")
-    assert isinstance(engine, TransformerEngine)
-    return engine
+    return tiny.transformer(copy.deepcopy(model), quantization=quantization, **({"threads": 2} | settings))
 
 
 def rounded(model: PreTrainedModel) -> PreTrainedModel:
@@ -57,50 +44,14 @@ def rounded(model: PreTrainedModel) -> PreTrainedModel:
     return made
 
 
-def logits_of(engine: Engine, *items: StepItem) -> list[Any]:
-    """Of each item's rows, all in one step behind the prompt."""
-    for item in items:
-        engine.open(item.session, 40)
-        engine.step(StepPlan((StepItem(item.session, 0, PROMPT),)))
-    found = [logits.copy() for logits in engine.step(StepPlan(items))]
-    for item in items:
-        engine.close(item.session)
-    return found
-
-
-def test_logits_are_those_of_the_rounded_model() -> None:
-    model = target()
+def test_logits_are_those_of_the_rounded_model_and_of_a_draft_in_the_fast_dtype() -> None:
+    model, text = target(), (3, 1, 4, 1, 5, 9, 20, 21)
     plain, exact = tiny.Plain(rounded(model)), tiny.Plain(model)
-    tree, chain = logits_of(engine_of(model), TREE, CHAIN)
-    for row, path in zip(tree, PATHS, strict=True):
-        np.testing.assert_allclose(row, plain.logits([*PROMPT, *path]).numpy(), atol=TOLERANCE, rtol=0)
-        assert np.abs(row - exact.logits([*PROMPT, *path]).numpy()).max() > 10 * TOLERANCE, "nothing was rounded"
-    for end, row in enumerate(chain, start=1):
-        history = [*PROMPT, *CHAIN.token_ids[:end]]
-        np.testing.assert_allclose(row, plain.logits(history).numpy(), atol=TOLERANCE, rtol=0)
-
-
-def test_bits_do_not_depend_on_threads_or_on_the_rows_and_sessions_beside() -> None:
-    model = target()
-    together = logits_of(engine_of(model, threads=3), TREE, CHAIN)
-    engine = engine_of(model, threads=1)
-    assert engine.row_decoder is not None
-    for item, rows in zip((TREE, CHAIN), together, strict=True):
-        np.testing.assert_array_equal(logits_of(engine, item)[0], rows)
-    alone = []
-    engine.open(7, 40)
-    engine.step(StepPlan((StepItem(7, 0, PROMPT),)))
-    for row, token in enumerate(CHAIN.token_ids):
-        item = StepItem(7, len(PROMPT) + row, (token,), logit_rows=(0,))
-        alone.append(engine.step(StepPlan((item,)))[0].copy())
-    np.testing.assert_array_equal(np.concatenate(alone), together[1])
-
-
-def test_a_draft_in_the_fast_dtype_computes_the_same() -> None:
-    model = target()
-    fast = engine_of(model, "none", dtype="fast")
-    for ours, drafts in zip(logits_of(engine_of(model), TREE), logits_of(fast, TREE), strict=True):
-        np.testing.assert_array_equal(ours, drafts)
+    logits = tiny.read(engine_of(model), text)
+    for end, row in enumerate(logits, start=1):
+        plain.assert_row(row, text[:end])
+        assert np.abs(row - exact.logits(text[:end])).max() > 10 * tiny.TOLERANCE, "nothing was rounded"
+    np.testing.assert_array_equal(tiny.read(engine_of(model, "none", dtype="fast"), text), logits)
 
 
 @pytest.mark.parametrize("part", ["scale", "bias"])
@@ -163,7 +114,7 @@ def test_ranks_are_refused() -> None:
     group: Any = type("TwoRanks", (), {"size": 2, "rank": 0})()
     settings = EngineSettings(threads=1, quantization="int8")
     with pytest.raises(PacelineError, match="quantization = int8 with tensor_parallel_size = 2"):
-        build_share(target(), TOKENIZER, settings, "tiny", group, torch.device("cpu"))
+        build_share(target(), TableTokenizer(tiny.VOCAB, None), settings, "tiny", group, torch.device("cpu"))
 
 
 def test_a_table_is_refused() -> None:

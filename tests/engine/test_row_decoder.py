@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -11,14 +12,12 @@ from numpy.typing import NDArray
 
 from paceline.engine.cpu.row_decoder import RowDecoder
 from paceline.engine.cpu.row_products import has_wide_vectors
-from paceline.engine.decoder import build_engine
 from paceline.engine.interface import StepItem, StepPlan
 from paceline.engine.transformer import TransformerEngine
-from paceline.models.tokenizer import TableTokenizer
 from paceline.protocol.errors import Unsupported
 from paceline.protocol.proposal import ROOT
-from paceline.runtime.config import EngineSettings
 from tests.engine import tiny
+from tests.engine.tiny import chain, step
 
 pytestmark = pytest.mark.skipif(not has_wide_vectors(), reason="this CPU has no vectors of 512 bits")
 
@@ -26,28 +25,31 @@ Rows = NDArray[np.float32]
 COMPILED = ("llama", "qwen2")
 PROMPTS = ((5, 9, 2, 77, 31, 8), (3, 3, 4), tuple(range(40)))
 TREE = StepItem(0, 6, (11, 12, 13, 14, 15), (ROOT, ROOT, 0, 1, 0), logit_rows=(0, 1, 2, 3, 4))
-CHAIN = StepItem(1, 3, tuple(range(20, 36)), logit_rows=tuple(range(16)))
-ALONE = StepItem(2, 40, (50,), logit_rows=(0,))
+CHAIN = chain(1, 3, range(20, 36))
+ALONE = chain(2, 40, (50,))
 
 
-def engine_of(family: str, threads: int = 2) -> TransformerEngine:
-    model = tiny.random_model(tiny.FAMILIES[family]())
-    engine = build_engine(model, TableTokenizer(tiny.VOCAB, None), EngineSettings(threads=threads), "tiny")
-    assert isinstance(engine, TransformerEngine)
-    return engine
+SERVED = (*COMPILED, "qwen coder in eight bits")
+
+
+def engine_of(name: str, threads: int = 2) -> TransformerEngine:
+    if name in tiny.FAMILIES:
+        return tiny.transformer(tiny.random_model(tiny.FAMILIES[name]()), threads=threads)
+    coder = tiny.biased(tiny.random_model(tiny.qwen_coder()))
+    return tiny.transformer(coder, threads=threads, quantization="int8")
 
 
 def logits_of(engine: TransformerEngine, steps: Sequence[Sequence[StepItem]]) -> list[Rows]:
     """Of the items of all steps, in order, behind the three prompts."""
-    found: list[Rows] = []
+    rows: list[Rows] = []
     for session, prompt in enumerate(PROMPTS):
         engine.open(session, 80)
-        engine.step(StepPlan((StepItem(session, 0, prompt),)))
+        step(engine, StepItem(session, 0, prompt))
     for items in steps:
-        found += [logits.copy() for logits in engine.step(StepPlan(tuple(items)))]
+        rows += [logits.copy() for logits in engine.step(StepPlan(tuple(items)))]
     for session in range(len(PROMPTS)):
         engine.close(session)
-    return found
+    return rows
 
 
 @pytest.mark.parametrize("family", sorted(tiny.FAMILIES))
@@ -55,9 +57,10 @@ def test_known_models_are_compiled_and_no_others(family: str) -> None:
     assert isinstance(engine_of(family).row_decoder, RowDecoder) == (family in COMPILED)
 
 
-@pytest.mark.parametrize("family", COMPILED)
+@pytest.mark.parametrize("family", SERVED)
 def test_bits_are_those_of_the_layers(family: str) -> None:
     engine = engine_of(family)
+    assert engine.row_decoder is not None
     steps = ((TREE, CHAIN, ALONE), (StepItem(2, 41, (1, 2), logit_rows=(1,)),))
     compiled = logits_of(engine, steps)
     engine.row_decoder = None
@@ -65,42 +68,35 @@ def test_bits_are_those_of_the_layers(family: str) -> None:
         np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.parametrize("family", COMPILED)
+@pytest.mark.parametrize("family", SERVED)
 def test_bits_do_not_depend_on_threads_or_on_the_rows_and_sessions_beside(family: str) -> None:
     together = logits_of(engine_of(family, threads=3), ((TREE, CHAIN, ALONE),))
     engine = engine_of(family, threads=1)
     for item, rows in zip((TREE, CHAIN, ALONE), together, strict=True):
         np.testing.assert_array_equal(logits_of(engine, ((item,),))[0], rows)
-    one_by_one = [(StepItem(1, 3 + row, (20 + row,), logit_rows=(0,)),) for row in range(16)]
+    one_by_one = [(chain(1, 3 + row, (20 + row,)),) for row in range(16)]
     np.testing.assert_array_equal(np.concatenate(logits_of(engine, one_by_one)), together[1])
 
 
 @pytest.mark.parametrize("family", COMPILED)
 def test_bits_do_not_depend_on_how_a_text_is_cut_into_steps(family: str) -> None:
     engine, text = engine_of(family), tuple(range(60))
-    found = []
-    for cuts in ((60,), (1,) * 60, (13, 20, 1, 26)):
+    whole = tiny.read(engine, text)
+    for cuts in ((1,) * 60, (13, 20, 1, 26)):
         engine.open(7, 60)
-        start, rows = 0, []
-        for size in cuts:
-            item = StepItem(7, start, text[start : start + size], logit_rows=tuple(range(size)))
-            rows.append(engine.step(StepPlan((item,)))[0].copy())
-            start += size
+        for start, end in itertools.pairwise((0, *itertools.accumulate(cuts))):
+            np.testing.assert_array_equal(step(engine, chain(7, start, text[start:end])), whole[start:end])
         engine.close(7)
-        found.append(np.concatenate(rows))
-    np.testing.assert_array_equal(found[0], found[1])
-    np.testing.assert_array_equal(found[0], found[2])
 
 
 def test_no_rotary_module_is_asked_for_positions_that_no_session_reaches() -> None:
     """A module whose frequencies move past the trained length would give other angles for all of them."""
     model, trained = tiny.random_model(tiny.llama()), 40
     model.model.rotary_emb.register_forward_pre_hook(_refuse_beyond(trained), with_kwargs=True)
-    settings = EngineSettings(threads=1, max_model_len=trained)
-    engine = build_engine(model, TableTokenizer(tiny.VOCAB, None), settings, "tiny")
+    engine = tiny.transformer(model, max_model_len=trained)
     engine.open(1, trained)
-    engine.step(StepPlan((StepItem(1, 0, tuple(range(33))),)))
-    engine.step(StepPlan((StepItem(1, 33, tuple(range(7))),)))
+    step(engine, chain(1, 0, range(33)))
+    step(engine, chain(1, 33, range(7)))
 
 
 def _refuse_beyond(trained: int) -> Callable[..., None]:

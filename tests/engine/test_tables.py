@@ -8,35 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from paceline.engine.interface import Engine, StepItem, StepPlan
+from paceline.engine.interface import StepItem, StepPlan
 from paceline.engine.table.engine import SimulatedEngine, TableEngine, TableModel, load_table
 from paceline.models.table_names import TableSpec
 from paceline.protocol.errors import InvalidInput
-
-
-def engine_and_distribution(name: str) -> tuple[Engine, TableModel]:
-    return load_table(name), TableModel(TableSpec.parse(name))
-
-
-@pytest.mark.parametrize("order", [0, 1, 2])
-def test_chains_trees_rollback_and_compaction_follow_the_distribution(order: int) -> None:
-    engine, distribution = engine_and_distribution(f"table:vocab=26,order={order}")
-    engine.open(1, 20)
-    engine.open(2, 20)
-    first, second = engine.step(
-        StepPlan((StepItem(1, 0, (3, 4, 5), logit_rows=(2, 0)), StepItem(2, 0, (5,), logit_rows=(0,))))
-    )
-    np.testing.assert_array_equal(first, [distribution.logits([3, 4, 5]), distribution.logits([3])])
-    np.testing.assert_array_equal(second, [distribution.logits([5])])
-    (tree,) = engine.step(StepPlan((StepItem(1, 3, (6, 7, 8, 9), (-1, -1, 0, 1), logit_rows=(2, 3)),)))
-    np.testing.assert_array_equal(tree, [distribution.logits([3, 4, 5, 6, 8]), distribution.logits([3, 4, 5, 7, 9])])
-    (kept,) = engine.step(StepPlan((StepItem(1, 5, (1,), kept_rows=(4, 6), logit_rows=(0,)),)))
-    np.testing.assert_array_equal(kept, [distribution.logits([3, 4, 5, 7, 9, 1])])
-    (rolled_back,) = engine.step(StepPlan((StepItem(1, 1, (2,), logit_rows=(0,)),)))
-    np.testing.assert_array_equal(rolled_back, [distribution.logits([3, 2])])
-    for session in (1, 2):
-        engine.close(session)
-    assert engine.kv_rows == 0
 
 
 def test_the_distribution_sees_every_token_of_the_history() -> None:

@@ -5,21 +5,18 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-import numpy as np
 import pytest
 import torch
 
-from paceline.engine.interface import Engine, Logits, StepItem, StepPlan
+from paceline.engine.interface import Engine, StepItem, StepPlan
 from paceline.engine.transformer import TransformerEngine
 from paceline.protocol.errors import InvalidInput, Overloaded, PrefixMismatch, UnknownSession
 from paceline.protocol.proposal import ROOT
 from tests.engine import tiny
-
-TOLERANCE = 2e-4
-"""Of logits that are several units large; a wrong row moves them by 0.1 and more."""
+from tests.engine.tiny import chain, step
 
 
-@pytest.fixture(scope="module", params=list(tiny.FAMILIES))
+@pytest.fixture(scope="module", params=tiny.FAMILIES)
 def family(request: pytest.FixtureRequest) -> tuple[Engine, tiny.Plain]:
     return tiny.engine_and_plain(tiny.FAMILIES[request.param]())
 
@@ -27,55 +24,6 @@ def family(request: pytest.FixtureRequest) -> tuple[Engine, tiny.Plain]:
 @pytest.fixture(scope="module")
 def llama() -> tuple[Engine, tiny.Plain]:
     return tiny.engine_and_plain(tiny.llama())
-
-
-def assert_row(found: Logits, plain: tiny.Plain, history: list[int]) -> None:
-    assert found.shape == (tiny.VOCAB,)
-    assert found.dtype == np.float32
-    np.testing.assert_allclose(found, plain.logits(history).numpy(), atol=TOLERANCE, rtol=0)
-
-
-def chain(session: int, base: int, tokens: list[int]) -> StepItem:
-    return StepItem(session, base, tuple(tokens), logit_rows=tuple(range(len(tokens))))
-
-
-def test_chunks_of_any_size_give_the_logits_of_one_pass(family: tuple[Engine, tiny.Plain]) -> None:
-    engine, plain = family
-    tokens = random.Random(1).choices(range(tiny.VOCAB), k=23)
-    engine.open(1, 23)
-    base = 0
-    for size in (5, 1, 9, 1, 7):
-        (logits,) = engine.step(StepPlan((chain(1, base, tokens[base : base + size]),)))
-        for row in range(size):
-            assert_row(logits[row], plain, tokens[: base + row + 1])
-        base += size
-    engine.close(1)
-
-
-def test_tree_rows_see_their_ancestors_alone_and_the_kept_path_goes_on(family: tuple[Engine, tiny.Plain]) -> None:
-    engine, plain = family
-    engine.open(1, 40)
-    engine.step(StepPlan((chain(1, 0, [3, 1, 4]),)))
-    tree = StepItem(1, 3, (10, 11, 12, 13, 14, 15), (ROOT, ROOT, 0, 1, 3, 3), logit_rows=(5, 2, 4, 0))
-    (logits,) = engine.step(StepPlan((tree,)))
-    for row, path in enumerate(([11, 13, 15], [10, 12], [11, 13, 14], [10])):
-        assert_row(logits[row], plain, [3, 1, 4, *path])
-    after = StepItem(1, 6, (20, 21), kept_rows=(4, 6, 8), logit_rows=(0, 1))
-    (logits,) = engine.step(StepPlan((after,)))
-    assert_row(logits[0], plain, [3, 1, 4, 11, 13, 15, 20])
-    assert_row(logits[1], plain, [3, 1, 4, 11, 13, 15, 20, 21])
-    engine.close(1)
-
-
-def test_rollback_forgets_and_a_whole_session_can_start_anew(llama: tuple[Engine, tiny.Plain]) -> None:
-    engine, plain = llama
-    engine.open(1, 16)
-    engine.step(StepPlan((chain(1, 0, [1, 2, 3, 4, 5, 6]),)))
-    (logits,) = engine.step(StepPlan((chain(1, 2, [7, 8]),)))
-    assert_row(logits[1], plain, [1, 2, 7, 8])
-    (logits,) = engine.step(StepPlan((chain(1, 0, [9]),)))
-    assert_row(logits[0], plain, [9])
-    engine.close(1)
 
 
 @dataclass
@@ -123,23 +71,29 @@ class Writer:
         return len(self.kept), tuple(reversed(path))
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_random_ragged_batches(family: tuple[Engine, tiny.Plain], seed: int) -> None:
-    engine, plain = family
+def run_writers(engine: Engine, plain: tiny.Plain, seed: int) -> None:
+    """Writers side by side: chunks, trees whose paths are kept, and rollbacks, also of whole sessions."""
     source = random.Random(seed)
     writers = [Writer(session, random.Random(source.random())) for session in range(4)]
-    for writer in writers:
-        engine.open(writer.session, 250)
-    for _ in range(14):
-        stepping = source.sample(writers, k=source.randint(1, len(writers)))
-        plan = StepPlan(tuple(writer.next_item() for writer in stepping))
-        for writer, item, logits in zip(stepping, plan.items, engine.step(plan), strict=True):
-            assert len(logits) == len(item.logit_rows)
-            for out, row in enumerate(item.logit_rows):
-                assert_row(logits[out], plain, writer.history(row))
-    for writer in writers:
-        engine.close(writer.session)
+    try:
+        for writer in writers:
+            engine.open(writer.session, 250)
+        for _ in range(14):
+            stepping = source.sample(writers, k=source.randint(1, len(writers)))
+            plan = StepPlan(tuple(writer.next_item() for writer in stepping))
+            for writer, item, logits in zip(stepping, plan.items, engine.step(plan), strict=True):
+                assert logits.shape == (len(item.logit_rows), tiny.VOCAB)
+                for out, row in enumerate(item.logit_rows):
+                    plain.assert_row(logits[out], writer.history(row))
+    finally:
+        for writer in writers:
+            engine.close(writer.session)
     assert engine.kv_rows == 0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_ragged_batches(family: tuple[Engine, tiny.Plain], seed: int) -> None:
+    run_writers(*family, seed)
 
 
 def kv_bytes(engine: TransformerEngine) -> int:
@@ -155,25 +109,17 @@ def test_a_session_holds_what_it_reserved(llama: tuple[Engine, tiny.Plain]) -> N
     before = kv_bytes(engine)
     engine.open(1, 200)
     reserved = kv_bytes(engine)
-    assert reserved - before == 200 * 3 * 2 * 2 * 8 * 4
+    assert reserved - before == 200 * tiny.ROW_BYTES
     for base in (0, 100):
-        (logits,) = engine.step(StepPlan((chain(1, base, tokens[base : base + 100]),)))
-    assert_row(logits[99], plain, tokens)
+        logits = step(engine, chain(1, base, tokens[base : base + 100]))
+    plain.assert_row(logits[99], tokens)
     assert kv_bytes(engine) == reserved
     engine.close(1)
     assert kv_bytes(engine) == before
 
 
-def test_steps_without_wanted_rows_return_none_of_them(llama: tuple[Engine, tiny.Plain]) -> None:
-    engine, _ = llama
-    engine.open(1, 8)
-    (logits,) = engine.step(StepPlan((StepItem(1, 0, (1, 2, 3)),)))
-    assert logits.shape == (0, tiny.VOCAB)
-    engine.close(1)
-
-
 def test_the_budget_in_rows_follows_bytes() -> None:
-    row_bytes = 3 * 2 * 2 * 8 * 4
+    row_bytes = tiny.ROW_BYTES
     engine, _ = tiny.engine_and_plain(tiny.llama(), kv_bytes=100 * row_bytes + row_bytes // 2, max_num_seqs=3)
     assert engine.info.max_kv_rows == 100
     engine.open(1, 60)
@@ -194,18 +140,14 @@ def test_the_budget_in_rows_follows_bytes() -> None:
 def test_a_refused_step_changes_nothing(llama: tuple[Engine, tiny.Plain]) -> None:
     engine, plain = llama
     engine.open(1, 16)
-    engine.step(StepPlan((chain(1, 0, [5, 6]),)))
+    step(engine, chain(1, 0, [5, 6]))
     good = chain(1, 0, [50])
-    for bad, error in (
-        (chain(7, 0, [1]), UnknownSession),
-        (chain(1, 0, [1]), InvalidInput),
-    ):
+    for bad, error in ((chain(7, 0, [1]), UnknownSession), (chain(1, 0, [1]), InvalidInput)):
         with pytest.raises(error):
             engine.step(StepPlan((good, bad)))
     with pytest.raises(PrefixMismatch):
-        engine.step(StepPlan((chain(1, 3, [1]),)))
-    (logits,) = engine.step(StepPlan((chain(1, 2, [7]),)))
-    assert_row(logits[0], plain, [5, 6, 7])
+        step(engine, chain(1, 3, [1]))
+    plain.assert_row(step(engine, chain(1, 2, [7]))[0], [5, 6, 7])
     engine.close(1)
 
 
@@ -214,6 +156,6 @@ def test_threads_are_set_on_the_thread_that_steps(llama: tuple[Engine, tiny.Plai
     engine.open(1, 4)
     torch.set_num_threads(2)
     engine._threads._thread_id = None  # type: ignore[attr-defined]  # as if another thread had stepped before
-    engine.step(StepPlan((chain(1, 0, [1]),)))
+    step(engine, chain(1, 0, [1]))
     assert torch.get_num_threads() == 1
     engine.close(1)

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import (
     AutoModelForCausalLM,
@@ -18,14 +19,21 @@ from transformers import (
     Qwen3Config,
 )
 
+from paceline.engine.cuda.static_engine import StaticEngine
 from paceline.engine.decoder import build_engine
-from paceline.engine.interface import Engine
+from paceline.engine.interface import Engine, Logits, StepItem, StepPlan
+from paceline.engine.transformer import TransformerEngine
 from paceline.models.tokenizer import TableTokenizer
 from paceline.runtime.config import EngineSettings
 
 VOCAB = 97
 PADDED_WIDTH = 128
 CONTEXT = 256
+ROW_BYTES = 3 * 2 * 2 * 8 * 4
+"""Of a row of `llama()`: layers, keys and values, heads of them, their width, float32."""
+THREAD = EngineSettings(threads=1)
+TOLERANCE = 2e-4
+"""Of logits that are several units large; a wrong row moves them by 0.1 and more."""
 _SHAPE: dict[str, Any] = {
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -87,7 +95,8 @@ FAMILIES: dict[str, Callable[..., PreTrainedConfig]] = {
 def random_model(config: PreTrainedConfig, seed: int = 0) -> PreTrainedModel:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager")
+        own = copy.deepcopy(config)  # which says what attention a model has
+        model = AutoModelForCausalLM.from_config(own, dtype=torch.float32, attn_implementation="eager")
     assert isinstance(model, PreTrainedModel)
     return model
 
@@ -100,15 +109,56 @@ class Plain:
         self._model.train(False)
 
     @torch.inference_mode()
-    def logits(self, history: Sequence[int]) -> torch.Tensor:
+    def logits(self, history: Sequence[int]) -> Logits:
         """Logits [V] of the token after `history`."""
         output = self._model(input_ids=torch.tensor([list(history)]), use_cache=False).logits
-        row: torch.Tensor = output[0, -1, :VOCAB]
+        row: Logits = output[0, -1, :VOCAB].float().numpy()
         return row
 
+    def assert_row(self, row: Logits, history: Sequence[int]) -> None:
+        """Refuse an engine's logits of the token after `history` that are others."""
+        assert (row.shape, row.dtype) == ((VOCAB,), np.float32)
+        np.testing.assert_allclose(row, self.logits(history), atol=TOLERANCE, rtol=0)
 
-def engine_and_plain(config: PreTrainedConfig, **settings: Any) -> tuple[Engine, Plain]:
+
+def build(model: PreTrainedModel, settings: EngineSettings = THREAD, *, static: bool = False, **more: Any) -> Engine:
+    """An engine of a model, whose layers it may replace."""
+    changed = EngineSettings.model_validate({**dict(settings), **more})
+    return build_engine(model, TableTokenizer(VOCAB, None), changed, "tiny", static=static)
+
+
+def transformer(model: PreTrainedModel, settings: EngineSettings = THREAD, **more: Any) -> TransformerEngine:
+    engine = build(model, settings, **more)
+    assert isinstance(engine, TransformerEngine)
+    return engine
+
+
+def static(model: PreTrainedModel, settings: EngineSettings = THREAD, **more: Any) -> StaticEngine:
+    engine = build(model, settings, static=True, **more)
+    assert isinstance(engine, StaticEngine)
+    return engine
+
+
+def engine_and_plain(config: PreTrainedConfig, **settings: Any) -> tuple[TransformerEngine, Plain]:
     model = random_model(config)
     plain = Plain(model)
-    wanted = EngineSettings(threads=1, **settings)
-    return build_engine(model, TableTokenizer(VOCAB, None), wanted, "tiny"), plain
+    return transformer(model, **settings), plain
+
+
+def chain(session: int, base: int, tokens: Sequence[int]) -> StepItem:
+    """Rows one behind the other, the logits of all asked for."""
+    return StepItem(session, base, tuple(tokens), logit_rows=tuple(range(len(tokens))))
+
+
+def step(engine: Engine, item: StepItem) -> Logits:
+    """The logits of a step of one item."""
+    (logits,) = engine.step(StepPlan((item,)))
+    return logits
+
+
+def read(engine: Engine, tokens: Sequence[int]) -> Logits:
+    """Logits [tokens, V] of a text that a session of its own reads in one step."""
+    engine.open(1, len(tokens))
+    logits = step(engine, chain(1, 0, tokens)).copy()
+    engine.close(1)
+    return logits
