@@ -14,18 +14,15 @@ import pytest
 import torch
 
 from paceline.engine import attention, probe, transformer
-from paceline.engine.attention import SINKS, SOFTCAP, AttentionFacts, Horizon
+from paceline.engine.attention import SINKS, SOFTCAP, Horizon
 from paceline.engine.cpu import row_attention
 from paceline.engine.cuda import packing
 from paceline.engine.cuda.static_engine import StaticEngine
-from paceline.engine.decoder import build_engine
 from paceline.engine.forward import ATTENTION_NAME, AttentionCall
-from paceline.engine.interface import Engine, Logits, Prefix, StepItem, StepPlan
-from paceline.engine.parallel.decoder import build_share
+from paceline.engine.interface import Engine, Prefix, StepItem
 from paceline.engine.transformer import TransformerEngine
 from paceline.engine.weights import load_decoder
 from paceline.models.resolve import resolve
-from paceline.models.tokenizer import TableTokenizer
 from paceline.protocol.errors import Unsupported
 from paceline.protocol.proposal import ROOT, Acceptance, Proposal, SparseDistribution
 from paceline.protocol.sampling import NoiseKey, SamplingParams
@@ -37,10 +34,11 @@ from paceline_training.corpus import Role, Row
 from paceline_training.text_pass import learned_logits
 from target_service.verifier import verify
 from tests.engine import tiny
-from tests.engine.families import CONTEXT, FAMILIES, REFUSED, SERVED, WINDOW, Family, table
-from tests.engine.parallel.ranks import ThreadRanks, run_ranks
+from tests.engine.families import CONTEXT, REFUSED, SERVED, WINDOW, Family, named, table
+from tests.engine.parallel.ranks import run_ranks
+from tests.engine.parallel.test_parallel_engine import share_of
 from tests.engine.test_growth import check_growth
-from tests.engine.test_transformer import TOLERANCE
+from tests.engine.tiny import chain, step
 
 PROMPT = (5, 17, 3, 88, 41, 9, 60, 23, 71, 12)
 LENGTH = 34
@@ -71,15 +69,15 @@ def loaded(family: Family, folder: Path | None = None) -> ServedFamily:
     if folder is not None:
         model.save_pretrained(folder)
         model = load_decoder(resolve(str(folder)), SETTINGS)
-    engine = build_engine(model, TableTokenizer(tiny.VOCAB, None), SETTINGS, family.name)
-    assert isinstance(engine, TransformerEngine)
-    return ServedFamily(engine, whole.eval(), plain)
+    return ServedFamily(tiny.transformer(model, SETTINGS), whole.eval(), plain)
 
 
-def built(family: Family, *, static: bool = False, **settings: Any) -> Engine:
-    wanted = SETTINGS.model_copy(update=settings)
-    tokenizer = TableTokenizer(tiny.VOCAB, None)
-    return build_engine(tiny.random_model(family.config()), tokenizer, wanted, family.name, static=static)
+def built(family: Family, *, static: bool = False, **more: Any) -> Engine:
+    return tiny.build(tiny.random_model(family.config()), SETTINGS, static=static, **more)
+
+
+def pair(name: str, **more: Any) -> tuple[Engine, tiny.Plain]:
+    return built(named(name), **more), tiny.Plain(tiny.random_model(named(name).config()))
 
 
 def _marked(family: Family) -> Any:
@@ -96,11 +94,6 @@ def core(request: pytest.FixtureRequest) -> ServedFamily:
     return loaded(request.param)
 
 
-def step(engine: Engine, item: StepItem) -> Logits:
-    (logits,) = engine.step(StepPlan((item,)))
-    return logits
-
-
 def greedy(engine: Engine) -> list[int]:
     """The prompt in two chunks, then a token a step."""
     tokens = list(PROMPT)
@@ -115,25 +108,25 @@ def greedy(engine: Engine) -> list[int]:
     return tokens
 
 
+def generated(model: Any) -> list[int]:
+    """The greedy text as transformers writes it."""
+    prompt, all_seen = torch.tensor([PROMPT]), torch.ones((1, len(PROMPT)), dtype=torch.long)
+    limits = {"max_length": LENGTH, "min_length": LENGTH, "eos_token_id": None, "pad_token_id": 0}
+    tokens: list[int] = model.generate(prompt, attention_mask=all_seen, do_sample=False, **limits)[0].tolist()
+    return tokens
+
+
 def test_greedy_text_is_that_of_generate(served: ServedFamily) -> None:
-    generated = served.model.generate(
-        torch.tensor([PROMPT]),
-        attention_mask=torch.ones((1, len(PROMPT)), dtype=torch.long),
-        do_sample=False,
-        max_length=LENGTH,
-        min_length=LENGTH,
-        eos_token_id=None,
-        pad_token_id=0,
-    )
-    assert greedy(served.engine) == generated[0].tolist()
+    assert greedy(served.engine) == generated(served.model)
 
 
 def sampled(plain: tiny.Plain) -> list[int]:
     """The text that plain forward passes draw."""
     tokens = list(PROMPT)
     while len(tokens) < LENGTH:
-        logits = plain.logits(tokens).numpy()[None]
-        tokens.extend(verify(logits, SPEC, Round(1, len(tokens) - 1, ROOT, (tokens[-1],))).token_ids)
+        tokens.extend(
+            verify(plain.logits(tokens)[None], SPEC, Round(1, len(tokens) - 1, ROOT, (tokens[-1],))).token_ids
+        )
     return tokens
 
 
@@ -187,7 +180,7 @@ def test_rejection_and_block_draw_what_plain_forward_passes_do(core: ServedFamil
     core.engine.open(1, CONTEXT)
     logits = step(core.engine, StepItem(1, 0, (*tokens, 40, 96), logit_rows=(19, 20, 21)))
     core.engine.close(1)
-    rows = np.stack([core.plain.logits([*tokens, *path]).numpy() for path in ((), (40,), (40, 96))])
+    rows = np.stack([core.plain.logits([*tokens, *path]) for path in ((), (40,), (40, 96))])
     round_ = Round(1, 19, ROOT, tokens[-1:], proposal)
     for acceptance in (Acceptance.REJECTION, Acceptance.BLOCK):
         spec = SessionSpec(PROMPT, len(PROMPT), SamplingParams(temperature=0.9), NoiseKey(11), acceptance)
@@ -202,7 +195,7 @@ def test_trees_grow_lose_branches_and_become_trunk(core: ServedFamily, compiled:
     if not compiled:
         core.engine.few_keys, core.engine.row_decoder = 0, None
     try:
-        check_growth(core.engine, lambda history: core.plain.logits(history).numpy(), 1, TOLERANCE)
+        check_growth(core.engine, core.plain, 1)
     finally:
         core.engine.few_keys, core.engine.row_decoder = few, row_decoder
 
@@ -213,36 +206,31 @@ def test_sessions_share_rows_of_every_width(core: ServedFamily) -> None:
     for reused in (0, 39):
         assert core.engine.open(1, CONTEXT, prefix) == reused
         logits = step(core.engine, StepItem(1, reused, tokens[reused:], logit_rows=(len(tokens) - reused - 1,)))
-        np.testing.assert_allclose(logits[0], core.plain.logits(tokens).numpy(), atol=TOLERANCE, rtol=0)
+        core.plain.assert_row(logits[0], tokens)
         core.engine.close(1)
 
 
 @pytest.mark.parametrize("name", ["Mistral 7B v0.1", "Llama 4", "Gemma 2", "gpt-oss"])
 def test_static_steps_know_it_all(name: str) -> None:
-    family = next(each for each in CORE if each.name == name)
-    plain = tiny.Plain(tiny.random_model(family.config()))
-    engine = built(family, static=True)
+    engine, plain = pair(name, static=True)
     assert isinstance(engine, StaticEngine)
     text = sampled(plain)
     assert speculated(engine, text, tree_of) == text
-    check_growth(engine, lambda history: plain.logits(history).numpy(), 0, TOLERANCE)
+    check_growth(engine, plain, 0)
 
 
 def test_the_comparison_with_static_steps_catches_windows_counted_in_kv_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    family = next(each for each in CORE if each.name == "Mistral 7B v0.1")
-    plain, engine = tiny.Plain(tiny.random_model(family.config())), built(family, static=True)
+    engine, plain = pair("Mistral 7B v0.1", static=True)
     for module in (packing, attention):
         monkeypatch.setattr(module, "key_positions", lambda item: np.arange(item.base_length + len(item.token_ids)))
     with pytest.raises(AssertionError, match="Not equal to tolerance"):
         for seed in range(4):
-            check_growth(engine, lambda history: plain.logits(history).numpy(), seed, TOLERANCE)
+            check_growth(engine, plain, seed)
 
 
 @pytest.mark.parametrize("name", ["Mistral 7B v0.1", "Llama 4"])
 def test_windows_are_reproducible(name: str) -> None:
-    family = next(each for each in CORE if each.name == name)
-    plain = tiny.Plain(tiny.random_model(family.config()))
-    engine = built(family, reproducible=True)
+    engine, plain = pair(name, reproducible=True)
     text = sampled(plain)
     rows = []
     for propose in (tree_of, chain_of):
@@ -250,10 +238,8 @@ def test_windows_are_reproducible(name: str) -> None:
     for chunks in ((0, 7, 40), (0, 33, 34, 40)):
         engine.open(1, CONTEXT, Prefix(prompt_rows=40))
         for start, end in itertools.pairwise(chunks):
-            logits = step(
-                engine, StepItem(1, start, (*text, 1, 2, 3, 4, 5, 6)[start:end], logit_rows=(end - start - 1,))
-            )
-        rows.append(logits[0].copy())
+            logits = step(engine, chain(1, start, (*text, 1, 2, 3, 4, 5, 6)[start:end]))
+        rows.append(logits[-1].copy())
         engine.close(1)
     assert (rows[0] == rows[1]).all()
 
@@ -267,63 +253,51 @@ def test_windows_are_reproducible(name: str) -> None:
 )
 def test_what_reproducible_mode_does_not_know_is_refused(name: str, message: str) -> None:
     with pytest.raises(Unsupported, match=f"in reproducible mode: {message}"):
-        built(next(each for each in CORE if each.name == name), reproducible=True)
+        built(named(name), reproducible=True)
 
 
 @pytest.mark.parametrize(
     ("name", "message"), [("Mistral 7B v0.1", "sliding windows or chunks"), ("MiMo-V2-Flash", "sliding windows")]
 )
 def test_what_ranks_do_not_know_is_refused(name: str, message: str) -> None:
-    model = tiny.random_model(next(each for each in CORE if each.name == name).config())
-
-    def leader(group: ThreadRanks) -> None:
-        build_share(model, TableTokenizer(tiny.VOCAB, None), SETTINGS, name, group, torch.device("cpu"))
-
     with pytest.raises(Unsupported, match=f"{message}.*: one process only"):
-        run_ranks(1, leader, lambda group: None)
+        run_ranks(1, lambda group: share_of(tiny.random_model(named(name).config()), group), lambda group: None)
 
 
 def test_a_draft_is_trained_on_the_attention_it_will_have() -> None:
     for name in ("Gemma 2", "gpt-oss"):
-        model = tiny.random_model(next(each for each in CORE if each.name == name).config())
+        model = tiny.random_model(named(name).config())
         plain = tiny.Plain(model)
         model.train(False)
         model.set_attn_implementation(ATTENTION_NAME)
         tokens = np.arange(3, 33, dtype=np.int32)
         logits = learned_logits(model, Row(tokens, np.full(30, Role.ANSWER, np.int8), 1.0)).detach()
-        torch.testing.assert_close(logits[-1], plain.logits(tokens[:-1].tolist()), atol=TOLERANCE, rtol=0)
+        plain.assert_row(logits[-1].numpy(), tokens[:-1].tolist())
 
 
 @pytest.mark.parametrize("family", REFUSED, ids=lambda family: family.name)
 def test_what_is_refused_is_refused_by_name(family: Family) -> None:
     with pytest.raises(Unsupported, match=family.refused):
-        build_engine(tiny.random_model(family.config()), TableTokenizer(tiny.VOCAB, None), SETTINGS, family.name)
+        built(family)
 
 
 def test_the_table_of_families_is_this_list() -> None:
     assert table() in DOCS.read_text(), "tests/engine/families.py makes the table: python -m tests.engine.families"
 
 
-def _first_key_earlier(patch: pytest.MonkeyPatch) -> None:
-    """A window that is longer by one."""
-    horizon = probe._horizon
+def _resized(by: int) -> Callable[[pytest.MonkeyPatch], None]:
+    """Windows and chunks that are longer or shorter."""
 
-    def longer(*given: Any) -> Horizon | None:
-        found = horizon(*given)
-        return None if found is None else replace(found, size=found.size + 1)
+    def mutate(patch: pytest.MonkeyPatch) -> None:
+        horizon = probe._horizon
 
-    patch.setattr(probe, "_horizon", longer)
+        def resized(*arguments: Any) -> Horizon | None:
+            right = horizon(*arguments)
+            return None if right is None else replace(right, size=right.size + by)
 
+        patch.setattr(probe, "_horizon", resized)
 
-def _last_key_lost(patch: pytest.MonkeyPatch) -> None:
-    """A window that is shorter by one."""
-    horizon = probe._horizon
-
-    def shorter(*given: Any) -> Horizon | None:
-        found = horizon(*given)
-        return None if found is None else replace(found, size=found.size - 1)
-
-    patch.setattr(probe, "_horizon", shorter)
+    return mutate
 
 
 def _windows_count_rows(patch: pytest.MonkeyPatch) -> None:
@@ -344,8 +318,8 @@ def _without(term: str) -> Callable[[pytest.MonkeyPatch], None]:
     def mutate(patch: pytest.MonkeyPatch) -> None:
         whole = attention.packed_attention
 
-        def bare(call: AttentionCall, *given: Any) -> torch.Tensor:
-            return whole(call._replace(extras={**call.extras, term: None}), *given)
+        def bare(call: AttentionCall, *rest: Any) -> torch.Tensor:
+            return whole(call._replace(extras={**call.extras, term: None}), *rest)
 
         patch.setattr(transformer, "packed_attention", bare)
 
@@ -353,9 +327,9 @@ def _without(term: str) -> Callable[[pytest.MonkeyPatch], None]:
 
 
 MUTANTS = {
-    "a window longer by one": (_first_key_earlier, "Mistral 7B v0.1"),
-    "a window shorter by one": (_last_key_lost, "Gemma 3"),
-    "a chunk longer by one": (_first_key_earlier, "Llama 4"),
+    "a window longer by one": (_resized(1), "Mistral 7B v0.1"),
+    "a window shorter by one": (_resized(-1), "Gemma 3"),
+    "a chunk longer by one": (_resized(1), "Llama 4"),
     "a window counted in KV rows": (_windows_count_rows, "Mistral 7B v0.1"),
     "a window counted in KV rows, one by one": (_windows_count_rows, "Gemma 2"),
     "no soft-cap": (_without(SOFTCAP), "Gemma 2"),
@@ -367,25 +341,20 @@ MUTANTS = {
 def test_the_self_check_and_the_texts_catch(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     mutate, family = MUTANTS[name]
     mutate(monkeypatch)
-    chosen = next(each for each in FAMILIES if each.name == family)
     with pytest.raises(Unsupported, match="packed logits differ"):
-        loaded(chosen)
+        loaded(named(family))
     monkeypatch.setattr("paceline.engine.decoder.self_check", lambda engine, reference: None)
-    mutant = loaded(chosen)
+    mutant = loaded(named(family))
     with pytest.raises(AssertionError):
         for seed in range(2):
-            check_growth(mutant.engine, lambda history: mutant.plain.logits(history).numpy(), seed, TOLERANCE)
-
-
-def _mixed_lengths(facts: AttentionFacts) -> list[int]:
-    return [0 if kind.horizon is None else kind.horizon.size for kind in facts.kinds]
+            check_growth(mutant.engine, mutant.plain, seed)
 
 
 def test_horizons_are_what_the_models_masks_say() -> None:
-    by_name = {family.name: family for family in CORE}
     for name, lengths in (("Mistral 7B v0.1", [WINDOW]), ("Gemma 2", [WINDOW, 0]), ("DeepSeek-V3, R1, Kimi K2", [0])):
-        assert _mixed_lengths(loaded(by_name[name]).engine.attention) == lengths
-    chunked = loaded(by_name["Llama 4"]).engine.attention.kinds[0].horizon
-    assert chunked == Horizon(8, is_chunked=True)
-    assert chunked[[0, 7, 8, 15, 16]].tolist() == [0, 0, 8, 8, 16]
+        horizons = [kind.horizon for kind in loaded(named(name)).engine.attention.kinds]
+        assert [0 if each is None else each.size for each in horizons] == lengths
+    chunks = loaded(named("Llama 4")).engine.attention.kinds[0].horizon
+    assert chunks == Horizon(8, is_chunked=True)
+    assert chunks[[0, 7, 8, 15, 16]].tolist() == [0, 0, 8, 8, 16]
     assert Horizon(3)[[0, 2, 3, 9]].tolist() == [0, 0, 1, 7]

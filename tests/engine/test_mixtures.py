@@ -12,7 +12,7 @@ from paceline.engine.interface import Prefix, StepItem, StepPlan
 from paceline.engine.quantization import round_linears
 from paceline.protocol.errors import Unsupported
 from tests.engine import tiny
-from tests.engine.families import CONTEXT, SERVED, Family
+from tests.engine.families import CONTEXT, SERVED, Family, named
 from tests.engine.test_families import PROMPT, built, chain_of, sampled, speculated, tree_of
 
 NAMES = ("Hunyuan A13B", "Mixtral", "Qwen 3 MoE", "GLM-4.5", "MiniMax-M2", "Granite MoE")
@@ -22,7 +22,7 @@ MIXTURES = [
     for family in SERVED
     if family.name in NAMES
 ]
-HUNYUAN = next(family for family in SERVED if family.name == "Hunyuan A13B")
+HUNYUAN = named("Hunyuan A13B")
 ROWS = len(PROMPT)
 
 

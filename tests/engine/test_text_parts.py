@@ -22,8 +22,8 @@ from paceline.engine.loading import load_engine
 from paceline.models.text_part import HOLDERS
 from paceline.protocol.errors import InvalidInput
 from tests.engine import tiny
-from tests.engine.families import _SHAPE, FAMILIES
-from tests.engine.test_families import LENGTH, PROMPT, SETTINGS, greedy
+from tests.engine.families import _SHAPE, named
+from tests.engine.test_families import SETTINGS, generated, greedy
 from tests.models.saving import letter_tokenizer
 
 _SMALL = {
@@ -57,20 +57,6 @@ def holder_of(name: str, text: PreTrainedConfig) -> PreTrainedConfig:
         if getattr(config, each, None) is not None:
             setattr(config, each, _IMAGE)
     return config
-
-
-def generated(model: Any) -> list[int]:
-    text = model.eval().generate(
-        torch.tensor([PROMPT]),
-        attention_mask=torch.ones((1, len(PROMPT)), dtype=torch.long),
-        do_sample=False,
-        max_length=LENGTH,
-        min_length=LENGTH,
-        eos_token_id=None,
-        pad_token_id=0,
-    )
-    found: list[int] = text[0].tolist()
-    return found
 
 
 def save(model: Any, folder: Path, **changes: Any) -> str:
@@ -126,7 +112,7 @@ def test_the_text_of_a_model_with_images_is_its_own(
     model.tie_weights()
     folder = save(model, tmp_path)
     engine = load_engine(folder, SETTINGS)
-    assert greedy(engine) == generated(model)
+    assert greedy(engine) == generated(model.eval())
     target = TargetWeights.load(folder, SETTINGS)
     torch.testing.assert_close(target.head(), model.get_output_embeddings().weight.detach())
     torch.testing.assert_close(target.embedding(), model.get_input_embeddings().weight.detach())
@@ -138,10 +124,10 @@ def test_a_head_of_its_own_is_read_where_the_holder_says_tied(tmp_path: Path) ->
     config.tie_word_embeddings = False
     model = _HOLDING[type(config)](config).float()
     folder = save(model, tmp_path, tie_word_embeddings=None)
-    assert greedy(load_engine(folder, SETTINGS)) == generated(model)
+    assert greedy(load_engine(folder, SETTINGS)) == generated(model.eval())
 
 
-DEEPSEEK = next(family for family in FAMILIES if family.config_class == "DeepseekV3Config")
+DEEPSEEK = named("DeepSeek-V3, R1, Kimi K2")
 
 
 @pytest.mark.parametrize(
@@ -160,7 +146,7 @@ def test_a_model_type_of_other_layers_needs_no_code_of_its_own(
     folder = save(model, tmp_path, model_type=model_type, auto_map=own)
     for trusted in (False, True):
         engine = load_engine(folder, SETTINGS.model_copy(update={"trust_remote_code": trusted}))
-        assert greedy(engine) == generated(model)
+        assert greedy(engine) == generated(model.eval())
 
 
 def test_a_holder_that_is_not_known_is_refused_by_its_type(tmp_path: Path) -> None:
