@@ -18,30 +18,26 @@ from paceline.engine.cuda import candidates, noise
 from paceline.engine.cuda.candidates import RacedRows
 from paceline.engine.cuda.noise import check_words, counter_of, log_exponentials, race_candidates, words
 from paceline.engine.cuda.static_engine import StaticEngine
-from paceline.engine.decoder import build_engine
-from paceline.engine.interface import Draw, Ranking, StepItem, StepPlan
-from paceline.models.tokenizer import TableTokenizer
+from paceline.engine.interface import Ranking, StepItem, StepPlan
 from paceline.protocol.errors import InvalidInput, Unsupported
 from paceline.protocol.proposal import ROOT, Acceptance, Proposal
 from paceline.protocol.sampling import NoiseKey, SamplingParams
 from paceline.protocol.session import SessionSpec
 from paceline.protocol.target import Round
-from paceline.runtime.config import EngineSettings
 from paceline.sampling.distribution import processed_scores
 from paceline.sampling.noise import Stream
 from paceline.sampling.racing import race_best
 from target_service.verifier import draw_of, drawn_verdict, verify
 from tests.engine import tiny
+from tests.engine.parallel.test_parallel_engine import drawn_text, plain_text
+from tests.engine.tiny import step
 from tests.sampling.field import exponentials
 
 VECTORS: dict[str, Any] = json.loads((Path(__file__).parents[1] / "vectors" / "noise.json").read_text())
 IN_ROUND_ZERO = [case for case in VECTORS["draws"] if case["round_key"] == 0]
 KEY = NoiseKey(0x1234_5678_9ABC_DEF0, 5)
 Row = NDArray[np.float32]
-
-
-def test_there_are_vectors_of_more_than_one_stream_and_seed() -> None:
-    assert len(IN_ROUND_ZERO) >= 2
+assert len(IN_ROUND_ZERO) >= 2, "of more than one stream and seed"
 
 
 @pytest.mark.parametrize("case", IN_ROUND_ZERO)
@@ -150,11 +146,7 @@ def test_a_row_is_read_whole_only_where_its_candidates_do_not_suffice() -> None:
 
 @pytest.fixture(scope="module")
 def engine() -> StaticEngine:
-    model = tiny.random_model(tiny.qwen3_padded())
-    wanted = EngineSettings(threads=1, kv_bytes=1 << 22)
-    made = build_engine(model, TableTokenizer(tiny.VOCAB, None), wanted, "tiny", static=True)
-    assert isinstance(made, StaticEngine)
-    return made
+    return tiny.static(tiny.random_model(tiny.qwen3_padded()), kv_bytes=1 << 22)
 
 
 CASES = [
@@ -175,64 +167,28 @@ def test_verdicts_are_those_of_the_logits(
     proposal = Proposal(1, (4, 5, 6), (1.0, 1.0, 1.0), parents)
     round_ = Round(1, 2, ROOT, (8, 9), proposal)
     facts = SessionSpec((1, 2, 8, 9), 4, sampling, KEY, acceptance)
-    item = StepItem(1, 2, (8, 9, 4, 5, 6), (-1, 0, *(parent + 2 if parent >= 0 else 1 for parent in parents)))
-    item = StepItem(1, 2, item.token_ids, item.parents, logit_rows=(1, 2, 3, 4))
+    behind = (-1, 0, *(parent + 2 if parent >= 0 else 1 for parent in parents))
+    item = StepItem(1, 2, (8, 9, 4, 5, 6), behind, logit_rows=(1, 2, 3, 4))
     other = StepItem(2, 0, (7, 7, 7))
     try:
         engine.open(1, 20)
         engine.open(2, 20)
-        engine.step(StepPlan((StepItem(1, 0, (1, 2)),)))
+        step(engine, StepItem(1, 0, (1, 2)))
         draw = draw_of(facts, round_, tiny.VOCAB)
         answer, nothing = engine.step_and_draw(StepPlan((item, other)), (draw,))
-        if isinstance(answer, np.ndarray):
-            verdict = verify(answer.copy(), facts, round_)
-        else:
-            verdict = drawn_verdict(answer, round_)
         assert isinstance(answer, RacedRows) == on_device
+        is_logits = isinstance(answer, np.ndarray)
+        verdict = verify(answer.copy(), facts, round_) if is_logits else drawn_verdict(answer, round_)
         assert isinstance(nothing, np.ndarray)
         assert nothing.shape == (0, tiny.VOCAB)
-        (logits,) = engine.step(StepPlan((item,)))
-        assert verdict == verify(logits, facts, round_)
+        assert verdict == verify(step(engine, item), facts, round_)
     finally:
         engine.close(1)
         engine.close(2)
 
 
-def text_of(engine: StaticEngine) -> list[int]:
-    """A text of 40 tokens drawn by the engine."""
-    tokens = [5, 6, 7]
-    engine.open(1, 64)
-    base = 0
-    for _ in range(40):
-        committed = tuple(tokens[base:])
-        draw = Draw(Acceptance.COUPLED, 0.8, KEY, Round(1, base, ROOT, committed), tiny.VOCAB)
-        item = StepItem(1, base, committed, logit_rows=(len(committed) - 1,))
-        (answer,) = engine.step_and_draw(StepPlan((item,)), (draw,))
-        assert isinstance(answer, RacedRows)
-        base = len(tokens)
-        tokens.append(answer.drawn_tokens().token_ids[0])
-    engine.close(1)
-    return tokens
-
-
-def text_of_logits(engine: StaticEngine) -> list[int]:
-    tokens = [5, 6, 7]
-    facts = SessionSpec(tuple(tokens), 3, SamplingParams(temperature=0.8), KEY, Acceptance.COUPLED)
-    engine.open(1, 64)
-    base = 0
-    for _ in range(40):
-        committed = tuple(tokens[base:])
-        item = StepItem(1, base, committed, logit_rows=(len(committed) - 1,))
-        (logits,) = engine.step(StepPlan((item,)))
-        verdict = verify(logits, facts, Round(1, base, ROOT, committed))
-        base = len(tokens)
-        tokens.append(verdict.token_ids[0])
-    engine.close(1)
-    return tokens
-
-
 def test_texts_are_the_same(engine: StaticEngine) -> None:
-    assert text_of(engine) == text_of_logits(engine)
+    assert drawn_text(engine) == plain_text(engine)
 
 
 def test_rankings_are_those_of_the_logits(engine: StaticEngine) -> None:
@@ -241,10 +197,9 @@ def test_rankings_are_those_of_the_logits(engine: StaticEngine) -> None:
     engine.open(1, 20)
     (rows,) = engine.step_and_rank(StepPlan((item,)), (ranking,))
     assert isinstance(rows, RacedRows)
-    ranked = rows.ranked_tokens()
-    (logits,) = engine.step(StepPlan((item,)))
+    ranked = [each.token_ids for each in rows.ranked_tokens()]
+    assert ranked == defined(step(engine, item), ranking)
     engine.close(1)
-    assert [each.token_ids for each in ranked] == defined(logits, ranking)
 
 
 def _counter_off_by_one(key: NoiseKey, position: int, stream: Stream = Stream.DRAFT) -> tuple[int, int, int, int]:
@@ -272,9 +227,9 @@ def _always_one(counters: torch.Tensor, vocab_size: int) -> torch.Tensor:
 def test_the_texts_catch(
     engine: StaticEngine, monkeypatch: pytest.MonkeyPatch, name: str, mutant: Callable[..., Any]
 ) -> None:
-    expected = text_of_logits(engine)
+    expected = plain_text(engine)
     monkeypatch.setattr(f"paceline.engine.cuda.{name}", mutant)
-    assert text_of(engine) != expected
+    assert drawn_text(engine) != expected
 
 
 def test_other_integers_are_refused_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:

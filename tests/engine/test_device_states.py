@@ -14,23 +14,20 @@ import torch
 from numpy.typing import NDArray
 
 from paceline.engine import decoder, hidden_states
-from paceline.engine.attention import AttentionFacts
 from paceline.engine.cuda import static_engine
 from paceline.engine.cuda.buckets import StepShape
 from paceline.engine.cuda.footprint import static_bytes
 from paceline.engine.cuda.graphs import host_buffer
 from paceline.engine.cuda.static_engine import StaticEngine
-from paceline.engine.decoder import build_engine
 from paceline.engine.features import FeatureSource
 from paceline.engine.hidden_states import KeptStates, States, capture_states
 from paceline.engine.interface import Logits, Ranking, StepItem, StepPlan
 from paceline.engine.transformer import TransformerEngine
-from paceline.models.tokenizer import TableTokenizer
 from paceline.protocol.features import EMBEDDING, FINAL, FeatureNeed, FeatureOffer
 from paceline.protocol.sampling import NoiseKey
 from paceline.runtime.config import EngineSettings
 from tests.engine import tiny
-from tests.engine.families import CONTEXT, FAMILIES
+from tests.engine.families import CONTEXT, named
 from tests.engine.test_device_engine import Replaying
 from tests.engine.test_growth import Grower
 from tests.engine.test_transformer import Writer
@@ -53,20 +50,15 @@ Differ = pytest.raises(AssertionError, match="Not equal to tolerance")
 
 
 def model_of(family: str) -> Any:
-    if family in tiny.FAMILIES:
-        return tiny.random_model(tiny.FAMILIES[family]())
-    return tiny.random_model(next(each for each in FAMILIES if each.name == family).config())
+    return tiny.random_model(tiny.FAMILIES[family]() if family in tiny.FAMILIES else named(family).config())
 
 
 def static(family: str = "llama") -> StaticEngine:
-    engine = build_engine(model_of(family), TableTokenizer(tiny.VOCAB, None), SETTINGS, family, static=True)
-    assert isinstance(engine, StaticEngine)
-    return engine
+    return tiny.static(model_of(family), SETTINGS)
 
 
 def eager(family: str = "llama") -> TransformerEngine:
-    engine = build_engine(model_of(family), TableTokenizer(tiny.VOCAB, None), SETTINGS, family)
-    assert isinstance(engine, TransformerEngine)
+    engine = tiny.transformer(model_of(family), SETTINGS)
     engine.row_decoder = None  # the layers themselves
     return engine
 
@@ -198,12 +190,8 @@ def test_graphs_write_what_is_watched_into_buffers_that_stay(monkeypatch: pytest
         before = runner.replays
         both.run(needs=needs)
     assert runner.replays - before > 10, "all but the longest chunks"
-    assert {shape.feature_layers for shape in runner.shapes} >= {
-        (),
-        (FINAL, 1),
-        (EMBEDDING,),
-        (FINAL, EMBEDDING, 0, 1),
-    }
+    layers = {shape.feature_layers for shape in runner.shapes}
+    assert layers >= {(), (FINAL, 1), (EMBEDDING,), (FINAL, EMBEDDING, 0, 1)}
 
 
 def test_a_graph_for_all_that_is_watched_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,9 +248,8 @@ def test_a_start_with_graphs_keeps_some_in_all_three_ways(monkeypatch: pytest.Mo
 
 def test_the_budget_has_the_static_buffer() -> None:
     made = static()
-    attention: AttentionFacts = made.attention
     without, with_states = (
-        static_bytes(SETTINGS, attention, tiny.CONTEXT, tiny.VOCAB, each) for each in (None, FeatureOffer(3, 32))
+        static_bytes(SETTINGS, made.attention, tiny.CONTEXT, tiny.VOCAB, each) for each in (None, FeatureOffer(3, 32))
     )
     assert with_states - without == made._static.states.nbytes == 4096 * 32 * 4
 
@@ -284,8 +271,8 @@ def a_layer_further(model: Any, layers: Sequence[int], out: States) -> AbstractC
 
 def the_layer_before(model: Any, layers: Sequence[int], out: States) -> AbstractContextManager[States]:
     """Layer 0 in the place of layer 1: an input for an output."""
-    taken = {max(0, layer - 1) if layer > 0 else layer: room for layer, room in out.items()}
-    return capture_states(model, [*taken], taken)
+    shifted = {max(0, layer - 1) if layer > 0 else layer: room for layer, room in out.items()}
+    return capture_states(model, [*shifted], shifted)
 
 
 class RowsFurther(KeptStates):
@@ -321,10 +308,7 @@ def test_the_comparison_notices_other_rows(mutant: type[KeptStates]) -> None:
 
 def test_rows_of_half_precision_are_as_the_layers_have_them() -> None:
     """bfloat16: what the ragged engine keeps, up to the rounding of other products."""
-    made = build_engine(
-        model_of("llama").to(torch.bfloat16), TableTokenizer(tiny.VOCAB, None), SETTINGS, "tiny", static=True
-    )
-    assert isinstance(made, StaticEngine)
+    made = tiny.static(model_of("llama").to(torch.bfloat16), SETTINGS)
     right = features_of(eager())
     assert made._static.states.dtype == torch.bfloat16
     assert np.abs(features_of(made) - right).max() < 0.05 * np.abs(right).max()

@@ -124,9 +124,8 @@ def sampled(plain: tiny.Plain) -> list[int]:
     """The text that plain forward passes draw."""
     tokens = list(PROMPT)
     while len(tokens) < LENGTH:
-        tokens.extend(
-            verify(plain.logits(tokens)[None], SPEC, Round(1, len(tokens) - 1, ROOT, (tokens[-1],))).token_ids
-        )
+        round_ = Round(1, len(tokens) - 1, ROOT, (tokens[-1],))
+        tokens.extend(verify(plain.logits(tokens)[None], SPEC, round_).token_ids)
     return tokens
 
 

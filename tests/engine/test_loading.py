@@ -35,23 +35,15 @@ from paceline.models.gguf import convert_gguf
 from paceline.models.tokenizer import TableTokenizer
 from paceline.protocol.errors import InvalidInput, Unsupported
 from paceline.runtime.config import EngineSettings
-from tests.engine import tiny
+from tests.engine import families, tiny
 from tests.engine.parallel.ranks import run_ranks
 from tests.engine.tiny import THREAD
 from tests.models import gguf_files
 from tests.models.saving import save_with_tokenizer
 
 LAYER = "model.layers.1."
-SHAPE: dict[str, Any] = {
-    "vocab_size": tiny.VOCAB,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 128,
-}
+CPU = torch.device("cpu")
+SHAPE = {name: value for name, value in families._SHAPE.items() if not name.endswith("_id")}
 
 
 @pytest.mark.parametrize(
@@ -202,28 +194,38 @@ def lose_a_layer(tensors: dict[str, torch.Tensor]) -> None:
         del tensors[name]
 
 
-def test_missing_tensors_are_refused_and_named(tmp_path: Path) -> None:
-    folder = saved(tmp_path, lose_a_layer)
-    named = (f"{LAYER}input_layernorm.weight", f"{LAYER}mlp.down_proj.weight", f"{LAYER}mlp.gate_proj.weight", "…")
-    with pytest.raises(InvalidInput) as caught:
-        load_engine(folder, THREAD)
-    assert caught.value.message == (
-        f"model = {tmp_path.name!r}: must be whole; tensors missing: 9 ({', '.join(named)})"
-    )
+def other_shapes(tensors: dict[str, torch.Tensor]) -> None:
+    tensors[f"{LAYER}mlp.up_proj.weight"] = torch.zeros(3, 4)
+    del tensors["model.norm.weight"]
 
 
-def test_tensors_of_another_shape_are_refused_and_named(tmp_path: Path) -> None:
-    def change(tensors: dict[str, torch.Tensor]) -> None:
-        tensors[f"{LAYER}mlp.up_proj.weight"] = torch.zeros(3, 4)
-        del tensors["model.norm.weight"]
-
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lose_a_layer,
+            f"tensors missing: 9 ({LAYER}input_layernorm.weight, {LAYER}mlp.down_proj.weight, "
+            f"{LAYER}mlp.gate_proj.weight, …)",
+        ),
+        (
+            other_shapes,
+            "tensors missing: 1 (model.norm.weight); "
+            "tensors of another shape: 1 (model.layers.1.mlp.up_proj.weight [3, 4], not [48, 32])",
+        ),
+    ],
+    ids=["missing", "of another shape"],
+)
+def test_tensors_that_are_not_the_networks_are_refused_and_named(
+    tmp_path: Path, change: Callable[[dict[str, torch.Tensor]], None], message: str
+) -> None:
     folder = saved(tmp_path, change)
-    with pytest.raises(InvalidInput) as caught:
-        load_engine(folder, THREAD)
-    assert caught.value.message.endswith(
-        "tensors missing: 1 (model.norm.weight); "
-        "tensors of another shape: 1 (model.layers.1.mlp.up_proj.weight [3, 4], not [48, 32])"
-    )
+    for load in (
+        lambda: load_engine(folder, THREAD),
+        lambda: run_ranks(1, lambda group: load_decoder_share(folder, THREAD, group, CPU), print),
+    ):
+        with pytest.raises(InvalidInput) as caught:
+            load()
+        assert caught.value.message == f"model = {tmp_path.name!r}: must be whole; {message}"
 
 
 def test_a_tied_tensor_is_not_missing_where_its_other_half_is_there(tmp_path: Path) -> None:
@@ -249,39 +251,33 @@ def test_a_tied_tensor_is_not_missing_where_its_other_half_is_there(tmp_path: Pa
 def test_missing_tensors_of_a_gguf_are_refused_and_named(tmp_path: Path) -> None:
     changed = {"blk.1.attn_norm.weight": None, "blk.1.ffn_up.weight": np.zeros((7, gguf_files.HIDDEN), np.float32)}
     gguf_files.write(tmp_path / "tiny.gguf", tensors=changed)
-    told = (
+    message = (
         r"tensors missing: 1 \(model.layers.1.input_layernorm.weight\); "
         r"tensors of another shape: 1 \(model.layers.1.mlp.up_proj.weight \[7, 64\], not \[96, 64\]\)"
     )
-    with pytest.raises(InvalidInput, match=told):
+    with pytest.raises(InvalidInput, match=message):
         load_engine(str(tmp_path / "tiny.gguf"), THREAD)
-    with pytest.raises(InvalidInput, match=told):
+    with pytest.raises(InvalidInput, match=message):
         convert_gguf(tmp_path / "tiny.gguf", tmp_path / "converted")
 
 
 @pytest.mark.parametrize(
-    ("shape", "told"),
+    ("shape", "message"),
     [
         (None, r"another shape: 1 \(model.layers.0.mlp.experts.down_proj \[1, 32, 48\], not \[2, 32, 48\]\)"),
         ((3, 4), "a decoder that transformers loads"),
     ],
     ids=["missing", "of another shape"],
 )
-def test_an_expert_that_is_not_whole_is_refused(tmp_path: Path, shape: tuple[int, int] | None, told: str) -> None:
+def test_an_expert_that_is_not_whole_is_refused(tmp_path: Path, shape: tuple[int, int] | None, message: str) -> None:
     save_with_tokenizer(tiny.random_model(MixtralConfig(**SHAPE, num_local_experts=2)), tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
     expert = tensors.pop("model.layers.0.block_sparse_moe.experts.1.w2.weight")
     if shape is not None:
         tensors["model.layers.0.block_sparse_moe.experts.1.w2.weight"] = expert.new_zeros(shape)
     save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
-    with pytest.raises(InvalidInput, match=told):
+    with pytest.raises(InvalidInput, match=message):
         load_engine(str(tmp_path), THREAD)
-
-
-def test_a_rank_refuses_missing_tensors_too(tmp_path: Path) -> None:
-    folder = saved(tmp_path, lose_a_layer)
-    with pytest.raises(InvalidInput, match="tensors missing: 9"):
-        run_ranks(1, lambda group: load_decoder_share(folder, THREAD, group, torch.device("cpu")), lambda _: None)
 
 
 def test_the_numeric_fingerprint_tells_models_and_lengths_apart() -> None:

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from torch.nn import functional
+from transformers import PreTrainedConfig
 
 from paceline.engine import blocks
 from paceline.engine.cpu.linear import PackedLinear
@@ -32,6 +33,7 @@ from paceline.engine.reproducible.shapes import (
 from paceline.protocol.errors import InvalidInput, Unsupported
 from paceline.protocol.proposal import ROOT
 from tests.engine import tiny
+from tests.engine.tiny import ROW_BYTES, chain, step
 
 PROMPT, LENGTH = 100, 150
 """The text crosses the edge of a bucket, and its prompt ends inside a chunk, a block and a tile."""
@@ -67,7 +69,7 @@ class Writer:
     prefix: int = 0
     kept: tuple[int, ...] = ()
     right: list[int] = field(default_factory=list)
-    found: dict[int, Logits] = field(default_factory=dict)
+    logits: dict[int, Logits] = field(default_factory=dict)
     """Logits by the position of their row."""
 
     @property
@@ -105,7 +107,7 @@ class Writer:
             self.rows += len(item.token_ids)
             return
         for depth, row in enumerate(self.right):
-            self.found[self.rows + depth] = logits[row].copy()
+            self.logits[self.rows + depth] = logits[row].copy()
         base = self.rows
         self.rows += len(self.right)
         self.kept = tuple(base + row for row in self.right) if item.parents else ()
@@ -114,13 +116,10 @@ class Writer:
 def alone(engine: Engine, text: Sequence[int], end: int = LENGTH) -> dict[int, Logits]:
     """The reference: nobody else, the prompt in one step, then one row a step."""
     engine.open(0, end, Prefix(prompt_rows=PROMPT - 1))
-    engine.step(StepPlan((StepItem(0, 0, tuple(text[: PROMPT - 1])),)))
-    found = {}
-    for row in range(PROMPT - 1, end):
-        (logits,) = engine.step(StepPlan((StepItem(0, row, (text[row],), logit_rows=(0,)),)))
-        found[row] = logits[0].copy()
+    step(engine, StepItem(0, 0, tuple(text[: PROMPT - 1])))
+    rows = {row: step(engine, chain(0, row, (text[row],)))[0].copy() for row in range(PROMPT - 1, end)}
     engine.close(0)
-    return found
+    return rows
 
 
 def in_company(engine: Engine, seed: int) -> Iterator[Writer]:
@@ -148,40 +147,43 @@ def in_company(engine: Engine, seed: int) -> Iterator[Writer]:
 
 def check(engine: Engine, references: Mapping[int, Mapping[int, Logits]], seed: int) -> None:
     for writer in in_company(engine, seed):
-        for row, logits in writer.found.items():
+        for row, logits in writer.logits.items():
             np.testing.assert_array_equal(logits, references[writer.number][row], err_msg=f"row {row}")
 
 
-Made = tuple[Engine, dict[int, dict[int, Logits]]]
+Reference = tuple[Engine, dict[int, dict[int, Logits]]]
+
+
+def referenced(config: PreTrainedConfig, **settings: Any) -> Reference:
+    """An engine, and the logits of every text by its row, computed alone."""
+    engine, _ = tiny.engine_and_plain(config, **settings)
+    return engine, {i: alone(engine, text) for i, text in enumerate(TEXTS)}
 
 
 @pytest.fixture(scope="module", params=CONFIGS)
-def made(request: pytest.FixtureRequest) -> Made:
-    engine, _ = tiny.engine_and_plain(CONFIGS[request.param], reproducible=True, reproducible_rows=8)
-    return engine, {i: alone(engine, text) for i, text in enumerate(TEXTS)}
+def shared(request: pytest.FixtureRequest) -> Reference:
+    return referenced(CONFIGS[request.param], reproducible=True, reproducible_rows=8)
 
 
 @pytest.fixture(scope="module")
-def wide() -> Made:
-    engine, _ = tiny.engine_and_plain(tiny.llama(**WIDE), reproducible=True, prefix_reuse=False)
-    return engine, {i: alone(engine, text) for i, text in enumerate(TEXTS)}
+def wide() -> Reference:
+    return referenced(tiny.llama(**WIDE), reproducible=True, prefix_reuse=False)
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_any_schedule_gives_the_same_bits(made: Made, seed: int) -> None:
-    check(*made, seed)
-    assert made[0].kv_rows == 0
+def test_any_schedule_gives_the_same_bits(shared: Reference, seed: int) -> None:
+    check(*shared, seed)
+    assert shared[0].kv_rows == 0
 
 
-def test_without_reuse_too(wide: Made) -> None:
+def test_without_reuse_too(wide: Reference) -> None:
     check(*wide, 0)
 
 
-def test_another_engine_of_equal_fingerprint_gives_them_too(wide: Made) -> None:
+def test_another_engine_of_equal_fingerprint_gives_them_too(wide: Reference) -> None:
     again, _ = tiny.engine_and_plain(tiny.llama(**WIDE), reproducible=True)
     assert again.info.fingerprint == wide[0].info.fingerprint
-    found = alone(again, TEXTS[0], PROMPT + 5)
-    for row, logits in found.items():
+    for row, logits in alone(again, TEXTS[0], PROMPT + 5).items():
         np.testing.assert_array_equal(logits, wide[1][0][row])
 
 
@@ -192,10 +194,9 @@ def test_the_fingerprint_has_the_shapes() -> None:
 
 
 def _unpadded(plan: StepPlan, prompt_rows: Mapping[int, int], decode_rows: int) -> list[Pass]:
-    made = passes(plan, prompt_rows, decode_rows)
     return [
         replace(each, rows=max(placed.pass_row + placed.end - placed.start for placed in each.placements))
-        for each in made
+        for each in passes(plan, prompt_rows, decode_rows)
     ]
 
 
@@ -223,28 +224,25 @@ def sensitive_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def sensitive(sensitive_machine: None) -> Made:
-    engine, _ = tiny.engine_and_plain(tiny.llama(**WIDE), reproducible=True)
-    return engine, {i: alone(engine, text) for i, text in enumerate(TEXTS)}
+def sensitive(sensitive_machine: None) -> Reference:
+    return referenced(tiny.llama(**WIDE), reproducible=True)
 
 
-def test_a_sensitive_machine_is_no_worse(sensitive: Made) -> None:
+def test_a_sensitive_machine_is_no_worse(sensitive: Reference) -> None:
     check(*sensitive, 0)
 
 
 def test_ragged_steps_do_not_give_the_same_bits(sensitive_machine: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("paceline.engine.decoder.has_wide_vectors", lambda: False)
-    engine, _ = tiny.engine_and_plain(tiny.llama(**WIDE))
-    references = {i: alone(engine, text) for i, text in enumerate(TEXTS)}
+    reference = referenced(tiny.llama(**WIDE))
     with pytest.raises(AssertionError, match="Arrays are not equal"):
-        check(engine, references, 0)
+        check(*reference, 0)
 
 
 @pytest.mark.skipif(not has_wide_vectors(), reason="this CPU has no compiled steps")
 @pytest.mark.parametrize("seed", range(3))
 def test_compiled_steps_give_the_same_bits_without_fixed_shapes(seed: int) -> None:
-    engine, _ = tiny.engine_and_plain(tiny.llama(**WIDE))
-    check(engine, {i: alone(engine, text) for i, text in enumerate(TEXTS)}, seed)
+    check(*referenced(tiny.llama(**WIDE)), seed)
 
 
 def test_a_machine_where_rows_depend_on_their_index_is_refused(
@@ -260,32 +258,30 @@ def test_a_machine_where_rows_depend_on_their_index_is_refused(
     [("passes", _unpadded), ("passes", _in_decode_shape), ("bucket", _of_the_rows_at_hand)],
     ids=["unpadded steps", "prompts in decode shape", "attention over the rows at hand"],
 )
-def test_mutants(sensitive: Made, monkeypatch: pytest.MonkeyPatch, name: str, mutant: Callable[..., Any]) -> None:
-    engine, references = sensitive
+def test_mutants(
+    sensitive: Reference, monkeypatch: pytest.MonkeyPatch, name: str, mutant: Callable[..., Any]
+) -> None:
     monkeypatch.setattr(f"paceline.engine.reproducible.{'shapes' if name == 'bucket' else 'engine'}.{name}", mutant)
     monkeypatch.setattr(f"paceline.engine.reproducible.engine.{name}", mutant)
     with pytest.raises(AssertionError, match="Arrays are not equal"):
-        check(engine, references, 0)
+        check(*sensitive, 0)
 
 
 def reopened(engine: Engine, text: Sequence[int]) -> Logits:
     """Write a text, then continue it as a new prompt: rows that were output are prompt rows now."""
-    written = [*text[: BUCKET_ROWS - 1]]
+    prompt = (*text[: BUCKET_ROWS - 1], 5)
     engine.open(1, LENGTH, Prefix(tuple(text[:40]), 39))
-    engine.step(StepPlan((StepItem(1, 0, tuple(text[:39])),)))
+    step(engine, StepItem(1, 0, tuple(text[:39])))
     for row in range(39, BUCKET_ROWS - 1):
-        engine.step(StepPlan((StepItem(1, row, (text[row],), logit_rows=(0,)),)))
+        step(engine, chain(1, row, (text[row],)))
     engine.close(1)
-    reused = engine.open(2, LENGTH, Prefix((*written, 5), BUCKET_ROWS - 1))
-    (logits,) = engine.step(
-        StepPlan((StepItem(2, reused, (*written[reused:], 5), logit_rows=(len(written) - reused,)),))
-    )
+    reused = engine.open(2, LENGTH, Prefix(prompt, BUCKET_ROWS - 1))
+    logits = step(engine, chain(2, reused, prompt[reused:]))[-1].copy()
     engine.close(2)
-    found: Logits = logits[0].copy()
-    return found
+    return logits
 
 
-def test_output_rows_are_not_taken_for_prompt_rows(sensitive: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output_rows_are_not_taken_for_prompt_rows(sensitive: Reference, monkeypatch: pytest.MonkeyPatch) -> None:
     config = tiny.llama(**WIDE)
     plain, _ = tiny.engine_and_plain(config, reproducible=True, prefix_reuse=False)
     expected = reopened(plain, TEXTS[1])
@@ -299,19 +295,18 @@ def test_output_rows_are_not_taken_for_prompt_rows(sensitive: Made, monkeypatch:
 
 
 def test_a_budget_below_two_sessions_is_refused() -> None:
-    row_bytes = 3 * 2 * 2 * 8 * 4
     with pytest.raises(InvalidInput, match="KV rows of kv_bytes = 128: must be at least 256"):
-        tiny.engine_and_plain(tiny.llama(), reproducible=True, kv_bytes=255 * row_bytes)
-    engine, _ = tiny.engine_and_plain(tiny.llama(), reproducible=True, kv_bytes=260 * row_bytes)
+        tiny.engine_and_plain(tiny.llama(), reproducible=True, kv_bytes=255 * ROW_BYTES)
+    engine, _ = tiny.engine_and_plain(tiny.llama(), reproducible=True, kv_bytes=260 * ROW_BYTES)
     assert engine.info.max_kv_rows == 256
 
 
 def test_kept_trees_are_refused() -> None:
     engine, _ = tiny.engine_and_plain(tiny.llama(), reproducible=True)
     engine.open(1, 20)
-    engine.step(StepPlan((StepItem(1, 0, (1, 2, 3), (-1, 0, 0)),)))
+    step(engine, StepItem(1, 0, (1, 2, 3), (-1, 0, 0)))
     with pytest.raises(InvalidInput, match="no kept trees"):
-        engine.step(StepPlan((StepItem(1, 3, (4,), (-1, -1, 1), trunk_length=1),)))
+        step(engine, StepItem(1, 3, (4,), (-1, -1, 1), trunk_length=1))
     engine.close(1)
 
 

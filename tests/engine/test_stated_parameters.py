@@ -6,7 +6,6 @@ Texts are long enough that rotations, windows and caps show, and chunks and one 
 from __future__ import annotations
 
 import itertools
-import json
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +24,13 @@ from transformers import (
     Qwen3Config,
 )
 
-from paceline.engine.interface import Engine, StepItem, StepPlan
+from paceline.engine.interface import Engine, Logits
 from paceline.engine.loading import load_engine
 from paceline.protocol.errors import InvalidInput, Unsupported
 from paceline.runtime.config import EngineSettings
 from tests.engine import tiny
-from tests.models.saving import letter_tokenizer
+from tests.engine.tiny import THREAD, chain, step
+from tests.models.saving import save_with_tokenizer
 
 CONTEXT = 256
 TOLERANCE = 2e-4
@@ -127,36 +127,29 @@ def written(folder: Path, family: str, stated: dict[str, Any]) -> Path:
     config = CONFIGS[family](**{**SHAPE, **kinds, **{k: v for k, v in stated.items() if k in SHAPE}})
     for name in ("tie_word_embeddings", "attention_bias"):
         setattr(config, name, stated.get(name, False))
-    tiny.biased(tiny.random_model(config)).save_pretrained(folder)
-    letter_tokenizer(tiny.VOCAB).save_pretrained(folder)
-    file = folder / "config.json"
-    raw = json.loads(file.read_text()) | stated
-    file.write_text(json.dumps({name: value for name, value in raw.items() if value is not None}))
+    save_with_tokenizer(tiny.biased(tiny.random_model(config)), folder, **stated)
     return folder
 
 
-def own_logits(folder: Path) -> np.ndarray[Any, Any]:
+def own_logits(folder: Path) -> Logits:
     """transformers' own forward pass: [len(TEXT), V]."""
     loaded: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
     model: PreTrainedModel = loaded.eval()
     with torch.inference_mode():
-        found: np.ndarray[Any, Any] = model(input_ids=torch.tensor([TEXT])).logits[0, :, : tiny.VOCAB].numpy()
-    return found
+        rows: Logits = model(input_ids=torch.tensor([TEXT])).logits[0, :, : tiny.VOCAB].numpy()
+    return rows
 
 
-def served_logits(engine: Engine) -> np.ndarray[Any, Any]:
+def served_logits(engine: Engine) -> Logits:
     """The engine's: a chunk, then tokens one by one, then another chunk."""
     engine.open(1, len(TEXT) + 4)
     pieces = [(0, 40), *((place, place + 1) for place in range(40, 60)), (60, len(TEXT))]
-    rows = []
-    for start, end in pieces:
-        item = StepItem(1, start, TEXT[start:end], logit_rows=tuple(range(end - start)))
-        rows += [logits.copy() for logits in engine.step(StepPlan((item,)))]
+    rows = [step(engine, chain(1, start, TEXT[start:end])).copy() for start, end in pieces]
     engine.close(1)
     return np.concatenate(rows)[:, : tiny.VOCAB]
 
 
-def same_logits(folder: Path) -> np.ndarray[Any, Any]:
+def same_logits(folder: Path) -> Logits:
     engine = load_engine(str(folder), EngineSettings(threads=1, max_model_len=128, prefill_chunk=64))
     served, own = served_logits(engine), own_logits(folder)
     assert float(np.abs(served - own).max() / np.abs(own).max()) < TOLERANCE
@@ -172,7 +165,7 @@ def test_what_a_file_states_is_honoured_or_refused(tmp_path: Path, family: str, 
     folder = written(tmp_path / "stated", family, STATED[name])
     if (family, name) in REFUSED:
         with pytest.raises((InvalidInput, Unsupported)):
-            load_engine(str(folder), EngineSettings(threads=1))
+            load_engine(str(folder), THREAD)
         return
     stated = same_logits(folder)
     plain = own_logits(written(tmp_path / "plain", family, {}))

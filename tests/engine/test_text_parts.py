@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from paceline.protocol.errors import InvalidInput
 from tests.engine import tiny
 from tests.engine.families import _SHAPE, named
 from tests.engine.test_families import SETTINGS, generated, greedy
-from tests.models.saving import letter_tokenizer
+from tests.models.saving import save_with_tokenizer
 
 _SMALL = {
     "hidden_size": 16,
@@ -61,11 +60,7 @@ def holder_of(name: str, text: PreTrainedConfig) -> PreTrainedConfig:
 
 def save(model: Any, folder: Path, **changes: Any) -> str:
     """Write a model as it is published, `config.json` changed."""
-    model.save_pretrained(folder)
-    letter_tokenizer(tiny.VOCAB).save_pretrained(folder)
-    file = folder / "config.json"
-    raw = json.loads(file.read_text()) | changes
-    file.write_text(json.dumps({key: value for key, value in raw.items() if value is not None}))
+    save_with_tokenizer(model, folder, **changes)
     return str(folder)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -31,7 +33,15 @@ def letter_tokenizer(size: int) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="</s>")
 
 
-def save_with_tokenizer(model: PreTrainedModel, folder: Path) -> None:
-    """Save a model of the tiny families with a tokenizer of 97 ids."""
+def save_with_tokenizer(model: PreTrainedModel, folder: Path, **changes: Any) -> None:
+    """Save a model of the tiny families with a tokenizer of 97 ids, and change its `config.json`."""
     model.save_pretrained(folder)
     letter_tokenizer(97).save_pretrained(folder)
+    if changes:
+        change_json(folder / "config.json", **changes)
+
+
+def change_json(file: Path, **changes: Any) -> None:
+    """Write a file again with other values of its keys; None takes a key away."""
+    values = json.loads(file.read_text()) | changes
+    file.write_text(json.dumps({key: value for key, value in values.items() if value is not None}))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import numpy as np
@@ -16,8 +16,7 @@ from paceline.engine.checks import PlainReference, self_check
 from paceline.engine.cpu.fused import FusedLayer
 from paceline.engine.cpu.linear import PackedLinear, can_pack
 from paceline.engine.cpu.row_products import PanelLinear
-from paceline.engine.decoder import build_engine
-from paceline.engine.interface import Draw, Engine, Logits, StepItem, StepPlan
+from paceline.engine.interface import Draw, DrawingEngine, Engine, Logits, StepItem, StepPlan
 from paceline.engine.parallel.decoder import build_share
 from paceline.engine.parallel.engine import ParallelEngine, follow
 from paceline.models.tokenizer import TableTokenizer
@@ -26,19 +25,16 @@ from paceline.protocol.proposal import ROOT, Acceptance, Proposal, SparseDistrib
 from paceline.protocol.sampling import NoiseKey, SamplingParams
 from paceline.protocol.session import SessionSpec
 from paceline.protocol.target import Round, Verdict
-from paceline.runtime.config import EngineSettings
 from target_service.verifier import draw_of, drawn_verdict, verify
 from tests.engine import tiny
 from tests.engine.parallel.ranks import ThreadRanks, run_ranks
 
 T = TypeVar("T")
 CPU = torch.device("cpu")
-TOLERANCE = 2e-4
 
 
 def share_of(model: PreTrainedModel, group: ThreadRanks) -> tuple[Engine, PlainReference | None]:
-    tokenizer = TableTokenizer(tiny.VOCAB, None)
-    return build_share(model, tokenizer, EngineSettings(threads=1), "tiny", group, CPU)
+    return build_share(model, TableTokenizer(tiny.VOCAB, None), tiny.THREAD, "tiny", group, CPU)
 
 
 def in_parallel(config: Callable[[], Any], degree: int, work: Callable[[ParallelEngine, ThreadRanks], T]) -> T:
@@ -108,26 +104,31 @@ def schedule(engine: Engine) -> list[Logits]:
 @pytest.mark.parametrize("degree", [1, 2, 4])
 def test_ranks_make_the_logits_of_one_engine(family: str, degree: int) -> None:
     engine, _ = tiny.engine_and_plain(SHARDED[family]())
-    wanted = schedule(engine)
-    found = in_parallel(SHARDED[family], degree, lambda parallel, _: schedule(parallel))
-    for mine, theirs in zip(found, wanted, strict=True):
+    together = in_parallel(SHARDED[family], degree, lambda parallel, _: schedule(parallel))
+    for mine, theirs in zip(together, schedule(engine), strict=True):
         assert mine.shape == theirs.shape
-        np.testing.assert_allclose(mine, theirs, atol=TOLERANCE, rtol=0)
+        np.testing.assert_allclose(mine, theirs, atol=tiny.TOLERANCE, rtol=0)
 
 
-def texts(step: Callable[[StepPlan, Sequence[Draw | None]], Sequence[Any]], engine: Engine) -> list[int]:
-    """A text of 40 tokens, each drawn by the engine where it can."""
-    tokens = [5, 6, 7]
+def drawn_text(engine: DrawingEngine) -> list[int]:
+    """A text of 40 tokens, each drawn by the engine: no logits leave it."""
+    return _text(engine, lambda plan, draw: engine.step_and_draw(plan, (draw,))[0])
+
+
+def plain_text(engine: Engine) -> list[int]:
+    """The same text, drawn from the engine's logits."""
+    return _text(engine, lambda plan, _: engine.step(plan)[0])
+
+
+def _text(engine: Engine, step: Callable[[StepPlan, Draw], Any]) -> list[int]:
+    tokens, base = [5, 6, 7], 0
+    facts = SessionSpec((5, 6, 7), 3, SamplingParams(temperature=0.8), NoiseKey(9), Acceptance.COUPLED)
     engine.open(1, 64)
-    base = 0
     for _ in range(40):
-        committed = tuple(tokens[base:])
-        round_ = Round(1, base, ROOT, committed)
-        facts = SessionSpec(tuple(tokens), 3, SamplingParams(temperature=0.8), NoiseKey(9), Acceptance.COUPLED)
-        draw = Draw(Acceptance.COUPLED, 0.8, facts.noise, round_, tiny.VOCAB)
-        item = StepItem(1, base, committed, logit_rows=(len(committed) - 1,))
-        (answer,) = step(StepPlan((item,)), (draw,))
-        drawn = answer.drawn_tokens() if hasattr(answer, "drawn_tokens") else verify(answer, facts, round_)
+        round_ = Round(1, base, ROOT, tuple(tokens[base:]))
+        item = StepItem(1, base, round_.committed, logit_rows=(len(round_.committed) - 1,))
+        answer = step(StepPlan((item,)), Draw(Acceptance.COUPLED, 0.8, facts.noise, round_, tiny.VOCAB))
+        drawn = verify(answer, facts, round_) if isinstance(answer, np.ndarray) else answer.drawn_tokens()
         base = len(tokens)
         tokens.append(drawn.token_ids[0])
     engine.close(1)
@@ -137,13 +138,8 @@ def texts(step: Callable[[StepPlan, Sequence[Draw | None]], Sequence[Any]], engi
 @pytest.mark.parametrize("degree", [1, 2, 4])
 def test_ranks_write_the_text_of_one_engine_and_send_a_few_bytes_a_token(degree: int) -> None:
     engine, _ = tiny.engine_and_plain(four_heads())
-    plain = texts(lambda plan, _: engine.step(plan), engine)
-
-    def work(parallel: ParallelEngine, group: ThreadRanks) -> tuple[list[int], int]:
-        return texts(parallel.step_and_draw, parallel), group.exchanged
-
-    written, sent = in_parallel(four_heads, degree, work)
-    assert written == plain
+    written, sent = in_parallel(four_heads, degree, lambda parallel, group: (drawn_text(parallel), group.exchanged))
+    assert written == plain_text(engine)
     assert sent == 40 * 24, "value, id and mass of one row a token; no logits"
 
 
@@ -212,7 +208,7 @@ def test_shares_have_the_layers_that_make_whole_models_fast() -> None:
     whole, part = (tiny.random_model(four_heads()) for _ in range(2))
     if not can_pack(whole):
         pytest.skip("no packed products here")
-    build_engine(whole, TableTokenizer(tiny.VOCAB, None), EngineSettings(threads=1), "tiny")
+    tiny.build(whole)
     run_ranks(1, lambda group: share_of(part, group), lambda group: None)
     for kind in (FusedLayer, (PackedLinear, PanelLinear)):
         counts = [sum(isinstance(module, kind) for module in model.modules()) for model in (whole, part)]
@@ -220,26 +216,12 @@ def test_shares_have_the_layers_that_make_whole_models_fast() -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "degree", "error", "text"),
-    [
-        (
-            tiny.llama,
-            4,
-            InvalidInput,
-            "tensor_parallel_size = 4: must be a divisor of the model's 4 heads and 2 KV heads: 1, 2",
-        ),
-        (
-            four_heads,
-            3,
-            InvalidInput,
-            "tensor_parallel_size = 3: must be a divisor of the model's 4 heads and 4 KV heads",
-        ),
-    ],
+    ("config", "degree", "kv_heads"),
+    [(tiny.llama, 4, "2 KV heads: 1, 2"), (four_heads, 3, "4 KV heads")],
 )
-def test_a_degree_that_does_not_fit_is_refused(
-    config: Callable[[], Any], degree: int, error: type[Exception], text: str
-) -> None:
-    with pytest.raises(error, match=text):
+def test_a_degree_that_does_not_fit_is_refused(config: Callable[[], Any], degree: int, kv_heads: str) -> None:
+    limit = f"tensor_parallel_size = {degree}: must be a divisor of the model's 4 heads and {kv_heads}"
+    with pytest.raises(InvalidInput, match=limit):
         in_parallel(config, degree, lambda engine, _: None)
 
 
