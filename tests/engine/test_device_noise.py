@@ -177,8 +177,10 @@ def test_verdicts_are_those_of_the_logits(
         draw = draw_of(facts, round_, tiny.VOCAB)
         answer, nothing = engine.step_and_draw(StepPlan((item, other)), (draw,))
         assert isinstance(answer, RacedRows) == on_device
-        is_logits = isinstance(answer, np.ndarray)
-        verdict = verify(answer.copy(), facts, round_) if is_logits else drawn_verdict(answer, round_)
+        if isinstance(answer, np.ndarray):
+            verdict = verify(answer.copy(), facts, round_)
+        else:
+            verdict = drawn_verdict(answer, round_)
         assert isinstance(nothing, np.ndarray)
         assert nothing.shape == (0, tiny.VOCAB)
         assert verdict == verify(step(engine, item), facts, round_)

@@ -9,7 +9,6 @@ import torch
 
 from paceline.engine.cpu import row_math
 from paceline.engine.cpu.fused import FusedLayer, _LibraryMath, can_fuse, fuse_layers
-from paceline.engine.cpu.linear import can_pack
 from tests.engine import tiny
 
 FUSED_FAMILIES = ("llama", "qwen2")
@@ -21,16 +20,6 @@ def test_layers_of_the_known_shape_are_fused_and_no_others(family: str) -> None:
     fuse_layers(model)
     fused = [module for module in model.modules() if isinstance(module, FusedLayer)]
     assert len(fused) == (3 if family in FUSED_FAMILIES else 0)
-
-
-@pytest.mark.skipif(not can_pack(torch.nn.Linear(2, 2)), reason="layers are fused where they are packed")
-@pytest.mark.parametrize("family", FUSED_FAMILIES)
-def test_a_served_engine_is_fused_and_gives_the_models_own_logits(family: str) -> None:
-    engine, plain = tiny.engine_and_plain(tiny.FAMILIES[family]())
-    assert any(isinstance(module, FusedLayer) for module in engine._model.modules())
-    text = (5, 9, 2, 77, 31, 8)
-    for end, row in enumerate(tiny.read(engine, text), start=1):
-        plain.assert_row(row, text[:end])
 
 
 def test_a_layer_with_another_part_is_not_fused() -> None:

@@ -142,9 +142,7 @@ def _kept_tree_seen_by_all(patch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("mutate", [_positions_by_row, _kept_tree_seen_by_all])
 def test_the_comparison_catches(
-    llama: tuple[Engine, tiny.Plain],
-    monkeypatch: pytest.MonkeyPatch,
-    mutate: Callable[[pytest.MonkeyPatch], None],
+    llama: tuple[Engine, tiny.Plain], monkeypatch: pytest.MonkeyPatch, mutate: Callable[[pytest.MonkeyPatch], None]
 ) -> None:
     mutate(monkeypatch)
     with pytest.raises(AssertionError, match="Not equal to tolerance"):

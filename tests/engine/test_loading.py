@@ -12,14 +12,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
-from transformers import (
-    Llama4TextConfig,
-    MistralConfig,
-    MixtralConfig,
-    PreTrainedConfig,
-    Qwen3NextConfig,
-    T5Config,
-)
+from transformers import Llama4TextConfig, MistralConfig, MixtralConfig, PreTrainedConfig, Qwen3NextConfig, T5Config
 
 from paceline.engine.attention import Horizon
 from paceline.engine.checks import refuse_config
@@ -47,8 +40,7 @@ SHAPE = {name: value for name, value in families._SHAPE.items() if not name.ends
 
 
 @pytest.mark.parametrize(
-    ("config", "message"),
-    [(T5Config(), "encoder-decoder"), (Qwen3NextConfig(), "linear_attention")],
+    ("config", "message"), [(T5Config(), "encoder-decoder"), (Qwen3NextConfig(), "linear_attention")]
 )
 def test_configurations_are_refused_before_weights_load(config: PreTrainedConfig, message: str) -> None:
     with pytest.raises(Unsupported, match=message):
@@ -284,8 +276,3 @@ def test_the_numeric_fingerprint_tells_models_and_lengths_apart() -> None:
     one, same, other = (tiny.random_model(tiny.llama(), seed) for seed in (0, 0, 1))
     assert numeric_fingerprint(one, 64) == numeric_fingerprint(same, 64)
     assert len({numeric_fingerprint(one, 64), numeric_fingerprint(one, 65), numeric_fingerprint(other, 64)}) == 3
-
-
-def test_tables_load_by_the_same_door() -> None:
-    engine = load_engine("table:vocab=8,max_length=9", EngineSettings())
-    assert engine.info.max_length == 9

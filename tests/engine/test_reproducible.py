@@ -208,9 +208,8 @@ def _of_the_rows_at_hand(rows: int) -> int:
     return rows
 
 
-@pytest.fixture
-def sensitive_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine whose products depend on their number of rows, and whose attention on its length, visibly."""
+def make_sensitive(patch: pytest.MonkeyPatch) -> None:
+    """Make products depend on their number of rows, and attention on its length, visibly."""
     product, attend = PackedLinear.forward, functional.scaled_dot_product_attention
 
     def by_rows(self: PackedLinear, rows: torch.Tensor) -> torch.Tensor:
@@ -219,13 +218,26 @@ def sensitive_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     def by_length(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **rest: Any) -> torch.Tensor:
         return attend(query, key, value, **rest) * (1 + 1e-6 * (key.shape[2] % 11))
 
-    monkeypatch.setattr(PackedLinear, "forward", by_rows)
-    monkeypatch.setattr(functional, "scaled_dot_product_attention", by_length)
+    patch.setattr(PackedLinear, "forward", by_rows)
+    patch.setattr(functional, "scaled_dot_product_attention", by_length)
 
 
 @pytest.fixture
-def sensitive(sensitive_machine: None) -> Reference:
-    return referenced(tiny.llama(**WIDE), reproducible=True)
+def sensitive_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    make_sensitive(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def sensitive_rows() -> dict[int, dict[int, Logits]]:
+    with pytest.MonkeyPatch.context() as patch:
+        make_sensitive(patch)
+        return referenced(tiny.llama(**WIDE), reproducible=True)[1]
+
+
+@pytest.fixture
+def sensitive(sensitive_machine: None, sensitive_rows: dict[int, dict[int, Logits]]) -> Reference:
+    """An engine without any rows of other tests, which may be a mutant's."""
+    return tiny.engine_and_plain(tiny.llama(**WIDE), reproducible=True)[0], sensitive_rows
 
 
 def test_a_sensitive_machine_is_no_worse(sensitive: Reference) -> None:
@@ -239,10 +251,15 @@ def test_ragged_steps_do_not_give_the_same_bits(sensitive_machine: None, monkeyp
         check(*reference, 0)
 
 
+@pytest.fixture(scope="module")
+def compiled() -> Reference:
+    return referenced(tiny.llama(**WIDE))
+
+
 @pytest.mark.skipif(not has_wide_vectors(), reason="this CPU has no compiled steps")
 @pytest.mark.parametrize("seed", range(3))
-def test_compiled_steps_give_the_same_bits_without_fixed_shapes(seed: int) -> None:
-    check(*referenced(tiny.llama(**WIDE)), seed)
+def test_compiled_steps_give_the_same_bits_without_fixed_shapes(compiled: Reference, seed: int) -> None:
+    check(*compiled, seed)
 
 
 def test_a_machine_where_rows_depend_on_their_index_is_refused(
@@ -276,12 +293,12 @@ def reopened(engine: Engine, text: Sequence[int]) -> Logits:
         step(engine, chain(1, row, (text[row],)))
     engine.close(1)
     reused = engine.open(2, LENGTH, Prefix(prompt, BUCKET_ROWS - 1))
-    logits = step(engine, chain(2, reused, prompt[reused:]))[-1].copy()
+    logits = step(engine, chain(2, reused, prompt[reused:])).copy()
     engine.close(2)
-    return logits
+    return logits[-1:]
 
 
-def test_output_rows_are_not_taken_for_prompt_rows(sensitive: Reference, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output_rows_are_not_taken_for_prompt_rows(sensitive_machine: None, monkeypatch: pytest.MonkeyPatch) -> None:
     config = tiny.llama(**WIDE)
     plain, _ = tiny.engine_and_plain(config, reproducible=True, prefix_reuse=False)
     expected = reopened(plain, TEXTS[1])

@@ -108,10 +108,7 @@ REFUSED = {
 }  # fmt: skip
 """What transformers has no such setting for, and would drop without a word; rotations that it refuses itself, or that
 it reads under another name alone."""
-NO_CHANGE = {
-    *((family, "dynamic") for family in CONFIGS),
-    *((family, "biases") for family in ("qwen2", "phi3")),
-}
+NO_CHANGE = {*((family, "dynamic") for family in CONFIGS), *((family, "biases") for family in ("qwen2", "phi3"))}
 """A rotation that moves beyond the trained length alone; biases that a family always has, or never."""
 QUICK = {
     ("llama", "nothing"), ("llama", "yarn"), ("qwen2", "windows"), ("gemma3", "linear"),

@@ -68,6 +68,7 @@ def test_the_numeric_fingerprint_is_the_distribution_alone() -> None:
 def test_a_timed_step_waits_for_its_rows_and_does_not_spin() -> None:
     engine = load_table("table:vocab=8,step_ms=20,row_ms=10")
     assert isinstance(engine, SimulatedEngine)
+    assert isinstance(load_table("table:"), TableEngine), "no wait"
     engine.open(1, 8)
     began, cpu = time.perf_counter(), time.thread_time()
     engine.step(StepPlan((StepItem(1, 0, (1, 2, 3)),)))
@@ -76,10 +77,6 @@ def test_a_timed_step_waits_for_its_rows_and_does_not_spin() -> None:
     assert time.thread_time() - cpu < 0.5 * elapsed
     engine.close(1)
     assert engine.kv_rows == 0
-
-
-def test_an_untimed_name_has_no_wait() -> None:
-    assert isinstance(load_table("table:"), TableEngine)
 
 
 def test_a_spread_leaves_the_median_and_varies_the_contexts() -> None:

@@ -117,7 +117,8 @@ class Plain:
 
     def assert_row(self, row: Logits, history: Sequence[int]) -> None:
         """Refuse an engine's logits of the token after `history` that are others."""
-        assert (row.shape, row.dtype) == ((VOCAB,), np.float32)
+        assert row.shape == (VOCAB,)
+        assert row.dtype == np.float32
         np.testing.assert_allclose(row, self.logits(history), atol=TOLERANCE, rtol=0)
 
 

@@ -16,9 +16,11 @@ from paceline.engine.checks import PlainReference, self_check
 from paceline.engine.cpu.fused import FusedLayer
 from paceline.engine.cpu.linear import PackedLinear, can_pack
 from paceline.engine.cpu.row_products import PanelLinear
-from paceline.engine.interface import Draw, DrawingEngine, Engine, Logits, StepItem, StepPlan
+from paceline.engine.cuda.static_engine import StaticEngine
+from paceline.engine.interface import Draw, Engine, Logits, StepItem, StepPlan
 from paceline.engine.parallel.decoder import build_share
 from paceline.engine.parallel.engine import ParallelEngine, follow
+from paceline.engine.parallel.place import Place, place_from
 from paceline.models.tokenizer import TableTokenizer
 from paceline.protocol.errors import InvalidInput, PrefixMismatch, Unsupported
 from paceline.protocol.proposal import ROOT, Acceptance, Proposal, SparseDistribution
@@ -110,9 +112,15 @@ def test_ranks_make_the_logits_of_one_engine(family: str, degree: int) -> None:
         np.testing.assert_allclose(mine, theirs, atol=tiny.TOLERANCE, rtol=0)
 
 
-def drawn_text(engine: DrawingEngine) -> list[int]:
-    """A text of 40 tokens, each drawn by the engine: no logits leave it."""
-    return _text(engine, lambda plan, draw: engine.step_and_draw(plan, (draw,))[0])
+def drawn_text(engine: ParallelEngine | StaticEngine) -> list[int]:
+    """A text of 40 tokens, each drawn by the engine."""
+
+    def step(plan: StepPlan, draw: Draw) -> Any:
+        (answer,) = engine.step_and_draw(plan, (draw,))
+        assert not isinstance(answer, np.ndarray), "no logits leave it"
+        return answer
+
+    return _text(engine, step)
 
 
 def plain_text(engine: Engine) -> list[int]:
@@ -216,8 +224,7 @@ def test_shares_have_the_layers_that_make_whole_models_fast() -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "degree", "kv_heads"),
-    [(tiny.llama, 4, "2 KV heads: 1, 2"), (four_heads, 3, "4 KV heads")],
+    ("config", "degree", "kv_heads"), [(tiny.llama, 4, "2 KV heads: 1, 2"), (four_heads, 3, "4 KV heads")]
 )
 def test_a_degree_that_does_not_fit_is_refused(config: Callable[[], Any], degree: int, kv_heads: str) -> None:
     limit = f"tensor_parallel_size = {degree}: must be a divisor of the model's 4 heads and {kv_heads}"
@@ -244,3 +251,16 @@ def test_a_layer_whose_weights_other_code_reads_is_not_split() -> None:
         Unsupported, match=r"layers\.0\.mlp\.up_proj is split colwise, and other code reads its weights"
     ):
         run_ranks(1, lambda group: share_of(model, group), lambda group: None)
+
+
+TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "MASTER_ADDR": "10.0.0.1"}
+
+
+def test_torchrun_says_which_rank_this_is_and_without_it_ranks_are_ours_to_start() -> None:
+    assert place_from(TORCHRUN, 8) == Place(rank=5, size=8, local_rank=1, local_size=4)
+    assert place_from({"LOCAL_RANK": "1"}, 8) is None
+
+
+def test_another_number_of_ranks_than_configured_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="tensor_parallel_size = 1: must be 8, the WORLD_SIZE"):
+        place_from(TORCHRUN, 1)

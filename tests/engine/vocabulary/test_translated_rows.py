@@ -21,10 +21,9 @@ from paceline.engine.vocabulary.shared import SharedVocabulary, shared_vocabular
 from paceline.engine.vocabulary.spelling import Contexts, Speller, Spelling
 from paceline.models.table_names import TableSpec
 from paceline.models.token_texts import TokenTexts, cutter, token_texts
-from paceline.models.tokenizer import Tokenizer
 from paceline.protocol.errors import InvalidInput, Overloaded
 from paceline.runtime.config import EngineSettings
-from tests.engine.tiny import llama, random_model
+from tests.engine.tiny import chain, llama, random_model, step
 from tests.engine.vocabulary.tokenizers_of_two import (
     draft_tokenizer,
     sentencepiece_tokenizer,
@@ -45,7 +44,8 @@ class Direct:
 
     tolerance = 0.0
 
-    def __init__(self, draft: Tokenizer, **changes: int) -> None:
+    def __init__(self, name: str = "byte-level", **changes: int) -> None:
+        self.tokenizer = draft = DRAFTS[name]
         self.target, self.draft = token_texts(TARGET), token_texts(draft)
         self.shared = shared_vocabulary(self.target, self.draft)
         self.spec = replace(TableSpec(vocab=self.draft.vocab_size, contexts=4099, max_length=400), **changes)
@@ -81,15 +81,20 @@ class Direct:
 
 def engine_of(
     direct: Direct,
-    draft: Tokenizer,
     spelling: type[Speller] = Speller,
     shared: SharedVocabulary | None = None,
     inner: Engine | None = None,
 ) -> TranslatedEngine:
     shared = direct.shared if shared is None else shared
-    speller = spelling(direct.target, direct.draft, shared, cutter(draft))
+    speller = spelling(direct.target, direct.draft, shared, cutter(direct.tokenizer))
     inner = TableEngine(direct.spec, SETTINGS) if inner is None else inner
     return TranslatedEngine(inner, speller, shared, TARGET.fingerprint, SETTINGS)
+
+
+def opened(direct: Direct) -> TranslatedEngine:
+    engine = engine_of(direct)
+    engine.open(SESSION, 30)
+    return engine
 
 
 class Walk:
@@ -156,12 +161,12 @@ class Walk:
         open_bytes = 0
         for token in history:
             open_bytes = 0 if token in special else open_bytes + len(texts[token])
-        found: list[int] = []
+        tokens: list[int] = []
         for _ in range(count):
             pool = [*special] if open_bytes > SHORT else self._random.choice([merged, merged, [*texts], [*special]])
-            found.append(self._random.choice(pool))
-            open_bytes = 0 if found[-1] in special else open_bytes + len(texts[found[-1]])
-        return found
+            tokens.append(self._random.choice(pool))
+            open_bytes = 0 if tokens[-1] in special else open_bytes + len(texts[tokens[-1]])
+        return tokens
 
 
 def walk(direct: Direct, engine: TranslatedEngine, rounds: int = 40, seed: int = 2) -> int:
@@ -172,33 +177,33 @@ def walk(direct: Direct, engine: TranslatedEngine, rounds: int = 40, seed: int =
 
 @pytest.mark.parametrize("name", DRAFTS)
 def test_rows_are_the_drafts_own_after_its_own_tokens(name: str) -> None:
-    direct = Direct(DRAFTS[name])
-    assert walk(direct, engine_of(direct, DRAFTS[name])) > 200
+    direct = Direct(name)
+    assert walk(direct, engine_of(direct)) > 200
 
 
 def test_a_transformer_computes_them_too() -> None:
     """Its rows move, branch off the trunk and are dropped as a table's are."""
-    draft = DRAFTS["byte-level"]
-    direct = Direct(draft)
-    model = random_model(llama(vocab_size=draft.vocab_size))
+    direct = Direct()
+    model = random_model(llama(vocab_size=direct.spec.vocab))
     plain = model.forward
-    inner = build_engine(copy.deepcopy(model), draft, EngineSettings(threads=1, max_num_seqs=4), "tiny")
+    settings = EngineSettings(threads=1, max_num_seqs=4)
+    inner = build_engine(copy.deepcopy(model), direct.tokenizer, settings, "tiny")
 
     def said(context: Sequence[int]) -> Logits:
         with torch.inference_mode():
-            found: Logits = plain(input_ids=torch.tensor([[*context]]), use_cache=False).logits[0, -1].numpy()
-        return found
+            row: Logits = plain(input_ids=torch.tensor([[*context]]), use_cache=False).logits[0, -1].numpy()
+        return row
 
     direct.said, direct.tolerance = said, 1e-4
-    assert walk(direct, engine_of(direct, draft, inner=inner), rounds=12) > 60
+    assert walk(direct, engine_of(direct, inner=inner), rounds=12) > 60
 
 
 class NeverAgain(Speller):
     """Wrong: every target token is spelled by itself, and what it was spelled as stays."""
 
     def follow(self, spelled: Spelling, token: int, contexts: Contexts) -> Spelling:
-        found = super().follow(spelled, token, contexts)
-        return Spelling(found.tip, found.tip)
+        tip = super().follow(spelled, token, contexts).tip
+        return Spelling(tip, tip)
 
 
 def unmapped(shared: SharedVocabulary) -> SharedVocabulary:
@@ -214,24 +219,23 @@ def off_by_one(shared: SharedVocabulary) -> SharedVocabulary:
 @pytest.mark.parametrize(
     "mutant",
     [
-        lambda direct, draft: engine_of(direct, draft, NeverAgain),
-        lambda direct, draft: engine_of(direct, draft, shared=off_by_one(direct.shared)),
-        lambda direct, draft: engine_of(direct, draft, shared=unmapped(direct.shared)),
+        lambda direct: engine_of(direct, NeverAgain),
+        lambda direct: engine_of(direct, shared=off_by_one(direct.shared)),
+        lambda direct: engine_of(direct, shared=unmapped(direct.shared)),
     ],
     ids=["never spelled again", "maps off by one", "not mapped"],
 )
-def test_mutants_are_given_away(mutant: Callable[[Direct, Tokenizer], TranslatedEngine]) -> None:
-    draft = DRAFTS["byte-level"]
-    direct = Direct(draft)
+def test_mutants_are_given_away(mutant: Callable[[Direct], TranslatedEngine]) -> None:
+    direct = Direct()
     with pytest.raises((AssertionError, IndexError)):
         for seed in range(8):  # trained tokenizers differ from run to run, and so does where walks lead
-            walk(direct, mutant(direct, draft), seed=seed)
+            walk(direct, mutant(direct), seed=seed)
 
 
 def ids_of(*texts: str | bytes) -> list[int]:
     """Target tokens of exactly these texts."""
-    held = {text: i for i, text in token_texts(TARGET).texts.items()}
-    return [held[text.encode() if isinstance(text, str) else text] for text in texts]
+    ids = {text: i for i, text in token_texts(TARGET).texts.items()}
+    return [ids[text.encode() if isinstance(text, str) else text] for text in texts]
 
 
 def computed(engine: TranslatedEngine, *items: StepItem) -> list[list[int]]:
@@ -252,38 +256,30 @@ def computed(engine: TranslatedEngine, *items: StepItem) -> list[list[int]]:
 
 
 def test_a_token_that_joins_those_before_it_takes_their_place() -> None:
-    draft = DRAFTS["byte-level"]
-    direct = Direct(draft)
-    engine = engine_of(direct, draft)
-    engine.open(SESSION, 30)
-    path = ids_of("b", "r", "o", "w")
-    steps = [StepItem(SESSION, i, (token,), logit_rows=(0,)) for i, token in enumerate(path)]
-    seen = computed(engine, *steps)
-    assert [direct.context(path[: i + 1]) for i in range(4)][-1] == tuple(seen[-1]), "one token for all four"
-    (logits,) = engine.step(StepPlan((StepItem(SESSION, 4, tuple(ids_of(" ")), logit_rows=(0,)),)))
+    direct = Direct()
+    engine, path = opened(direct), ids_of("b", "r", "o", "w")
+    seen = computed(engine, *(chain(SESSION, i, (token,)) for i, token in enumerate(path)))
+    assert direct.context(path) == tuple(seen[-1]), "one token for all four"
+    logits = step(engine, chain(SESSION, 4, ids_of(" ")))
     np.testing.assert_array_equal(logits[0], direct.logits([*path, *ids_of(" ")]))
 
 
 def test_a_character_cut_by_the_target_alone_is_spelled_in_bytes_until_it_is_whole() -> None:
-    draft = DRAFTS["sentencepiece"]
-    direct = Direct(draft)
+    direct = Direct("sentencepiece")
     first, second = (bytes([byte]) for byte in "é".encode())
     parts = ids_of(first, second)
-    held = {text: i for i, text in direct.draft.texts.items()}
-    assert direct.context(parts[:1]) == (*direct.draft.beginning, held[first])
-    assert direct.context(parts) == (*direct.draft.beginning, held["é".encode()])
-    engine = engine_of(direct, draft)
-    engine.open(SESSION, 30)
-    seen = computed(engine, *(StepItem(SESSION, i, (part,), logit_rows=(0,)) for i, part in enumerate(parts)))
-    assert seen == [[*direct.draft.beginning, held[first]], [held["é".encode()]]]
+    ids = {text: i for i, text in direct.draft.texts.items()}
+    assert direct.context(parts[:1]) == (*direct.draft.beginning, ids[first])
+    assert direct.context(parts) == (*direct.draft.beginning, ids["é".encode()])
+    seen = computed(opened(direct), *(chain(SESSION, i, (part,)) for i, part in enumerate(parts)))
+    assert seen == [[*direct.draft.beginning, ids[first]], [ids["é".encode()]]]
 
 
 @pytest.mark.parametrize("name", DRAFTS)
 def test_a_long_text_is_spelled_as_if_it_were_tokenised_whole(name: str) -> None:
     """Closing its beginning loses nothing where words are set apart."""
-    draft = DRAFTS[name]
-    direct = Direct(draft)
-    speller = Speller(direct.target, direct.draft, direct.shared, cutter(draft))
+    direct = Direct(name)
+    speller = Speller(direct.target, direct.draft, direct.shared, cutter(direct.tokenizer))
     text = " ".join(random.Random(3).choices(["the", "quick", "jumps\n", "fox(dog)", "é", "漢字", "  over"], k=200))
     path, contexts = TARGET.encode(text), Contexts()
     spelled = speller.begin(contexts)
@@ -291,10 +287,10 @@ def test_a_long_text_is_spelled_as_if_it_were_tokenised_whole(name: str) -> None
         spelled = speller.follow(spelled, token, contexts)
         assert len(spelled.open_text) <= 80
         if place % 50 == 0 or place == len(path) - 1:
-            assert chain(spelled) == direct.context(path[: place + 1])
+            assert spelled_tokens(spelled) == direct.context(path[: place + 1])
 
 
-def chain(spelled: Spelling) -> tuple[int, ...]:
+def spelled_tokens(spelled: Spelling) -> tuple[int, ...]:
     tokens: list[int] = []
     node = spelled.tip
     while node is not None:
@@ -304,58 +300,48 @@ def chain(spelled: Spelling) -> tuple[int, ...]:
 
 
 def test_a_text_without_words_is_closed_all_the_same() -> None:
-    draft = DRAFTS["byte-level"]
-    direct = Direct(draft)
-    speller, contexts = Speller(direct.target, direct.draft, direct.shared, cutter(draft)), Contexts()
+    direct = Direct()
+    speller, contexts = Speller(direct.target, direct.draft, direct.shared, cutter(direct.tokenizer)), Contexts()
     spelled = speller.begin(contexts)
     for token in [*ids_of("漢") * 200, *ids_of(b"\xbf") * 600]:
         spelled = speller.follow(spelled, token, contexts)
         assert len(spelled.open_text) <= 256
-    assert len(chain(spelled)) > 600
+    assert len(spelled_tokens(spelled)) > 600
     del spelled  # a context of any length is freed without a deep recursion
     assert not [*contexts._nodes]
 
 
 def test_a_row_without_room_or_context_says_nothing() -> None:
-    draft = DRAFTS["byte-level"]
-    direct = Direct(draft, max_length=8)
-    engine = engine_of(direct, draft)
-    engine.open(SESSION, 20)
+    direct = Direct(max_length=8)
+    engine = opened(direct)
     (only_the_targets,) = [i for i, name in direct.target.special.items() if name == "<only the target's>"]
     nothing = np.full(direct.target.vocab_size, -np.inf, np.float32)
     nothing[direct.shared.target_ids] = 0
-    (logits,) = engine.step(StepPlan((StepItem(SESSION, 0, (only_the_targets,), logit_rows=(0,)),)))
-    np.testing.assert_array_equal(logits, [nothing])
-    path = [only_the_targets, *ids_of("漢")]
-    (logits,) = engine.step(StepPlan((StepItem(SESSION, 1, tuple(path[1:]), logit_rows=(0,)),)))
-    np.testing.assert_array_equal(logits, [direct.logits(path)])
-    path += ids_of("漢", "漢")
+    np.testing.assert_array_equal(step(engine, chain(SESSION, 0, (only_the_targets,))), [nothing])
+    path = [only_the_targets, *ids_of("漢", "漢", "漢")]
+    np.testing.assert_array_equal(step(engine, chain(SESSION, 1, path[1:2])), [direct.logits(path[:2])])
     assert len(direct.context(path)) > 8
-    (logits,) = engine.step(StepPlan((StepItem(SESSION, 2, tuple(path[2:]), logit_rows=(0, 1)),)))
-    np.testing.assert_array_equal(logits, [direct.logits(path[:3]), nothing])
+    np.testing.assert_array_equal(step(engine, chain(SESSION, 2, path[2:])), [direct.logits(path[:3]), nothing])
 
 
 def test_a_refused_step_or_open_changes_nothing() -> None:
-    draft = DRAFTS["byte-level"]
-    direct = Direct(draft)
-    engine = engine_of(direct, draft)
-    engine.open(SESSION, 20)
-    path = ids_of("f", "o")
-    engine.step(StepPlan((StepItem(SESSION, 0, tuple(path)),)))
+    direct = Direct()
+    engine, path = opened(direct), ids_of("f", "o")
+    step(engine, StepItem(SESSION, 0, tuple(path)))
     with pytest.raises(InvalidInput, match="token id"):
-        engine.step(StepPlan((StepItem(SESSION, 2, (direct.target.vocab_size,), logit_rows=(0,)),)))
+        step(engine, chain(SESSION, 2, (direct.target.vocab_size,)))
     with pytest.raises(InvalidInput, match="not open"):
         engine.open(SESSION, 20)
-    held = engine.kv_rows
+    rows = engine.kv_rows
     for session in range(10, 13):
         engine.open(session, 1)
     with pytest.raises(Overloaded):
         engine.open(13, 1)
     for session in range(10, 13):
         engine.close(session)
-    assert engine.kv_rows == held
-    (logits,) = engine.step(StepPlan((StepItem(SESSION, 2, tuple(ids_of("x")), logit_rows=(0,)),)))
-    np.testing.assert_array_equal(logits, [direct.logits([*path, *ids_of("x")])])
+    assert engine.kv_rows == rows
+    more = ids_of("x")
+    np.testing.assert_array_equal(step(engine, chain(SESSION, 2, more)), [direct.logits([*path, *more])])
 
 
 def test_what_vocabularies_share_is_matched_by_bytes_and_names() -> None:
