@@ -9,6 +9,8 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from paceline.models.tokenizer import TransformersTokenizer
+
 TEMPLATE = (
     "{% for message in messages %}<s>{{ message['role'] }}:{{ message['content'] }}</s>{% endfor %}"
     "{% if add_generation_prompt %}<s>assistant:{% endif %}"
@@ -26,6 +28,13 @@ def byte_level_tokenizer(extra: int = 0) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=inner, bos_token="<s>", eos_token="</s>", chat_template=TEMPLATE)
 
 
+def templated(template: Any, kind: type[TransformersTokenizer] = TransformersTokenizer) -> TransformersTokenizer:
+    """Byte-level BPE with a chat template of its own, or several by name."""
+    inner = byte_level_tokenizer()
+    inner.chat_template = template
+    return kind(inner)
+
+
 def letter_tokenizer(size: int) -> PreTrainedTokenizerFast:
     """One token a code point, `size` ids in all."""
     vocabulary = {"</s>": 0} | {chr(0x60 + i): i for i in range(1, size)}
@@ -34,14 +43,17 @@ def letter_tokenizer(size: int) -> PreTrainedTokenizerFast:
 
 
 def save_with_tokenizer(model: PreTrainedModel, folder: Path, **changes: Any) -> None:
-    """Save a model of the tiny families with a tokenizer of 97 ids, and change its `config.json`."""
+    """Save a model of the tiny families with a tokenizer of 97 ids, its `config.json` changed; None drops a key."""
     model.save_pretrained(folder)
     letter_tokenizer(97).save_pretrained(folder)
     if changes:
-        change_json(folder / "config.json", **changes)
+        values = change_json(folder / "config.json", **changes)
+        stated = {key: value for key, value in values.items() if value is not None}
+        (folder / "config.json").write_text(json.dumps(stated))
 
 
-def change_json(file: Path, **changes: Any) -> None:
-    """Write a file again with other values of its keys; None takes a key away."""
-    values = json.loads(file.read_text()) | changes
-    file.write_text(json.dumps({key: value for key, value in values.items() if value is not None}))
+def change_json(file: Path, **changes: Any) -> dict[str, Any]:
+    """Write a file again with other values of some keys; returns all of them."""
+    values: dict[str, Any] = json.loads(file.read_text()) | changes
+    file.write_text(json.dumps(values))
+    return values

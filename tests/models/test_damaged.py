@@ -14,12 +14,11 @@ from paceline.models.resolve import ModelSource
 from paceline.models.tokenizer import load_tokenizer
 from paceline.models.whole import refusing_files
 from paceline.protocol.errors import DamagedFile, InvalidInput
-from paceline.runtime.config import EngineSettings
 from tests.engine import tiny
+from tests.engine.tiny import THREAD
 from tests.models import gguf_files
 from tests.models.saving import save_with_tokenizer
 
-THREAD = EngineSettings(threads=1)
 HEADER = "Error while deserializing header"
 READERS = [
     pytest.param(lambda name: load_engine(name, THREAD), id="engine"),
@@ -116,8 +115,8 @@ class PanicException(BaseException):
 @pytest.mark.parametrize("error", [ZeroDivisionError("by zero"), KeyError("by zero"), PanicException("by zero")])
 def test_whatever_a_library_raises_names_the_model(tmp_path: Path, error: BaseException) -> None:
     folder = ModelSource("tiny", "folder", str(tmp_path))
-    told = r"^model = 'tiny': must be whole \(\w+: '?by zero'?\)$"
-    with pytest.raises(InvalidInput, match=told), refusing_files(folder, folder.name, "whole"):
+    message = r"^model = 'tiny': must be whole \(\w+: '?by zero'?\)$"
+    with pytest.raises(InvalidInput, match=message), refusing_files(folder, folder.name, "whole"):
         raise error
 
 

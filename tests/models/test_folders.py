@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -20,14 +21,13 @@ from paceline.models.config_limits import refuse_numbers
 from paceline.models.ignored_settings import refuse_ignored
 from paceline.models.tokenizer import load_tokenizer
 from paceline.protocol.errors import DamagedFile, InvalidInput, PacelineError, Unsupported
-from paceline.runtime.config import EngineSettings
 from tests.engine import tiny
 from tests.engine.families import FAMILIES, Family
 from tests.engine.parallel.ranks import run_ranks
-from tests.models.saving import save_with_tokenizer
+from tests.engine.tiny import THREAD
+from tests.models.saving import change_json, save_with_tokenizer
 
 CPU = torch.device("cpu")
-THREAD = EngineSettings(threads=1)
 Tensors = dict[str, torch.Tensor]
 LAYER = "model.layers.0.self_attn."
 INDEX = "model.safetensors.index.json"
@@ -42,21 +42,13 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder(whole: Path, tmp_path: Path) -> Path:
-    copied = tmp_path / "tiny"
-    copied.mkdir()
-    for file in whole.iterdir():
-        (copied / file.name).write_bytes(file.read_bytes())
-    return copied
+    return shutil.copytree(whole, tmp_path / "tiny")
 
 
 def change_tensors(folder: Path, change: Callable[[Tensors], Mapping[str, torch.Tensor]]) -> None:
     file = folder / "model.safetensors"
     tensors = load_file(file)
     save_file(tensors | dict(change(tensors)), file, {"format": "pt"})
-
-
-def change_json(file: Path, changes: Mapping[str, Any]) -> None:
-    file.write_text(json.dumps(json.loads(file.read_text()) | dict(changes)))
 
 
 def refusal(folder: Path) -> PacelineError:
@@ -131,9 +123,7 @@ def test_numbers_of_few_bits_need_a_word_on_what_they_stand_for(folder: Path, dt
 def test_a_rank_refuses_surplus_tensors_too(folder: Path) -> None:
     change_tensors(folder, lambda _: SURPLUS["a norm"])
     with pytest.raises(InvalidInput, match="has no place for: 1"):
-        run_ranks(
-            1, lambda group: load_decoder_share(str(folder), THREAD, group, torch.device("cpu")), lambda _: None
-        )
+        run_ranks(1, lambda group: load_decoder_share(str(folder), THREAD, group, CPU), print)
 
 
 NUMBERS: list[tuple[dict[str, Any], str]] = [
@@ -166,10 +156,7 @@ ROTATIONS: list[tuple[dict[str, Any], str]] = [
     ({"rope_type": ["yarn"]}, "must be one of default, linear,"),
     ({"factor": 2.0}, "factor = 2.0: must be absent: rope type default reads no such setting"),
     ({"rope_type": "linear", "facto": 2.0}, "Missing required keys"),
-    (
-        {"rope_type": "linear", "factor": 2.0, "beta_fst": 3},
-        "beta_fst = 3: must be absent: rope type linear",
-    ),
+    ({"rope_type": "linear", "factor": 2.0, "beta_fst": 3}, "beta_fst = 3: must be absent: rope type linear"),
     ({"rope_type": "yarn", "type": "linear", "factor": 2.0}, "type = 'linear': must be 'yarn', its rope_type"),
     ({"rope_type": "yarn", "factor": 0}, "factor = 0: must be a finite number above 0"),
     ({"rope_type": "yarn", "factor": float("nan")}, "factor = nan: must be a finite number above 0"),
@@ -182,20 +169,20 @@ ROTATIONS: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("changes", "told"), NUMBERS)
+@pytest.mark.parametrize(("changes", "message"), NUMBERS)
 def test_settings_that_no_model_has_are_refused_before_one_is_made(
-    folder: Path, changes: dict[str, Any], told: str
+    folder: Path, changes: dict[str, Any], message: str
 ) -> None:
-    change_json(folder / "config.json", changes)
-    assert told in refusal(folder).message
+    change_json(folder / "config.json", **changes)
+    assert message in refusal(folder).message
 
 
-@pytest.mark.parametrize(("rope", "told"), ROTATIONS)
+@pytest.mark.parametrize(("rope", "message"), ROTATIONS)
 def test_rotations_that_the_library_does_not_read_so_are_refused(
-    folder: Path, rope: dict[str, Any], told: str
+    folder: Path, rope: dict[str, Any], message: str
 ) -> None:
-    change_json(folder / "config.json", {"rope_parameters": None, "rope_scaling": rope})
-    assert told in refusal(folder).message
+    change_json(folder / "config.json", rope_parameters=None, rope_scaling=rope)
+    assert message in refusal(folder).message
 
 
 @pytest.mark.parametrize("path", ["/etc/passwd", "../x.safetensors", "a/../../x", "C:\\x", "", 3])
@@ -232,7 +219,7 @@ def test_a_file_that_is_no_json_is_named(folder: Path, name: str, content: str) 
 
 def test_a_tokenizer_with_a_bad_expression_is_named(folder: Path) -> None:
     splits = {"type": "Split", "pattern": {"Regex": "(["}, "behavior": "Isolated", "invert": False}
-    change_json(folder / "tokenizer.json", {"pre_tokenizer": splits})
+    change_json(folder / "tokenizer.json", pre_tokenizer=splits)
     assert "tokenizer.json': damaged or truncated (Oniguruma error: premature end" in refusal(folder).message
 
 

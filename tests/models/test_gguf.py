@@ -15,12 +15,11 @@ from paceline.engine.loading import load_engine
 from paceline.models.gguf import convert_gguf
 from paceline.models.tokenizer import load_tokenizer
 from paceline.protocol.errors import InvalidInput
-from paceline.runtime.config import EngineSettings
+from tests.engine.tiny import THREAD
 from tests.models import gguf_files, llama_cpp
 from tests.models.gguf_files import CONTROL, HIDDEN, NORMAL, values
 from tests.models.test_gguf_logits import LISTS, LLAMA_3, YARN, biases
 
-SETTINGS = EngineSettings(threads=1)
 HUGE = 10**15
 TWICE = ["<turn>" if token == "<more>" else token for token in gguf_files.tokens()]
 
@@ -91,7 +90,7 @@ def test_what_cannot_be_honoured_is_refused_by_name(
 ) -> None:
     file = gguf_files.write(tmp_path / "tiny.gguf", architecture, keys, tensors)
     with pytest.raises(InvalidInput, match=named) as caught:
-        load_engine(str(file), SETTINGS)
+        load_engine(str(file), THREAD)
     assert "\n" not in caught.value.message
 
 
@@ -164,16 +163,8 @@ def test_pieces_are_those_of_llama_cpp(tmp_path: Path, architecture: str, flags:
     embedding = {"token_embd.weight": values("e", (len(PIECES) + len(WHOLE), HIDDEN))}
     file = gguf_files.write(tmp_path / "tiny.gguf", architecture, keys, embedding)
     tokenizer = load_tokenizer(str(file))
-    for text in (
-        "the the",
-        "  the",
-        "",
-        " ",
-        "<s>the</s> the<end>the",
-        "a\nb  <own>the <own> 12",
-        "ÿ日",
-        "the\n\n x",
-    ):
+    texts = ("the the", "  the", "", " ", "<s>the</s> the<end>the", "a\nb  <own>the <own> 12", "ÿ日", "the\n\n x")
+    for text in texts:
         assert list(tokenizer.encode(text)) == llama_cpp.tokens(file, text), text
     assert tokenizer.decode(tokenizer.encode("the a\nthe")) == "the a\nthe"
 
@@ -209,7 +200,7 @@ def test_absurd_headers_are_refused_at_once(tmp_path: Path, content: bytes, size
         out.write(content)
         out.truncate(max(size, len(content)))
     peak, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.thread_time()
-    for load in (load_tokenizer, lambda name: load_engine(name, SETTINGS)):
+    for load in (load_tokenizer, lambda name: load_engine(name, THREAD)):
         with pytest.raises(InvalidInput) as caught:
             load(str(file))
     assert named in caught.value.message

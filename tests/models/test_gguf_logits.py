@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.engine.interface import StepItem, StepPlan
 from paceline.engine.loading import load_engine
 from paceline.models.gguf import convert_gguf, gguf_sources
 from paceline.models.gguf_config import ARCHITECTURES
 from paceline.models.whole import load_whole, quiet_loading
 from paceline.runtime.config import EngineSettings
+from tests.engine.tiny import read
 from tests.models import gguf_files, llama_cpp
 from tests.models.gguf_files import CONTEXT, HIDDEN, LAYERS, values
 
@@ -125,7 +125,4 @@ def test_engines_give_llama_cpps_logits_from_the_file_and_once_converted(tmp_pat
     convert_gguf(file, tmp_path / "converted")
     for name in (file, tmp_path / "converted"):
         engine = load_engine(str(name), EngineSettings(threads=1, max_model_len=CONTEXT))
-        engine.open(1, CONTEXT)
-        rows = StepPlan((StepItem(1, 0, tuple(IDS), logit_rows=tuple(range(len(IDS)))),))
-        (logits,) = engine.step(rows)
-        assert share(logits, expected) < TOLERANCE.get(architecture[:5], 1e-4)
+        assert share(read(engine, IDS), expected) < TOLERANCE.get(architecture[:5], 1e-4)

@@ -11,20 +11,19 @@ import pytest
 
 from coordinator.prepare import ServedModel, prepare
 from draft_service.drafters.catalogue import build_catalogue
-from paceline.engine.interface import StepItem, StepPlan
 from paceline.engine.loading import load_engine
 from paceline.models.token_texts import token_texts
 from paceline.models.tokenizer import Tokenizer, load_tokenizer
 from paceline.protocol.errors import InvalidInput
 from paceline.protocol.generation import GenerateRequest
 from paceline.protocol.sampling import Grammar, GrammarKind, SamplingParams
-from paceline.runtime.config import DraftConfig, EngineSettings
+from paceline.runtime.config import DraftConfig
 from paceline.sampling import processors
 from paceline.sampling.grammar import TokenTable, Vocabulary
 from tests.engine import tiny
+from tests.engine.tiny import THREAD, chain, step
 from tests.models.saving import byte_level_tokenizer
 
-THREAD = EngineSettings(threads=1)
 WIDTH = 258
 """Two special tokens and 256 bytes; the next ids have no logits."""
 IMAGE, PLAIN = 258, 259
@@ -55,11 +54,10 @@ def test_the_vocabulary_is_what_there_are_logits_for(folder: Path) -> None:
     texts = token_texts(tokenizer)
     assert max(texts.texts) < texts.vocab_size == WIDTH
     engine.open(1, 4)
-    (logits,) = engine.step(StepPlan((StepItem(1, 0, (5, 6), logit_rows=(1,)),)))
-    assert logits.shape == (1, WIDTH)
+    assert step(engine, chain(1, 0, (5, 6))).shape == (2, WIDTH)
     with pytest.raises(InvalidInput, match=rf"token id = {IMAGE}: must be in \[0, {WIDTH}\)"):
-        engine.step(StepPlan((StepItem(1, 2, (IMAGE,), logit_rows=(0,)),)))
-    engine.step(StepPlan((StepItem(1, 2, (7,), logit_rows=(0,)),)))
+        step(engine, chain(1, 2, (IMAGE,)))
+    step(engine, chain(1, 2, (7,)))
 
 
 @pytest.mark.parametrize(
@@ -92,9 +90,8 @@ def test_a_grammar_never_allows_them(folder: Path) -> None:
 
 def _masked(tokenizer: Tokenizer, packed: bytes) -> np.ndarray[Any, Any]:
     """What a processor takes from a mask."""
-
-    found: np.ndarray[Any, Any] = processors._unpack(packed, tokenizer.vocab_size)
-    return found
+    mask: np.ndarray[Any, Any] = processors._unpack(packed, tokenizer.vocab_size)
+    return mask
 
 
 def test_a_draft_of_the_same_tokenizer_and_another_width_drafts_for_it(folder: Path, tmp_path: Path) -> None:

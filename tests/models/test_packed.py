@@ -6,6 +6,7 @@ written by AutoAWQ 0.2.9 and AutoRound 0.16.1, and the weights that they were gi
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -80,8 +81,7 @@ def quantize(folder: Path, rounding: Rounding, entry: Mapping[str, Any]) -> dict
 
 def in_floats(packed: Path, stand_for: Mapping[str, torch.Tensor], folder: Path) -> str:
     """The same folder, its packed layers as the floats that they stand for."""
-    for file in packed.iterdir():
-        (folder / file.name).write_bytes(file.read_bytes())
+    shutil.copytree(packed, folder)
     stems = tuple(name.removesuffix("weight") for name in stand_for)
     stored = load_file(folder / "model.safetensors").items()
     tensors = {name: each for name, each in stored if name.endswith(".bias") or not name.startswith(stems)}
@@ -98,7 +98,6 @@ CONFIGS = [
 def check_served(tmp_path: Path, config: Any, rounding: Rounding, entry: Mapping[str, Any]) -> str:
     """The text of the packed folder, its weights, and that nothing but the rounding has changed them."""
     packed, floats = tmp_path / "packed", tmp_path / "floats"
-    floats.mkdir()
     save_with_tokenizer(tiny.random_model(config), packed)
     original = load_engine(str(packed), SETTINGS).info.fingerprint
     stand_for = quantize(packed, rounding, entry)
@@ -107,8 +106,7 @@ def check_served(tmp_path: Path, config: Any, rounding: Rounding, entry: Mapping
     assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
     engine, reference = load_engine(str(packed), SETTINGS), load_engine(plain, SETTINGS)
     assert greedy(engine) == greedy(reference)
-    assert engine.info.fingerprint.numeric not in (original.numeric,)
-    assert engine.info.fingerprint.numeric == reference.info.fingerprint.numeric
+    assert original.numeric != engine.info.fingerprint.numeric == reference.info.fingerprint.numeric
     return str(packed)
 
 
@@ -173,25 +171,37 @@ def test_a_model_in_gptq_is_served_as_the_floats_that_it_stands_for(
 
 REFUSED_GPTQ = [
     ({"bits": 3}, r"quantization_config\.bits = 3: must be 4 or 8 or 2"),
-    (
-        {"checkpoint_format": "marlin"},
-        r"quantization_config\.checkpoint_format = 'marlin': must be 'gptq' or 'gptq_v2'",
-    ),
+    ({"checkpoint_format": "marlin"}, r"\.checkpoint_format = 'marlin': must be 'gptq' or 'gptq_v2'"),
     ({"is_marlin_format": True}, r"quantization_config\.is_marlin_format = True: must be absent"),
     ({"dynamic": {"+:.*down": {"bits": 8}}}, r"quantization_config\.dynamic"),
     ({"group_size": 8}, r"layer \S+: groups = \d: must be \d, of \d+ inputs by 8"),
     ({"bits": 8}, r"layer \S+: groups = \d: must be \d, of \d+ inputs by 16"),
 ]
+REFUSED_AWQ = [
+    ({"bits": 8}, r"quantization_config\.bits = 8: must be 4"),
+    ({"bits": "4"}, r"quantization_config\.bits = '4'"),
+    ({"version": "gemv"}, r"quantization_config\.version = 'gemv': must be 'gemm'"),
+    ({"zero_point": False}, r"quantization_config\.zero_point = False: must be True"),
+    ({"group_size": 0}, r"quantization_config\.group_size = 0"),
+    ({"group_size": -1}, r"layer model\.layers\.0\.\S+: groups = [23]: must be 1, of \d+ inputs by -1"),
+    ({"desc_act": True}, r"quantization_config\.desc_act = True: must be absent"),
+]
+REFUSED = [
+    *((gptq_rounding(4), GPTQ, *case) for case in REFUSED_GPTQ),
+    *((awq_layer, AWQ, *case) for case in REFUSED_AWQ),
+]
 
 
-@pytest.mark.parametrize(("changes", "message"), REFUSED_GPTQ, ids=lambda value: str(value))
-def test_an_option_of_gptq_that_is_not_unpacked_is_refused(
-    tmp_path: Path, changes: dict[str, Any], message: str
+@pytest.mark.parametrize(("rounding", "entry", "changes", "message"), REFUSED)
+def test_an_option_that_is_not_unpacked_is_refused(
+    tmp_path: Path, rounding: Rounding, entry: dict[str, Any], changes: dict[str, Any], message: str
 ) -> None:
     save_with_tokenizer(tiny.random_model(CONFIGS[0]), tmp_path)
-    quantize(tmp_path, gptq_rounding(4), GPTQ | changes)
+    quantize(tmp_path, rounding, entry | changes)
     with pytest.raises(InvalidInput, match=message):
         load_engine(str(tmp_path), SETTINGS)
+    changed_config(tmp_path, {"quantization_config": entry})
+    assert load_engine(str(tmp_path), SETTINGS).info.max_length == SETTINGS.max_model_len
 
 
 def test_zeros_and_groups_of_gptq_that_say_several_things_are_refused() -> None:
@@ -206,47 +216,20 @@ def test_zeros_and_groups_of_gptq_that_say_several_things_are_refused() -> None:
 ONE_LOST = torch.tensor(0x1234F123, dtype=torch.int32)
 
 
-@pytest.fixture
-def packed(tmp_path: Path) -> Path:
+def test_packed_layers_that_are_not_whole_or_do_not_fit_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     save_with_tokenizer(tiny.random_model(CONFIGS[0]), tmp_path)
     quantize(tmp_path, awq_layer, AWQ)
-    return tmp_path
-
-
-REFUSED_AWQ = [
-    ({"bits": 8}, r"quantization_config\.bits = 8: must be 4"),
-    ({"bits": "4"}, r"quantization_config\.bits = '4'"),
-    ({"version": "gemv"}, r"quantization_config\.version = 'gemv': must be 'gemm'"),
-    ({"zero_point": False}, r"quantization_config\.zero_point = False: must be True"),
-    ({"group_size": 0}, r"quantization_config\.group_size = 0"),
-    ({"group_size": -1}, r"layer model\.layers\.0\.\S+: groups = [23]: must be 1, of \d+ inputs by -1"),
-    ({"desc_act": True}, r"quantization_config\.desc_act = True: must be absent"),
-]
-
-
-@pytest.mark.parametrize(("changes", "message"), REFUSED_AWQ, ids=lambda value: str(value))
-def test_an_option_of_awq_that_is_not_unpacked_is_refused(
-    packed: Path, changes: dict[str, Any], message: str
-) -> None:
-    folder = changed_config(packed, {"quantization_config": AWQ | changes})
-    with pytest.raises(InvalidInput, match=message):
-        load_engine(folder, SETTINGS)
-    changed_config(packed, {"quantization_config": AWQ})
-    assert load_engine(folder, SETTINGS).info.max_length == SETTINGS.max_model_len
-
-
-def test_packed_layers_that_are_not_whole_or_do_not_fit_are_refused(
-    packed: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = packed / "model.safetensors"
+    file = tmp_path / "model.safetensors"
     whole = load_file(file)
     save_file({name: each for name, each in whole.items() if name != f"{LAYER}.qzeros"}, file, {"format": "pt"})
     with pytest.raises(InvalidInput, match=rf"packed layers = '{LAYER}': must be whole: qweight, qzeros, scales"):
-        load_engine(str(packed), SETTINGS)
+        load_engine(str(tmp_path), SETTINGS)
     save_file(whole, file, {"format": "pt"})
     monkeypatch.setattr(weights, "available_ram", lambda: file.stat().st_size)
     with pytest.raises(InvalidInput, match=r"must be one whose weights fit: .* unpacked"):
-        load_engine(str(packed), SETTINGS)
+        load_engine(str(tmp_path), SETTINGS)
 
 
 LAYER = "model.layers.1.mlp.up_proj"

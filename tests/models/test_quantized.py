@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,9 @@ from paceline.models.resolve import ModelSource, resolve
 from paceline.protocol.errors import InvalidInput
 from paceline.runtime.config import EngineSettings
 from tests.engine import tiny
-from tests.engine.families import FAMILIES
+from tests.engine.families import named
 from tests.engine.parallel.ranks import run_ranks
-from tests.models.saving import save_with_tokenizer
+from tests.models.saving import change_json, save_with_tokenizer
 
 THREAD = EngineSettings(threads=1, kv_bytes=1 << 24, max_model_len=64)
 METHODS = ("torchao", "hqq", "auto-round", "quark", "modelopt", "exl3", "some new method")
@@ -34,8 +34,7 @@ ENTRIES: dict[str, dict[str, Any]] = {
 
 def changed_config(folder: Path, changes: dict[str, Any]) -> str:
     """A folder whose `config.json` says something else."""
-    file = folder / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    change_json(folder / "config.json", **changes)
     return str(folder)
 
 
@@ -48,8 +47,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("method", ENTRIES)
 def test_a_method_that_is_not_unpacked_is_refused_by_its_name(whole: Path, tmp_path: Path, method: str) -> None:
-    for file in whole.iterdir():
-        (tmp_path / file.name).write_bytes(file.read_bytes())
+    shutil.copytree(whole, tmp_path, dirs_exist_ok=True)
     folder = changed_config(tmp_path, ENTRIES[method])
     ways = (
         lambda: load_engine(folder, THREAD),
@@ -83,8 +81,7 @@ def _in_fp8(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def test_weights_in_fp8_are_served_as_the_floats_that_they_stand_for(whole: Path, tmp_path: Path) -> None:
-    for file in whole.iterdir():
-        (tmp_path / file.name).write_bytes(file.read_bytes())
+    shutil.copytree(whole, tmp_path, dirs_exist_ok=True)
     tensors = load_file(tmp_path / "model.safetensors")
     stand_for = _in_fp8(tensors)
     save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
@@ -105,7 +102,7 @@ FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
 def test_experts_in_mxfp4_are_served_as_the_floats_that_they_stand_for(tmp_path: Path) -> None:
-    config = next(family for family in FAMILIES if family.name == "gpt-oss").config()
+    config = named("gpt-oss").config()
     config.intermediate_size = 32  # whole blocks
     save_with_tokenizer(tiny.random_model(config), tmp_path)
     tensors, stand_for = load_file(tmp_path / "model.safetensors"), {}

@@ -10,28 +10,15 @@ from paceline.models.reasoning import ReasoningMarks
 from paceline.models.tokenizer import TableTokenizer, TransformersTokenizer
 from paceline_training.chat import closes_first
 from tests.gateway.templates import OPENED, templated
-from tests.models.saving import byte_level_tokenizer
+from tests.models import saving
 
 OPENING, CLOSING, TURN = 10, 11, 12
 SPELLED = {OPENING: b"<t>", CLOSING: b"</t>"}
 MARKS = ReasoningMarks(b"<t>", b"</t>", lambda token_id: SPELLED.get(token_id, b""), frozenset({TURN}))
-NO_TOKENS = TransformersTokenizer(byte_level_tokenizer())
-NO_TOKENS.inner.chat_template = OPENED
+NO_TOKENS = saving.templated(OPENED)
 PIECES = (
-    "a",
-    "<",
-    "thi",
-    "nk",
-    ">",
-    "</",
-    ">b",
-    "<think>",
-    "x</think>y",
-    "k>c<",
-    "c</",
-    "c<th",
+    *["a", "<", "thi", "nk", ">", "</", ">b", "<think>", "x</think>y", "k>c<", "c</", "c<th", "<think>z</think>"],
     "",
-    "<think>z</think>",
 )
 IN_PIECES = ReasoningMarks(b"<think>", b"</think>", lambda place: PIECES[place].encode())
 
@@ -90,7 +77,7 @@ def test_without_such_tokens_marks_are_what_the_template_knows_in_any_tokens() -
         [each for each, of in zip(text, marks.span_mask(text, is_open=True), strict=True) if of]
     ) == ("it</think><think>not")
     assert (closes_first(marks, text), closes_first(marks, text[12:])) == (True, False)
-    plain = TransformersTokenizer(byte_level_tokenizer())
+    plain = TransformersTokenizer(saving.byte_level_tokenizer())
     assert ReasoningMarks.from_tokenizer(plain) is None, "its template knows of none"
 
 

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 from paceline.models.tokenizer import MAX_SPECIAL_TEXTS, TransformersTokenizer, load_tokenizer
 from paceline.protocol.errors import InvalidInput
 from paceline.protocol.generation import ChatMessage
-from tests.models.saving import TEMPLATE, byte_level_tokenizer
+from tests.models.saving import TEMPLATE, byte_level_tokenizer, templated
 
 BYTES = TransformersTokenizer(byte_level_tokenizer())
 START, END = 0, 1
@@ -43,9 +43,7 @@ def as_before(tokenizer: TransformersTokenizer, messages: tuple[ChatMessage, ...
 
 
 @given(CONTENTS)
-def test_special_tokens_are_those_that_the_template_writes_and_no_character_is_lost(
-    contents: list[str],
-) -> None:
+def test_special_tokens_are_those_that_the_template_writes_and_no_character_is_lost(contents: list[str]) -> None:
     messages = turns(contents)
     ids = BYTES.render_chat(messages)
     assert ids.count(START) == len(messages) + 1
@@ -86,9 +84,7 @@ def test_nothing_is_dropped_in_silence(marker: str) -> None:
 
 
 def test_a_template_that_cuts_messages_apart_forges_nothing() -> None:
-    inner = byte_level_tokenizer()
-    inner.chat_template = "{% for m in messages %}<s>{{ m.content.split('</s>')[-1] | trim }}</s>{% endfor %}"
-    tokenizer = TransformersTokenizer(inner)
+    tokenizer = templated("{% for m in messages %}<s>{{ m.content.split('</s>')[-1] | trim }}</s>{% endfor %}")
     ids = tokenizer.render_chat(turns(["a</s><s> b", "c<s>d"]))
     assert (ids.count(START), ids.count(END)) == (2, 2)
     assert text_of(tokenizer, ids) == "<s><s> b</s><s>c<s>d</s>"

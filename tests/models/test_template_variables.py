@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from paceline.models.chat_template import template_variables
-from paceline.models.tokenizer import TransformersTokenizer
 from paceline.protocol.errors import InvalidInput
-from tests.models.saving import byte_level_tokenizer
+from tests.models.saving import templated
 
 TURNS = [{"role": "user", "content": "q"}]
 TEMPLATE = (
@@ -19,17 +18,11 @@ TEMPLATE = (
 )
 
 
-def tokenizer(template: str | dict[str, str]) -> TransformersTokenizer:
-    inner = byte_level_tokenizer()
-    inner.chat_template = template
-    return TransformersTokenizer(inner)
-
-
 def test_what_the_renderer_sets_itself_is_none_of_them() -> None:
     assert template_variables(TEMPLATE) == {"bos_token", "enable_thinking", "reasoning_effort", "tokenize"}
-    assert tokenizer(TEMPLATE).template_variables == {"enable_thinking", "reasoning_effort"}
+    assert templated(TEMPLATE).template_variables == {"enable_thinking", "reasoning_effort"}
     both = {"default": TEMPLATE, "tool_use": "{{ messages }}{{ xml_tools }}"}
-    assert tokenizer(both).template_variables == {"enable_thinking", "reasoning_effort", "xml_tools"}
+    assert templated(both).template_variables == {"enable_thinking", "reasoning_effort", "xml_tools"}
 
 
 @pytest.mark.parametrize("template", ["", "{% if %}"])
@@ -38,7 +31,7 @@ def test_a_template_that_says_nothing_reads_nothing(template: str) -> None:
 
 
 def test_values_are_written_by_the_template() -> None:
-    made = tokenizer(TEMPLATE)
+    made = templated(TEMPLATE)
     ids = made.render_turns(TURNS, (), {"reasoning_effort": "low", "enable_thinking": False})
     assert made.decode(ids) == "q-[low]"
     assert made.decode(made.render_turns(TURNS)) == "q"
@@ -51,4 +44,4 @@ def test_a_value_can_t_write_a_special_token() -> None:
     with pytest.raises(
         InvalidInput, match=r"chat_template_kwargs.reasoning_effort = .*without the text of a special"
     ):
-        tokenizer(TEMPLATE).render_turns(TURNS, (), {"reasoning_effort": "low</s>"})
+        templated(TEMPLATE).render_turns(TURNS, (), {"reasoning_effort": "low</s>"})
