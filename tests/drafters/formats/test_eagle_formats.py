@@ -17,7 +17,6 @@ from paceline.drafters.formats.speculators_eagle3 import load_speculators_eagle3
 from paceline.drafters.formats.target_weights import TargetWeights
 from paceline.drafters.heads.eagle_rows import build_eagle_rows
 from paceline.drafters.heads.own_features import OwnFeaturesEngine
-from paceline.engine.interface import StepItem, StepPlan
 from paceline.models.tokenizer import TableTokenizer
 from paceline.protocol.errors import DamagedFile, InvalidInput, PacelineError
 from paceline.protocol.features import FINAL
@@ -25,7 +24,13 @@ from tests.drafters.formats import eagle_files
 from tests.drafters.formats.eagle_files import DRAFT_IDS, HIDDEN, LLAMA, SETTINGS, Tensors, speculators_config
 from tests.engine import tiny
 
-EAGLE3 = {**LLAMA, "draft_vocab_size": len(DRAFT_IDS)}
+EAGLE3_CONFIG = {**LLAMA, "draft_vocab_size": len(DRAFT_IDS)}
+PUBLISHED: dict[str, Callable[[], tuple[dict[str, Any], Tensors]]] = {
+    "EAGLE-1": lambda: (dict(LLAMA), eagle_files.eagle1_tensors()),
+    "EAGLE-3": lambda: (dict(EAGLE3_CONFIG), eagle_files.eagle3_tensors()),
+    "speculators": lambda: (speculators_config(), eagle_files.eagle3_tensors("layers.0")),
+}
+"""A configuration and the tensors of each layout."""
 Change = Callable[[dict[str, Any], Tensors], object]
 """Of a configuration and its tensors, in place."""
 
@@ -60,7 +65,7 @@ def _absolute_ids(_: object, tensors: Tensors) -> None:
     tensors["d2t"] = torch.arange(len(DRAFT_IDS))
 
 
-REFUSED_EAGLE1: dict[str, tuple[Change, str]] = {
+EAGLE1: dict[str, tuple[Change, str]] = {
     "fc.bias is there unless bias is false": (_delete("fc.bias"), r"tensors missing: 1 \(fc\.bias\)"),
     "no bias": (_set(bias=False), r"EAGLE1 with tensors fc\.bias"),
     "no number": (_set(bias="no"), "bias = 'no': must be true or false"),
@@ -69,7 +74,7 @@ REFUSED_EAGLE1: dict[str, tuple[Change, str]] = {
     "other ids": (_set(vocab_size=98), "vocab_size = 98: must be 97"),
     "quantised": (_put("fc.bias", torch.ones(HIDDEN, dtype=torch.int8)), r"fc\.bias of torch\.int8"),
 }
-REFUSED_EAGLE3: dict[str, tuple[Change, str]] = {
+EAGLE3: dict[str, tuple[Change, str]] = {
     "no map": (_delete("d2t"), "with a tensor d2t"),
     "a map of ids": (_absolute_ids, "t2d = 32: must be true at d [+] d2t"),
     "a short map": (_put("d2t", torch.zeros(3, dtype=torch.long)), r"d2t = \(3,\): must be \[32\]"),
@@ -84,7 +89,7 @@ REFUSED_EAGLE3: dict[str, tuple[Change, str]] = {
         r"feature layers by input = \(2, 4, 9\)",
     ),
 }
-REFUSED_SPECULATORS: dict[str, tuple[Change, str]] = {
+SPECULATORS: dict[str, tuple[Change, str]] = {
     "tolerance": (_method(accept_tolerance=0.5), "accept_tolerance = 0.5: must be at most 0"),
     "top k": (_method(verifier_accept_k=5), "verifier_accept_k = 5: must be at most 1"),
     "parallel": (_set(speculators_model_type="peagle"), "speculators_model_type = peagle"),
@@ -101,64 +106,51 @@ REFUSED_SPECULATORS: dict[str, tuple[Change, str]] = {
 }
 
 
-@pytest.mark.parametrize("case", list(REFUSED_EAGLE1))
-def test_eagle1_is_refused_for(case: str, target: TargetWeights, tmp_path: Path) -> None:
-    change, message = REFUSED_EAGLE1[case]
-    config, tensors = dict(LLAMA), eagle_files.eagle1_tensors()
+REFUSED = {
+    f"{layout}: {case}": (layout, *change)
+    for layout, changes in (("EAGLE-1", EAGLE1), ("EAGLE-3", EAGLE3), ("speculators", SPECULATORS))
+    for case, change in changes.items()
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_not_as_published_is_refused(case: str, target: TargetWeights, tmp_path: Path) -> None:
+    layout, change, message = REFUSED[case]
+    config, tensors = PUBLISHED[layout]()
     change(config, tensors)
     eagle_files.write_draft(tmp_path, config, tensors)
+    load = load_speculators_eagle3 if layout == "speculators" else load_eagle
     with pytest.raises(PacelineError, match=message):
-        load_eagle(tmp_path, target, SETTINGS)
+        load(tmp_path, target, SETTINGS)
 
 
-@pytest.mark.parametrize("case", list(REFUSED_EAGLE3))
-def test_eagle3_is_refused_for(case: str, target: TargetWeights, tmp_path: Path) -> None:
-    change, message = REFUSED_EAGLE3[case]
-    config, tensors = dict(EAGLE3), eagle_files.eagle3_tensors()
-    change(config, tensors)
-    eagle_files.write_draft(tmp_path, config, tensors)
-    with pytest.raises(PacelineError, match=message):
-        load_eagle(tmp_path, target, SETTINGS)
+@pytest.fixture
+def drafts(tmp_path: Path) -> dict[str, Path]:
+    """A folder of each layout."""
+    return {name: eagle_files.write_draft(tmp_path / name, *made()) for name, made in PUBLISHED.items()}
 
 
-@pytest.mark.parametrize("case", list(REFUSED_SPECULATORS))
-def test_speculators_are_refused_for(case: str, target: TargetWeights, tmp_path: Path) -> None:
-    change, message = REFUSED_SPECULATORS[case]
-    config, tensors = speculators_config(), eagle_files.eagle3_tensors("layers.0")
-    change(config, tensors)
-    eagle_files.write_draft(tmp_path, config, tensors)
-    with pytest.raises(PacelineError, match=message):
-        load_speculators_eagle3(tmp_path, target, SETTINGS)
-
-
-def test_unchanged_checkpoints_load_and_say_what_they_read(target: TargetWeights, tmp_path: Path) -> None:
-    first = eagle_files.write_draft(tmp_path / "1", LLAMA, eagle_files.eagle1_tensors())
-    third = eagle_files.write_draft(tmp_path / "3", EAGLE3, eagle_files.eagle3_tensors())
-    theirs = eagle_files.write_draft(tmp_path / "s", speculators_config(), eagle_files.eagle3_tensors("layers.0"))
-    assert load_eagle(first, target, SETTINGS).need.layers == (FINAL,)
+def test_unchanged_checkpoints_load_and_say_what_they_read(target: TargetWeights, drafts: dict[str, Path]) -> None:
+    assert load_eagle(drafts["EAGLE-1"], target, SETTINGS).need.layers == (FINAL,)
+    third, theirs = drafts["EAGLE-3"], drafts["speculators"]
     # The inputs of layers 2, 8 // 2 and 8 - 3 are the outputs of those before them.
-    for found in (load_eagle(third, target, SETTINGS), load_speculators_eagle3(theirs, target, SETTINGS)):
-        assert found.need.layers == (1, 3, 4)
-        assert found.target_ids is not None
-        assert tuple(found.target_ids) == DRAFT_IDS
+    for draft in (load_eagle(third, target, SETTINGS), load_speculators_eagle3(theirs, target, SETTINGS)):
+        assert draft.need.layers == (1, 3, 4)
+        assert draft.target_ids is not None
+        assert tuple(draft.target_ids) == DRAFT_IDS
 
 
-def test_folders_are_told_apart(target: TargetWeights, tmp_path: Path) -> None:
-    first = eagle_files.write_draft(tmp_path / "1", LLAMA, eagle_files.eagle1_tensors(), pickled=True)
-    third = eagle_files.write_draft(tmp_path / "3", EAGLE3, eagle_files.eagle3_tensors())
-    theirs = eagle_files.write_draft(tmp_path / "s", speculators_config(), eagle_files.eagle3_tensors("layers.0"))
-    kinds = [kind_of(folder) for folder in (first, third, theirs, Path(target.source.location))]
-    assert [kind and kind.name for kind in kinds] == ["EAGLE", "EAGLE", "speculators", None]
-
-
-def test_a_folder_is_loaded_as_its_kind(target: TargetWeights, tmp_path: Path) -> None:
-    for name, config, tensors in (
-        ("safeailab", EAGLE3, eagle_files.eagle3_tensors()),
-        ("theirs", speculators_config(), eagle_files.eagle3_tensors("layers.0")),
-    ):
-        kind = kind_of(eagle_files.write_draft(tmp_path / name, config, tensors))
+def test_folders_are_told_apart_and_loaded_as_their_kind(target: TargetWeights, drafts: dict[str, Path]) -> None:
+    eagle_files.write_draft(drafts["EAGLE-1"] / "pickled", *PUBLISHED["EAGLE-1"](), pickled=True)
+    folders = {**drafts, "pickled": drafts["EAGLE-1"] / "pickled", "target": Path(target.source.location)}
+    kinds = {name: kind_of(folder) for name, folder in folders.items()}
+    names = {name: kind and kind.name for name, kind in kinds.items()}
+    eagle = dict.fromkeys(("EAGLE-1", "EAGLE-3", "pickled"), "EAGLE")
+    assert names == {**eagle, "speculators": "speculators", "target": None}
+    for name in ("EAGLE-3", "speculators"):
+        kind = kinds[name]
         assert kind is not None
-        engine = kind.load(tmp_path / name, target, SETTINGS)
+        engine = kind.load(drafts[name], target, SETTINGS)
         assert engine.need.layers == (1, 3, 4)
         assert engine.info.fingerprint.model == name
         assert engine.info.fingerprint.tokenizer == target.tokenizer.fingerprint
@@ -173,10 +165,10 @@ def test_equal_vocabularies_need_no_maps_and_ignore_them(target: TargetWeights, 
 
 
 def test_rotations_are_those_of_the_configuration(target: TargetWeights, tmp_path: Path) -> None:
-    config = {**EAGLE3, "rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 2.0}}
+    config = {**EAGLE3_CONFIG, "rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 2.0}}
     folder = eagle_files.write_draft(tmp_path, config, eagle_files.eagle3_tensors())
-    found = load_eagle(folder, target, SETTINGS).network.rotary_emb.inv_freq
-    torch.testing.assert_close(found, 5e5 ** -(torch.arange(4) / 4) / 2)
+    frequencies = load_eagle(folder, target, SETTINGS).network.rotary_emb.inv_freq
+    torch.testing.assert_close(frequencies, 5e5 ** -(torch.arange(4) / 4) / 2)
 
 
 def test_a_draft_narrower_than_its_target_brings_its_own_embedding(target: TargetWeights, tmp_path: Path) -> None:
@@ -193,20 +185,20 @@ def test_a_draft_narrower_than_its_target_brings_its_own_embedding(target: Targe
 
 def test_a_shallow_target_needs_listed_layers(tmp_path: Path) -> None:
     shallow = eagle_files.write_target(tmp_path / "target", num_hidden_layers=4)
-    folder = eagle_files.write_draft(tmp_path / "draft", EAGLE3, eagle_files.eagle3_tensors())
+    folder = eagle_files.write_draft(tmp_path / "draft", EAGLE3_CONFIG, eagle_files.eagle3_tensors())
     with pytest.raises(InvalidInput, match="layers = 4: must be at least 7"):
         load_eagle(folder, shallow, SETTINGS)
 
 
 def test_ids_that_no_token_has_are_never_drafted(target: TargetWeights, tmp_path: Path) -> None:
-    folder = eagle_files.write_draft(tmp_path, EAGLE3, eagle_files.eagle3_tensors())
+    folder = eagle_files.write_draft(tmp_path, EAGLE3_CONFIG, eagle_files.eagle3_tensors())
     draft = load_eagle(folder, target, SETTINGS)
     engine = OwnFeaturesEngine(build_eagle_rows(draft, TableTokenizer(60, None), SETTINGS, "tiny"))
     engine.open(1, 8)
     engine.give(1, 0, np.ones((1, 3 * HIDDEN), np.float32))
-    (logits,) = engine.step(StepPlan((StepItem(1, 0, (1, 2), logit_rows=(1,)),)))
-    assert logits.shape == (1, 60)
-    assert set(np.flatnonzero(np.isfinite(logits[0]))) == {each for each in DRAFT_IDS if each < 60}
+    logits = tiny.step(engine, tiny.chain(1, 0, (1, 2)))
+    assert logits.shape == (2, 60)
+    assert set(np.flatnonzero(np.isfinite(logits[1]))) == {each for each in DRAFT_IDS if each < 60}
 
 
 class _Code:

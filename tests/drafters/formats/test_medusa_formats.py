@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,6 @@ import torch
 from draft_service.drafters.catalogue import build_catalogue
 from paceline.drafters.formats.kinds import kind_of, load_kind
 from paceline.engine.features import FeatureEngine
-from paceline.engine.interface import StepItem, StepPlan
 from paceline.protocol.errors import DamagedFile, InvalidInput, PacelineError, Unsupported
 from paceline.protocol.features import FINAL, FeatureNeed
 from paceline.runtime.config import DraftConfig, EngineSettings
@@ -28,7 +27,7 @@ from tests.drafters.heads.lookahead_files import (
     vllm_tensors,
     write,
 )
-from tests.engine.tiny import VOCAB, llama, random_model
+from tests.engine.tiny import VOCAB, chain, llama, random_model, step
 from tests.models.saving import save_with_tokenizer
 
 SETTINGS = EngineSettings(threads=1, device="cpu")
@@ -58,21 +57,17 @@ def load(folder: Path, target: SavedTarget) -> FeatureEngine:
     return load_kind(kind, folder, str(target.folder), SETTINGS)
 
 
-def said(engine: FeatureEngine) -> np.ndarray:
+def logits_of(engine: FeatureEngine) -> np.ndarray:
     """Logits [heads, V] of each head, of `FEATURE` at position 0, behind `PATH`."""
     engine.open(1, 64)
     engine.give(1, 0, FEATURE.numpy()[None])
-    found = engine.step(StepPlan((StepItem(1, 0, (7, *PATH), logit_rows=(1, 2, 3)),)))[0]
+    rows = step(engine, chain(1, 0, (7, *PATH)))[1:]
     engine.close(1)
-    return found
+    return rows
 
 
-def wanted(says: Callable[[int], torch.Tensor]) -> np.ndarray:
-    return torch.stack([says(head) for head in range(HEADS)]).numpy()
-
-
-def medusa_wanted(tensors: Tensors) -> np.ndarray:
-    return wanted(lambda head: medusa_says(tensors, head, FEATURE))
+def by_definition(tensors: Tensors) -> np.ndarray:
+    return torch.stack([medusa_says(tensors, head, FEATURE) for head in range(HEADS)]).numpy()
 
 
 def assert_same(found: np.ndarray, expected: np.ndarray) -> None:
@@ -96,13 +91,13 @@ def test_both_layouts_are_the_same_heads(
     engine = load(write(tmp_path / "heads", tensors, file, config), target)
     assert engine.need == FeatureNeed((FINAL,))
     assert (engine.reach, engine.feature_width) == (HEADS, HIDDEN)
-    assert_same(said(engine), medusa_wanted(own_tensors()))
+    assert_same(logits_of(engine), by_definition(own_tensors()))
 
 
 def test_heads_without_outputs_share_the_targets(tmp_path: Path, target: SavedTarget) -> None:
     engine = load(write(tmp_path / "heads", own_tensors(outputs=False), PT), target)
     shared = own_tensors(outputs=False) | {f"{head}.2.weight": target.head for head in range(HEADS)}
-    assert_same(said(engine), medusa_wanted(shared))
+    assert_same(logits_of(engine), by_definition(shared))
 
 
 @pytest.mark.parametrize("whole", [True, False])
@@ -118,15 +113,15 @@ def test_truncated_vocabulary(tmp_path: Path, target: SavedTarget, whole: bool, 
     config = {"truncated_vocab_size": len(ids), "original_lm_head": original, "logit_scale": 0.5}
     folder = write(tmp_path / "heads", tensors | {"token_map": ids}, SAFE, config)
     expected = np.full((HEADS, VOCAB), -np.inf, np.float32)
-    expected[:, ids] = 0.5 * medusa_wanted(own_tensors() | outputs)[:, ids]
-    assert_same(said(load(folder, target)), expected)
+    expected[:, ids] = 0.5 * by_definition(own_tensors() | outputs)[:, ids]
+    assert_same(logits_of(load(folder, target)), expected)
 
 
 def test_original_head_is_the_targets(tmp_path: Path, target: SavedTarget) -> None:
     tensors = {name: each for name, each in vllm_tensors().items() if "lm_heads" not in name}
     engine = load(write(tmp_path / "heads", tensors, SAFE, {"original_lm_head": True}), target)
     outputs = {f"{head}.2.weight": target.head for head in range(HEADS)}
-    assert_same(said(engine), medusa_wanted(own_tensors() | outputs))
+    assert_same(logits_of(engine), by_definition(own_tensors() | outputs))
 
 
 def _without(tensors: Tensors, *names: str) -> Tensors:

@@ -15,13 +15,13 @@ from paceline.drafters.formats.mtp import find_mtp, is_speculators_mtp, load_mtp
 from paceline.protocol.errors import DamagedFile, InvalidInput, Unsupported
 from paceline.runtime.config import EngineSettings
 from tests.drafters.heads.tiny_mtp import HIDDEN, LAYOUTS, change, write
+from tests.models.saving import change_json
 
 SETTINGS = EngineSettings(threads=1, device="cpu")
 
 
 def configure(folder: Path, **changes: Any) -> None:
-    file = folder / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    change_json(folder / "config.json", **changes)
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
@@ -52,28 +52,24 @@ def test_its_own_head_and_embedding_are_preferred(tmp_path: Path) -> None:
     assert torch.equal(find_mtp(tmp_path).head(), written.embedding)
 
 
-def test_a_copy_that_dropped_the_tensors_is_named(tmp_path: Path) -> None:
-    write(tmp_path, "glm4_moe")
-    change(tmp_path, lambda name: not name.startswith("model.layers.2."))
-    with pytest.raises(InvalidInput, match=r"1 layers .* config.json states: .* none of their tensors.*quantised"):
+@pytest.mark.parametrize(
+    ("name", "prefix", "message"),
+    [
+        ("glm4_moe", "model.layers.2.", r"1 layers .* config.json states: .* none of their tensors.*quantised"),
+        ("qwen3_next", "mtp.", r"neither its config\.json nor its files have any"),
+    ],
+    ids=["a copy that dropped them", "never had any"],
+)
+def test_a_checkpoint_without_their_tensors_is_named(tmp_path: Path, name: str, prefix: str, message: str) -> None:
+    write(tmp_path, name)
+    change(tmp_path, lambda tensor: not tensor.startswith(prefix))
+    with pytest.raises(InvalidInput, match=message):
         find_mtp(tmp_path)
 
 
-def test_a_checkpoint_that_never_had_any_is_named(tmp_path: Path) -> None:
-    write(tmp_path, "qwen3_next")
-    change(tmp_path, lambda name: not name.startswith("mtp."))
-    with pytest.raises(InvalidInput, match=r"neither its config\.json nor its files have any"):
-        find_mtp(tmp_path)
-
-
-def _wrong_shape(folder: Path) -> None:
+def _projection(tensor: torch.Tensor) -> Callable[[Path], None]:
     name = "model.layers.2.eh_proj.weight"
-    change(folder, lambda each: each != name, {name: torch.zeros(HIDDEN, HIDDEN)})
-
-
-def _quantised(folder: Path) -> None:
-    name = "model.layers.2.eh_proj.weight"
-    change(folder, lambda each: each != name, {name: torch.zeros(HIDDEN, 2 * HIDDEN).to(torch.float8_e4m3fn)})
+    return lambda folder: change(folder, lambda each: each != name, {name: tensor})
 
 
 def _damaged(folder: Path) -> None:
@@ -96,8 +92,16 @@ REFUSED: dict[str, tuple[Callable[[Path], None], type[Exception], str]] = {
         InvalidInput,
         r"tensors missing: 1 \(model.layers.0.self_attn.o_proj.weight\)",
     ),
-    "another shape": (_wrong_shape, InvalidInput, r"fusions.0.projection.weight \[32, 32\], not \[32, 64\]"),
-    "quantised": (_quantised, Unsupported, "eh_proj.weight of torch.float8_e4m3fn"),
+    "another shape": (
+        _projection(torch.zeros(HIDDEN, HIDDEN)),
+        InvalidInput,
+        r"fusions.0.projection.weight \[32, 32\], not \[32, 64\]",
+    ),
+    "quantised": (
+        _projection(torch.zeros(HIDDEN, 2 * HIDDEN).to(torch.float8_e4m3fn)),
+        Unsupported,
+        "eh_proj.weight of torch.float8_e4m3fn",
+    ),
     "scales": (
         lambda folder: change(
             folder, lambda name: True, {"model.layers.2.self_attn.o_proj.weight_scale_inv": torch.ones(1)}
@@ -110,11 +114,7 @@ REFUSED: dict[str, tuple[Callable[[Path], None], type[Exception], str]] = {
         Unsupported,
         "model type glm9, which transformers doesn't have",
     ),
-    "damaged": (
-        _damaged,
-        DamagedFile,
-        "model.safetensors",
-    ),
+    "damaged": (_damaged, DamagedFile, "model.safetensors"),
 }
 
 

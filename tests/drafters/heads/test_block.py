@@ -17,7 +17,7 @@ from torch import nn
 from paceline.drafters.formats.dflash import is_dflash, load_dflash, load_dflash_engine
 from paceline.drafters.formats.draft_files import read_config
 from paceline.drafters.formats.target_weights import TargetWeights
-from paceline.drafters.heads.block import BlockDraft, build_block_engine
+from paceline.drafters.heads.block import build_block_engine
 from paceline.drafters.heads.block_network import Sight
 from paceline.engine.features import FeatureEngine
 from paceline.engine.interface import Logits, StepItem, StepPlan
@@ -26,11 +26,13 @@ from paceline.protocol.proposal import ROOT
 from paceline.runtime.config import EngineSettings
 from paceline_training.block import blocks_of_text
 from tests.drafters.heads.tiny_block import HIDDEN, OUTPUTS, SIZE, BlockDefinition, save_target, write_block
+from tests.engine.tiny import chain, step
 
 SETTINGS = EngineSettings(threads=1, device="cpu")
 PROMPT = tuple(random.Random(3).choices(range(2, 250), k=9))
 FEATURES = torch.randn((64, len(OUTPUTS) * HIDDEN), generator=torch.Generator().manual_seed(5))
 """The target's, by position."""
+TOLERANT = {"proposal_methods": [{"accept_tolerance": 0.1}]}
 LAYOUTS = ("z-lab", "windows", "speculators", "from the anchor", "own vocabulary")
 
 
@@ -57,10 +59,6 @@ def give(engine: FeatureEngine, first: int, end: int, session: int = 1) -> None:
     engine.give(session, first, FEATURES[first:end].numpy())
 
 
-def chain(base: int, tokens: tuple[int, ...], session: int = 1) -> StepItem:
-    return StepItem(session, base, tokens, logit_rows=tuple(range(len(tokens))))
-
-
 def same(found: Logits, definition: BlockDefinition, path: tuple[int, ...], given: int) -> bool:
     expected = definition.logits(path, FEATURES[:given])
     if expected is None:
@@ -70,15 +68,13 @@ def same(found: Logits, definition: BlockDefinition, path: tuple[int, ...], give
     return bool(close and np.isneginf(found[~known]).all())
 
 
-def test_a_block_tells_every_row_of_its_reach_and_none_behind_it(
-    pair: tuple[FeatureEngine, BlockDefinition],
-) -> None:
+def test_a_block_tells_every_row_of_its_reach_and_none_behind_it(pair: tuple[FeatureEngine, BlockDefinition]) -> None:
     engine, definition = pair
     assert engine.need.layers == OUTPUTS
     assert engine.reach == SIZE - (not definition.from_first)
     engine.open(1, 32)
     give(engine, 0, 4)
-    (logits,) = engine.step(StepPlan((chain(0, PROMPT),)))
+    logits = step(engine, chain(1, 0, PROMPT))
     for row in range(4, 9):
         assert same(logits[row], definition, PROMPT[: row + 1], 4), row
     assert not logits[4 + SIZE :].any()
@@ -90,14 +86,13 @@ def test_trees_rollbacks_and_features_that_come_later(pair: tuple[FeatureEngine,
     engine, definition = pair
     engine.open(1, 40)
     give(engine, 0, 8)
-    engine.step(StepPlan((StepItem(1, 0, PROMPT),)))
+    step(engine, StepItem(1, 0, PROMPT))
     tree = StepItem(1, 9, (10, 11, 12, 13), (ROOT, ROOT, 0, 1), logit_rows=(0, 1, 3))
-    (logits,) = engine.step(StepPlan((tree,)))
-    for found, path in zip(logits, ((10,), (11,), (11, 13)), strict=True):
-        assert same(found, definition, (*PROMPT, *path), 8)
+    for row, path in zip(step(engine, tree), ((10,), (11,), (11, 13)), strict=True):
+        assert same(row, definition, (*PROMPT, *path), 8)
     give(engine, 8, 10)
-    (logits,) = engine.step(StepPlan((StepItem(1, 11, (20,), kept_rows=(10, 12), logit_rows=(0,)),)))
-    assert same(logits[0], definition, (*PROMPT, 11, 13, 20), 10)
+    (row,) = step(engine, StepItem(1, 11, (20,), kept_rows=(10, 12), logit_rows=(0,)))
+    assert same(row, definition, (*PROMPT, 11, 13, 20), 10)
 
 
 def test_a_session_asks_for_one_pass_and_sessions_do_not_mix(
@@ -122,20 +117,18 @@ def test_a_session_asks_for_one_pass_and_sessions_do_not_mix(
     one, two = engine.step(StepPlan(items))
     assert same(one[0], definition, PROMPT[:5], 4)
     assert same(two[0], definition, PROMPT, 8)
-    one, two = engine.step(StepPlan((chain(5, (7, 8), 1), chain(9, (9, 10), 2))))
+    one, two = engine.step(StepPlan((chain(1, 5, (7, 8)), chain(2, 9, (9, 10)))))
     assert same(one[1], definition, (*PROMPT[:5], 7, 8), 4)
     assert same(two[1], definition, (*PROMPT, 9, 10), 8)
     assert passes == [2]
 
 
-def test_what_is_trained_is_what_is_served(
-    pair: tuple[FeatureEngine, BlockDefinition],
-) -> None:
+def test_what_is_trained_is_what_is_served(pair: tuple[FeatureEngine, BlockDefinition]) -> None:
     engine, _ = pair
     network: Any = engine._network  # type: ignore[attr-defined]
     engine.open(1, 20)
     give(engine, 0, 8)
-    served = [engine.step(StepPlan((chain(0, PROMPT[: last + 1]),)))[0] for last in (3, 8)]
+    served = [step(engine, chain(1, 0, PROMPT[: last + 1])).copy() for last in (3, 8)]
     first = torch.tensor([3, 8])
     with torch.no_grad():
         attend = blocks_of_text(network, FEATURES[:8], first)
@@ -146,26 +139,24 @@ def test_what_is_trained_is_what_is_served(
         np.testing.assert_allclose(rows[-1][known], logits[block, place].numpy(), rtol=0, atol=1e-4)
 
 
-def _changed(change: Callable[[Any], None]) -> Callable[[BlockDraft], BlockDraft]:
-    def apply(draft: BlockDraft) -> BlockDraft:
-        change(draft.network)
-        return draft
-
-    return apply
+def _form(**changes: Any) -> Callable[[Any], None]:
+    return lambda network: setattr(network, "form", replace(network.form, **changes))
 
 
-def _form(**changes: Any) -> Callable[[BlockDraft], BlockDraft]:
-    return _changed(lambda network: setattr(network, "form", replace(network.form, **changes)))
+def _no_last_norm(network: Any) -> None:
+    weight = network.norm.weight
+    network.norm = nn.Identity()
+    network.norm.weight = weight
 
 
-BUGS: dict[str, Callable[[BlockDraft], BlockDraft]] = {
+BUGS: dict[str, Callable[[Any], None]] = {
     "another mask": _form(mask_token=5),
     "tokens one place on": _form(from_first=True),
     "blocks that see no token ahead": _form(sights=(Sight(causal=True),) * 2),
-    "the context's norm": _changed(lambda network: setattr(network, "hidden_norm", nn.Identity())),
-    "the last norm": _changed(lambda network: setattr(network, "norm", nn.Identity())),
-    "the keys' norm": _changed(lambda network: setattr(network.layers[1].self_attn, "k_norm", nn.Identity())),
-    "features one too late": lambda draft: draft,
+    "the context's norm": lambda network: setattr(network, "hidden_norm", nn.Identity()),
+    "the last norm": _no_last_norm,
+    "the keys' norm": lambda network: setattr(network.layers[1].self_attn, "k_norm", nn.Identity()),
+    "features one too late": lambda network: None,
 }
 
 
@@ -175,16 +166,12 @@ def test_the_comparison_notices(
 ) -> None:
     definition = write_block(tmp_path, tensors, "z-lab")
     draft = load_dflash(tmp_path, target, SETTINGS)
-    kept = draft.network.norm.weight
-    draft = BUGS[bug](draft)
-    if bug == "the last norm":
-        draft.network.norm.weight = kept
+    BUGS[bug](draft.network)
     engine = build_block_engine(draft, target.tokenizer, SETTINGS, "tiny")
     engine.open(1, 20)
     late = bug == "features one too late"
     engine.give(1, 0, FEATURES[late : 4 + late].numpy())
-    (logits,) = engine.step(StepPlan((chain(0, PROMPT[:6]),)))
-    assert not same(logits[-1], definition, PROMPT[:6], 4)
+    assert not same(step(engine, chain(1, 0, PROMPT[:6]))[-1], definition, PROMPT[:6], 4)
 
 
 @pytest.mark.parametrize(
@@ -193,12 +180,7 @@ def test_the_comparison_notices(
         ("speculators", {"speculators_model_type": "dflash2"}, Unsupported, "speculators_model_type = dflash2"),
         ("speculators", {"projector_type": "domino"}, Unsupported, "projector_type = domino"),
         ("z-lab", {"selector_rank": 4}, Unsupported, "selector_rank = 4"),
-        (
-            "speculators",
-            {"speculators_config": {"proposal_methods": [{"accept_tolerance": 0.1}]}},
-            Unsupported,
-            "accept_tolerance = 0.1",
-        ),
+        ("speculators", {"speculators_config": TOLERANT}, Unsupported, "accept_tolerance = 0.1"),
         ("z-lab", {"num_target_layers": 36}, InvalidInput, "num_target_layers = 36"),
         ("z-lab", {"dflash_config": {"target_layer_ids": [0, 4]}}, InvalidInput, r"target_layer_ids = \(0, 4\)"),
         ("z-lab", {"block_size": 1}, InvalidInput, "block_size = 1"),

@@ -175,8 +175,7 @@ class Held:
         self.engine.give(1, start + shift, rows.numpy())
 
     def step(self, item: StepItem) -> np.ndarray:
-        (logits,) = self.engine.step(StepPlan((item,)))
-        return logits
+        return tiny.step(self.engine, item)
 
     def assert_row(self, found: np.ndarray, path: Sequence[int], known: int) -> None:
         """Logits after a path, of which the target's features of the first `known` tokens were given."""
@@ -195,29 +194,25 @@ def held(request: pytest.FixtureRequest, tmp_path: Path, target: TinyTarget) -> 
 def _prefix(held: Held) -> None:
     """Seven tokens in two chunks, the features of six of them given."""
     held.give(0, 6)
-    (logits,) = (held.step(StepItem(1, 0, tuple(TEXT[:3]), logit_rows=(1, 2))),)
-    held.assert_row(logits[0], TEXT[:2], 6)
-    held.assert_row(logits[1], TEXT[:3], 6)
-    logits = held.step(StepItem(1, 3, tuple(TEXT[3:7]), logit_rows=(0, 3)))
-    held.assert_row(logits[0], TEXT[:4], 6)
-    held.assert_row(logits[1], TEXT[:7], 6)
+    for start, end, rows in ((0, 3, (1, 2)), (3, 7, (0, 3))):
+        logits = held.step(StepItem(1, start, tuple(TEXT[start:end]), logit_rows=rows))
+        for row, logits_row in zip(rows, logits, strict=True):
+            held.assert_row(logits_row, TEXT[: start + row + 1], 6)
 
 
 def test_chain_tree_rollback_and_replaced_features_are_as_published(held: Held) -> None:
     _prefix(held)
     a, b, c, d = 11, 12, 13, 14
     tree = StepItem(1, 7, (a, b, c, d), (ROOT, ROOT, 0, 2), logit_rows=(0, 1, 2, 3))  # c behind a, d behind c
-    logits = held.step(tree)
-    for row, path in enumerate(([a], [b], [a, c], [a, c, d])):
-        held.assert_row(logits[row], TEXT[:7] + path, 6)
+    for row, path in zip(held.step(tree), ([a], [b], [a, c], [a, c, d]), strict=True):
+        held.assert_row(row, TEXT[:7] + path, 6)
     # The accepted path goes on from the rows that are there, which read what their parents' rows yielded.
     logits = held.step(StepItem(1, 9, (20,), kept_rows=(7, 9), logit_rows=(0,)))
     held.assert_row(logits[0], [*TEXT[:7], a, c, 20], 6)
     # Now the text takes another path, and the target's features of it have come.
     held.give(6, 9)
-    logits = held.step(StepItem(1, 7, tuple(TEXT[7:11]), logit_rows=(0, 1, 2, 3)))
-    for row in range(4):
-        held.assert_row(logits[row], TEXT[: 8 + row], 9)
+    for end, row in enumerate(held.step(tiny.chain(1, 7, TEXT[7:11])), start=8):
+        held.assert_row(row, TEXT[:end], 9)
 
 
 def test_the_first_token_tells_nothing_and_is_seen_by_none(target: TinyTarget, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,14 +19,8 @@ from paceline.engine.interface import EngineInfo, Logits, StepItem, StepPlan
 from paceline.protocol.errors import InvalidInput
 from paceline.protocol.handshake import Fingerprint
 from paceline.runtime.config import EngineSettings
-from tests.drafters.heads.lookahead_files import (
-    HEADS,
-    HIDDEN,
-    Tensors,
-    medusa_says,
-    own_tensors,
-)
-from tests.engine.tiny import VOCAB
+from tests.drafters.heads.lookahead_files import HEADS, HIDDEN, Tensors, medusa_says, own_tensors
+from tests.engine.tiny import VOCAB, chain, step
 
 TOKENS = (3, 1, 4, 1, 5, 9, 2, 6)
 Given = Mapping[int, np.ndarray]
@@ -82,48 +77,32 @@ def by_definition(says: Says, path: Sequence[int], given: Given) -> np.ndarray:
     return says(head, feature).detach().numpy()
 
 
-def step(engine: LookaheadEngine, item: StepItem) -> Logits:
-    return engine.step(StepPlan((item,)))[0]
-
-
-def chain(tokens: Sequence[int], base: int = 0, session: int = 1) -> StepItem:
-    return StepItem(session, base, tuple(tokens), logit_rows=tuple(range(len(tokens))))
-
-
-@pytest.fixture
-def kind() -> tuple[MedusaHeads, Says]:
-    return medusa()
-
-
-def assert_rows(found: Logits, wanted: Sequence[np.ndarray]) -> None:
-    np.testing.assert_allclose(found, np.stack(wanted), rtol=1e-4, atol=1e-5)
+def assert_rows(rows: Logits, right: Sequence[np.ndarray]) -> None:
+    np.testing.assert_allclose(rows, np.stack(right), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("known", [{}, {0: 8}, {0: 3}, {0: 1, 5: 2}])
 @pytest.mark.parametrize("cuts", [[8], [3, 5], [1, 1, 6]])
-def test_chain(kind: tuple[MedusaHeads, Says], known: Mapping[int, int], cuts: list[int]) -> None:
-    network, says = kind
+def test_chain(known: Mapping[int, int], cuts: list[int]) -> None:
+    network, says = medusa()
     engine = engine_of(network)
     assert isinstance(engine, FeatureEngine)
     given: dict[int, np.ndarray] = {}
     for first, count in known.items():
         engine.give(1, first, features(count, first))
         given |= {first + place: row for place, row in enumerate(features(count, first))}
-    base = 0
-    for cut in cuts:
-        found = step(engine, chain(TOKENS[base : base + cut], base))
-        wanted = [by_definition(says, TOKENS[: base + row + 1], given) for row in range(cut)]
-        assert_rows(found, wanted)
-        base += cut
+    for start, end in itertools.pairwise((0, *itertools.accumulate(cuts))):
+        rows = step(engine, chain(1, start, TOKENS[start:end]))
+        assert_rows(rows, [by_definition(says, TOKENS[: row + 1], given) for row in range(start, end)])
 
 
-def test_tree_rollback_and_replaced(kind: tuple[MedusaHeads, Says]) -> None:
-    network, says = kind
+def test_tree_rollback_and_replaced() -> None:
+    network, says = medusa()
     engine = engine_of(network)
     rows = features(6)
     given = dict(enumerate(rows[:3]))
     engine.give(1, 0, rows[:3])
-    step(engine, chain(TOKENS[:4]))
+    step(engine, chain(1, 0, TOKENS[:4]))
     paths = [(5,), (5, 7), (6,), (6, 8)]
     item = StepItem(1, 4, (5, 7, 6, 8), parents=(-1, 0, -1, 2), logit_rows=(0, 1, 2, 3))
     assert_rows(step(engine, item), [by_definition(says, (*TOKENS[:4], *path), given) for path in paths])
@@ -135,18 +114,17 @@ def test_tree_rollback_and_replaced(kind: tuple[MedusaHeads, Says]) -> None:
     assert_rows(step(engine, kept), [by_definition(says, committed[: end + 1], given) for end in (5, 6)])
     replaced = features(1, seed=5)
     engine.give(1, 5, replaced)
-    found = step(engine, chain(committed[6:], 6))
-    assert_rows(found, [by_definition(says, committed, given | {5: replaced[0]})])
+    assert_rows(step(engine, chain(1, 6, committed[6:])), [by_definition(says, committed, given | {5: replaced[0]})])
 
 
-def test_features_shifted_by_one_are_told(kind: tuple[MedusaHeads, Says]) -> None:
-    network, says = kind
+def test_features_shifted_by_one_are_told() -> None:
+    network, says = medusa()
     engine = engine_of(network)
     rows = features(8)
     engine.give(1, 1, rows[:7])  # the bug: position p is given what the target computed at p - 1
-    found = step(engine, chain(TOKENS))
-    wanted = np.stack([by_definition(says, TOKENS[: end + 1], dict(enumerate(rows))) for end in range(8)])
-    assert not np.isclose(found[1:], wanted[1:], atol=1e-3).all(axis=1).any()
+    shifted = step(engine, chain(1, 0, TOKENS))
+    right = np.stack([by_definition(says, TOKENS[: end + 1], dict(enumerate(rows))) for end in range(8)])
+    assert not np.isclose(shifted[1:], right[1:], atol=1e-3).all(axis=1).any()
 
 
 def test_sessions_share_passes_and_remember_what_medusa_said() -> None:
@@ -155,7 +133,7 @@ def test_sessions_share_passes_and_remember_what_medusa_said() -> None:
     engine = engine_of(counted)
     for session in (1, 2):
         engine.give(session, 0, features(2, session))
-    plan = StepPlan(tuple(chain(TOKENS[:3], session=session) for session in (1, 2)))
+    plan = StepPlan(tuple(chain(session, 0, TOKENS[:3]) for session in (1, 2)))
     engine.step(plan)
     assert counted.runs == [(0, 4)], "heads of all sessions in one pass; nothing is known of position 0"
     counted.runs.clear()
@@ -163,7 +141,7 @@ def test_sessions_share_passes_and_remember_what_medusa_said() -> None:
     tree = StepItem(1, 3, (5, 6, 7, 8), parents=(-1, -1, 0, 1), logit_rows=(0, 1, 2, 3))
     found = step(engine, tree)
     assert counted.runs == [(1, 1), (2, 1)]
-    step(engine, chain((9,), 3))
+    step(engine, chain(1, 3, (9,)))
     assert counted.runs == [(1, 1), (2, 1)]
     given = dict(enumerate(features(2, 1)))
     assert_rows(found[:1], [by_definition(says, (*TOKENS[:3], 5), given)])

@@ -24,7 +24,7 @@ from paceline.protocol.proposal import ROOT
 from paceline.runtime.config import EngineSettings
 from tests.drafters.heads import tiny_mtp
 from tests.drafters.heads.tiny_mtp import HIDDEN, Definition
-from tests.engine.tiny import VOCAB
+from tests.engine.tiny import VOCAB, chain, step
 
 SETTINGS = EngineSettings(threads=1, device="cpu")
 TOLERANCE = 2e-3
@@ -56,10 +56,6 @@ def give(engine: FeatureEngine, first: int, end: int, session: int = 1) -> None:
     engine.give(session, first, FEATURES[first:end].numpy())
 
 
-def chain(base: int, tokens: tuple[int, ...], session: int = 1) -> StepItem:
-    return StepItem(session, base, tokens, logit_rows=tuple(range(len(tokens))))
-
-
 def same(found: Logits, definition: Definition, path: tuple[int, ...], given: int) -> bool:
     expected = definition.logits(path, FEATURES[:given]).numpy()
     return bool(np.abs(found - expected).max() <= TOLERANCE * max(1.0, np.abs(expected).max()))
@@ -73,7 +69,7 @@ def test_every_row_of_a_prompt_is_by_definition_however_it_is_cut(pair: tuple[Mt
     give(engine, 0, len(PROMPT) - 1)
     base = 0
     for size in (4, 1, 4):
-        (logits,) = engine.step(StepPlan((chain(base, PROMPT[base : base + size]),)))
+        logits = step(engine, chain(1, base, PROMPT[base : base + size]))
         for row in range(size):
             path = PROMPT[: base + row + 1]
             assert len(path) < 2 or same(logits[row], definition, path, len(path) - 1), path
@@ -88,17 +84,15 @@ def test_drafts_go_on_from_their_own_output_in_chains_and_trees(pair: tuple[MtpN
     engine.open(1, 40)
     given = len(PROMPT) - 1
     give(engine, 0, given)
-    engine.step(StepPlan((chain(0, PROMPT),)))
+    step(engine, chain(1, 0, PROMPT))
     # Parents are new in the same step, so its rows come one after the other.
     tree = StepItem(1, 9, (10, 11, 12, 13, 14), (ROOT, ROOT, 0, 1, 3), logit_rows=(1, 2, 4))
-    (logits,) = engine.step(StepPlan((tree,)))
-    for found, path in zip(logits, ((11,), (10, 12), (11, 13, 14)), strict=True):
-        assert same(found, definition, (*PROMPT, *path), given), path
+    for row, path in zip(step(engine, tree), ((11,), (10, 12), (11, 13, 14)), strict=True):
+        assert same(row, definition, (*PROMPT, *path), given), path
     # The kept tree grows behind what stays of it.
     grown = StepItem(1, 12, (20, 21), (ROOT, 0, 1, 2, 1), (10, 12, 13), logit_rows=(0, 1), trunk_length=9)
-    (logits,) = engine.step(StepPlan((grown,)))
-    assert same(logits[0], definition, (*PROMPT, 11, 13, 14, 20), given)
-    assert same(logits[1], definition, (*PROMPT, 11, 13, 21), given)
+    for row, path in zip(step(engine, grown), ((11, 13, 14, 20), (11, 13, 21)), strict=True):
+        assert same(row, definition, (*PROMPT, *path), given)
     engine.close(1)
 
 
@@ -108,10 +102,9 @@ def test_rolled_back_rows_read_the_target_once_it_is_known(pair: tuple[MtpNetwor
     engine.open(1, 40)
     give(engine, 0, 8)
     path = (*PROMPT, 30, 31, 32)
-    (logits,) = engine.step(StepPlan((chain(0, path),)))
-    assert same(logits[-1], definition, path, 8)
+    assert same(step(engine, chain(1, 0, path))[-1], definition, path, 8)
     give(engine, 8, 11)
-    (logits,) = engine.step(StepPlan((chain(9, path[9:]),)))
+    logits = step(engine, chain(1, 9, path[9:]))
     for row in range(3):
         assert same(logits[row], definition, path[: 10 + row], 9 + row)
     engine.close(1)
@@ -125,7 +118,7 @@ def test_sessions_of_one_step_do_not_mix(pair: tuple[MtpNetwork, Definition]) ->
         engine.open(session, 20)
     give(engine, 0, 4, session=1)
     give(engine, 0, 8, session=2)
-    one, two = engine.step(StepPlan((chain(0, PROMPT[:7], 1), chain(0, other, 2))))
+    one, two = engine.step(StepPlan((chain(1, 0, PROMPT[:7]), chain(2, 0, other))))
     assert same(one[-1], definition, PROMPT[:7], 4)
     assert same(two[-1], definition, other, 8)
 
@@ -171,8 +164,7 @@ def test_the_comparison_notices(name: str, bug: str, tmp_path: Path) -> None:
     engine.open(1, 20)
     late = bug == "features one too late"
     engine.give(1, 0, FEATURES[late : 8 + late].numpy())
-    (logits,) = engine.step(StepPlan((chain(0, PROMPT[:4]),)))
-    assert not same(logits[-1], definition, PROMPT[:4], 3)
+    assert not same(step(engine, chain(1, 0, PROMPT[:4]))[-1], definition, PROMPT[:4], 3)
 
 
 def test_features_of_another_width_are_refused(tmp_path: Path) -> None:

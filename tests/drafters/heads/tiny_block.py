@@ -14,6 +14,7 @@ from torch.nn import functional
 from transformers import Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import apply_rotary_pos_emb
 
+from tests.drafters.formats.eagle_files import RandomTensors
 from tests.engine.tiny import random_model
 from tests.models.saving import byte_level_tokenizer
 
@@ -107,31 +108,14 @@ class BlockDefinition:
         return rows * torch.rsqrt(rows.pow(2).mean(-1, keepdim=True) + EPS) * self.tensors[f"{name}.weight"]
 
 
-def _random_tensors(generator: torch.Generator) -> dict[str, torch.Tensor]:
-    def matrix(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=generator) * 0.3
-
-    def norm(size: int) -> torch.Tensor:
-        return 1 + 0.3 * torch.randn(size, generator=generator)
-
-    tensors = {"fc.weight": matrix(HIDDEN, len(OUTPUTS) * HIDDEN)}
-    tensors |= {f"{name}.weight": norm(HIDDEN) for name in ("hidden_norm", "norm")}
+def _random_tensors() -> RandomTensors:
+    made = RandomTensors(7)
+    made.add("fc.weight", HIDDEN, len(OUTPUTS) * HIDDEN)
+    for name in ("hidden_norm", "norm", *(f"layers.{layer}.input_layernorm" for layer in range(LAYERS))):
+        made.add(f"{name}.weight", HIDDEN)
     for layer in range(LAYERS):
-        name = f"layers.{layer}"
-        tensors |= {
-            f"{name}.input_layernorm.weight": norm(HIDDEN),
-            f"{name}.post_attention_layernorm.weight": norm(HIDDEN),
-            f"{name}.self_attn.q_norm.weight": norm(HEAD_DIM),
-            f"{name}.self_attn.k_norm.weight": norm(HEAD_DIM),
-            f"{name}.self_attn.q_proj.weight": matrix(HEADS * HEAD_DIM, HIDDEN),
-            f"{name}.self_attn.k_proj.weight": matrix(KV_HEADS * HEAD_DIM, HIDDEN),
-            f"{name}.self_attn.v_proj.weight": matrix(KV_HEADS * HEAD_DIM, HIDDEN),
-            f"{name}.self_attn.o_proj.weight": matrix(HIDDEN, HEADS * HEAD_DIM),
-            f"{name}.mlp.gate_proj.weight": matrix(48, HIDDEN),
-            f"{name}.mlp.up_proj.weight": matrix(48, HIDDEN),
-            f"{name}.mlp.down_proj.weight": matrix(HIDDEN, 48),
-        }
-    return tensors
+        made.add_layer(f"layers.{layer}", HIDDEN, qk_norm=True)
+    return made
 
 
 def write_block(folder: Path, target: dict[str, torch.Tensor], layout: str, **changes: Any) -> BlockDefinition:
@@ -140,8 +124,8 @@ def write_block(folder: Path, target: dict[str, torch.Tensor], layout: str, **ch
     `target`: the target's tensors. `changes`: to the configuration as it is written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    generator = torch.Generator().manual_seed(7)
-    tensors = _random_tensors(generator)
+    made = _random_tensors()
+    tensors = dict(made.made)
     embedding, head = target["model.embed_tokens.weight"], target["lm_head.weight"]
     mask, written = len(embedding) - 1, dict(tensors)
     definition = BlockDefinition(tensors, embedding, head, mask, layout == "from the anchor", layout == "windows")
@@ -151,18 +135,13 @@ def write_block(folder: Path, target: dict[str, torch.Tensor], layout: str, **ch
         own: dict[str, Any] = {"target_layer_ids": [*OUTPUTS], "mask_token_id": mask}
         facts = layers | {"block_size": SIZE, "num_target_layers": TARGET_LAYERS, "dflash_config": own}
     else:
-        facts = {
-            "speculators_model_type": "dflash",
-            "transformer_layer_config": layers,
-            "block_size": SIZE,
-            "mask_token_id": mask,
-            "aux_hidden_state_layer_ids": [each + 1 for each in OUTPUTS],
-            "sample_from_anchor": definition.from_first,
-            "draft_vocab_size": len(embedding),
-        }
+        facts = {"speculators_model_type": "dflash", "transformer_layer_config": layers, "block_size": SIZE}
+        facts |= {"mask_token_id": mask, "aux_hidden_state_layer_ids": [each + 1 for each in OUTPUTS]}
+        facts |= {"sample_from_anchor": definition.from_first, "draft_vocab_size": len(embedding)}
     if layout == "own vocabulary":
         ids = torch.arange(3, len(embedding), 5)
-        written["lm_head.weight"] = torch.randn((len(ids), HIDDEN), generator=generator)
+        made.add("lm_head.weight", len(ids), HIDDEN)
+        written["lm_head.weight"] = made.made["lm_head.weight"]
         written |= {"d2t": ids - torch.arange(len(ids)), "t2d": torch.zeros(len(embedding), dtype=torch.bool)}
         written["t2d"][ids] = True
         facts["draft_vocab_size"] = len(ids)

@@ -24,7 +24,7 @@ from transformers import (
 )
 
 from tests.engine.tiny import VOCAB, biased, random_model
-from tests.models.saving import save_with_tokenizer
+from tests.models.saving import change_json, save_with_tokenizer
 
 HIDDEN = 32
 OWN_LAYERS = 2
@@ -100,10 +100,7 @@ LAYOUTS = {
     "glm4_moe": _BEHIND,
     "deepseek_v3": replace(_BEHIND, config=deepseek_v3),
     "qwen3_next": Written(
-        qwen3_next,
-        "mtp.layers.{depth}.",
-        "mtp.",
-        ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm"),
+        qwen3_next, "mtp.layers.{depth}.", "mtp.", ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm")
     ),
     "mimo": Written(
         qwen2,
@@ -237,8 +234,7 @@ def save_target(folder: Path, name: str) -> Path:
     own[f"{behind}shared_head.head.weight"] = tensors["lm_head.weight"].clone()
     own[f"{behind}embed_tokens.weight"] = tensors["model.embed_tokens.weight"].clone()
     save_file(tensors | own, folder / "model.safetensors", {"format": "pt"})
-    file = folder / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | dict.fromkeys(written.promise, 1)))
+    change_json(folder / "config.json", **dict.fromkeys(written.promise, 1))
     return folder
 
 
