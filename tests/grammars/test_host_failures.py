@@ -19,7 +19,9 @@ from paceline.protocol.errors import Code, InvalidInput, Overloaded, PacelineErr
 from paceline.runtime.config import GrammarSettings
 from paceline.sampling.grammar import Vocabulary
 from tests.grammars.processes import hosts, workers
-from tests.grammars.test_workers import END, WAIT_S, eventually, grammars, opened, regex
+from tests.grammars.test_workers import WAIT_S, eventually, grammars, opened
+from tests.sampling.random_schemas import END
+from tests.sampling.test_grammar import regex
 
 
 def test_a_host_for_which_there_is_no_process_leaves_no_file_open(monkeypatch: pytest.MonkeyPatch) -> None:

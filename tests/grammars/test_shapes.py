@@ -17,7 +17,9 @@ from paceline.protocol.sampling import Grammar, GrammarKind
 from paceline.runtime.config import GrammarSettings
 from tests.grammars.processes import workers
 from tests.grammars.shapes import SHAPES, TOO_DEEP
-from tests.grammars.test_workers import END, eventually, grammars, ids_of, opened, regex
+from tests.grammars.test_workers import eventually, grammars, opened
+from tests.sampling.random_schemas import END, ids_of
+from tests.sampling.test_grammar import regex
 
 MEMORY = 1 << 26
 LIMITS = GrammarSettings(compile_ms=400, step_ms=300, memory_bytes=MEMORY, workers=2)

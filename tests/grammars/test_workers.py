@@ -11,37 +11,30 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from paceline.grammars.pool import LONG_COMPILE_S
 from paceline.grammars.sessions import BlockingFollower, Grammars, GrammarSession
-from paceline.models.tokenizer import TableTokenizer, Tokenizer
+from paceline.grammars.wire import Frame, FrameReader, encode_frame
+from paceline.models.tokenizer import Tokenizer
 from paceline.protocol.errors import (
     DeadlineExceeded,
     InvalidInput,
     Overloaded,
-    PacelineError,
     PeerUnavailable,
     UnknownSession,
     Unsupported,
 )
 from paceline.protocol.sampling import Grammar, GrammarKind
 from paceline.runtime.config import GrammarSettings
-from paceline.sampling.grammar import TokenTable, Vocabulary, Walk
+from paceline.sampling.grammar import Walk
 from tests.grammars.hostile import HOSTILE
 from tests.grammars.processes import hosts, workers
-from tests.sampling.test_grammar import SCHEMA
+from tests.sampling.random_schemas import BYTES, END, TABLE, ids_of
+from tests.sampling.test_grammar import SCHEMA, regex
 
 WAIT_S = 20.0
-END = 256
-BYTES = TableTokenizer(260, END)
-TABLE = TokenTable(Vocabulary.of(BYTES))
 TIGHT = GrammarSettings(compile_ms=700, memory_bytes=1 << 26)
-
-
-def regex(text: str) -> Grammar:
-    return Grammar(GrammarKind.REGEX, text)
 
 
 def without_end(number: int) -> Grammar:
@@ -71,12 +64,6 @@ def opened(followed: Grammars, grammar: Grammar, prompt_length: int = 0) -> Gram
     return session
 
 
-def failure_of(followed: Grammars, grammar: Grammar) -> PacelineError:
-    error = followed.open(grammar, (END,), 0).compilation.exception(WAIT_S)
-    assert isinstance(error, PacelineError), error
-    return error
-
-
 def drafted(rng: random.Random, walk: Walk) -> list[list[int]]:
     """Paths of a tree: mostly what may come, now and then a token that may not."""
     paths: list[list[int]] = [[]]
@@ -88,39 +75,33 @@ def drafted(rng: random.Random, walk: Walk) -> list[list[int]]:
     return paths
 
 
-def ids_of(mask: bytes) -> list[int]:
-    return np.flatnonzero(np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little")).tolist()
-
-
 SCHEMAS = [json.dumps(SCHEMA), '{"type":"array","items":{"type":"number"}}']
-
-
-Masks = Callable[[list[int], list[list[int]]], list[bytes | None]]
 
 
 class StaysOnThePath(Walk):
     """A mutant: what was drafted last counts as committed."""
 
     def masks(self, paths: Sequence[Sequence[int]]) -> list[bytes | None]:
-        found = super().masks(paths)
+        masks = super().masks(paths)
         for token in paths[-1]:
             self._matcher.push(token)
-        return found
+        return masks
 
 
-def masks_agree(found: Masks, grammar: Grammar, seed: int) -> bool:
+def masks_agree(follower: Walk | BlockingFollower, grammar: Grammar, seed: int) -> bool:
     """Whether someone finds the masks along a text with drafted trees that a walk here finds."""
-    rng, walk, committed = random.Random(seed), Walk(TABLE.compile(grammar)), list[int]()
+    rng, walk = random.Random(seed), Walk(TABLE.compile(grammar))
     for _ in range(12):
         paths = drafted(rng, walk)
         expected = walk.masks(paths)
-        if found(committed, paths) != expected:
+        if follower.masks(paths) != expected:
             return False
         ids = ids_of(expected[0] or b"")
         committed = [rng.choice([each for each in ids if each not in (END, *b" \n\r\t")] or ids)]
         if committed == [END]:
             break
         assert walk.commit(committed) == 1
+        follower.commit(committed)
     return True
 
 
@@ -131,12 +112,8 @@ def test_workers_find_the_masks_that_the_library_finds_here(text: str) -> None:
         for seed in range(6):
             session = opened(followed, grammar)
 
-            def ask(
-                committed: list[int], paths: list[list[int]], session: GrammarSession = session
-            ) -> list[bytes | None]:
-                return session.ask(committed, paths).result(WAIT_S)
-
-            assert masks_agree(ask, grammar, seed)
+            follower = BlockingFollower(session, WAIT_S)
+            assert masks_agree(follower, grammar, seed)
             session.close()
 
 
@@ -145,13 +122,7 @@ def test_the_masks_give_a_mutant_away(text: str) -> None:
     grammar = Grammar(GrammarKind.JSON_SCHEMA, text)
 
     def agrees(kind: type[Walk], seed: int) -> bool:
-        walk = kind(TABLE.compile(grammar))
-
-        def masks(committed: list[int], paths: list[list[int]]) -> list[bytes | None]:
-            walk.commit(committed)
-            return walk.masks(paths)
-
-        return masks_agree(masks, grammar, seed)
+        return masks_agree(kind(TABLE.compile(grammar)), grammar, seed)
 
     assert all(agrees(Walk, seed) for seed in range(6))
     assert not all(agrees(StaysOnThePath, seed) for seed in range(6))
@@ -198,7 +169,7 @@ def test_a_round_that_takes_too_long_ends_its_session_and_the_others_may_begin_a
         slow, waiting = opened(followed, regex("[a-z]+")), opened(followed, regex("[a-z]+"))
         (killed,) = workers()
         other = opened(followed, regex("(ab)+"))
-        failed = slow.ask([], [[ord("a")], [ord("b")]] * 500_000)
+        failed = slow.ask([], [[ord("a")], [ord("b")]] * 300_000)
         behind = waiting.ask([], [[]])
         error = failed.exception(WAIT_S)
         assert isinstance(error, InvalidInput)
@@ -339,7 +310,8 @@ def test_a_host_that_does_not_start_fails_its_grammars_and_the_next_one_tries_ag
     with grammars() as followed:
         with monkeypatch.context() as broken:
             broken.setenv("PYTHONHOME", "/nowhere")
-            assert isinstance(failure_of(followed, regex("a")), PeerUnavailable)
+            error = followed.open(regex("a"), (END,), 0).compilation.exception(WAIT_S)
+            assert isinstance(error, PeerUnavailable)
         assert opened(followed, regex("a"))
 
 
@@ -364,3 +336,13 @@ def test_a_service_that_is_killed_leaves_no_process_behind() -> None:
         service.kill()
         service.wait()
     eventually(lambda: not any(each.is_running() for each in left), "host and worker have ended")
+
+
+FRAMES: list[Frame] = [({"taken": 3, "reached": [True]}, b"\x00\xff" * 9), ({}, b""), ({"text": "ü\n"}, b"\0")]
+
+
+@pytest.mark.parametrize("size", [1, 3, 7, 1000])
+def test_frames_come_out_as_they_went_in_however_they_are_cut(size: int) -> None:
+    stream, reader = b"".join(encode_frame(*frame) for frame in FRAMES), FrameReader()
+    frames = [frame for at in range(0, len(stream), size) for frame in reader.feed(stream[at : at + size])]
+    assert frames == FRAMES

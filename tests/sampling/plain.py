@@ -20,12 +20,7 @@ def philox(counter: Sequence[int], key: Sequence[int]) -> tuple[int, ...]:
     c, k = list(counter), list(key)
     for _ in range(10):
         first, second = 0xD2511F53 * c[0], 0xCD9E8D57 * c[2]
-        c = [
-            (second >> 32) ^ c[1] ^ k[0],
-            second & 0xFFFFFFFF,
-            (first >> 32) ^ c[3] ^ k[1],
-            first & 0xFFFFFFFF,
-        ]
+        c = [(second >> 32) ^ c[1] ^ k[0], second & 0xFFFFFFFF, (first >> 32) ^ c[3] ^ k[1], first & 0xFFFFFFFF]
         k = [(k[0] + 0x9E3779B9) & 0xFFFFFFFF, (k[1] + 0xBB67AE85) & 0xFFFFFFFF]
     return tuple(c)
 

@@ -18,7 +18,8 @@ from paceline.sampling.grammar import GrammarMatcher, TokenTable, Vocabulary
 
 END = 256
 LONGEST = 3_000
-TABLE = TokenTable(Vocabulary.of(TableTokenizer(260, END)))
+BYTES = TableTokenizer(260, END)
+TABLE = TokenTable(Vocabulary.of(BYTES))
 _BLANKS = frozenset(b" \t\r\n")
 _QUOTES = re.compile(rb'\\.|"')
 MOST_BLANKS = 33

@@ -269,23 +269,16 @@ def test_decide_follows_the_pure_rules() -> None:
     assert len(lengths) == 8
 
 
-def test_the_same_round_is_decided_the_same_way_twice() -> None:
-    table = plain.random_table(np.random.default_rng(5), 4, 4)
-    for kind in Acceptance:
-        proposal = drafted_chain(table, 3, NoiseKey(1))
-        assert play(kind, table, proposal, NoiseKey(1)) == play(kind, table, proposal, NoiseKey(1))
-
-
 def test_n_gram_proposals_are_point_masses_under_rejection() -> None:
     """q = 1 without a support: accepted with p(x), recovered from p without x."""
     p = plain.random_table(np.random.default_rng(6), 4, 2)
     proposal = Proposal(1, (2,), (1.0,))
     accepted = 0
-    for seed in range(4000):
+    for seed in range(2000):
         decision = play(Acceptance.REJECTION, p, proposal, NoiseKey(seed))
         accepted += len(decision.accepted)
         assert decision.accepted or decision.next_token != 2
-    assert stats.binomtest(accepted, 4000, float(p[()][2])).pvalue > 1e-6
+    assert stats.binomtest(accepted, 2000, float(p[()][2])).pvalue > 1e-6
 
 
 # Distributions through the real draws
@@ -299,7 +292,7 @@ def test_distribution_of_a_round_through_the_real_draws(kind: Acceptance, k: int
     p = plain.random_table(rng, 3, 4)
     q = {x: np.sort(row)[np.argsort(np.argsort(-p[x]))] for x, row in plain.random_table(rng, 3, 4).items()}
     counts: Counter[tuple[int, ...]] = Counter()
-    runs = 6000
+    runs = 4000
     for seed in range(runs):
         key = NoiseKey(seed)
         tokens = play(kind, p, drafted_chain(q, k, key), key).committed
@@ -321,10 +314,10 @@ def test_truncated_supports_stay_exact() -> None:
     rng = np.random.default_rng(8)
     p, q = plain.random_table(rng, 6, 2), plain.random_table(rng, 6, 2)
     counts: Counter[int] = Counter()
-    for seed in range(6000):
+    for seed in range(3000):
         key = NoiseKey(seed)
         counts[play(Acceptance.REJECTION, p, drafted_chain(q, 1, key, max_entries=2), key).committed[0]] += 1
-    assert stats.chisquare([counts[v] for v in range(6)], p[()] * 6000).pvalue > 1e-6
+    assert stats.chisquare([counts[v] for v in range(6)], p[()] * 3000).pvalue > 1e-6
 
 
 @settings(max_examples=200, deadline=None)

@@ -6,15 +6,14 @@ import json
 import random
 import sys
 
-import numpy as np
 import pytest
 
 from paceline.models.tokenizer import TableTokenizer
 from paceline.protocol.errors import InvalidInput, Unsupported
 from paceline.protocol.sampling import Grammar, GrammarKind
 from paceline.sampling.grammar import GrammarMatcher, TokenTable, Vocabulary
+from tests.sampling.random_schemas import BYTES, TABLE, ids_of
 
-BYTES = TableTokenizer(260, 256)
 LETTERS = TableTokenizer(30, 29)
 SCHEMA = {
     "type": "object",
@@ -27,9 +26,7 @@ SCHEMA = {
     "required": ["name", "price", "kind"],
     "additionalProperties": False,
 }
-
-
-TABLES = {tokenizer: TokenTable(Vocabulary.of(tokenizer)) for tokenizer in (BYTES, LETTERS)}
+TABLES = {BYTES: TABLE, LETTERS: TokenTable(Vocabulary.of(LETTERS))}
 
 
 def matcher_of(tokenizer: TableTokenizer, grammar: Grammar) -> GrammarMatcher:
@@ -37,8 +34,7 @@ def matcher_of(tokenizer: TableTokenizer, grammar: Grammar) -> GrammarMatcher:
 
 
 def allowed(matcher: GrammarMatcher) -> list[int]:
-    bits = np.unpackbits(np.frombuffer(matcher.next_token_mask(), np.uint8), bitorder="little")
-    return np.flatnonzero(bits).tolist()
+    return ids_of(matcher.next_token_mask())
 
 
 def regex(text: str) -> Grammar:

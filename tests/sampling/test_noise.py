@@ -104,12 +104,6 @@ def test_every_part_of_the_address_matters() -> None:
     assert len({word for row in [base, *others] for word in row.tolist()}) >= 8 * 64 - 2
 
 
-def test_ids_are_global() -> None:
-    key = NoiseKey(11)
-    whole = random_words(key, Stream.DRAFT, 5, 1003)
-    assert random_words(key, Stream.DRAFT, 5, 257).tolist() == whole[:257].tolist()
-
-
 @pytest.mark.parametrize(("position", "round_key"), [(-1, 0), (1 << 32, 0), (0, -1), (0, 1 << 32)])
 def test_address_limits_are_named(position: int, round_key: int) -> None:
     with pytest.raises(InvalidInput, match=r"must be in \[0, 2\^32\)"):
