@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from rich.console import Console
 from paceline.drafters.layers.manifest import TrainedKind
 from paceline_training.kinds import TraineeShape
 from paceline_training.make_draft import train_draft
-from tests.training.tiny_target import save_target, wanted
+from tests.training.tiny_target import job, save_target
 
 
 @pytest.fixture(scope="session")
@@ -21,7 +22,7 @@ def target_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def draft_folder(target_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A draft made by the command, from nothing but the target."""
     out = tmp_path_factory.mktemp("draft") / "draft"
-    train_draft(wanted(target_folder, out), Console(quiet=True))
+    train_draft(job(target_folder, out), Console(quiet=True))
     return out
 
 
@@ -29,6 +30,12 @@ def draft_folder(target_folder: Path, tmp_path_factory: pytest.TempPathFactory) 
 def exit_folder(draft_folder: Path, target_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An early exit behind the target's first layer."""
     out = tmp_path_factory.mktemp("exit") / "exit"
-    asked = replace(wanted(target_folder, out, tokens=6000), data=draft_folder / "work" / "corpus")
+    asked = replace(job(target_folder, out, tokens=6000), data=draft_folder / "work" / "corpus")
     train_draft(replace(asked, shape=TraineeShape(TrainedKind.EXIT, exit_layer=1)), Console(quiet=True))
     return out
+
+
+@pytest.fixture
+def draft_copy(draft_folder: Path, tmp_path: Path) -> Path:
+    """The draft, to be damaged."""
+    return shutil.copytree(draft_folder, tmp_path / "copy", ignore=shutil.ignore_patterns("work"))

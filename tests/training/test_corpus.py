@@ -16,7 +16,7 @@ from paceline_training.corpus import Role, Row, count_learned_tokens, read_shard
 from paceline_training.user_data import read_data, read_jsonl
 from paceline_training.writing import GenerationRecipe, parse_temperature_mix, self_generate
 from tests.gateway.templates import OPENED
-from tests.models.saving import byte_level_tokenizer
+from tests.models.saving import byte_level_tokenizer, templated
 from tests.training.tiny_target import GENERATION, same_rows, writer, written
 
 TOKENIZER = TransformersTokenizer(byte_level_tokenizer())
@@ -29,15 +29,9 @@ def reasoning_tokenizer() -> TransformersTokenizer:
     return TransformersTokenizer(inner)
 
 
-def spelling_tokenizer() -> TransformersTokenizer:
-    """The same without such tokens, and a template that knows the marks: each is a token a byte."""
-    inner = byte_level_tokenizer()
-    inner.chat_template = OPENED
-    return TransformersTokenizer(inner)
-
-
 REASONING = reasoning_tokenizer()
-SPELLING = spelling_tokenizer()
+SPELLING = templated(OPENED)
+"""The same without such tokens, and a template that knows the marks: each is a token a byte."""
 END = 1
 
 
@@ -96,19 +90,16 @@ def test_an_interrupted_run_goes_on_at_its_first_missing_shard(target_folder: Pa
         assert (int(arrays["seed"]), int(arrays["first_row"])) == (5, 16)
 
 
-def test_shards_of_another_recipe_or_target_are_refused(target_folder: Path, tmp_path: Path) -> None:
-    self_generate(writer(target_folder), tmp_path, 1, "digest")
-    with pytest.raises(InvalidInput, match="seed"):
-        self_generate(writer(target_folder, replace(GENERATION, seed=6)), tmp_path, 1, "digest")
-    with pytest.raises(InvalidInput, match="target"):
-        self_generate(writer(target_folder), tmp_path, 1, "another")
-
-
-def test_shards_of_other_prompts_are_refused(target_folder: Path, tmp_path: Path) -> None:
+def test_shards_of_another_recipe_target_or_prompts_are_refused(target_folder: Path, tmp_path: Path) -> None:
     prompts = tuple((0, *TOKENIZER.encode(text)) for text in ("one", "two"))
     self_generate(writer(target_folder, prompts=prompts), tmp_path, 1, "digest")
-    with pytest.raises(InvalidInput, match="prompts"):
-        self_generate(writer(target_folder, prompts=prompts[::-1]), tmp_path, 1, "digest")
+    for other, digest, named in (
+        (writer(target_folder, replace(GENERATION, seed=6), prompts), "digest", "seed"),
+        (writer(target_folder, prompts=prompts), "another", "target"),
+        (writer(target_folder, prompts=prompts[::-1]), "digest", "prompts"),
+    ):
+        with pytest.raises(InvalidInput, match=named):
+            self_generate(other, tmp_path, 1, digest)
 
 
 def test_shards_survive_the_disk(tmp_path: Path) -> None:
@@ -233,11 +224,8 @@ def test_mixes_are_parsed() -> None:
 
 
 def test_a_file_that_is_not_there_or_of_another_kind_is_named(tmp_path: Path) -> None:
-    for name, limit in (
-        ("none.txt", "an existing file or folder"),
-        ("none.jsonl", "none.jsonl"),
-        ("text.txt", "a .jsonl of prompt"),
-    ):
-        (tmp_path / "text.txt").write_text("hello")
+    (tmp_path / "text.txt").write_text("hello")
+    limits = {"none.txt": "an existing file or folder", "none.jsonl": "none.jsonl", "text.txt": "a .jsonl of prompt"}
+    for name, limit in limits.items():
         with pytest.raises(InvalidInput, match=limit):
             read_data(tmp_path / name, TOKENIZER, 64)

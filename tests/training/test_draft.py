@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -27,7 +25,7 @@ from paceline.drafters.layers.manifest import load_manifest
 from paceline.drafters.layers.stack import WEIGHTS_FILE, load_draft
 from paceline.drafters.layers.student import build_student, trained_weights
 from paceline.drafters.layers.vocabulary import ABSENT, DraftVocabulary
-from paceline.engine.interface import Logits, StepItem, StepPlan
+from paceline.engine.interface import Logits
 from paceline.models.resolve import MANIFEST_FILE
 from paceline.protocol.draft import DraftBudget, DraftedProposal
 from paceline.protocol.errors import DamagedFile, InvalidInput, VocabularyMismatch
@@ -35,14 +33,22 @@ from paceline.protocol.proposal import Acceptance
 from paceline.protocol.sampling import NoiseKey, SamplingParams
 from paceline.protocol.session import SessionSpec
 from paceline.runtime.config import DraftConfig
-from paceline_training.checkpoint import StackTrainee
-from paceline_training.corpus import split_rows
 from paceline_training.distill import Distiller, Pace, load_state, run, save_state
 from paceline_training.losses import LabelledLogs, Loss, position_losses
 from paceline_training.make_draft import train_draft
 from paceline_training.recipe import TrainRecipe
 from paceline_training.vocabulary import choose_vocabulary, coverage
-from tests.training.tiny_target import LAYERS, SETTINGS, load_target, save_target, wanted, writer, written
+from tests.training.tiny_target import (
+    LAYERS,
+    SETTINGS,
+    Bench,
+    job,
+    load_target,
+    save_target,
+    served_as_trained,
+    writer,
+    written,
+)
 
 QUIET = Console(quiet=True)
 RECIPE = TrainRecipe(loss=Loss.LK, tokens=5000, learning_rate=3e-3, warmup_steps=5, batch_rows=4)
@@ -50,17 +56,8 @@ PACE = Pace(measure_steps=10, save_steps=5)
 
 
 @pytest.fixture(scope="module")
-def parts(target_folder: Path) -> dict[str, Any]:
-    target = load_target(target_folder)
-    split = split_rows(written(writer(target_folder), range(48)))
-    vocabulary = choose_vocabulary(split.train, 200, target.tokenizer.vocab_size, always=(1,))
-    return {"target": target, "split": split, "vocabulary": vocabulary}
-
-
-def distiller(parts: dict[str, Any], recipe: TrainRecipe = RECIPE) -> Distiller:
-    target, vocabulary = parts["target"].model, parts["vocabulary"]
-    stack = StackTrainee(build_student(target, LAYERS, vocabulary), vocabulary)
-    return Distiller(target, stack, parts["split"], recipe)
+def bench(target_folder: Path) -> Bench:
+    return Bench.of(target_folder, written(writer(target_folder), range(48)))
 
 
 def weights(of: Distiller) -> dict[str, torch.Tensor]:
@@ -68,8 +65,8 @@ def weights(of: Distiller) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("loss", list(Loss))
-def test_acceptance_rises(parts: dict[str, Any], loss: Loss, tmp_path: Path) -> None:
-    learner = distiller(parts, replace(RECIPE, loss=loss, tokens=12_000))
+def test_acceptance_rises(bench: Bench, loss: Loss, tmp_path: Path) -> None:
+    learner = bench.distiller(replace(RECIPE, loss=loss, tokens=12_000))
     before = learner.measure_held_out()
     reports = list(run(learner, tmp_path / "checkpoint.pt", PACE, lambda: None))
     assert reports[-1].step == reports[-1].total_steps == learner.total_steps
@@ -78,32 +75,30 @@ def test_acceptance_rises(parts: dict[str, Any], loss: Loss, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_killed_and_resumed_is_bitwise_undisturbed(parts: dict[str, Any], dtype: str, tmp_path: Path) -> None:
-    recipe = replace(RECIPE, dtype=dtype)
-    undisturbed = distiller(parts, recipe)
+def test_killed_and_resumed_is_bitwise_undisturbed(bench: Bench, dtype: str, tmp_path: Path) -> None:
+    recipe = replace(RECIPE, dtype=dtype, tokens=3000)
+    undisturbed = bench.distiller(recipe)
     list(run(undisturbed, tmp_path / "a.pt", PACE, lambda: None))
-    killed = distiller(parts, recipe)
+    killed = bench.distiller(recipe)
     for report in run(killed, tmp_path / "b.pt", PACE, lambda: None):
         if report.step == 8:  # three steps past the last checkpoint
             break
-    resumed = distiller(parts, recipe)
+    resumed = bench.distiller(recipe)
     resumed.restore(load_state(tmp_path / "b.pt"))
     assert resumed.step_number == 5
     list(run(resumed, tmp_path / "b.pt", PACE, lambda: None))
     assert resumed.step_number == undisturbed.step_number > 10
     for (name, one), other in zip(weights(undisturbed).items(), weights(resumed).values(), strict=True):
         assert torch.equal(one, other), name
-    assert not all(
-        torch.equal(one, other)
-        for one, other in zip(weights(killed).values(), weights(resumed).values(), strict=True)
-    )
+    both = zip(weights(killed).values(), weights(resumed).values(), strict=True)
+    assert not all(torch.equal(one, other) for one, other in both)
 
 
-def test_a_checkpoint_of_another_run_is_refused(parts: dict[str, Any], tmp_path: Path) -> None:
-    learner = distiller(parts)
+def test_a_checkpoint_of_another_run_is_refused(bench: Bench, tmp_path: Path) -> None:
+    learner = bench.distiller(RECIPE)
     learner.step()
     save_state(tmp_path / "c.pt", learner.state())
-    other = distiller(parts, replace(RECIPE, learning_rate=1e-4))
+    other = bench.distiller(replace(RECIPE, learning_rate=1e-4))
     with pytest.raises(InvalidInput, match="learning_rate"):
         other.restore(load_state(tmp_path / "c.pt"))
     (tmp_path / "torn.pt").write_bytes((tmp_path / "c.pt").read_bytes()[:100])
@@ -111,12 +106,12 @@ def test_a_checkpoint_of_another_run_is_refused(parts: dict[str, Any], tmp_path:
         load_state(tmp_path / "torn.pt")
 
 
-def test_minutes_become_steps(parts: dict[str, Any]) -> None:
-    learner = distiller(parts, replace(RECIPE, tokens=0, minutes=0.01))
+def test_minutes_become_steps(bench: Bench) -> None:
+    learner = bench.distiller(replace(RECIPE, tokens=0, minutes=0.01))
     while not learner.total_steps:
         learner.step()
     assert learner.step_number == 4
-    kept = distiller(parts, replace(RECIPE, tokens=0, minutes=0.01))
+    kept = bench.distiller(replace(RECIPE, tokens=0, minutes=0.01))
     kept.restore(learner.state())
     assert kept.total_steps == learner.total_steps > 4
 
@@ -133,29 +128,29 @@ def test_losses_are_what_they_say() -> None:
     assert float(accepted) == pytest.approx(0.5)
 
 
-def test_the_student_starts_from_the_layers_and_trains_nothing_borrowed(parts: dict[str, Any]) -> None:
-    target = parts["target"].model
-    student = build_student(target, LAYERS, parts["vocabulary"])
+def test_the_student_starts_from_the_layers_and_trains_nothing_borrowed(bench: Bench) -> None:
+    target = bench.target.model
+    student = build_student(target, LAYERS, bench.vocabulary)
     own = trained_weights(student)
     theirs = dict(target.named_parameters())
     assert torch.equal(own["model.layers.1.mlp.up_proj.weight"], theirs["model.layers.2.mlp.up_proj.weight"])
     assert torch.equal(own["model.norm.weight"], theirs["model.norm.weight"])
     assert not any("embed" in name or "lm_head" in name for name in own)
-    learner = distiller(parts)
+    learner = bench.distiller(RECIPE)
     before = {name: weight.clone() for name, weight in theirs.items()}
     learner.step()
     assert all(torch.equal(weight, before[name]) for name, weight in target.named_parameters())
     assert not any(torch.equal(weight, own[name]) for name, weight in weights(learner).items() if "proj" in name)
 
 
-def test_the_draft_vocabulary_is_the_most_frequent_ids(parts: dict[str, Any]) -> None:
-    vocabulary: DraftVocabulary = parts["vocabulary"]
+def test_the_draft_vocabulary_is_the_most_frequent_ids(bench: Bench) -> None:
+    vocabulary = bench.vocabulary
     assert vocabulary.size == 200
     assert 1 in vocabulary.d2t
     assert (vocabulary.t2d[vocabulary.d2t] == np.arange(200)).all()
     assert (vocabulary.t2d == ABSENT).sum() == vocabulary.target_size - 200
-    assert 0.8 < coverage(parts["split"].train, vocabulary) <= 1
-    smaller = choose_vocabulary(parts["split"].train, 50, vocabulary.target_size)
+    assert 0.8 < coverage(bench.split.train, vocabulary) <= 1
+    smaller = choose_vocabulary(bench.split.train, 50, vocabulary.target_size)
     assert set(smaller.d2t) < set(vocabulary.d2t) | {0}
     logits = vocabulary.scatter(np.zeros((2, 200), np.float32))
     assert np.isneginf(logits[:, vocabulary.t2d == ABSENT]).all()
@@ -181,17 +176,10 @@ def test_the_folder_is_small_and_says_what_it_is(draft_folder: Path, target_fold
 def test_served_logits_are_the_students_and_never_leave_its_vocabulary(
     draft_folder: Path, target_folder: Path
 ) -> None:
-    loaded = load_draft(draft_folder, load_target(target_folder))
-    engine = load_draft_engine(str(draft_folder), SETTINGS, str(target_folder))
-    tokens = tuple(range(2, 40))
-    engine.open(1, 64)
-    (logits,) = engine.step(StepPlan((StepItem(1, 0, tokens, logit_rows=tuple(range(38))),)))
-    loaded.student.set_attn_implementation("eager")
-    with torch.inference_mode():
-        own = loaded.student(input_ids=torch.tensor([tokens]), use_cache=False).logits[0].numpy()
-    assert logits.shape == (38, engine.info.fingerprint.vocab_size)
-    np.testing.assert_allclose(logits[:, loaded.vocabulary.d2t], own, atol=1e-4 * np.abs(own).max())
-    assert np.isneginf(logits[:, loaded.vocabulary.t2d == ABSENT]).all()
+    vocabulary = load_draft(draft_folder, load_target(target_folder)).vocabulary
+    logits = served_as_trained(draft_folder, target_folder)
+    assert logits.shape == (38, vocabulary.target_size)
+    assert np.isneginf(logits[:, vocabulary.t2d == ABSENT]).all()
 
 
 def proposed_ids(draft: Path, target: Path, acceptance: Acceptance, temperature: float) -> tuple[set[int], set[int]]:
@@ -245,49 +233,46 @@ def test_logits_for_ids_that_the_draft_lacks_are_given_away(
     assert not proposed <= known
 
 
-def test_a_draft_of_another_target_is_refused(draft_folder: Path, target_folder: Path, tmp_path: Path) -> None:
+def test_a_draft_of_another_target_is_refused(
+    draft_folder: Path, draft_copy: Path, target_folder: Path, tmp_path: Path
+) -> None:
     other = save_target(tmp_path / "other", seed=1)
     config = DraftConfig(drafters=(f"model:{draft_folder}",), target_model=str(other), engine=SETTINGS)
     with pytest.raises(InvalidInput, match="other"):
         build_catalogue(config)
-    renamed = tmp_path / "renamed"
-    shutil.copytree(draft_folder, renamed, ignore=shutil.ignore_patterns("work"))
-    manifest = json.loads((renamed / MANIFEST_FILE).read_text())
+    manifest = json.loads((draft_copy / MANIFEST_FILE).read_text())
     manifest["target"]["tokenizer"] = "0" * 64
-    (renamed / MANIFEST_FILE).write_text(json.dumps(manifest))
-    with pytest.raises(VocabularyMismatch, match="renamed"):
-        load_draft_engine(str(renamed), SETTINGS, str(target_folder))
+    (draft_copy / MANIFEST_FILE).write_text(json.dumps(manifest))
+    with pytest.raises(VocabularyMismatch, match="copy"):
+        load_draft_engine(str(draft_copy), SETTINGS, str(target_folder))
 
 
-def test_a_draft_that_lacks_weights_is_refused(draft_folder: Path, target_folder: Path, tmp_path: Path) -> None:
-    lacking = tmp_path / "lacking"
-    shutil.copytree(draft_folder, lacking, ignore=shutil.ignore_patterns("work"))
-    tensors = load_file(lacking / WEIGHTS_FILE)
+def test_a_draft_that_lacks_weights_is_refused(draft_copy: Path, target_folder: Path) -> None:
+    tensors = load_file(draft_copy / WEIGHTS_FILE)
     del tensors["model.norm.weight"]
     tensors["model.layers.1.mlp.up_proj.weight"] = torch.zeros(3, 4, dtype=torch.float16)
-    save_file(tensors, lacking / WEIGHTS_FILE)
-    told = (
-        r"lacking': must be whole; tensors missing: 1 \(model.norm.weight\); "
+    save_file(tensors, draft_copy / WEIGHTS_FILE)
+    message = (
+        r"copy': must be whole; tensors missing: 1 \(model.norm.weight\); "
         r"tensors of another shape: 1 \(model.layers.1.mlp.up_proj.weight \[3, 4\], not \[48, 32\]\)"
     )
-    with pytest.raises(InvalidInput, match=told):
-        load_draft_engine(str(lacking), SETTINGS, str(target_folder))
+    with pytest.raises(InvalidInput, match=message):
+        load_draft_engine(str(draft_copy), SETTINGS, str(target_folder))
 
 
-def test_a_torn_draft_is_refused(draft_folder: Path, target_folder: Path, tmp_path: Path) -> None:
-    torn = tmp_path / "torn"
-    shutil.copytree(draft_folder, torn, ignore=shutil.ignore_patterns("work"))
-    (torn / WEIGHTS_FILE).write_bytes((torn / WEIGHTS_FILE).read_bytes()[:-10])
-    with pytest.raises(DamagedFile, match=rf"torn/{WEIGHTS_FILE}': damaged or truncated \(.*\); fetch it again"):
-        load_draft_engine(str(torn), SETTINGS, str(target_folder))
-    (torn / WEIGHTS_FILE).unlink()
+def test_a_torn_draft_is_refused(draft_copy: Path, target_folder: Path) -> None:
+    weights_file = draft_copy / WEIGHTS_FILE
+    weights_file.write_bytes(weights_file.read_bytes()[:-10])
+    with pytest.raises(DamagedFile, match=rf"copy/{WEIGHTS_FILE}': damaged or truncated \(.*\); fetch it again"):
+        load_draft_engine(str(draft_copy), SETTINGS, str(target_folder))
+    weights_file.unlink()
     with pytest.raises(InvalidInput, match="whole draft"):
-        load_draft_engine(str(torn), SETTINGS, str(target_folder))
+        load_draft_engine(str(draft_copy), SETTINGS, str(target_folder))
 
 
 def test_a_used_folder_needs_resume(draft_folder: Path, target_folder: Path) -> None:
     with pytest.raises(InvalidInput, match="resume"):
-        train_draft(wanted(target_folder, draft_folder), QUIET)
+        train_draft(job(target_folder, draft_folder), QUIET)
 
 
 @pytest.mark.parametrize(
@@ -322,12 +307,8 @@ def train_options(target: Path, out: Path, *flags: str) -> list[str]:
 def test_the_command_survives_a_kill(target_folder: Path, tmp_path: Path) -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     killed, undisturbed = tmp_path / "killed", tmp_path / "undisturbed"
-    program = [
-        sys.executable,
-        "-c",
-        "from paceline.cli.main import main; main()",
-        *train_options(target_folder, killed),
-    ]
+    command = "from paceline.cli.main import main; main()"
+    program = [sys.executable, "-c", command, *train_options(target_folder, killed)]
     process = subprocess.Popen(program, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert process.stdout is not None
     with process.stdout as lines:

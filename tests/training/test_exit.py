@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -12,10 +11,9 @@ from safetensors.torch import load_file
 from paceline.drafters.layers.loading import load_draft_engine
 from paceline.drafters.layers.manifest import TrainedKind, load_manifest
 from paceline.drafters.layers.stack import WEIGHTS_FILE, load_draft
-from paceline.engine.interface import StepItem, StepPlan
 from paceline.protocol.errors import InvalidInput
 from paceline_training.kinds import TraineeShape
-from tests.training.tiny_target import SETTINGS, load_target, save_target
+from tests.training.tiny_target import SETTINGS, load_target, save_target, served_as_trained
 
 
 def test_only_the_exit_is_stored_and_it_learned(exit_folder: Path, target_folder: Path) -> None:
@@ -35,15 +33,7 @@ def test_only_the_exit_is_stored_and_it_learned(exit_folder: Path, target_folder
 
 
 def test_the_served_exit_is_the_trained_one(exit_folder: Path, target_folder: Path) -> None:
-    loaded = load_draft(exit_folder, load_target(target_folder))
-    engine = load_draft_engine(str(exit_folder), SETTINGS, str(target_folder))
-    tokens = tuple(range(2, 40))
-    engine.open(1, 64)
-    (logits,) = engine.step(StepPlan((StepItem(1, 0, tokens, logit_rows=tuple(range(38))),)))
-    loaded.student.set_attn_implementation("eager")
-    with torch.inference_mode():
-        own = loaded.student(input_ids=torch.tensor([tokens]), use_cache=False).logits[0].numpy()
-    np.testing.assert_allclose(logits[:, loaded.vocabulary.d2t], own, atol=1e-4 * np.abs(own).max())
+    served_as_trained(exit_folder, target_folder)
 
 
 def test_another_targets_exit_is_refused(exit_folder: Path, tmp_path: Path) -> None:

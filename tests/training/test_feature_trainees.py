@@ -37,11 +37,11 @@ from paceline_training.recipe import TrainRecipe
 from paceline_training.teacher import Teacher
 from paceline_training.trainee import Lesson, Trainee
 from paceline_training.unrolled import UnrolledAttention
-from paceline_training.vocabulary import choose_vocabulary
-from tests.training.tiny_target import SETTINGS, load_target, save_target, wanted
+from tests.training.tiny_target import SETTINGS, job, load_target, save_target, vocabulary_of
 
 KINDS = (TrainedKind.MEDUSA, TrainedKind.EAGLE, TrainedKind.EAGLE3, TrainedKind.MTP, TrainedKind.BLOCK)
 DEPTH = 3
+WHOLE = DraftVocabulary(np.arange(258, dtype=np.int32), 258)
 RECIPE = TrainRecipe(loss=Loss.KL, tokens=6000, learning_rate=3e-3, warmup_steps=5, batch_rows=4)
 TOLERANCE = 1e-3
 """Of logits of some tens: what float32 leaves."""
@@ -68,8 +68,7 @@ def trained(
 ) -> Trained:
     shape = TraineeShape(request.param, depth=DEPTH).on(target)
     split = split_rows(read_shards(draft_folder / "work" / "corpus"))
-    size = target.tokenizer.vocab_size
-    vocabulary = choose_vocabulary(split.train, 200 if shape.kind.reduces else size, size, always=(1,))
+    vocabulary = vocabulary_of(target, split, 200 if shape.kind.reduces else None)
     trainee = make_trainee(shape, target, vocabulary)
     learner = Distiller(target.model, trainee, split, RECIPE)
     before, losses = learner.measure_held_out(), []
@@ -167,8 +166,7 @@ def test_lessons_have_the_targets_hidden_states(target: Target) -> None:
     random = np.random.Generator(np.random.Philox(3))
     row = Row(random.integers(2, 258, 20).astype(np.int32), np.full(20, 2, np.int8), 1.0)
     need = FeatureNeed((1, EMBEDDING, FINAL, 0))
-    whole = DraftVocabulary(np.arange(258, dtype=np.int32), 258)
-    lesson = Teacher(target.model, whole, torch.float32, need).lesson(row, 1.0)
+    lesson = Teacher(target.model, WHOLE, torch.float32, need).lesson(row, 1.0)
     plain: Any = type(target.model).from_pretrained(target.model.name_or_path, attn_implementation="eager")
     with torch.no_grad():
         output = plain(input_ids=torch.tensor(row.token_ids[None, :-1]).long(), output_hidden_states=True)
@@ -187,14 +185,13 @@ def test_attention_that_sees_less_is_refused_by_name(extra: str) -> None:
 
 def test_a_layer_that_the_target_lacks_is_refused(target: Target) -> None:
     row = Row(np.arange(4, dtype=np.int32), np.full(4, 2, np.int8), 1.0)
-    whole = DraftVocabulary(np.arange(258, dtype=np.int32), 258)
     with pytest.raises(Unsupported, match="feature layer = 3: must be below 3"):
-        Teacher(target.model, whole, torch.float32, FeatureNeed((3,))).lesson(row, 1.0)
+        Teacher(target.model, WHOLE, torch.float32, FeatureNeed((3,))).lesson(row, 1.0)
 
 
 def test_the_command_measures_by_depth(draft_folder: Path, target_folder: Path, tmp_path: Path) -> None:
     """Two heads draft two tokens: deeper ones are never accepted."""
-    asked = wanted(target_folder, tmp_path / "medusa", tokens=3000)
+    asked = job(target_folder, tmp_path / "medusa", tokens=3000)
     shape = TraineeShape(TrainedKind.MEDUSA, depth=2)
     manifest = train_draft(replace(asked, data=draft_folder / "work" / "corpus", shape=shape), Console(quiet=True))
     tables = manifest.acceptance["tables"]

@@ -1,19 +1,21 @@
-"""Training looks more at the kinds of text in which a draft parts from its target."""
+"""What kind of text a token is, and that training looks more at the kinds in which a draft parts from its target."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from paceline.models.tokenizer import TableTokenizer
+from paceline.models.tokenizer import TableTokenizer, TransformersTokenizer
 from paceline.protocol.errors import InvalidInput
 from paceline_training.corpus import Role, Row
 from paceline_training.focus import BRANCHING, MOST_WEIGHT, cell_weights, position_weights, read_focus
-from paceline_training.text_kinds import TextKinds
+from paceline_training.text_kinds import CELLS, TextKinds, TokenKind, kind_of
+from tests.models.saving import byte_level_tokenizer
 
 BYTES = TableTokenizer(300, None)
 CELL_LOSSES = {"text/number": {"positions": 100, "lost": 60.0}, "text/word inside": {"positions": 300, "lost": 40.0}}
@@ -28,8 +30,8 @@ def report(folder: Path, **changes: Any) -> Path:
 
 def test_weights_are_shares_of_loss_over_the_mean() -> None:
     # The mean loses .25; 32 positions of it are mixed in: (60 + 8) / 132 / .25, (40 + 8) / 332 / .25.
-    found = cell_weights({"text/number": (100, 60.0), "text/word inside": (300, 40.0)})
-    assert found == {"text/number": pytest.approx(2.0), "text/word inside": pytest.approx(0.5783, abs=1e-4)}
+    weights = cell_weights({"text/number": (100, 60.0), "text/word inside": (300, 40.0)})
+    assert weights == {"text/number": pytest.approx(2.0), "text/word inside": pytest.approx(0.5783, abs=1e-4)}
     assert MOST_WEIGHT < 68 / 132 / 0.25, "bounded"
     few = cell_weights({"text/number": (1, 1.0), "text/word inside": (399, 99.0)})
     assert few["text/number"] == pytest.approx((1 + 8) / 33 / 0.25, abs=1e-4), "a single position says little"
@@ -70,3 +72,59 @@ def test_what_is_no_such_report_is_named(tmp_path: Path, changes: dict[str, Any]
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"none\.json"):
         read_focus(tmp_path / "none.json", BYTES)
+
+
+@pytest.mark.parametrize(
+    ("text", "before", "kind"),
+    [
+        (" the", "of", TokenKind.WORD_START),
+        ("the", " of", TokenKind.WORD_INSIDE),
+        ("s", "9", TokenKind.WORD_INSIDE),
+        ("the", "(", TokenKind.WORD_START),
+        ("the", "", TokenKind.WORD_START),
+        ("Übung", "\n", TokenKind.WORD_START),
+        ("\n\n", ".", TokenKind.SPACE),
+        (" 12", "is", TokenKind.NUMBER),
+        (").", "x", TokenKind.PUNCTUATION),
+        ("_name", "my", TokenKind.PUNCTUATION),
+        ("", "x", TokenKind.SPECIAL),
+    ],
+)
+def test_kinds(text: str, before: str, kind: TokenKind) -> None:
+    assert kind_of(text, before) is kind
+
+
+def cells_of(text: str, roles: Sequence[int] = ()) -> dict[str, str]:
+    """The cell of each byte but the first, by its place; `roles`: of all bytes."""
+    tokens = np.array(BYTES.encode(text), np.int32)
+    given = np.array(roles or [Role.ANSWER] * tokens.size, np.int8)
+    cells = TextKinds(BYTES).cells(Row(tokens, given, 0.0))
+    return {
+        f"{place}{text[place]}": cell for place, cell in zip(np.flatnonzero(given[1:] >= 2) + 1, cells, strict=True)
+    }
+
+
+def test_text_between_fences_is_code() -> None:
+    cells = {"2b": "text/word start", "5`": "text/punctuation", "6x": "code/word start", "81": "code/number"}
+    cells |= {"9`": "code/punctuation", "12c": "text/word start"}  # the closing fence stands inside
+    assert cells_of("a b```x 1```c").items() >= cells.items()
+
+
+def test_four_marks_are_one_fence_and_the_prompt_s_do_not_count() -> None:
+    assert cells_of("a````b")["5b"] == "code/word start"
+    asked = [Role.USER] * 4 + [Role.ANSWER] * 3
+    assert cells_of("```qx y", asked)["6y"] == "text/word start"
+    assert [*cells_of("```qx y", asked)] == ["4x", "5 ", "6y"], "learned tokens alone"
+
+
+def test_reasoning_is_a_part_of_its_own() -> None:
+    roles = [Role.ANSWER, Role.THINKING, Role.THINKING, Role.ANSWER]
+    assert [*cells_of("abcd", roles).values()] == ["reasoning/word inside"] * 2 + ["text/word inside"]
+
+
+def test_special_tokens_have_no_text_and_end_words() -> None:
+    tokenizer = TransformersTokenizer(byte_level_tokenizer())
+    tokens = np.array([*tokenizer.encode("ab"), 1, *tokenizer.encode("c")], np.int32)
+    row = Row(tokens, np.full(tokens.size, Role.ANSWER, np.int8), 0.0)
+    assert TextKinds(tokenizer).cells(row)[-3:] == ["text/word inside", "text/special", "text/word start"]
+    assert set(TextKinds(tokenizer).cells(row)) <= set(CELLS)

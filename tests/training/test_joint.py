@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,10 +35,9 @@ from paceline_training.make_joint import train_joint
 from paceline_training.recipe import JointRecipe, TrainRecipe
 from paceline_training.teacher import read_row
 from paceline_training.text_pass import learned_logits
-from paceline_training.vocabulary import choose_vocabulary
 from tests.e2e.in_process import coordinator
 from tests.services.harness import draft_service, target_service
-from tests.training.tiny_target import SETTINGS, load_target, wanted
+from tests.training.tiny_target import SETTINGS, job, load_target, vocabulary_of
 
 QUIET = Console(quiet=True)
 DEPTH = 2
@@ -67,12 +65,10 @@ class Made(NamedTuple):
 
 def asked(target: Path, corpus: Path, out: Path, kind: TrainedKind = TrainedKind.MEDUSA) -> TrainingJob:
     """A run of seconds."""
-    whole = wanted(target, out, tokens=1200)
-    shape = TraineeShape(kind, depth=DEPTH)
-    pace = Pace(measure_steps=10, save_steps=3)
-    return replace(
-        whole, data=corpus, shape=shape, pace=pace, recipe=replace(whole.recipe, joint=JOINT), evaluation_rows=1
-    )
+    whole = job(target, out, tokens=1200)
+    shape, pace = TraineeShape(kind, depth=DEPTH), Pace(measure_steps=10, save_steps=3)
+    recipe = replace(whole.recipe, joint=JOINT)
+    return replace(whole, data=corpus, shape=shape, pace=pace, recipe=recipe, evaluation_rows=1)
 
 
 @pytest.fixture(scope="module")
@@ -98,8 +94,7 @@ def split(draft_folder: Path) -> Split:
 
 
 def trainee(target: Target, split: Split) -> JointTrainee:
-    vocabulary = choose_vocabulary(split.train, 200, target.tokenizer.vocab_size, always=(1,))
-    drafter = make_trainee(TraineeShape(TrainedKind.MEDUSA, depth=DEPTH), target, vocabulary)
+    drafter = make_trainee(TraineeShape(TrainedKind.MEDUSA, depth=DEPTH), target, vocabulary_of(target, split))
     return joint_trainee(target, drafter, JOINT.drafter_weight)
 
 
@@ -186,26 +181,23 @@ def test_an_interrupted_command_goes_on(
 def greedy(folder: Path, tokens: int = 24) -> list[int]:
     """As transformers writes it."""
     model: Any = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
-    ids = torch.tensor([PROMPT])
-    found = model.generate(ids, max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False, pad_token_id=1)
-    return list(found[0, len(PROMPT) :].tolist())
+    limits = {"max_new_tokens": tokens, "min_new_tokens": tokens, "pad_token_id": 1}
+    return list(model.generate(torch.tensor([PROMPT]), do_sample=False, **limits)[0, len(PROMPT) :].tolist())
 
 
 async def test_it_is_served_and_its_text_is_the_new_targets(made: Made) -> None:
     target = load_engine(str(made.target), SETTINGS)
     drafter = load_draft_engine(str(made.drafter), SETTINGS, str(made.target))
-    ask = GenerateRequest(
-        token_ids=PROMPT, seed=5, max_new_tokens=24, ignore_eos=True, sampling=SamplingParams(temperature=0.0)
-    )
+    greedily = SamplingParams(temperature=0.0)
+    ask = GenerateRequest(token_ids=PROMPT, seed=5, max_new_tokens=24, ignore_eos=True, sampling=greedily)
     async with (
         target_service(target) as (_, target_address),
         draft_service(drafter) as (_, draft_address),
         coordinator(target_address, draft_address, model=str(made.target)) as client,
     ):
         alone = await client.generate(replace(ask, speculation=SpeculationSettings(off=True)))
-        drafted = await client.generate(
-            replace(ask, speculation=SpeculationSettings(drafter="model", num_draft_tokens=DEPTH))
-        )
+        speculation = SpeculationSettings(drafter="model", num_draft_tokens=DEPTH)
+        drafted = await client.generate(replace(ask, speculation=speculation))
     assert list(alone.token_ids) == list(drafted.token_ids) == greedy(made.target)
 
 
@@ -263,9 +255,8 @@ def test_features_in_training_are_those_that_are_served(made: Made, split: Split
 
 def made_trainee(made: Made, target: Target) -> Any:
     split = split_rows(read_shards(made.asked.data or Path()))
-    size = target.tokenizer.vocab_size
-    vocabulary = choose_vocabulary(split.train, 200 if made.asked.shape.kind.reduces else size, size, always=(1,))
-    return make_trainee(made.asked.shape, target, vocabulary)
+    shape = made.asked.shape
+    return make_trainee(shape, target, vocabulary_of(target, split, 200 if shape.kind.reduces else None))
 
 
 @pytest.mark.parametrize(
@@ -296,9 +287,9 @@ def test_a_table_is_refused(corpus: Path, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def options(target_folder: Path, corpus: Path, tmp_path: Path) -> Iterator[list[str]]:
+def options(target_folder: Path, corpus: Path, tmp_path: Path) -> list[str]:
     paths = ["--target", str(target_folder), "--out", str(tmp_path / "both"), "--data", str(corpus)]
-    yield [*paths, "--threads", "1", "--evaluation-rows", "1"]
+    return [*paths, "--threads", "1", "--evaluation-rows", "1"]
 
 
 def test_the_command_says_how_to_serve_it(options: list[str], tmp_path: Path) -> None:

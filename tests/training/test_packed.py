@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from paceline.runtime.config import DraftConfig
 from paceline_training.checkpoint import pack_draft
 from paceline_training.kinds import TraineeShape
 from paceline_training.make_draft import train_draft
-from tests.training.tiny_target import SETTINGS, load_target, wanted
+from tests.training.tiny_target import SETTINGS, job, load_target
 
 QUIET = Console(quiet=True)
 LARGEST_SHIPPED = 32_000_000
@@ -47,11 +48,11 @@ def test_int8_is_half_a_step_of_its_row_away() -> None:
     weights["matrix"][3] = 0
     packed = pack(weights, WeightFormat.INT8)
     assert packed["matrix"].dtype == torch.int8
-    found = unpack(packed)
-    assert set(found) == set(weights)
+    again = unpack(packed)
+    assert set(again) == set(weights)
     step = weights["matrix"].abs().amax(1, keepdim=True) / 127
-    assert bool(((found["matrix"] - weights["matrix"]).abs() <= 0.5001 * step).all())
-    assert torch.equal(found["vector"], weights["vector"].half())
+    assert bool(((again["matrix"] - weights["matrix"]).abs() <= 0.5001 * step).all())
+    assert torch.equal(again["vector"], weights["vector"].half())
 
 
 def test_a_packed_draft_is_the_draft_in_half_the_bytes(
@@ -122,7 +123,7 @@ def test_bad_measurements_are_one_line(
 
 def test_training_starts_from_another_draft(draft_folder: Path, target_folder: Path, tmp_path: Path) -> None:
     """Two steps from a draft are better than two steps from the target's layers; the vocabulary may be another."""
-    short = wanted(target_folder, tmp_path / "fresh", tokens=200)
+    short = job(target_folder, tmp_path / "fresh", tokens=200)
     short = replace(short, data=draft_folder / "work" / "corpus", shape=TraineeShape(), draft_vocab=180)
     going_on = replace(short, out=tmp_path / "further", init=draft_folder)
     fresh = train_draft(replace(short, shape=TraineeShape(layers=(0, 2))), QUIET).training["held_out_overlap"]
@@ -136,8 +137,7 @@ def test_training_starts_from_another_draft(draft_folder: Path, target_folder: P
 
 
 def test_a_damaged_packed_draft_is_refused(packed_folder: Path, target_folder: Path, tmp_path: Path) -> None:
-    for file in packed_folder.iterdir():
-        (tmp_path / file.name).write_bytes(file.read_bytes())
+    shutil.copytree(packed_folder, tmp_path, dirs_exist_ok=True)
     tensors: dict[str, Any] = load_file(tmp_path / WEIGHTS_FILE)
     scale = next(name for name in tensors if name.endswith(".scale"))
     del tensors[scale]
