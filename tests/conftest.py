@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
 
 from tests.warm import warm_processes
+
+settings.register_profile("no deadline", deadline=None)  # a busy machine takes its time
+settings.load_profile("no deadline")
 
 
 def pytest_configure(config: pytest.Config) -> None:
