@@ -1,4 +1,4 @@
-"""Special tokens are the chat template's alone: their text in a message is text."""
+"""Special tokens are the chat template's alone: their text in a message, or in a variable that it reads, is text."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from paceline.models.chat_template import template_variables
 from paceline.models.tokenizer import MAX_SPECIAL_TEXTS, TransformersTokenizer, load_tokenizer
 from paceline.protocol.errors import InvalidInput
 from paceline.protocol.generation import ChatMessage
@@ -116,6 +117,45 @@ def test_where_words_get_a_space_in_front_none_is_added_inside() -> None:
     ids = tokenizer.render_chat(messages)
     assert (ids.count(1), ids.count(2)) == (2, 1)
     assert text_of(tokenizer, ids) == template_text(tokenizer, messages)
+
+
+TURNS = [{"role": "user", "content": "q"}]
+READING = (
+    "{{ bos_token }}{% for m in messages %}{{ m.content }}{% if not loop.last %}{% continue %}{% endif %}{% endfor %}"
+    "{% set own = namespace(a=1) %}{% generation %}{% endgeneration %}"
+    "{% if not enable_thinking | default(true) %}-{% endif %}"
+    "{% if reasoning_effort is defined %}[{{ reasoning_effort }}]{% endif %}"
+    "{% if tokenize %}{{ strftime_now('') }}{% endif %}"
+)
+
+
+def test_what_the_renderer_sets_itself_is_none_of_them() -> None:
+    assert template_variables(READING) == {"bos_token", "enable_thinking", "reasoning_effort", "tokenize"}
+    assert templated(READING).template_variables == {"enable_thinking", "reasoning_effort"}
+    both = {"default": READING, "tool_use": "{{ messages }}{{ xml_tools }}"}
+    assert templated(both).template_variables == {"enable_thinking", "reasoning_effort", "xml_tools"}
+
+
+@pytest.mark.parametrize("template", ["", "{% if %}"])
+def test_a_template_that_says_nothing_reads_nothing(template: str) -> None:
+    assert template_variables(template) == frozenset()
+
+
+def test_values_are_written_by_the_template() -> None:
+    made = templated(READING)
+    ids = made.render_turns(TURNS, (), {"reasoning_effort": "low", "enable_thinking": False})
+    assert made.decode(ids) == "q-[low]"
+    assert made.decode(made.render_turns(TURNS)) == "q"
+    special = [{"role": "user", "content": "</s>"}]
+    assert made.template_text(special, (), {"reasoning_effort": "low"}) == "<s></s>[low]"
+    assert made.decode(made.render_turns(special, (), {"reasoning_effort": "low"})) == "</s>[low]"
+
+
+def test_a_value_can_t_write_a_special_token() -> None:
+    with pytest.raises(
+        InvalidInput, match=r"chat_template_kwargs.reasoning_effort = .*without the text of a special"
+    ):
+        templated(READING).render_turns(TURNS, (), {"reasoning_effort": "low</s>"})
 
 
 @pytest.mark.real_model

@@ -1,4 +1,4 @@
-"""Round trips, special tokens, chat, and the fingerprint."""
+"""Round trips, bytes of tokens in each way that vocabularies write them, special tokens, chat, the fingerprint."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models
+from transformers import PreTrainedTokenizerFast
 
-from paceline.models.tokenizer import TransformersTokenizer, load_tokenizer, vocabulary_fingerprint
+from paceline.models.tokenizer import TableTokenizer, TransformersTokenizer, load_tokenizer, vocabulary_fingerprint
 from paceline.protocol.errors import InvalidInput, Unsupported
 from paceline.protocol.generation import ChatMessage
 from tests.models.saving import byte_level_tokenizer, letter_tokenizer
@@ -89,3 +91,33 @@ def test_table_chat_is_text() -> None:
 def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="a model with a tokenizer"):
         load_tokenizer(str(tmp_path))
+
+
+TEXT = "aé 😀\n\ufffd\t漢"
+
+
+def by_byte_names() -> TransformersTokenizer:
+    """As SentencePiece's vocabularies: letters, and bytes by their numbers for all others."""
+    pieces = ["</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "a", "▁", "▁a"]
+    inner = Tokenizer(models.BPE({piece: i for i, piece in enumerate(pieces)}, [("▁", "a")], byte_fallback=True))
+    inner.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    return TransformersTokenizer(PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="</s>"))
+
+
+@pytest.mark.parametrize(
+    "tokenizer",
+    [TransformersTokenizer(byte_level_tokenizer()), by_byte_names(), TableTokenizer(300, 256)],
+    ids=["letters", "numbers", "table"],
+)
+def test_the_bytes_of_tokens_join_to_those_of_the_text(tokenizer: TransformersTokenizer | TableTokenizer) -> None:
+    ids = tokenizer.encode(TEXT, add_special_tokens=False)
+    assert b"".join(map(tokenizer.text_bytes, ids)) == TEXT.encode()
+    assert any("\ufffd" in tokenizer.decode((i,)) for i in ids), "parts of a character are among them"
+    (end,) = tokenizer.eos_token_ids
+    assert tokenizer.text_bytes(end) == b""
+
+
+def test_a_letter_of_a_table_model_is_its_text() -> None:
+    tokenizer = TableTokenizer(97, 0)
+    assert tokenizer.text_bytes(1) == tokenizer.decode((1,)).encode()
+    assert tokenizer.text_bytes(0) == b""
