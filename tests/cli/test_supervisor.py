@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -116,6 +117,13 @@ def test_children_spin_briefly_and_have_a_group_of_their_own(services: Supervise
     assert environment["GOMP_SPINCOUNT"] == str(SPIN_COUNT)
 
 
+def generated(services: SupervisedServices, *flags: str) -> Any:
+    """What `generate --json` prints."""
+    result = runner.invoke(app, ["generate", "--coordinator", services.address, "--json", *flags])
+    assert result.exit_code == 0, result.stderr
+    return json.loads(result.stdout)
+
+
 def test_generate_streams_and_shows_the_statistics(services: SupervisedServices) -> None:
     arguments = ["generate", "--coordinator", services.address, "--chat", "hi", "--system", "be brief"]
     result = runner.invoke(app, [*arguments, "--max-new-tokens", "12", "--seed", "5", "--compare"])
@@ -130,10 +138,8 @@ def test_generate_json_is_what_the_client_gets(services: SupervisedServices, tmp
     file = tmp_path / "prompt.txt"
     file.write_text("from a file")
     sampling = ["--temperature", "0.7", "--top-k", "40", "--top-p", "0.9", "--min-p", "0.01"]
-    arguments = ["generate", "--coordinator", services.address, "--prompt-file", str(file), "--max-new-tokens", "9"]
-    result = runner.invoke(app, [*arguments, *sampling, "--acceptance", "block", "--num-draft-tokens", "2", "--json"])
-    assert result.exit_code == 0, result.stderr
-    shown = json.loads(result.stdout)
+    drafting = ["--max-new-tokens", "9", "--acceptance", "block", "--num-draft-tokens", "2"]
+    shown = generated(services, "--prompt-file", str(file), *sampling, *drafting)
     assert shown["prompt_token_ids"] == list(b"from a file")
     assert len(shown["token_ids"]) == len(shown["provenance"]) <= 9
     assert shown["stats"]["speculative_decoding"]["num_spec_tokens"] <= 2
@@ -142,24 +148,19 @@ def test_generate_json_is_what_the_client_gets(services: SupervisedServices, tmp
 
 
 def test_drafter_none_is_target_only_and_the_text_is_the_same(services: SupervisedServices) -> None:
-    arguments = ["generate", "--coordinator", services.address, "--prompt", "a", "--max-new-tokens", "20"]
-    texts = []
-    for flags in (["--drafter", "none"], ["--num-draft-tokens", "5"]):
-        result = runner.invoke(app, [*arguments, "--seed", "77", "--json", *flags])
-        shown = json.loads(result.stdout)
-        texts.append(shown["token_ids"])
-        assert (set(shown["provenance"]) == {"target"}) == (flags[1] == "none")
-    assert texts[0] == texts[1]
+    asked = ("--prompt", "a", "--max-new-tokens", "20", "--seed", "77")
+    alone, drafted = (
+        generated(services, *asked, *flags) for flags in (("--drafter", "none"), ("--num-draft-tokens", "5"))
+    )
+    assert set(alone["provenance"]) == {"target"} != set(drafted["provenance"])
+    assert alone["token_ids"] == drafted["token_ids"]
 
 
 def test_a_predicted_file_is_proposed_and_the_text_is_the_same(services: SupervisedServices, tmp_path: Path) -> None:
     file = tmp_path / "prediction.txt"
     file.write_text("something else")
-    arguments = ["generate", "--coordinator", services.address, "--prompt", "a", "--max-new-tokens", "9", "--json"]
-    shown = [
-        json.loads(runner.invoke(app, [*arguments, "--seed", "77", "--num-draft-tokens", "3", *flags]).stdout)
-        for flags in ([], ["--prediction", str(file)])
-    ]
+    asked = ("--prompt", "a", "--max-new-tokens", "9", "--seed", "77", "--num-draft-tokens", "3")
+    shown = [generated(services, *asked), generated(services, *asked, "--prediction", str(file))]
     predicted = [one["stats"]["prediction_accepted"] + one["stats"]["prediction_rejected"] for one in shown]
     assert shown[0]["token_ids"] == shown[1]["token_ids"]
     assert predicted[0] == 0 < predicted[1]

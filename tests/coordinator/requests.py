@@ -113,6 +113,19 @@ class RecordingLink:
         return [command for command in self.take() if isinstance(command, kind)]
 
 
+class NarrowLink(RecordingLink):
+    """A link whose frames have no room for one kind of command."""
+
+    def __init__(self, too_large: type) -> None:
+        super().__init__()
+        self._too_large = too_large
+
+    def send(self, command: Any, urgent: bool = False) -> None:
+        if isinstance(command, self._too_large):
+            raise InvalidInput.of(f"bytes of {self._too_large.__name__}", 2_000_000, "at most 1048576")
+        super().send(command, urgent)
+
+
 def target_peer(link: object) -> TargetPeer:
     return TargetPeer(cast(Any, link))
 

@@ -13,7 +13,7 @@ from paceline.protocol.proposal import ROOT, Acceptance, Proposal
 from paceline.protocol.sampling import Grammar, GrammarKind, SamplingParams
 from paceline.protocol.session import Close
 from paceline.protocol.target import Round, TargetOpen, TargetOpened
-from tests.coordinator.requests import PROMPT, RecordingLink, TargetRequest
+from tests.coordinator.requests import PROMPT, NarrowLink, RecordingLink, TargetRequest
 
 PROPOSAL = Proposal(1, (4, 5), (1.0, 1.0))
 FULL = Overloaded("full", retry_after_ms=60_000)
@@ -228,3 +228,20 @@ async def test_targets_that_die_of_something_else_are_not_counted(sampling: Samp
         await request.lose()
     request.answer(2, session=3 * MAX_DEATHS)
     assert (await task).verdict.token_ids == (7,)
+
+
+@pytest.mark.parametrize("drafting", [False, True])
+async def test_a_round_says_whether_a_draft_works_meanwhile(drafting: bool) -> None:
+    request = TargetRequest()
+    waiting = await request.pending(drafting=drafting)
+    (round_,) = request.link.take_only(Round)
+    assert round_.drafting is drafting
+    waiting.cancel()
+
+
+async def test_a_session_that_is_too_large_for_a_frame_is_not_counted_on_its_peer() -> None:
+    request = TargetRequest(NarrowLink(TargetOpen))
+    with pytest.raises(InvalidInput, match="bytes of TargetOpen"):
+        await request.round()
+    request.session.close()
+    assert request.pool.peers[0].sessions == 0

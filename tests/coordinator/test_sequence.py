@@ -1,4 +1,4 @@
-"""What a recovered token stands in place of, as the client is told."""
+"""A text as rounds are committed to it: what a recovered token replaces, and where reasoning begins and ends."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import pytest
 
 from coordinator.text.outbox import merge
 from coordinator.text.sequence import Sequence
-from paceline.models.tokenizer import TableTokenizer
+from paceline.models.reasoning import ReasoningMarks
+from paceline.models.tokenizer import TableTokenizer, TransformersTokenizer
 from paceline.protocol import codec
 from paceline.protocol.errors import InvalidInput
 from paceline.protocol.generation import Provenance, Tokens
@@ -14,6 +15,8 @@ from paceline.protocol.proposal import ROOT, Proposal
 from paceline.protocol.target import Verdict
 from paceline.sampling.acceptance import Decision
 from tests.coordinator.requests import PROMPT, VOCAB, task_of
+from tests.gateway.templates import OPENED, THINKING
+from tests.models.saving import byte_level_tokenizer
 
 CHAIN = Proposal(1, (10, 11, 12), (1.0, 1.0, 1.0))
 TREE = Proposal(1, (10, 20, 11, 21), (1.0,) * 4, parents=(ROOT, ROOT, 0, 1))
@@ -60,3 +63,32 @@ def test_more_replaced_tokens_than_recovered_ones_are_refused() -> None:
     message.tokens.replaced_token_ids.append(9)
     with pytest.raises(InvalidInput, match="replaced_token_ids = 2: must be 0 or 1"):
         codec.decode_generate_event(message)
+
+
+def sequence_of(template: str, resumed: str) -> tuple[Sequence, TransformersTokenizer]:
+    """A text whose markers of reasoning are several tokens: a byte each, here."""
+    inner = byte_level_tokenizer()
+    inner.chat_template = template
+    tokenizer = TransformersTokenizer(inner)
+    prompt = tokenizer.render_turns([{"role": "user", "content": "why"}])
+    task = task_of(prompt=prompt, resume_token_ids=tuple(tokenizer.encode(resumed)), max_length=999)
+    return Sequence(task, tokenizer, ReasoningMarks.from_tokenizer(tokenizer)), tokenizer
+
+
+@pytest.mark.parametrize(
+    ("template", "resumed", "text", "reasons_behind"),
+    [
+        pytest.param(OPENED, "", "so</think>it", "so</think", id="opened by the template"),
+        pytest.param(THINKING, "", "<think>so</think>it", ">so</think", id="opened by the model"),
+        pytest.param(THINKING, "<thi", "nk>so</think>it", ">so</think", id="resumed within the marker"),
+    ],
+)
+def test_a_round_begins_inside_behind_the_opening_marker_s_last_token(
+    template: str, resumed: str, text: str, reasons_behind: str
+) -> None:
+    sequence, tokenizer = sequence_of(template, resumed)
+    inside = ""
+    for letter, token_id in zip(text, tokenizer.encode(text), strict=True):
+        sequence.commit(Decision(ROOT, (), token_id, Provenance.TARGET), None, Verdict(1, 2, (token_id,)))
+        inside += letter if sequence.reasoning else ""
+    assert inside == reasons_behind

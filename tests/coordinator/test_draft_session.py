@@ -1,42 +1,32 @@
-"""What is too large for a link's frames: nothing stays counted, and a draft that can't be told costs speed only."""
+"""A request's session on a draft service: whose costs it knows, and what is too large to be told."""
 
 from __future__ import annotations
-
-from typing import Any
-
-import pytest
 
 from coordinator.sessions.draft import DraftSession
 from coordinator.sessions.draft_pool import DraftPool
 from coordinator.sessions.round_draft import PendingCommit
+from paceline.costs.cost_line import CostLine
+from paceline.costs.service_costs import DraftCosts
 from paceline.protocol.draft import Commit, DraftBudget, DraftOpen
-from paceline.protocol.errors import InvalidInput
 from paceline.protocol.proposal import ROOT, Outcome
-from paceline.protocol.target import TargetOpen
-from tests.coordinator.requests import PROMPT, RecordingLink, TargetRequest, draft_pool, task_of
+from tests.coordinator.requests import PROMPT, NarrowLink, RecordingLink, draft_pool, task_of
 
+LINE = CostLine(((1, 10.0), (8, 20.0)))
 BEHIND = PendingCommit(Outcome(2, ROOT, 4), (4,), (*PROMPT, 4), DraftBudget(4), "", is_awaited=False)
 
 
-class NarrowLink(RecordingLink):
-    """A link whose frames have no room for one kind of command."""
-
-    def __init__(self, too_large: type) -> None:
-        super().__init__()
-        self._too_large = too_large
-
-    def send(self, command: Any, urgent: bool = False) -> None:
-        if isinstance(command, self._too_large):
-            raise InvalidInput.of(f"bytes of {self._too_large.__name__}", 2_000_000, "at most 1048576")
-        super().send(command, urgent)
-
-
-async def test_a_target_session_that_cannot_be_sent_is_not_counted_on_its_peer() -> None:
-    request = TargetRequest(NarrowLink(TargetOpen))
-    with pytest.raises(InvalidInput, match="bytes of TargetOpen"):
-        await request.round()
-    request.session.close()
-    assert request.pool.peers[0].sessions == 0
+async def test_a_drafts_costs_are_known_before_a_session_is_placed() -> None:
+    """Whether to draft at all is planned before a session is opened."""
+    link = RecordingLink(DraftCosts(LINE, rows=5), drafters=("model",))
+    pool = draft_pool(link)
+    session = DraftSession(pool, task_of(), "model")
+    assert session.peer is pool.peers[0]
+    assert session.peer.costs == DraftCosts(LINE, rows=5)
+    session.open(PROMPT, DraftBudget(), "")
+    link.costs = DraftCosts(LINE, rows=6)
+    assert session.peer.costs.rows == 6, "the latest"
+    assert DraftSession(pool, task_of(), "elsewhere").peer is None
+    assert DraftSession(None, task_of(), "").peer is None
 
 
 def draft_over(link: NarrowLink) -> tuple[DraftPool, DraftSession]:
