@@ -91,7 +91,7 @@ class RecordingLink:
         self.sent: list[Any] = []
         self.last_id = 0
 
-    def why_down(self) -> PeerUnavailable:
+    def why_down(self) -> PacelineError:
         return PeerUnavailable("no link to nowhere")
 
     def next_session_id(self) -> int:

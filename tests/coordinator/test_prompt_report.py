@@ -203,5 +203,8 @@ def test_a_client_keeps_what_a_resumed_stream_brings_again_once() -> None:
 
 def wire_rows(first: int, count: int) -> PromptLogprobs:
     """Rows as the wire has them, in float32."""
-    rows = (replace(row, logprobs=tuple(np.float32(row.logprobs).tolist())) for row in rows_about(first, count))
+    rows = (
+        replace(row, logprobs=tuple(np.asarray(row.logprobs, np.float32).tolist()))
+        for row in rows_about(first, count)
+    )
     return PromptLogprobs(first, tuple(rows))
