@@ -14,13 +14,12 @@ from paceline.protocol.proposal import Acceptance
 from paceline.protocol.sampling import SamplingParams
 from paceline.sampling.distribution import processed_scores, sparse_support
 from paceline.sampling.noise import Stream
-from tests.engine.vocabulary.test_translated_rows import DRAFTS, Direct, engine_of
+from tests.engine.vocabulary.test_translated_rows import Direct, engine_of
 from tests.sampling.field import exponentials
 from tests.services.harness import NOISE, linked_draft
 from tests.services.test_shadow import PREFIX, SAMPLINGS, shadowed
 
-DRAFT = DRAFTS["byte-level"]
-DIRECT = Direct(DRAFT)
+DIRECT = Direct()
 LENGTH = 40
 UNMAPPED = sorted({*range(DIRECT.target.vocab_size)} - {*DIRECT.shared.target_ids.tolist()})
 """The target's ids that the draft can't say."""
@@ -73,7 +72,7 @@ def ranks_of(order: Order, ids: list[int], sampling: SamplingParams, most: int) 
 
 
 async def shadow_ranks(ids: list[int], sampling: SamplingParams, acceptance: Acceptance) -> dict[int, int]:
-    async with linked_draft(engine_of(DIRECT, DRAFT)) as events:
+    async with linked_draft(engine_of(DIRECT)) as events:
         standings = await shadowed(events, 1, ids, sampling, acceptance)
     return {position: rank for position, (rank, _) in standings.items()}
 
