@@ -216,6 +216,7 @@ def _run(words: Sequence[str], folder: str) -> None:
     flag, program, *arguments = words
     if flag == "-m":
         sys.argv, sys.path[0] = [program, *arguments], folder
+        sys.modules.pop(f"{program}.__main__", None)
         runpy.run_module(program, run_name="__main__", alter_sys=True)
     else:
         sys.argv, sys.path[0] = ["-c", *arguments], ""
