@@ -34,12 +34,6 @@ TESTS: Mapping[tuple[str, str], Sequence[str]] = {
     ("D14", "a stranger who asks whether somebody's prefix is cached; one link that opens sessions without end"): (
         "tests/services/test_tenants.py", "tests/engine/test_blocks.py", "tests/coordinator/test_pool.py",
     ),
-    ("D15", "100 MB of trailers, small and in one line; of an extension of a chunk; of a head"): (
-        "tests/gateway/test_framing.py",
-    ),
-    ("D17", "each field of a body as long as a body may be, and as many in it as there is room for"): (
-        "tests/gateway/test_large_fields.py",
-    ),
     ("D18", "pages of a foreign site, under its own name (DNS rebinding) and from elsewhere"): (
         "tests/gateway/test_sites.py",
     ),
