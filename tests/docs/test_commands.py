@@ -7,6 +7,7 @@ import re
 import runpy
 import shlex
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import redirect_stdout
 from functools import cache
@@ -31,7 +32,7 @@ SERVICES = {
     "target-service": "target_service",
     "draft-service": "draft_service",
     "coordinator": "coordinator",
-    "gateway": "gateway",
+    "gateway": "paceline_gateway",
 }
 FENCE = re.compile(r"^```(?:sh|bash)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
@@ -70,6 +71,7 @@ def help_text(module: str) -> str:
     """What `python -m MODULE --help` prints."""
     printed = StringIO()
     with (
+        warnings.catch_warnings(category=RuntimeWarning, action="ignore"),  # another test may have imported it
         mock.patch.dict(os.environ, COLUMNS="300"),
         mock.patch.object(sys, "argv", [module, "--help"]),
         redirect_stdout(printed),

@@ -49,6 +49,13 @@ def plain_scores(model: TableModel, history: tuple[int, ...]) -> Scores:
     return scores
 
 
+@cache
+def support_of(scores: bytes) -> tuple[SparseDistribution, NDArray[np.float64]]:
+    """The support of a row of scores, and that support's own row."""
+    support = sparse_support(np.frombuffer(scores, np.float32))
+    return support, support_scores(support, VOCAB)
+
+
 @dataclass(frozen=True)
 class Drawn:
     """A drafted token, its q, and where it was drawn from."""
@@ -94,8 +101,8 @@ class Rounds:
         return plain_scores(self.draft, tuple(history))
 
     def draw(self, scores: Scores, position: int) -> Drawn:
-        support = sparse_support(scores)
-        token = race(support_scores(support, VOCAB), self.draft_noise, Stream.DRAFT, position, self.round_key())
+        support, supported = support_of(scores.tobytes())
+        token = race(supported, self.draft_noise, Stream.DRAFT, position, self.round_key())
         return Drawn(token, support)
 
     def propose(self, k: int) -> Proposal:
