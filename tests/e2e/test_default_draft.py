@@ -48,7 +48,7 @@ def test_the_default_models_draft_is_there_and_changes_no_text(default: Cluster)
 @pytest.mark.real_model
 @pytest.mark.parametrize("acceptance", [Acceptance.REJECTION, Acceptance.BLOCK])
 def test_what_it_draws_from_int8_weights_is_drawn_again(default: Cluster, acceptance: Acceptance) -> None:
-    samplings = (SamplingParams(0.7), SamplingParams(1.5), SamplingParams(1.0, top_k=20, top_p=0.9))
+    samplings = (SamplingParams(1.5), SamplingParams(0.8, top_k=20, top_p=0.9))
     with default.client() as client:
         for sampling in samplings:
             drafted = client.generate(replace(REQUEST, sampling=sampling, acceptance=acceptance))

@@ -100,9 +100,12 @@ def over_http(address: str, length: int) -> tuple[int, ...]:
 
 
 def test_what_finds_no_room_keeps_nobody_waiting(deployed: Deployed) -> None:
-    states = {line["name"].removeprefix("paceline/"): line["state"] for line in deployed.lines()}
     serving = ("target-0", "draft-0", "draft-1", "coordinator-0", "gateway-0")
-    assert states == {f"{each}/rank-0": "serving" for each in serving} | {"draft-2/rank-0": "without room"}
+    states = {f"{each}/rank-0": "serving" for each in serving} | {"draft-2/rank-0": "without room"}
+    eventually(
+        lambda: {line["name"].removeprefix("paceline/"): line["state"] for line in deployed.lines()} == states,
+        "all that has room serves",
+    )
     assert LACK in deployed.said
     assert f"--coordinator {deployed.line('coordinator-0')['address']}" in deployed.said
     assert f"OpenAI's API: http://{deployed.line('gateway-0')['address']}/v1" in deployed.said
