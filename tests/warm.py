@@ -29,7 +29,8 @@ from typing import Any, NoReturn
 from paceline.local.service_process import PROGRAMS, thread_environment
 
 COMMAND = "from paceline.cli.main import main; main()"
-"""The code of a `paceline` that a test starts with its own interpreter."""
+PACELINE = (sys.executable, "-c", COMMAND)
+"""`paceline` of this interpreter, to be followed by its arguments."""
 SERVICES = frozenset(module for module, _ in PROGRAMS.values())
 IMPORTS = (*(f"{module}.__main__" for module in SERVICES), "paceline.cli.main", "paceline.engine.transformer")
 KERNELS = ("drafted", "racing", "ranking", "suffix")
@@ -77,24 +78,17 @@ class Nursery:
         if self._process is not None:
             self._process.wait()
 
-    def fork(self, call: Mapping[str, Any]) -> int:
-        """Start a process; returns its id."""
-        wish = {
-            "program": _program(call["args"]),
-            "environment": _given_environment(call),
-            "folder": os.fspath(call["cwd"] or Path.cwd()),
-            "process_group": call["process_group"],
-            "session": call["start_new_session"],
-        }
-        pipes = (call["p2cread"], call["c2pwrite"], call["errwrite"])
-        streams = [own if pipe == -1 else pipe for own, pipe in enumerate(pipes)]
+    def fork(self, wish: Mapping[str, Any], streams: Sequence[int]) -> int:
+        """Start a process with these descriptors for its stdin, stdout and stderr; returns its id."""
         with self._lock:
             self._prctl(PR_SET_CHILD_SUBREAPER, 1)
             try:
                 socket.send_fds(self._wishes, [json.dumps(wish).encode()], streams)
-                return int(self._wishes.recv(WISH_BYTES))
+                child = self._wishes.recv(WISH_BYTES)
             finally:
                 self._prctl(PR_SET_CHILD_SUBREAPER, 0)
+        assert child, "the process that forks has ended; what it printed says why"
+        return int(child)
 
 
 @contextmanager
@@ -106,10 +100,12 @@ def warm_processes(open_nursery: Callable[[], Nursery] = Nursery.start) -> Itera
 
     def fork_or_start(popen: subprocess.Popen[bytes], *arguments: Any) -> None:
         call = parameters.bind(popen, *arguments).arguments
-        if not _may_fork(call):
+        wish = _wish_of(call)
+        if wish is None:
             start(popen, *arguments)
             return
-        popen.pid = nursery().fork(call)
+        pipes = (call["p2cread"], call["c2pwrite"], call["errwrite"])
+        popen.pid = nursery().fork(wish, [own if pipe == -1 else pipe for own, pipe in enumerate(pipes)])
         popen._child_created = True  # type: ignore[attr-defined]
         ends = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
         popen._close_pipe_fds(*(call[end] for end in ends))  # type: ignore[attr-defined]
@@ -123,10 +119,19 @@ def warm_processes(open_nursery: Callable[[], Nursery] = Nursery.start) -> Itera
             nursery().close()
 
 
-def _may_fork(call: Mapping[str, Any]) -> bool:
-    """Whether `Popen` is to start a program of ours, in a way that a fork can be started in too."""
-    plain = not (call["preexec_fn"] or call["pass_fds"] or call["shell"])
-    return plain and _program(call["args"]) is not None and _loads_alike(_given_environment(call))
+def _wish_of(call: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What a fork is to be; None: the program is not ours, or `Popen` is asked for more than forks can do."""
+    program, environment = _program(call["args"]), dict(os.environ if call["env"] is None else call["env"])
+    more = call["preexec_fn"] or call["pass_fds"] or call["shell"] or call["executable"]
+    if more or program is None or not _loads_alike(environment):
+        return None
+    return {
+        "program": program,
+        "environment": environment,
+        "folder": os.fspath(call["cwd"] or Path.cwd()),
+        "process_group": call["process_group"],
+        "session": call["start_new_session"],
+    }
 
 
 def _program(command: object) -> list[str] | None:
@@ -134,12 +139,8 @@ def _program(command: object) -> list[str] | None:
     words = [os.fspath(word) for word in command] if isinstance(command, list | tuple) else []
     if words[:1] == [str(Path(sys.executable).with_name("paceline"))]:
         return ["-c", COMMAND, *words[1:]]
-    ours = words[1:3] == ["-c", COMMAND] or (words[1:2] == ["-m"] and words[2] in SERVICES)
-    return words[1:] if ours and words[0] == sys.executable else None
-
-
-def _given_environment(call: Mapping[str, Any]) -> dict[str, str]:
-    return dict(os.environ if call["env"] is None else call["env"])
+    is_service = words[:2] == [sys.executable, "-m"] and words[2] in SERVICES
+    return words[1:] if is_service or words[:3] == [*PACELINE] else None
 
 
 def _environment() -> dict[str, str]:

@@ -12,8 +12,9 @@ from typing import Any
 
 import psutil
 
-from paceline.access.keys import ApiKey, ApiKeys, hash_of, new_key, save_keys
+from paceline.access.keys import new_key
 from tests.attacks.registry import attack
+from tests.e2e.keys import write_keys
 from tests.gateway.gateways import LONG, Answer, GatewayCluster, post
 from tests.gateway.test_large_fields import LARGE
 
@@ -33,8 +34,7 @@ class Besieged(GatewayCluster):
     def __init__(self, folder: Path, **options: Any) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         file = folder / "keys.json"
-        named = (ApiKey(name=name, sha256=hash_of(key)) for name, key in KEYS.items())
-        save_keys(ApiKeys(keys=tuple(named)), file)
+        write_keys(file, KEYS)
         super().__init__(folder, coordinator_flags={"api_keys": str(file)}, **options)
         self.api_key = KEYS["user"]
         self.waits: list[float] = []

@@ -5,17 +5,16 @@ from __future__ import annotations
 import asyncio
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import psutil
 
 from tests.attacks.registry import attack
+from tests.warm import PACELINE
 
 TABLE = "table:vocab=300,seed=1,eos=299"
 ENDED_S = 20.0
-MAIN = "from paceline.cli.main import main; main()"
 
 
 @attack("D7", "SIGKILL and SIGHUP of `paceline serve`")
@@ -29,7 +28,7 @@ async def orphans(folder: Path) -> str:
 
 def _end_serve(folder: Path, number: signal.Signals) -> float:
     ports = ("--port", "0", "--draft-port", "0", "--target-port", "0")
-    command = [sys.executable, "-c", MAIN, "serve", TABLE, "--drafter", f"model:{TABLE},noise=0.2"]
+    command = [*PACELINE, "serve", TABLE, "--drafter", f"model:{TABLE},noise=0.2"]
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / f"serve-{number.name}.log").open("wb") as log:
         serve = subprocess.Popen([*command, *ports], stdout=log, stderr=log)

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from paceline.cli.doctor import Addresses, Finding, examine
 from paceline.cli.main import app
 from paceline.protocol.generation import GenerateRequest
+from tests.warm import PACELINE
 
 SERVICES = ("draft-service", "target-service", "coordinator", "gateway")
 COMMANDS = ("pull", "models", "serve", *SERVICES, "generate", "doctor")
@@ -44,7 +45,7 @@ def test_help_has_an_example(command: str) -> None:
     ("command", "flag"), [("draft-service", "--drafter"), ("target-service", "--model"), ("coordinator", "--target")]
 )
 def test_service_help_has_an_example_and_the_services_own_flags(command: str, flag: str) -> None:
-    argv = [sys.executable, "-c", "from paceline.cli.main import main; main()", command, "--help"]
+    argv = [*PACELINE, command, "--help"]
     done = subprocess.run(argv, capture_output=True, text=True, env={**os.environ, "COLUMNS": "200"}, check=False)
     assert done.returncode == 0, done.stderr
     assert f"Example: paceline {command}" in done.stdout

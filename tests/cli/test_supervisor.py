@@ -8,7 +8,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -33,6 +32,7 @@ from paceline.protocol.errors import InvalidInput
 from paceline.runtime.config import TargetConfig
 from tests.engine import tiny
 from tests.models.saving import save_with_tokenizer
+from tests.warm import PACELINE
 
 TABLE = "table:vocab=300,seed=1,eos=299"
 TARGET = f"{TABLE},step_ms=10"
@@ -207,7 +207,7 @@ class ServeCommand:
     """`paceline serve` as a process of its own."""
 
     def __init__(self, folder: Path, *flags: str, model: str = TARGET) -> None:
-        argv = [sys.executable, "-c", "from paceline.cli.main import main; main()", "serve", model, *FREE_PORTS]
+        argv = [*PACELINE, "serve", model, *FREE_PORTS]
         self.process = subprocess.Popen(
             [*argv, "--log-dir", str(folder), *flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )

@@ -18,6 +18,7 @@ from paceline.protocol.sampling import SamplingParams
 from paceline.timeline.saved import read_rounds
 from tests.e2e.cluster import Cluster, cluster_fixture
 from tests.timeline.trace_rules import broken_rules
+from tests.warm import PACELINE
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -101,7 +102,7 @@ def test_a_client_in_javascript_from_the_protos_alone(services: Cluster, tmp_pat
 
 
 def paceline(*arguments: str) -> str:
-    return run(sys.executable, "-c", "from paceline.cli.main import main; main()", *arguments)
+    return run(*PACELINE, *arguments)
 
 
 def grpcurl(*arguments: str) -> str:

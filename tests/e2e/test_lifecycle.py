@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -23,6 +22,7 @@ from paceline.protocol.errors import PeerUnavailable
 from paceline.protocol.generation import GenerateRequest
 from tests.cli.test_supervisor import STOP_SECONDS, ServeCommand, serving
 from tests.e2e.cluster import Cluster, eventually, free_port
+from tests.warm import PACELINE
 
 SLOW = "table:vocab=300,seed=1,eos=299,step_ms=20"
 LENGTH = 60
@@ -107,10 +107,9 @@ def test_services_and_ranks_end_with_their_supervisor(tmp_path: Path, number: si
 
 
 def test_services_of_generate_end_with_it() -> None:
-    main = [sys.executable, "-c", "from paceline.cli.main import main; main()"]
     settings = {"model": SLOW, "drafter": "none", "prompt": "a", "max-new-tokens": "400"}
     arguments = ["generate", "--local", *(word for name, value in settings.items() for word in (f"--{name}", value))]
-    with subprocess.Popen([*main, *arguments], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as command:
+    with subprocess.Popen([*PACELINE, *arguments], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as command:
         assert command.stdout is not None
         assert command.stdout.read(1), "it generates"
         pids = descendants(command.pid)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from paceline.local.supervisor import SupervisedServices
 from paceline.runtime.config import LOCALHOST, PoolSettings
 from paceline.runtime.gateway_config import GatewayConfig
 from tests.gateway.gateways import post, request
+from tests.warm import PACELINE
 
 MODEL = "table:vocab=300,seed=1"
 PORTS = {"port": 0, "draft_port": 0, "target_port": 0}
@@ -37,8 +37,7 @@ def taken() -> Iterator[int]:
 
 def test_serve_opens_http_and_says_so(tmp_path: Path) -> None:
     flags = [word for port in (*PORTS, "http_port") for word in (f"--{port.replace('_', '-')}", "0")]
-    program = [sys.executable, "-c", "from paceline.cli.main import main; main()"]
-    command = [*program, "serve", MODEL, "--drafter", "none", *flags, "--log-dir", str(tmp_path)]
+    command = [*PACELINE, "serve", MODEL, "--drafter", "none", *flags, "--log-dir", str(tmp_path)]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert child.stdout is not None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager
@@ -29,6 +28,7 @@ from paceline_lab.bench.ab.experiments import EXPERIMENTS, AbOptions
 from paceline_lab.bench.ab.report import ab_markdown, arm_lines
 from paceline_lab.bench.simulated.services import OFF, SimulatedPair, drafted, request
 from paceline_lab.bench.users import RequestOutcome, UserRequest
+from tests.warm import PACELINE
 
 FAST = SimulatedPair("distribution=middling", 2.0, 0.5)
 SERVICES = ArmServices("table:vocab=300")
@@ -272,9 +272,8 @@ def test_what_was_measured_before_a_failure_is_reported(
 
 
 def test_sigterm_stops_the_services_too(tmp_path: Path) -> None:
-    code = "from paceline.cli.main import main; main()"
     asked = ["bench", "ab", "load", "--users", "1", "--turns", "500", "--out", str(tmp_path)]
-    bench = psutil.Popen([sys.executable, "-c", code, *asked], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    bench = psutil.Popen([*PACELINE, *asked], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 60
     while len(services := children_of(bench)) < 6:  # two groups of a target, a draft and a coordinator
         assert bench.poll() is None

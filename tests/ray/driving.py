@@ -14,13 +14,14 @@ from typing import Any
 import psutil
 
 from tests.e2e.cluster import eventually
+from tests.warm import PACELINE
 
 COMMAND_SECONDS = 120.0
 BACK_SECONDS = 60.0
 """A killed actor serves again within this time, on a machine that other tests keep busy."""
 # A token would be read from the user's home, or written there.
 ENVIRONMENT = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
-RAY = (sys.executable, "-c", "from paceline.cli.main import main; main()", "ray")
+RAY = (*PACELINE, "ray")
 """`paceline ray`, of this interpreter."""
 Line = dict[str, Any]
 

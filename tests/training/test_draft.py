@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -49,6 +48,7 @@ from tests.training.tiny_target import (
     writer,
     written,
 )
+from tests.warm import PACELINE
 
 QUIET = Console(quiet=True)
 RECIPE = TrainRecipe(loss=Loss.LK, tokens=5000, learning_rate=3e-3, warmup_steps=5, batch_rows=4)
@@ -307,8 +307,7 @@ def train_options(target: Path, out: Path, *flags: str) -> list[str]:
 def test_the_command_survives_a_kill(target_folder: Path, tmp_path: Path) -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     killed, undisturbed = tmp_path / "killed", tmp_path / "undisturbed"
-    command = "from paceline.cli.main import main; main()"
-    program = [sys.executable, "-c", command, *train_options(target_folder, killed)]
+    program = [*PACELINE, *train_options(target_folder, killed)]
     process = subprocess.Popen(program, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert process.stdout is not None
     with process.stdout as lines:
