@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import logging
 import secrets
-import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
@@ -16,7 +15,7 @@ from paceline.protocol.errors import PacelineError
 from paceline.protocol.explanation import PlanExplanation
 from paceline.protocol.generation import Provenance
 from paceline.protocol.records import GenerationStats, RoundRecord
-from paceline.runtime import logs, metrics
+from paceline.runtime import clock, logs, metrics
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +33,7 @@ class RequestObserver:
     """
 
     def __init__(self, request_id: str, tokenizer: Tokenizer | None) -> None:
-        self.arrived_at = time.perf_counter()
+        self.arrived_at = clock.now()
         self._id = request_id[:MAX_ID_CHARACTERS] or f"{_PROCESS}-{next(_numbers)}"
         self._tokenizer = tokenizer
         self._meter = metrics.RequestMeter()
@@ -89,7 +88,7 @@ class RequestObserver:
         if self._stats is None:
             logger.info(
                 "request failed: tenant=%s trace=%s prompt_tokens=%d seconds=%.3f reason=%s error=%s",
-                self._tenant, self._trace, len(self._prompt), time.perf_counter() - self.arrived_at,
+                self._tenant, self._trace, len(self._prompt), clock.now() - self.arrived_at,
                 error.reason if isinstance(error, PacelineError) else type(error).__name__,
                 error.for_log if isinstance(error, PacelineError) else "",
             )  # fmt: skip

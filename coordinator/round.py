@@ -16,7 +16,6 @@ service that is slow, wrong or dead costs a round its proposal and nothing else.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -32,6 +31,7 @@ from paceline.protocol.generation import Tokens
 from paceline.protocol.proposal import ROOT
 from paceline.protocol.records import RoundRecord
 from paceline.protocol.target import Round
+from paceline.runtime import clock
 from paceline.runtime.telemetry import RequestTrace, RoundTrace
 from paceline.sampling import acceptance
 
@@ -51,7 +51,7 @@ async def run_rounds(
     Raises:
         PacelineError: the target failed in a way that re-opening can't mend.
     """
-    accepted_node, decided_at = ROOT, time.perf_counter()
+    accepted_node, decided_at = ROOT, clock.now()
     follow_ups: list[Callable[[], None]] = []
     prefetching = Prefetching(target, drafting)
     target.on_refused, target.prompt.reader = drafting.on_refused, outbox
@@ -64,12 +64,12 @@ async def run_rounds(
 
     drafting.open(sequence, trace.traceparent)
     while sequence.finish_reason is None:
-        free_at = time.perf_counter()
+        free_at = clock.now()
         await outbox.has_room()
-        began_at = time.perf_counter()
+        began_at = clock.now()
         round_trace = trace.start_round()
         drafted = await drafting.take(partial(_run_all, follow_ups))
-        sent_at = time.perf_counter()
+        sent_at = clock.now()
         lease = min(drafting.lease, outbox.room)
         try:
             answer = await target.verify(
@@ -83,7 +83,7 @@ async def run_rounds(
             )
         finally:
             prefetching.end()
-        verified_at = time.perf_counter()
+        verified_at = clock.now()
         if answer.self_started:
             began_at = sent_at = decided_at + (began_at - free_at)  # it started with the verdict before it
         round_, verdict = answer.round_, answer.verdict
@@ -91,7 +91,7 @@ async def run_rounds(
         reasoning = sequence.reasoning
         tokens = sequence.commit(decision, round_.proposal, verdict)
         accepted_node = decision.node
-        decided_at = time.perf_counter()
+        decided_at = clock.now()
         record = RoundRecord(
             base_length=round_.base_length,
             round_ms=(decided_at - began_at) * 1e3,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
@@ -38,7 +37,7 @@ from paceline.protocol.generation import Finished, GenerateEvent, GenerateReques
 from paceline.protocol.proposal import AUTO, NGRAM, NONE, Acceptance
 from paceline.rpc.frames import first_to_end
 from paceline.rpc.statuses import typed_errors
-from paceline.runtime import genai, telemetry
+from paceline.runtime import clock, genai, telemetry
 from paceline.runtime.config import CoordinatorConfig
 from paceline.runtime.telemetry import RequestTrace
 from paceline.v1 import generation_service_pb2 as pb
@@ -201,7 +200,7 @@ class GenerationServicer(pb_grpc.GenerationServiceServicer):
 
 def _deadline(context: grpc.aio.ServicerContext[Any, Any]) -> float | None:
     remaining_s = context.time_remaining()
-    return None if remaining_s is None else time.monotonic() + remaining_s
+    return None if remaining_s is None else clock.now() + remaining_s
 
 
 def _patience_s(context: grpc.aio.ServicerContext[Any, Any], longest_s: float) -> float:

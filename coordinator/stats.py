@@ -17,12 +17,12 @@ class StatsBuilder:
 
     def __init__(self, arrived_at: float) -> None:
         self.arrived_at = arrived_at
-        """When the request arrived (`time.perf_counter`)."""
+        """When the request arrived (`clock.now`)."""
         self._records: list[RoundRecord] = []
         self._commits: list[tuple[int, float]] = []
 
     def add(self, record: RoundRecord, committed: int, decided_at: float) -> None:
-        """Count one round and the tokens that it committed at `decided_at` (`time.perf_counter`)."""
+        """Count one round and the tokens that it committed at `decided_at` (`clock.now`)."""
         self._records.append(record)
         self._commits.append((committed, decided_at))
 

@@ -7,11 +7,11 @@ be worse. So work waits, but never for long, and not at all where the last wait 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from draft_service.session import DraftingSession
+from paceline.runtime import clock
 
 ROUND_PATIENCE_S = 0.25
 """Longest wait after a commit. Chosen, not tuned: ten times what a full message of features takes at 100 Mbit/s."""
@@ -46,7 +46,7 @@ class FeatureWaits:
             return
         patience = ROUND_PATIENCE_S if session.features_end else PROMPT_PATIENCE_S
         if deadline is not None:
-            patience = min(patience, deadline - time.monotonic())
+            patience = min(patience, deadline - clock.now())
         timer = asyncio.get_running_loop().call_later(max(patience, 0.0), self._give_up, session)
         self._waits[session] = _Wait(begin, draft, timer)
 

@@ -9,7 +9,6 @@ A commit ends its session's work, at the cost of one step at most.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
@@ -29,7 +28,7 @@ from paceline.protocol.errors import require_ids
 from paceline.protocol.features import Features
 from paceline.protocol.proposal import Outcome, Proposal
 from paceline.rpc.sessions import RETRY_AFTER_MS, SessionOwner, SessionScheduler
-from paceline.runtime import metrics, telemetry
+from paceline.runtime import clock, metrics, telemetry
 from paceline.runtime.config import EngineSettings
 from paceline.sampling import processors
 
@@ -226,7 +225,7 @@ class DraftScheduler(SessionScheduler[DraftingSession]):
             if budget.shadow:
                 self._waits.hold(session, partial(self._catch_up, session), None, draft=False)
             return
-        task = DraftTask(session, outcome, budget, session.next_proposal_id(), time.monotonic(), traceparent)
+        task = DraftTask(session, outcome, budget, session.next_proposal_id(), clock.now(), traceparent)
         self._waits.hold(session, partial(self._draft, task), task.deadline, draft=True)
 
     def _draft(self, task: DraftTask) -> None:
@@ -265,7 +264,7 @@ class DraftScheduler(SessionScheduler[DraftingSession]):
         if self._drafting.get(session) is not task:
             return
         del self._drafting[session]
-        timings = task.timings(time.monotonic())
+        timings = task.timings(clock.now())
         session.note_proposal(task.outcome, proposal)
         session.owner.send(DraftedProposal(session.id, task.outcome, proposal, timings), urgent=True)
         telemetry.record_step(task.traceparent, "draft", timings)

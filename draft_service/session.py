@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -16,6 +15,7 @@ from paceline.protocol.features import Features
 from paceline.protocol.proposal import ROOT, Acceptance, Outcome, Proposal
 from paceline.protocol.records import StepTimings
 from paceline.rpc.sessions import ServedSession
+from paceline.runtime import clock
 from paceline.sampling.processors import Follower
 
 logger = logging.getLogger(__name__)
@@ -167,7 +167,7 @@ class DraftTask:
 
     def begin(self) -> None:
         """Start to draft."""
-        self.started_at = time.monotonic()
+        self.started_at = clock.now()
         self.draft = self.session.drafter.begin(self.session.key, self.budget, self.proposal_id)
 
     @property

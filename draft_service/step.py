@@ -7,7 +7,6 @@ or as soon as a new command has arrived.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,7 +18,7 @@ from draft_service.session import CatchUpTask, DraftingSession, DraftTask, Specu
 from paceline.protocol.errors import PacelineError
 from paceline.protocol.proposal import Proposal
 from paceline.protocol.records import StepTimings
-from paceline.runtime import metrics
+from paceline.runtime import clock, metrics
 
 logger = logging.getLogger(__name__)
 Task = TypeVar("Task", DraftTask, SpeculationTask, CatchUpTask)
@@ -177,7 +176,7 @@ def _failing(sessions: Sequence[DraftingSession], what: str, results: StepResult
 
 def _advance(drafter: AnyDrafter, group: _DrafterBatch, results: StepResults) -> bool:
     """Take a step; returns whether it computed any rows."""
-    started_at, rows = time.monotonic(), 0
+    started_at, rows = clock.now(), 0
     with _failing(group.sessions, f"draft step of {drafter.manifest.name}", results):
         rows = drafter.advance(
             [task.draft for task in group.drafts],
@@ -185,7 +184,7 @@ def _advance(drafter: AnyDrafter, group: _DrafterBatch, results: StepResults) ->
             [task.catching_up for task in group.catch_ups],
         )
         _take_shadows(group.sessions, results)
-    step_ms = (time.monotonic() - started_at) * 1e3
+    step_ms = (clock.now() - started_at) * 1e3
     batch = len(group.sessions)
     results.sessions, results.rows = batch, rows
     if rows and metrics.is_on():
@@ -200,7 +199,7 @@ def _advance(drafter: AnyDrafter, group: _DrafterBatch, results: StepResults) ->
 
 
 def _read(drafts: Sequence[DraftTask], speculations: Sequence[SpeculationTask], results: StepResults) -> None:
-    now = time.monotonic()
+    now = clock.now()
     for task in drafts:
         if task.session not in results.failures and _is_over(task, now):
             _read_draft(task, results)
@@ -215,11 +214,11 @@ def _is_over(task: DraftTask, now: float) -> bool:
 
 
 def _read_draft(task: DraftTask, results: StepResults) -> None:
-    started_at = time.monotonic()
+    started_at = clock.now()
     assert task.draft is not None, "its begin call ran"
     with _failing([task.session], "reading a proposal", results):
         proposal = task.draft.proposal()
-        task.sample_ms = (time.monotonic() - started_at) * 1e3
+        task.sample_ms = (clock.now() - started_at) * 1e3
         results.drafted[task] = proposal
 
 

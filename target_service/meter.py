@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from paceline.costs.cost_line import CostLine
@@ -13,7 +12,7 @@ from paceline.protocol.proposal import MAX_PROPOSAL_NODES, ROOT, Acceptance, Pro
 from paceline.protocol.sampling import NoiseKey, SamplingParams
 from paceline.protocol.session import SessionSpec
 from paceline.protocol.target import Round
-from paceline.runtime import metrics
+from paceline.runtime import clock, metrics
 from target_service.session import PendingRound, Session
 from target_service.step import RoundWork, Step, StepResult, run_step
 
@@ -71,13 +70,13 @@ def measure_engine(engine: Engine) -> CostLine:
     """
     most = min(MAX_PROPOSAL_NODES, engine.info.longest_session)
     facts = SessionSpec((0,), 1, SamplingParams(), NoiseKey(0), Acceptance.COUPLED)
-    session = Session(MEASURED_AS, MEASURED_AS, _Nobody(), facts, most, time.monotonic())
+    session = Session(MEASURED_AS, MEASURED_AS, _Nobody(), facts, most, clock.now())
 
     def step(rows: int) -> float:
         nodes = rows - 1
         proposal = Proposal(1, (0,) * nodes, (1.0,) * nodes) if nodes else None
         round_ = Round(MEASURED_AS, 0, ROOT, facts.token_ids, proposal)
-        work = RoundWork(session, PendingRound(round_, time.monotonic()), session.round_item(round_))
+        work = RoundWork(session, PendingRound(round_, clock.now()), session.round_item(round_))
         return run_step(engine, Step((work,), ())).seconds * 1e3
 
     engine.open(MEASURED_AS, most)

@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -33,7 +32,7 @@ from paceline.protocol.features import Features
 from paceline.protocol.records import StepTimings
 from paceline.protocol.target import Prefetch, PromptPiece, Round, TargetOpen, TargetOpened, Verdict
 from paceline.rpc.sessions import SessionOwner, SessionScheduler
-from paceline.runtime import metrics, telemetry
+from paceline.runtime import clock, metrics, telemetry
 from paceline.runtime.config import TargetConfig
 from target_service.admission import Admission, make_room
 from target_service.batching import Batcher
@@ -139,7 +138,7 @@ class TargetScheduler(SessionScheduler[Session]):
         self._admission.check(facts)
         prefix, keys = shared_prefix(facts, self._settings)
         rows = rows_to_reserve(facts, info)
-        session = Session(next(self._keys), command.session_id, owner, facts, rows, time.monotonic(), prefix, keys)
+        session = Session(next(self._keys), command.session_id, owner, facts, rows, clock.now(), prefix, keys)
         session.reported_rows, session.features = reported_rows(command), command.features
         self._admission.enter(session)
         self._add(session)
@@ -166,8 +165,8 @@ class TargetScheduler(SessionScheduler[Session]):
         with self._lock:
             earlier = session.pending
             if session.grammar is None:
-                self._batcher.note_return(session.key, time.monotonic())
-            verdict = session.accept(round_, self._engine.info, time.monotonic())
+                self._batcher.note_return(session.key, clock.now())
+            verdict = session.accept(round_, self._engine.info, clock.now())
             if verdict is not None:
                 self._send([(session, verdict)])
                 self._start_next(session)
@@ -228,8 +227,8 @@ class TargetScheduler(SessionScheduler[Session]):
         if not count:
             return
         rows_left = sum(session.prefill_left for session in self._opening.values())
-        window = self._batcher.window(count, time.monotonic(), min(rows_left, self._settings.prefill_chunk))
-        while self._batcher.is_away(window.sessions) and (left_s := window.end_s - time.monotonic()) > 0:
+        window = self._batcher.window(count, clock.now(), min(rows_left, self._settings.prefill_chunk))
+        while self._batcher.is_away(window.sessions) and (left_s := window.end_s - clock.now()) > 0:
             self._wake.clear()
             try:
                 async with asyncio.timeout(left_s):
@@ -297,7 +296,7 @@ class TargetScheduler(SessionScheduler[Session]):
         """Whether a step can begin without a session to admit, free or wait for first."""
         if self._stopped or not self._ready or self._opening or not self._admission.is_settled:
             return False
-        return not self._batcher.window(len(self._ready), time.monotonic()).sessions
+        return not self._batcher.window(len(self._ready), clock.now()).sessions
 
     def _take_in(self, step: Step, result: StepResult) -> _Events:
         """Handle a step's results, start the next rounds of sessions that may go on, and return events to send."""
@@ -323,14 +322,14 @@ class TargetScheduler(SessionScheduler[Session]):
         verdict = session.remember(work.round_, replace(verdict, timings=timings), self._engine.info)
         self._start_next(session)
         if session.key not in self._ready:
-            self._batcher.note_answer(session.key, time.monotonic())
+            self._batcher.note_answer(session.key, clock.now())
         if work.round_.traceparent:
             telemetry.record_step(work.round_.traceparent, "verify", timings)
         return [(session, verdict)]
 
     def _start_next(self, session: Session) -> None:
         """Start the session's next round without its coordinator, if it may: then no step waits for its return."""
-        if session.start_next(self._engine.info, time.monotonic()):
+        if session.start_next(self._engine.info, clock.now()):
             self._offer(session)
 
     def _offer(self, session: Session) -> None:
@@ -355,7 +354,7 @@ class TargetScheduler(SessionScheduler[Session]):
             return
         with self._lock:
             session.follower.next_masks, session.has_masks = masks.result(), True
-            self._batcher.note_return(session.key, time.monotonic())
+            self._batcher.note_return(session.key, clock.now())
             self._make_ready(session)
         self._wake.set()
 

@@ -7,7 +7,6 @@ step. An engine that draws where its logits are gets the draws with it.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -17,6 +16,7 @@ from paceline.engine.blocks import BLOCK_ROWS
 from paceline.engine.interface import Drawing, DrawingEngine, Engine, Logits, StepItem, StepPlan
 from paceline.protocol.errors import PacelineError
 from paceline.protocol.target import PromptPiece, Round, Verdict
+from paceline.runtime import clock
 from paceline.runtime.config import EngineSettings
 from target_service.prompt_rows import prompt_pieces
 from target_service.session import PendingRound, Session
@@ -163,13 +163,13 @@ def run_step(engine: Engine, step: Step) -> StepResult:
         PeerUnavailable: a rank is gone; no session of the engine can be used again.
         Exception: the engine's own; no session of the step can be used again.
     """
-    started_at = time.monotonic()
+    started_at = clock.now()
     outputs = _forward(engine, step)
-    forwarded_at = time.monotonic()
+    forwarded_at = clock.now()
     answers = tuple(_verify(work, output) for work, output in zip(step.rounds, outputs, strict=False))
     chunks = zip(step.prefills, outputs[len(step.rounds) :], strict=True)
     reports = tuple(_report(work, output) for work, output in chunks)
-    ended_at = time.monotonic()
+    ended_at = clock.now()
     return StepResult(
         answers, reports, started_at, (forwarded_at - started_at) * 1e3, (ended_at - forwarded_at) * 1e3
     )

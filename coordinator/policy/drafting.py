@@ -9,7 +9,6 @@ of tokens get that many whenever a drafter has them; the others follow the plann
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
@@ -48,6 +47,7 @@ from paceline.protocol.proposal import (
 )
 from paceline.protocol.records import RoundRecord
 from paceline.protocol.target import Round
+from paceline.runtime import clock
 from paceline.sampling.match import Match
 
 TARGET_ONLY = Plan()
@@ -172,12 +172,12 @@ class Drafting:
             draft = self._cached_draft
             return replace(draft, proposal=draft.proposal and draft.proposal.first(plan.nodes))
         if plan.source is Source.WAIT:
-            waiting = time.perf_counter()
+            waiting = clock.now()
             drafted = await self._session.take(plan.patience_ms / 1e3)
             if drafted.proposal is not None:
                 return drafted
             if self._session.is_late:
-                self._planner.take_late((time.perf_counter() - waiting) * 1e3, plan.depth)
+                self._planner.take_late((clock.now() - waiting) * 1e3, plan.depth)
         if plan.source is not Source.NONE and self._matches.best is not None:
             width = self._widths[0] if self._widths else 1
             proposal = self._matches.proposal(1 + self._rounds, plan.depth, width, coupled=self._coupled)

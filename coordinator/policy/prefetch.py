@@ -9,12 +9,12 @@ and the others leave early.
 from __future__ import annotations
 
 import asyncio
-import time
 
 from coordinator.policy.drafting import Drafting, PrefetchCandidate
 from coordinator.sessions.target import TargetSession
 from paceline.protocol.proposal import Outcome
 from paceline.protocol.target import Round
+from paceline.runtime import clock
 
 MAX_PREFETCHED_NODES = 56
 """Most nodes that are sent for one round's outcomes, including repeated ones: this bounds the bytes."""
@@ -61,7 +61,7 @@ class Prefetching:
 
     def _wait_for_outcomes(self, round_: Round) -> None:
         loop = asyncio.get_running_loop()
-        since_verdict_ms = (time.perf_counter() - self._target.verdict_at) * 1e3
+        since_verdict_ms = (clock.now() - self._target.verdict_at) * 1e3
         due_s = max(0.0, self._drafting.verdict_due_ms(round_, since_verdict_ms) / 1e3)
         last_s = due_s - LAST_MS / 1e3
         self._timers = [

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 
 from paceline.protocol.errors import PeerUnavailable
 from paceline.protocol.target import Round, TargetCommand, TargetEvent
 from paceline.rpc.peer_link import PeerLink
+from paceline.runtime import clock
 
 TargetLinkLike = PeerLink[TargetCommand, TargetEvent]
 
@@ -33,12 +33,12 @@ class AnswerWatch:
 
     def begin(self, link: TargetLinkLike, round_: Round) -> None:
         """Watch a round until `end`."""
-        self._began_at = self._heard_at = time.monotonic()
+        self._began_at = self._heard_at = clock.now()
         self._look_in(self._timeout_s, link, round_)
 
     def note_sign(self) -> None:
         """Note that the target sent something for the session, or named it in a sign of life."""
-        self._heard_at = time.monotonic()
+        self._heard_at = clock.now()
 
     def take_worked_s(self) -> float:
         """Seconds up to the latest sign in which the target worked on the round. A second call counts from there."""
@@ -64,10 +64,10 @@ class AnswerWatch:
             self._on_lost(self._error("is not at work on the session and sent nothing for it", link, round_))
 
     def _silence_s(self, link: TargetLinkLike) -> float:
-        return time.monotonic() - self._heard_at
+        return clock.now() - self._heard_at
 
     def _error(self, what: str, link: TargetLinkLike, round_: Round) -> PeerUnavailable:
-        waited_s = time.monotonic() - self._began_at
+        waited_s = clock.now() - self._began_at
         return PeerUnavailable(
             f"{link.name} at {link.address} {what} for {self._timeout_s:g} s (session {round_.session_id}, "
             f"base length {round_.base_length}, unanswered for {waited_s:.1f} s)",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
@@ -32,7 +31,7 @@ from paceline.protocol.proposal import COPYING, MAX_PROPOSAL_NODES, Acceptance, 
 from paceline.protocol.session import Failure
 from paceline.protocol.target import Round
 from paceline.rpc.retries import Backoff
-from paceline.runtime import metrics
+from paceline.runtime import clock, metrics
 from paceline.sampling.drafted import draft_key
 
 logger = logging.getLogger(__name__)
@@ -113,7 +112,7 @@ class DraftSession:
     @property
     def open_ms(self) -> float:
         """Milliseconds since it was opened; 0 while it is closed."""
-        return 0.0 if self._id is None else (time.monotonic() - self._opened_s) * 1e3
+        return 0.0 if self._id is None else (clock.now() - self._opened_s) * 1e3
 
     @property
     def is_ready(self) -> bool:
@@ -146,7 +145,7 @@ class DraftSession:
             return
         try:
             self._id, self._opened_at = peer.attach(self), len(committed) - 1
-            self._opened_s, self._has_spoken = time.monotonic(), False
+            self._opened_s, self._has_spoken = clock.now(), False
             self._shadow_end = self._sent_length = len(committed)
             spec = replace(self._task.spec(committed, traceparent), noise=self._noise)
             shadow_budget = replace(budget, shadow=True)
@@ -325,7 +324,7 @@ class DraftSession:
     def _fits(self, peer: DraftPeer) -> bool:
         """Whether a draft service has the drafter, its features can be had, and its pause after a failure is over."""
         fits = peer.has(self._drafter) and self._features.meets(peer.need_of(self._drafter))
-        return fits and time.monotonic() >= self._retry_at.get(peer, 0.0)
+        return fits and clock.now() >= self._retry_at.get(peer, 0.0)
 
     def _expect(self, budget: DraftBudget) -> None:
         self._budget = budget
@@ -368,7 +367,7 @@ class DraftSession:
         self.close()
         self._cache.clear()
         if self._peer is not None:
-            self._retry_at[self._peer] = time.monotonic() + pause_s
+            self._retry_at[self._peer] = clock.now() + pause_s
         self._arrival.set()
 
     def _fault_in_outcome(self, outcome: Outcome, round_: Round) -> str:

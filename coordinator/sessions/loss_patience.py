@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-import time
+
+from paceline.runtime import clock
 
 MAX_SPARED = 4
 """Most losses of one round for which the time that its target worked is not counted. With more of them, the round is
@@ -25,10 +26,10 @@ class LossPatience:
     @property
     def left_s(self) -> float:
         """Seconds until the round is given up; infinite before the first loss."""
-        return self._deadline - time.monotonic()
+        return self._deadline - clock.now()
 
     def note_loss(self, worked_s: float) -> None:
         """Count the loss of a target that worked on the session for `worked_s`."""
         self._behind_work += worked_s > 0
         spared_s = worked_s if self._behind_work <= MAX_SPARED else 0.0
-        self._deadline = min(self._deadline + spared_s, time.monotonic() + self._wait_s)
+        self._deadline = min(self._deadline + spared_s, clock.now() + self._wait_s)

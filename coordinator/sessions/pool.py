@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
@@ -13,6 +12,7 @@ from coordinator.sessions.placement import PrefixMemory, choose
 from paceline.protocol.errors import Overloaded, PacelineError, PeerUnavailable, fresh
 from paceline.protocol.handshake import Welcome
 from paceline.rpc.retries import Retries, RetryBudget
+from paceline.runtime import clock
 
 AnyPeer = TypeVar("AnyPeer", bound=Peer[Any, Any])
 Fits = Callable[[AnyPeer], bool]
@@ -106,7 +106,7 @@ class Pool(Generic[AnyPeer]):
     def note_refusal(self, peer: AnyPeer, error: PacelineError) -> None:
         """Note that a peer whose link is up refused a session; other peers are preferred for a while."""
         pause_s = REFUSED_S if error.retry_after_ms is None else error.retry_after_ms / 1e3
-        peer.refusal, peer.refuses_until = error, time.monotonic() + pause_s
+        peer.refusal, peer.refuses_until = error, clock.now() + pause_s
 
     async def wait_up(self, timeout_s: float) -> None:
         """Wait until a link stands.
@@ -130,11 +130,11 @@ class Pool(Generic[AnyPeer]):
         Raises:
             PacelineError: no peer takes the session in time.
         """
-        deadline = time.monotonic() + max(0.0, left_s)
+        deadline = clock.now() + max(0.0, left_s)
         if isinstance(error, Overloaded) and not self.is_willing(fits):
             for pause_s in retries.pauses(error, max(0.0, left_s)):
                 await asyncio.sleep(pause_s)
-        await self.wait_willing(max(0.0, deadline - time.monotonic()), fits)
+        await self.wait_willing(max(0.0, deadline - clock.now()), fits)
 
     def why_none(self, fits: Fits[AnyPeer] = fits_any) -> PacelineError:
         """The error to raise where no peer takes a session."""
@@ -149,12 +149,12 @@ class Pool(Generic[AnyPeer]):
         )
 
     async def _wait(self, is_ready: Callable[[], bool], timeout_s: float, fits: Fits[AnyPeer]) -> None:
-        deadline = time.monotonic() + timeout_s
+        deadline = clock.now() + timeout_s
         while True:
             next_try_s = self._next_try_s()  # before `is_ready`, which then sees a pause that ends meanwhile
             if is_ready():
                 return
-            left_s = deadline - time.monotonic()
+            left_s = deadline - clock.now()
             misfits = [peer.link.is_refused for peer in self._peers]
             if left_s <= 0 or (misfits and all(misfits)):
                 raise self.why_none(fits)
@@ -167,7 +167,7 @@ class Pool(Generic[AnyPeer]):
         return [peer for peer in self._peers if peer.link.is_up and self._admits(peer) and fits(peer)]
 
     def _willing(self, fits: Fits[AnyPeer]) -> list[AnyPeer]:
-        now = time.monotonic()
+        now = clock.now()
         return [peer for peer in self._standing(fits) if now >= peer.refuses_until]
 
     def _admits(self, peer: AnyPeer) -> bool:
@@ -176,7 +176,7 @@ class Pool(Generic[AnyPeer]):
 
     def _next_try_s(self) -> float:
         """Seconds until the first peer that refused a session may be asked again."""
-        now = time.monotonic()
+        now = clock.now()
         pauses = [peer.refuses_until - now for peer in self._peers if peer.link.is_up and peer.refuses_until > now]
         return min(pauses, default=float("inf"))
 

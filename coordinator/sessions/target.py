@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from coordinator.sessions.answer_watch import AnswerWatch
@@ -38,7 +37,7 @@ from paceline.protocol.proposal import ROOT, Acceptance, Outcome, Proposal
 from paceline.protocol.session import Failure
 from paceline.protocol.target import Prefetch, PromptPiece, Round, TargetEvent, TargetOpen, TargetOpened, Verdict
 from paceline.rpc.retries import Retries
-from paceline.runtime import metrics
+from paceline.runtime import clock, metrics
 
 logger = logging.getLogger(__name__)
 
@@ -252,7 +251,7 @@ class TargetSession:
         except ProtocolMismatch as error:
             self._fail(error)
             return
-        self.verdict_at = time.perf_counter()
+        self.verdict_at = clock.now()
         if verdict.self_started is not None:
             self._answers = {verdict.base_length: answer}
             self._answers[verdict.self_started.base_length] = asyncio.get_running_loop().create_future()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from paceline.models.tokenizer import Tokenizer
 from paceline.protocol.errors import require
 from paceline.protocol.given_files import read_text
+from paceline.runtime import clock
 from paceline.sampling.suffix import NO_TOKEN, SuffixAutomaton
 
 logger = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ def load_corpus(paths: Sequence[Path], tokenizer: Tokenizer, max_tokens: int) ->
     """
     if not paths:
         return None
-    corpus, logged_at = SuffixAutomaton(), time.monotonic()
+    corpus, logged_at = SuffixAutomaton(), clock.now()
     files = [file for path in paths for file in _files(path)]
     for number, file in enumerate(files, 1):
         for piece in _pieces(read_text(FIELD, file)):
@@ -39,8 +39,8 @@ def load_corpus(paths: Sequence[Path], tokenizer: Tokenizer, max_tokens: int) ->
             fits = len(corpus) <= max_tokens
             require(fits, FIELD, str(file), f"at most corpus_tokens = {max_tokens} with those before it")
         corpus.extend((NO_TOKEN,))
-        if time.monotonic() - logged_at > PROGRESS_S or number == len(files):
-            logged_at = time.monotonic()
+        if clock.now() - logged_at > PROGRESS_S or number == len(files):
+            logged_at = clock.now()
             logger.info("corpus read: files=%d of %d tokens=%d", number, len(files), len(corpus))
     return corpus
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -15,6 +14,7 @@ from paceline.protocol.proposal import Acceptance, Proposal
 from paceline.protocol.sampling import NoiseKey, SamplingParams
 from paceline.protocol.session import MAX_TIME_LEFT_MS, SessionSpec
 from paceline.protocol.target import RowLogprobs, Verdict
+from paceline.runtime import clock
 from paceline.sampling.acceptance import Decision
 
 
@@ -55,7 +55,7 @@ class GenerationTask:
         """Milliseconds to the client's deadline, in [1, `MAX_TIME_LEFT_MS`]; None: it set none."""
         if self.deadline is None:
             return None
-        return max(1, int(min((self.deadline - time.monotonic()) * 1e3, MAX_TIME_LEFT_MS)))
+        return max(1, int(min((self.deadline - clock.now()) * 1e3, MAX_TIME_LEFT_MS)))
 
     def spec(self, committed: Iterable[int], traceparent: str) -> SessionSpec:
         """The specification of a service's session that goes on behind the committed tokens."""

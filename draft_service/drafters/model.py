@@ -8,7 +8,6 @@ and no row that a commit leaves in the tree is computed again.
 from __future__ import annotations
 
 import heapq
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -32,6 +31,7 @@ from paceline.protocol.features import NO_FEATURES
 from paceline.protocol.proposal import MAX_PROPOSAL_NODES, MODEL, ROOT, Acceptance, Proposal
 from paceline.protocol.sampling import NoiseKey, SamplingParams
 from paceline.protocol.session import SessionSpec
+from paceline.runtime import clock
 from paceline.sampling.processors import Follower, Processors
 
 SHORT_LAG = MAX_PROPOSAL_NODES + 1
@@ -180,9 +180,9 @@ class ModelDrafter:
                     self.take_features(MEASURED_AS, 0, np.zeros((1, self._features.feature_width), np.float32))
                 draft = self.begin(MEASURED_AS, DraftBudget(max_tokens=2, tree_widths=(rows, 1)), proposal_id=1)
                 self.advance([draft])
-                started_at = time.perf_counter()
+                started_at = clock.now()
                 self.advance([draft])
-                return (time.perf_counter() - started_at) * 1e3
+                return (clock.now() - started_at) * 1e3
             finally:
                 self.close(MEASURED_AS)
 
@@ -281,11 +281,11 @@ class ModelDrafter:
         if not work:
             return 0
         plan = StepPlan(tuple(each.item() for each in work))
-        started_at = time.perf_counter()
+        started_at = clock.now()
         for each, answer in zip(work, self._step(plan, work), strict=True):
             each.absorb(answer)
         if all(each.lag_rows <= each.reaches_root for each in work):  # rows of a prefix are cheaper, having no logits
-            self._meter.observe(plan.rows, (time.perf_counter() - started_at) * 1e3)
+            self._meter.observe(plan.rows, (clock.now() - started_at) * 1e3)
         return plan.rows
 
     def close(self, session: int) -> None:  # noqa: D102

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +14,7 @@ from paceline.access.keys import ApiKey, hash_of, parse_keys, read_key_file, ten
 from paceline.access.limits import Clock, Meter
 from paceline.protocol.errors import PacelineError, Unauthenticated
 from paceline.runtime import metrics
+from paceline.runtime.clock import now
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ class KeyGate(Gate):
         InvalidInput: the file can't be read, or is not valid.
     """
 
-    def __init__(self, file: Path, clock: Clock = time.monotonic) -> None:
+    def __init__(self, file: Path, clock: Clock = now) -> None:
         self._file = file
         self._clock = clock
         self._content = b""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 
 from paceline.access.keys import KeyLimits
 from paceline.protocol.errors import Overloaded
+from paceline.runtime import clock
 
 CONCURRENCY_RETRY_MS = 500
 """A fixed hint, since nobody knows when a running request ends."""
@@ -58,7 +58,7 @@ class TokenBucket:
 class Meter:
     """Counts one key's requests and tokens against its limits; belongs to one event loop."""
 
-    def __init__(self, limits: KeyLimits, clock: Clock = time.monotonic) -> None:
+    def __init__(self, limits: KeyLimits, clock: Clock = clock.now) -> None:
         self._clock = clock
         self._limits = limits
         self._running = 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
 from collections.abc import Callable
 from typing import Any, Generic
 
@@ -39,6 +38,7 @@ from paceline.rpc.link_kinds import (
 )
 from paceline.rpc.retries import Backoff
 from paceline.rpc.statuses import from_rpc_error, is_of_the_call, unexpected_error
+from paceline.runtime import clock
 from paceline.runtime.config import PeerSettings
 
 logger = logging.getLogger(__name__)
@@ -101,7 +101,7 @@ class PeerLink(Generic[Command, Event]):
         self._drop_future: asyncio.Future[None] | None = None
         self._runner: asyncio.Task[None] | None = None
         self._last_session_id = 0
-        self._last_frame = time.monotonic()
+        self._last_frame = clock.now()
 
     @property
     def is_up(self) -> bool:
@@ -121,7 +121,7 @@ class PeerLink(Generic[Command, Event]):
     @property
     def silent_s(self) -> float:
         """Seconds since the last frame arrived (or the link came up)."""
-        return time.monotonic() - self._last_frame
+        return clock.now() - self._last_frame
 
     async def start(self) -> None:
         """Start to connect; returns at once."""
@@ -284,7 +284,7 @@ class PeerLink(Generic[Command, Event]):
 
     async def _read_events(self, call: Any) -> None:
         while (frame := await call.read()) is not grpc.aio.EOF:
-            self._last_frame = time.monotonic()
+            self._last_frame = clock.now()
             check_frame(frame, len(frame.events))
             if frame.HasField("welcome"):
                 raise ProtocolMismatch(f"a second welcome from {self._where}")
@@ -323,7 +323,7 @@ class PeerLink(Generic[Command, Event]):
     def _set_up(self, writer: FrameWriter[Command], welcome: Welcome) -> None:
         self._writer, self.welcome = writer, welcome
         self._ignored_kinds.clear()
-        self._last_frame = time.monotonic()
+        self._last_frame = clock.now()
         self.last_error = None
         self._refusal_event.clear()
         self._backoff.reset()

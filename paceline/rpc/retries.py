@@ -6,11 +6,11 @@ All our callers retry with it: the Python client, the gateway, the coordinator's
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Callable, Iterator
 
 from paceline.access.limits import Clock, TokenBucket
 from paceline.protocol.errors import PacelineError
+from paceline.runtime.clock import now
 
 RETRIES_PER_MINUTE = 300
 """Retries a minute that a caller has whether they succeed or not, and most that it may save up. A caller with one
@@ -64,7 +64,7 @@ class Backoff:
 class RetryBudget:
     """The retries that all requests of one caller share: one for each success, and a few a minute."""
 
-    def __init__(self, clock: Clock = time.monotonic) -> None:
+    def __init__(self, clock: Clock = now) -> None:
         self.clock = clock
         self._bucket = TokenBucket(RETRIES_PER_MINUTE, clock)
 

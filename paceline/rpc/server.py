@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,6 +20,7 @@ from paceline.rpc.exposure import warn_if_exposed
 from paceline.rpc.frames import first_to_end
 from paceline.rpc.statuses import abort_with
 from paceline.rpc.tls import server_credentials
+from paceline.runtime import clock
 from paceline.runtime.config import ServerSettings
 from paceline.runtime.files import replace_text
 from paceline.runtime.stopping import signals_stop, stop_with_stdin
@@ -129,7 +129,7 @@ class _LoadingGate(grpc.GenericRpcHandler):
     def __init__(self, loading: str) -> None:
         self.open = False
         self._loading = loading
-        self._began = time.monotonic()
+        self._began = clock.now()
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
         """gRPC asks its handlers in order; None passes the call on to the next."""
@@ -138,7 +138,7 @@ class _LoadingGate(grpc.GenericRpcHandler):
         return grpc.stream_stream_rpc_method_handler(self._refuse)
 
     async def _refuse(self, _: Any, context: Any) -> None:
-        seconds = time.monotonic() - self._began
+        seconds = clock.now() - self._began
         message = f"{self._loading} ({seconds:.0f} s so far); trying again is safe"
         facts = {"loading": self._loading, "seconds": f"{seconds:.1f}"}
         await abort_with(context, PeerUnavailable(message, metadata=facts, retry_after_ms=LOADING_RETRY_MS))
@@ -281,12 +281,12 @@ def _announce(
 async def _drain(server: grpc.aio.Server, seconds: float, on_drain: Hook | None) -> None:
     """Refuse new calls, let the running ones end, and cancel the rest."""
     logger.info("draining: drain_seconds=%g", seconds)
-    began = time.monotonic()
+    began = clock.now()
     stopping = asyncio.ensure_future(server.stop(seconds))
     if on_drain is not None:
         drain_task = asyncio.ensure_future(on_drain())
         await asyncio.wait([drain_task, stopping], return_when=asyncio.FIRST_COMPLETED)
-        if not drain_task.done() and time.monotonic() - began >= seconds:
+        if not drain_task.done() and clock.now() - began >= seconds:
             logger.warning("drain_seconds = %g are over: sessions that still run are cut off", seconds)
         drain_task.cancel()
         results = await asyncio.gather(drain_task, return_exceptions=True)

@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING
 from paceline.protocol.errors import PacelineError, Unsupported
 from paceline.protocol.records import RoundRecord, StepTimings
 from paceline.protocol.trace_context import TraceContext
+from paceline.runtime import clock
 from paceline.runtime.config import TraceSettings
 from paceline.runtime.otel_environment import TRACES
 from paceline.runtime.sampler import sampler_from
@@ -74,7 +75,7 @@ class RoundTrace:
         """W3C trace context to send with the round and with the commit; empty: none."""
 
     def finish(self, record: RoundRecord, end_s: float) -> None:
-        """End the span with the record's facts; the round ended at `end_s` of `time.perf_counter`."""
+        """End the span with the record's facts; the round ended at `end_s` of `clock.now`."""
 
     def end(self, error: BaseException | None = None) -> None:
         """End the span of a round that has no record; does nothing if it has ended."""
@@ -222,7 +223,7 @@ class _LiveRequest(RequestTrace):
         self._name = name
         self._parent_id = parent_id
         self._attributes: dict[str, AttributeValue] = dict(attributes)
-        self._clock_began_ns = time.time_ns() - round(time.perf_counter() * NS_PER_S)
+        self._clock_began_ns = time.time_ns() - round(clock.now() * NS_PER_S)
         self._start_ns = time.time_ns()
         self._rounds: deque[_LiveRound] = deque(maxlen=2)
         self._rounds_on_hold: deque[RoundSpans] = deque(maxlen=MOST_HELD)

@@ -42,7 +42,7 @@ class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
         for module in (answer_watch, loss_patience):
-            monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: self.now))
+            monkeypatch.setattr(module, "clock", SimpleNamespace(now=lambda: self.now))
 
     async def pass_half(self) -> None:
         """Half of the patience goes by, and whoever looks at the clock has looked."""

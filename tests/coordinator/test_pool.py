@@ -318,7 +318,7 @@ async def test_a_pause_that_ends_between_two_looks_at_the_clock_is_seen(
 ) -> None:
     """Each look takes a while, so a refusal ends before, between or behind any two of them."""
     clock = itertools.count()
-    monkeypatch.setattr(pool_module, "time", SimpleNamespace(monotonic=lambda: 0.7e-3 * next(clock)))
+    monkeypatch.setattr(pool_module, "clock", SimpleNamespace(now=lambda: 0.7e-3 * next(clock)))
     pool = pool_of(FakeLink("a"))
     pool.note_refusal(pool.peers[0], Overloaded("full", retry_after_ms=looks))
     async with asyncio.timeout(10):

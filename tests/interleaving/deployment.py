@@ -31,6 +31,7 @@ from paceline.protocol.sampling import SamplingParams
 from paceline.rpc.link_kinds import DRAFT, TARGET
 from paceline.rpc.peer_link import DraftLink, TargetLink
 from paceline.rpc.servicer import SessionServicer
+from paceline.runtime import clock
 from paceline.runtime.config import CoordinatorConfig, EngineSettings, PeerSettings, TargetConfig
 from target_service.servicer import TargetServicer
 from tests.interleaving.clients import AskedText, ClientEnd
@@ -374,8 +375,7 @@ def deployed(setup: Setup, schedule: Schedule, order: MoveOrder) -> Iterator[Ste
     with ExitStack() as stack:
         stack.callback(asyncio.set_event_loop, None)
         stack.callback(loop.close)
-        for name in ("time.monotonic", "time.perf_counter"):
-            stack.enter_context(mock.patch(name, loop.time))
+        stack.enter_context(clock.running_on(loop.time))
         stack.enter_context(mock.patch("random.uniform", lambda low, high: high))
 
         async def made() -> SteppedDeployment:

@@ -245,7 +245,7 @@ async def signed(events: Events) -> set[int]:
 
 def test_work_that_nobody_begins_is_no_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(progress, "clock", SimpleNamespace(now=lambda: now))
     clock = progress.EngineProgress(timeout_s=5.0)
     now += 60
     assert clock.moves(waits=False), "idle for long"

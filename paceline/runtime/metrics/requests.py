@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Iterable, Sequence
 from types import TracebackType
 
@@ -12,6 +11,7 @@ from paceline.protocol.explanation import PlanExplanation
 from paceline.protocol.generation import Provenance
 from paceline.protocol.proposal import COPYING, NGRAM
 from paceline.protocol.records import GenerationStats, RoundRecord
+from paceline.runtime import clock
 from paceline.runtime.metrics import catalogue as names
 from paceline.runtime.metrics.recorder import MetricRecorder, active
 
@@ -27,7 +27,7 @@ class RequestMeter:
 
     def __init__(self) -> None:
         self._recorder = active()
-        self._began = time.perf_counter()
+        self._began = clock.now()
         self._state = "waiting"
         self._operation = "text_completion"
         self._ended = False
@@ -91,7 +91,7 @@ class RequestMeter:
 
     def _end(self, outcome: str, *, failed: bool) -> None:
         self._ended = True
-        seconds = time.perf_counter() - self._began
+        seconds = clock.now() - self._began
         self._recorder.count(names.REQUESTS_ENDED, 1, outcome)
         labels = self._operation, PROVIDER, self._recorder.model
         self._recorder.observe(names.REQUEST_DURATION, seconds, *labels, outcome if failed else "")
