@@ -28,14 +28,13 @@ from paceline.protocol.errors import PacelineError
 from paceline.protocol.generation import GenerateRequest, SpeculationSettings
 from paceline.protocol.handshake import Hello
 from paceline.protocol.sampling import SamplingParams
-from paceline.rpc.link_kinds import DRAFT, TARGET
-from paceline.rpc.peer_link import DraftLink, TargetLink
 from paceline.rpc.servicer import SessionServicer
 from paceline.runtime import clock
 from paceline.runtime.config import CoordinatorConfig, EngineSettings, PeerSettings, TargetConfig
+from paceline_lab.simulate.lanes import ChannelEnd, LaneDraftLink, LaneTargetLink
 from target_service.servicer import TargetServicer
 from tests.interleaving.clients import AskedText, ClientEnd
-from tests.interleaving.lanes import ChannelEnd, Heard, Lane, LaneCall, ProposedBefore
+from tests.interleaving.lanes import Heard, ProposedBefore, SteppedCall, SteppedLane
 from tests.interleaving.policies import Wish, any_policy
 from tests.interleaving.schedules import ASIDE, ByteOrder, MoveOrder, Schedule, Setup
 from tests.interleaving.stepping import PausingEngine, SteppedExecutor, SteppedLoop
@@ -58,18 +57,6 @@ DRAIN_S = 2.0
 """How long a service refuses sessions, as if it were to end."""
 SILENT_S = 11.0
 """How long all stands still at once, as a fault: longer than a target may be silent, or a handshake take."""
-
-
-class WiredTargetLink(TargetLink):
-    """A link to a target over lanes."""
-
-    kind = replace(TARGET, stub=lambda channel: channel)
-
-
-class WiredDraftLink(DraftLink):
-    """A link to a draft service over lanes."""
-
-    kind = replace(DRAFT, stub=lambda channel: channel)
 
 
 class Stuck(AssertionError):
@@ -113,7 +100,7 @@ class SteppedDeployment:
         self.counts = Counter[str]()
         self.complained: list[str] = []
         self._drawn: ProposedBefore = {}
-        self.wires: list[LaneCall] = []
+        self.wires: list[SteppedCall] = []
         self.running: list[AskedText] = []
         self.given_up = ""
         """Of a session that its target lost without a fault: that target and session, by the error."""
@@ -168,8 +155,8 @@ class SteppedDeployment:
     def _connect(self) -> None:
         hello, setup = Hello("interleaving"), self.setup
         names = [*self.services]
-        targets = [WiredTargetLink(PeerSettings(address=each), hello) for each in names if each[0] == "t"]
-        drafts = [WiredDraftLink(PeerSettings(address=each), hello) for each in names if each[0] == "d"]
+        targets = [LaneTargetLink(PeerSettings(address=each), hello) for each in names if each[0] == "t"]
+        drafts = [LaneDraftLink(PeerSettings(address=each), hello) for each in names if each[0] == "d"]
         self.links: list[Any] = [*targets, *drafts]
         target_pool = TargetPool(map(TargetPeer, targets), round_timeout_s=10, wait_s=60)
         draft_pool = DraftPool(map(DraftPeer, drafts), timeout_s=1, vocab_size=SPEC.vocab)
@@ -187,10 +174,10 @@ class SteppedDeployment:
     def channel_to(self, settings: PeerSettings) -> ChannelEnd:
         """What the coordinator's links open."""
 
-        def connect() -> LaneCall:
+        def connect() -> SteppedCall:
             service = self.services[settings.address]
             heard = Heard(self.counts, self.complained, self._drawn, self._hear)
-            self.wires.append(LaneCall(service.name, service.serve, self.loop, self.setup.capacity, heard))
+            self.wires.append(SteppedCall(service.name, service.serve, self.loop, self.setup.capacity, heard))
             return self.wires[-1]
 
         return ChannelEnd(connect)
@@ -271,7 +258,7 @@ class SteppedDeployment:
                 found[f"{ASIDE}time"] = self.loop.move_to_next_timer
         return found
 
-    def _name_of(self, lane: Lane) -> str:
+    def _name_of(self, lane: SteppedLane) -> str:
         return f"{ASIDE}{lane.name}" if self._order.breaks and lane.is_aside else lane.name
 
     def _pass_time(self) -> None:

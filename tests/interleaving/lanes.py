@@ -1,29 +1,19 @@
-"""Links without sockets: frames lie in lanes until somebody delivers them, and a link may break at any of them.
-
-It stands where gRPC does: everything above, from frames and handshake to reconnects, is the product's own.
-"""
+"""Lanes whose frames are delivered when the schedule says so, and what is heard over them."""
 
 from __future__ import annotations
 
-import asyncio
-from collections import Counter, deque
-from collections.abc import Callable, Coroutine
-from typing import Any
-
-import grpc
-from grpc.aio import Metadata
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from typing import Any, cast
 
 from paceline.v1 import types_pb2 as pb
+from paceline_lab.simulate.lanes import END, Lane, LaneCall, Serve
 from tests.interleaving.stepping import SteppedLoop
 
-END = grpc.aio.EOF
-"""Delivered behind the last frame of a link that broke."""
 FAIR = ("OVERLOADED", "PEER_UNAVAILABLE")
 """Reasons for which a service may refuse what an honest coordinator sends."""
 UNMODELLED = ("opened", "shadow", "features")
-Serve = Callable[[Any], Coroutine[Any, Any, None]]
-
-
 ProposedBefore = dict[tuple[int, int], bytes]
 """What each round proposed, by the request's seed and its base length, where each round draws anew."""
 
@@ -87,8 +77,8 @@ class Heard:
             self._ended.add(failure.session_id)
 
 
-class Lane:
-    """One direction of a link: frames arrive in order, when they are delivered.
+class SteppedLane(Lane):
+    """One direction of a link.
 
     Attributes:
         name: `c>t0`, say.
@@ -98,175 +88,40 @@ class Lane:
     def __init__(
         self, name: str, loop: SteppedLoop, capacity: int, tap: Callable[[Any], None], on_end: Callable[[], None]
     ) -> None:
+        super().__init__(capacity, on_end)
         self.name = name
         self.since = 0
-        self.ended = False
-        """Whether its end was delivered."""
+        self.arrived = tap  # type: ignore[method-assign]
         self._loop = loop
-        self._capacity = capacity
-        self._tap = tap
-        self._on_end = on_end
-        self.is_broken = False
-        """Whether nothing leaves any more."""
-        self._travelling: deque[Any] = deque()
-        self._arrived: deque[Any] = deque()
-        self._news, self._moved = asyncio.Event(), asyncio.Event()
-
-    def __len__(self) -> int:
-        """Frames to deliver."""
-        return len(self._travelling)
 
     @property
     def is_aside(self) -> bool:
         """Whether its first frame has nothing that the model knows."""
-        first = self._travelling[0]
+        first = self.travelling[0]
         if first is END:
             return False
         if hasattr(first, "commands"):
             return bool(first.HasField("hello"))
         return all(message.WhichOneof("event") in UNMODELLED for message in first.events)
 
-    async def write(self, frame: Any) -> None:
-        """Send a frame; waits while more than `capacity` travel."""
-        self._put(frame)
-        while len(self._travelling) > self._capacity and not self.is_broken:
-            self._moved.clear()
-            await self._moved.wait()
-
-    async def read(self) -> Any:
-        """The next frame that has arrived, or `END`."""
-        while not self._arrived:
-            self._news.clear()
-            await self._news.wait()
-        return self._arrived.popleft() if self._arrived[0] is not END else END
+    def left(self) -> None:
+        if len(self) == 1:
+            self.since = self._loop.calls
 
     def deliver(self) -> None:
-        """The first frame arrives."""
-        frame = self._travelling.popleft()
-        self._arrived.append(frame)
-        self._news.set()
-        self._moved.set()
+        super().deliver()
         self.since = self._loop.calls
-        if frame is END:
-            self.ended = True
-            self._on_end()
-        else:
-            self._tap(frame)
-
-    def end(self, *, keep: bool) -> None:
-        """Nothing more leaves. `keep`: what has left still arrives; else it is lost."""
-        if self.is_broken:
-            return
-        if not keep:
-            self._travelling.clear()
-        self._put(END)
-        self.is_broken = True
-        self._moved.set()
-
-    def _put(self, frame: Any) -> None:
-        if self.is_broken:
-            return
-        if not self._travelling:
-            self.since = self._loop.calls
-        self._travelling.append(frame)
 
 
-class LaneCall:
-    """One link to a service, as long as it stands: what gRPC's call is to its ends."""
+class SteppedCall(LaneCall):
+    """One link to a service, by the service's name."""
 
     def __init__(self, to: str, serve: Serve, loop: SteppedLoop, capacity: int, heard: Heard) -> None:
         self.to = to
-        self.up = Lane(f"c>{to}", loop, capacity, heard.command, self._end_service)
-        self.down = Lane(f"{to}>c", loop, capacity, heard.event, lambda: None)
-        self._server = loop.create_task(serve(ServiceEnd(self)))
-        self._server.add_done_callback(self._served)
-        self.defect: BaseException | None = None
+        up = partial(SteppedLane, f"c>{to}", loop, capacity, heard.command)
+        super().__init__(serve, loop, up, partial(SteppedLane, f"{to}>c", loop, capacity, heard.event))
 
     @property
-    def lanes(self) -> tuple[Lane, Lane]:
+    def lanes(self) -> tuple[SteppedLane, SteppedLane]:
         """Both directions."""
-        return self.up, self.down
-
-    @property
-    def is_over(self) -> bool:
-        """Whether both ends know of its end."""
-        return self.up.ended and self.down.ended and self._server.done()
-
-    def end(self, *, keep_up: bool, keep_down: bool) -> None:
-        """The link breaks; each end hears of it when the end of its lane is delivered."""
-        self.up.end(keep=keep_up)
-        self.down.end(keep=keep_down)
-
-    def _end_service(self) -> None:
-        self._server.cancel()
-
-    def _served(self, server: asyncio.Task[None]) -> None:
-        self.end(keep_up=True, keep_down=True)
-        if not server.cancelled():
-            self.defect = server.exception()
-
-
-class ServiceEnd:
-    """Stands for a `grpc.aio.ServicerContext`."""
-
-    def __init__(self, wire: LaneCall) -> None:
-        self._wire = wire
-
-    def peer(self) -> str:
-        return "coordinator"
-
-    def done(self) -> bool:
-        return self._wire.up.ended
-
-    def cancelled(self) -> bool:
-        return self._wire.up.ended
-
-    async def read(self) -> Any:
-        return await self._wire.up.read()
-
-    async def write(self, frame: Any) -> None:
-        if self._wire.up.ended:
-            raise asyncio.InvalidStateError("the call has ended")
-        await self._wire.down.write(frame)
-
-    async def abort(self, code: Any, details: str = "", trailing_metadata: Any = ()) -> None:
-        raise AssertionError(f"a service ends its link: {code} {details}")
-
-
-class CallEnd:
-    """Stands for a bidirectional gRPC call."""
-
-    def __init__(self, wire: LaneCall) -> None:
-        self._wire = wire
-
-    async def read(self) -> Any:
-        frame = await self._wire.down.read()
-        if frame is END:
-            raise grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, Metadata(), Metadata(), "Socket closed")
-        return frame
-
-    async def write(self, frame: Any) -> None:
-        if self._wire.down.ended:
-            raise asyncio.InvalidStateError("the call has ended")
-        await self._wire.up.write(frame)
-
-    def cancel(self) -> None:
-        self._wire.end(keep_up=False, keep_down=False)
-
-
-class ChannelEnd:
-    """Stands for a channel and for the stub on it."""
-
-    def __init__(self, connect: Callable[[], LaneCall]) -> None:
-        self._connect = connect
-        self._calls: list[CallEnd] = []
-
-    def Verify(self) -> CallEnd:
-        self._calls.append(CallEnd(self._connect()))
-        return self._calls[-1]
-
-    Draft = Verify
-
-    async def close(self) -> None:
-        for call in self._calls:
-            call.cancel()
+        return cast(SteppedLane, self.up), cast(SteppedLane, self.down)

@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextvars import Context
-from functools import partial
 from heapq import heappop, heappush
-from typing import Any, ParamSpec, TypeVar, TypeVarTuple
+from typing import TypeVarTuple
 
-from greenlet import getcurrent, greenlet  # type: ignore[import-untyped]
-
-from paceline.engine.executor import Executor
 from paceline.engine.interface import Engine, Logits, StepPlan
 from paceline.engine.wrapped import WrappedEngine
+from paceline_lab.simulate.virtual_time import JobExecutor
 
 STEP_S = 0.005
 """What each step of an engine takes on the clock."""
 
-P = ParamSpec("P")
-T = TypeVar("T")
 Args = TypeVarTuple("Args")
 
 
@@ -86,63 +80,24 @@ class SteppedLoop(asyncio.SelectorEventLoop):
         return due < math.inf
 
 
-class SteppedExecutor(Executor):
-    """An executor whose jobs run only in `step`, on the loop's thread, up to their next pause.
+class SteppedExecutor(JobExecutor):
+    """An executor whose jobs run when the schedule says so.
 
     Attributes:
         since: the loop's count of calls when its work could begin, or go on.
     """
 
     def __init__(self, loop: SteppedLoop) -> None:
-        self._loop = loop
-        self._waiting: deque[Callable[[], None]] = deque()
-        self._running: greenlet | None = None
+        super().__init__(loop)
+        self._stepped = loop
         self.since = 0
 
-    @property
-    def can_step(self) -> bool:
-        """Whether there is work."""
-        return self._running is not None or bool(self._waiting)
-
-    async def run(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        answer: asyncio.Future[T] = self._loop.create_future()
-        if not self.can_step:
-            self.since = self._loop.calls
-        self._waiting.append(partial(_settle, answer, partial(fn, *args, **kwargs)))
-        return await answer
+    def woken(self) -> None:
+        self.since = self._stepped.calls
 
     def step(self) -> None:
-        """Run the job to its next pause, or to its end; begin the next one if there is none."""
-        if self._running is None:
-            self._running = greenlet(self._waiting.popleft())
-        self._running.switch()
-        if self._running.dead:
-            self._running = None
-        self.since = self._loop.calls
-
-    def pause(self) -> None:
-        """Called by a job: wait for the next `step`."""
-        job = getcurrent()
-        assert job.parent is not None, "a job runs in `step`"
-        job.parent.switch()
-
-    def close(self) -> None:
-        """Drop all work."""
-        self._waiting.clear()
-        if self._running is not None:
-            self._running.throw()
-            self._running = None
-
-
-def _settle(answer: asyncio.Future[Any], run: Callable[[], Any]) -> None:
-    try:
-        result = run()
-    except Exception as error:  # noqa: BLE001 - it is for whoever waits for the job
-        if not answer.done():
-            answer.set_exception(error)
-        return
-    if not answer.done():
-        answer.set_result(result)
+        super().step()
+        self.since = self._stepped.calls
 
 
 class PausingEngine(WrappedEngine):
