@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import selectors
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
@@ -161,9 +161,9 @@ class TimedEngine(WrappedEngine):
         self._line, self._beside = line, line if beside is None or not beside.is_known else beside
         self._other = other
 
-    def step(self, plan: StepPlan) -> Any:
+    def step(self, plan: StepPlan) -> Sequence[Logits]:
         """Compute the step, and take its time."""
-        logits: Mapping[int, Logits] = super().step(plan)
+        logits = super().step(plan)
         self.steps += 1
         is_shared = self._other is not None and self._other.is_taking_time
         self._executor.take((self._beside if is_shared else self._line).ms(plan.rows) / 1e3)

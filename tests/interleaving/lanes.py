@@ -91,7 +91,7 @@ class SteppedLane(Lane):
         super().__init__(capacity, on_end)
         self.name = name
         self.since = 0
-        self.arrived = tap  # type: ignore[method-assign]
+        self.arrived = tap  # type: ignore[method-assign, assignment]
         self._loop = loop
 
     @property
