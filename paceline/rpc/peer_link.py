@@ -123,6 +123,10 @@ class PeerLink(Generic[Command, Event]):
         """Seconds since the last frame arrived (or the link came up)."""
         return clock.now() - self._last_frame
 
+    def open_channel(self) -> grpc.aio.Channel:
+        """Open a channel to the peer: the one place where a link meets the network."""
+        return open_channel(self._settings, self._keepalive, section=f"{self.name}.")
+
     async def start(self) -> None:
         """Start to connect; returns at once."""
         if self._runner is None:
@@ -217,7 +221,7 @@ class PeerLink(Generic[Command, Event]):
         """Run one link to its end, and return the reason. An exception is a defect."""
         channel: grpc.aio.Channel | None = None
         try:
-            channel = self._channel = open_channel(self._settings, self._keepalive, section=f"{self.name}.")
+            channel = self._channel = self.open_channel()
             call = getattr(self.kind.stub(channel), self.kind.method)()
             welcome = await self._greet(call)
             await self._use_or_lose(call, welcome)

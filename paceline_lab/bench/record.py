@@ -20,17 +20,14 @@ from paceline.protocol.generation import GenerateRequest, SpeculationSettings
 from paceline.protocol.given_files import read_json_lines
 from paceline.protocol.proposal import COPYING
 from paceline.protocol.sampling import SamplingParams
-from paceline.sampling.suffix import SuffixAutomaton
 from paceline_lab.bench.prompts import Prompt
 from paceline_lab.reporting.progress import measuring, stderr_console
 from paceline_lab.reporting.reports import describe
 from paceline_lab.simulate.measured import measured_setting
-from paceline_lab.simulate.trace import Trace, TracedRequest, TracedRound, write_trace
+from paceline_lab.simulate.trace import Trace, TracedRequest, TracedRound, number_anew, write_trace
 
 MAX_SESSIONS = 256
 """The number of requests that a coordinator takes by default."""
-MOST_RIGHT = 64
-"""Most tokens of a match's continuation that are compared: a proposal's longest path."""
 
 
 @dataclass(frozen=True)
@@ -155,7 +152,7 @@ def trace_of(runs: Sequence[RecordedGeneration], recordings: Mapping[int, Mappin
         (each["lines"] for each in reversed([*recordings.values()]) if each.get("lines")), {}
     )
     setting = measured_setting([run.generation.stats for run in runs], lines)
-    return Trace(setting.of_run(**of_run), tuple(requests))
+    return Trace(setting.of_run(**of_run), number_anew(requests))
 
 
 def trace_request(run: RecordedGeneration, arrival_s: float, recording: Mapping[str, Any]) -> TracedRequest:
@@ -174,32 +171,14 @@ def trace_request(run: RecordedGeneration, arrival_s: float, recording: Mapping[
     ):
         if 0 <= position < tokens:
             ranks[position], chances[position] = rank, chance
-    lengths, right = match_shadow(generation.prompt_token_ids, generation.token_ids)
     return TracedRequest(
+        prompt=generation.prompt_token_ids,
+        answer=generation.token_ids,
         ranks=tuple(ranks),
         chances=tuple(chances),
-        match_lengths=lengths,
-        match_right=right,
         arrival_ms=1e3 * arrival_s,
-        prompt_tokens=len(generation.prompt_token_ids),
         rounds=_rounds(run, arrival_s),
     )
-
-
-def match_shadow(prompt: Sequence[int], answer: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the match before each token of an answer, and how much of its continuation is right."""
-    text = SuffixAutomaton(prompt)
-    lengths, right = [], []
-    for place, token in enumerate(answer):
-        match = text.match(text.own_suffix())
-        continuation = match.continuation(min(MOST_RIGHT, len(answer) - place)) if match else ()
-        right_tokens = 0
-        while right_tokens < len(continuation) and continuation[right_tokens] == answer[place + right_tokens]:
-            right_tokens += 1
-        lengths.append(match.length if match else 0)
-        right.append(right_tokens)
-        text.extend((token,))
-    return tuple(lengths), tuple(right)
 
 
 def _rounds(run: RecordedGeneration, arrival_s: float) -> tuple[TracedRound, ...]:

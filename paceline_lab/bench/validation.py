@@ -36,9 +36,8 @@ from paceline_lab.bench.simulated.services import SimulatedPair, drafted, reques
 from paceline_lab.reporting.presentation import markdown_table
 from paceline_lab.reporting.progress import progress_bar, stderr_console
 from paceline_lab.reporting.reports import describe, load_average, write_report
-from paceline_lab.simulate.planned import PlannedPolicy
 from paceline_lab.simulate.policies import Policy
-from paceline_lab.simulate.report import NEAR, measured_speed, parse_policy
+from paceline_lab.simulate.report import NEAR, measured_speed
 from paceline_lab.simulate.run import simulate
 from paceline_lab.simulate.trace import Trace, TracedSetting
 
@@ -66,7 +65,7 @@ class ValidationCell:
     @property
     def policy(self) -> Policy:
         """Return the simulator's policy."""
-        return PlannedPolicy() if self.k == "auto" else parse_policy(self.k, SPECULATION_OF_K[self.k][1])
+        return Policy.parse(self.k, SPECULATION_OF_K[self.k][1])
 
 
 @dataclass(frozen=True)

@@ -114,12 +114,9 @@ def _cluster(file: Path | None, study: str, out: Path | None, seed: int | None) 
 
 
 def _policies(text: str, fan_out: int, setting: TracedSetting) -> list[Policy]:
-    from paceline_lab.simulate.planned import PlannedPolicy
-    from paceline_lab.simulate.report import parse_policy
+    from paceline_lab.simulate.policies import Policy
 
-    policies: list[Policy] = [
-        PlannedPolicy() if each == AUTO else parse_policy(each, fan_out) for each in split_commas(text)
-    ]
+    policies = [Policy.parse(each, fan_out) for each in split_commas(text)]
     require(bool(policies), "k", text, "auto or a number, or more of them")
     drafts = setting.draft.is_known or all(each.name in ("0", AUTO) for each in policies)
     require(drafts, "k", text, "0 or auto, since the trace has no draft; or give --draft-line")

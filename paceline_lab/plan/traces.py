@@ -20,7 +20,7 @@ from paceline_lab.predict.matching import MATCH_DEPTHS
 from paceline_lab.predict.positions import ENDLESS, DrafterPositions
 from paceline_lab.predict.rounds import ProposalShape
 from paceline_lab.predict.verdict import Candidates
-from paceline_lab.simulate.trace import FORMAT, Trace, TracedRequest, TracedSetting, read_trace
+from paceline_lab.simulate.trace import FORMAT, Trace, TracedRequest, TracedSetting, match_shadow, read_trace
 
 _READ_BYTES = 200
 
@@ -57,9 +57,10 @@ def require_texts(file: Path) -> None:
         not is_trace(file),
         "sample",
         str(file),
-        "prompts or texts: a trace has each token's rank in the draft's order, but neither its id, which both "
-        "models have to read, nor their probabilities, by which they part. Write the prompts that were recorded as "
-        'lines {"prompt": "…"} and run `paceline branches TARGET --drafter DRAFT --sample PROMPTS.jsonl`; '
+        "prompts or texts: a trace has each token's rank in the draft's order, but neither its id in the vocabulary, "
+        "which both models have to read, nor their probabilities, by which they part. Write the prompts that were "
+        'recorded as lines {"prompt": "…"} and run `paceline branches TARGET --drafter DRAFT '
+        "--sample PROMPTS.jsonl`; "
         f"what a trace tells of acceptance, `paceline plan --sample {file}` shows",
     )
 
@@ -83,11 +84,12 @@ def traced_draft(request: TracedRequest) -> DrafterPositions:
 def traced_matches(request: TracedRequest) -> DrafterPositions:
     """Return the positions of matches in a request."""
     tokens = request.tokens
+    match_lengths, match_right = match_shadow(request.prompt, request.answer)
     reach = np.zeros((tokens, MATCH_DEPTHS, RANKS))
-    for place, right in enumerate(request.match_right):
+    for place, right in enumerate(match_right):
         depths = np.arange(min(right, MATCH_DEPTHS, tokens - place))
         reach[place + depths, depths] = 1.0
-    lengths = np.where(np.array(request.match_lengths) > 0, MATCH_DEPTHS, 0).astype(np.int32)
+    lengths = np.where(np.array(match_lengths) > 0, MATCH_DEPTHS, 0).astype(np.int32)
     return _positions(reach, lengths, reach[:, 0, 0].astype(np.int32), reach[:, 0, 0])
 
 

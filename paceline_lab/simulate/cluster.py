@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from paceline.access.keys import KeyLimits
 from paceline.access.limits import Meter
 from paceline.protocol.errors import Overloaded
-from paceline_lab.simulate.placed import RETRY_MS
-from paceline_lab.simulate.rounds import RequestTotals
+from paceline_lab.simulate.requests import RequestRun, RequestTotals
 from paceline_lab.simulate.scenario import Autoscaling, Scenario, Traffic
-from paceline_lab.simulate.services import SimulatedServices
-from paceline_lab.simulate.session import SimulatedSession
-from paceline_lab.simulate.target import SimulatedTarget
+from paceline_lab.simulate.script import Scripts
+from paceline_lab.simulate.services import SimulatedCell, SimulatedTarget
+from paceline_lab.simulate.trace import TracedRequest
 from paceline_lab.simulate.traffic import TrafficSource
+from paceline_lab.simulate.virtual_time import run_virtually
+
+RETRY_MS = 500.0
+"""A client's pause behind a refusal: what coordinators and targets say to it."""
 
 
 @dataclass
@@ -27,9 +31,9 @@ class CellRecord:
         running: of requests that had not ended when the run did.
         target_busy, draft_busy, coordinator_busy: shares of the counted time, mean over those that ran.
         kv_share: of the targets' KV rows, reserved on average over the run.
-        waited_for_rows: how often a session found none.
         target_ms: how long targets were paid for, all together, within the counted time.
         most_waiting: sessions at once that waited for room at one target.
+        lost_sessions: of targets and coordinators that failed: they went on elsewhere.
     """
 
     totals: list[RequestTotals] = field(default_factory=list)
@@ -41,13 +45,13 @@ class CellRecord:
     draft_busy: float = 0.0
     coordinator_busy: float = 0.0
     kv_share: float = 0.0
-    waited_for_rows: int = 0
     target_ms: float = 0.0
     most_waiting: int = 0
+    lost_sessions: int = 0
 
 
 @dataclass(frozen=True)
-class _Busy:
+class _Work:
     """Milliseconds that services were at work up to a moment, and rows and steps of targets."""
 
     targets: float
@@ -58,151 +62,164 @@ class _Busy:
 
 
 class CellRun:
-    """Runs one cell."""
+    """Runs one cell; made on its loop."""
 
-    def __init__(self, scenario: Scenario, cell: int) -> None:
+    def __init__(self, scenario: Scenario, number: int) -> None:
         self._scenario = scenario
-        self._seed = scenario.seed * 1_000_003 + cell
+        seed = scenario.seed * 1_000_003 + number
         self._begin, self._end = 1e3 * scenario.warmup_seconds, 1e3 * scenario.seconds
-        self._world = SimulatedServices(scenario.layout(self._seed), (scenario.policy,), scenario.disturbance)
-        self._world.on_ended, self._world.tally = self._ended, self._tally
-        self._agenda = self._world.agenda
+        self._cell = SimulatedCell(scenario.layout(seed), (scenario.policy,), Scripts(), scenario.disturbance)
         self._sources = [
-            TrafficSource(each, group, self._seed, scenario.seed) for group, each in enumerate(scenario.traffic)
+            TrafficSource(each, group, seed, scenario.seed) for group, each in enumerate(scenario.traffic)
         ]
         self._meters = [self._meter(each) for each in scenario.traffic]
         self._record = CellRecord()
-        self._begun: list[RequestTotals] = []
+        self._running: dict[asyncio.Task[None], RequestTotals] = {}
+        self._requests = 0
         self._scaler: _Autoscaler | None = None
 
-    def run(self) -> CellRecord:
-        """Until all requests have ended, or the time for that has."""
-        for group, source in enumerate(self._sources):
-            self._next(group, source.arrivals_ms())
-        begun: list[_Busy] = []
-        self._agenda.at(self._begin, lambda _: begun.append(self._busy()))
-        self._agenda.at(self._end, lambda _: begun.append(self._busy()))
+    async def run(self) -> CellRecord:
+        """Run until all requests have ended, or the time for that has."""
+        await self._cell.start()
+        arrivals = [asyncio.create_task(self._arrive(group)) for group in range(len(self._sources))]
         if self._scenario.autoscaling is not None:
-            self._scaler = _Autoscaler(self._world, self._scenario.autoscaling, self._begin, self._end)
-        self._agenda.run(self._end + 1e3 * self._scenario.drain_seconds)
-        self._finish(*begun)
+            self._scaler = _Autoscaler(self._cell, self._scenario.autoscaling, self._begin, self._end)
+        await self._until(self._begin)
+        at_begin = self._work()
+        await self._until(self._end)
+        at_end = self._work()
+        await asyncio.gather(*arrivals)
+        if self._running:
+            await asyncio.wait([*self._running], timeout=self._scenario.drain_seconds)
+        self._finish(at_begin, at_end)
         return self._record
 
-    def _next(self, group: int, arrivals: Iterator[float]) -> None:
-        at = next(arrivals, None)
-        if at is not None and at < self._end:
-            self._agenda.at(at, self._arrive, (group, arrivals))
+    async def _until(self, ms: float) -> None:
+        await asyncio.sleep(max(0.0, ms - self._cell.now_ms) / 1e3)
 
-    def _arrive(self, arriving: tuple[int, Iterator[float] | None]) -> None:
-        group, arrivals = arriving
-        now, meter = self._agenda.now, self._meters[group]
-        request = self._sources[group].request(now)
-        home = self._world.another_home() or self._world.coordinators[0]
-        session = SimulatedSession(len(self._begun) + 1, request, home, self._world)
-        self._begun.append(session.totals)
+    async def _arrive(self, group: int) -> None:
+        arrivals: Iterator[float] = self._sources[group].arrivals_ms()
+        for at_ms in arrivals:
+            if at_ms >= self._end:
+                break
+            await self._until(at_ms)
+            self._begin_request(group)
+
+    def _begin_request(self, group: int) -> None:
+        """A request comes; of sessions the next one comes when it has ended."""
+        self._requests += 1
+        traced = self._sources[group].request(self._cell.now_ms)
+        run = RequestRun(self._cell, self._requests, traced, self._tally)
+        task = asyncio.create_task(self._serve(run, traced, group))
+        self._running[task] = run.totals
+        task.add_done_callback(lambda task: self._running.pop(task, None) and None)
+
+    async def _serve(self, run: RequestRun, traced: TracedRequest, group: int) -> None:
+        meter, pause_ms = self._meters[group], 0.0
+        home = self._cell.another_home() or self._cell.coordinators[0]
         try:
             if meter is not None:
                 meter.begin()
-                meter.take_prompt(request.prompt_tokens)
+                meter.take_prompt(len(traced.prompt))
         except Overloaded as error:
-            session.totals.refused = True
-            session.totals.limited = True
-            self._record.totals.append(session.totals)
-            self._follow(group, error.retry_after_ms or RETRY_MS)
+            run.totals.refused = run.totals.limited = True
+            pause_ms = error.retry_after_ms or RETRY_MS
         else:
-            session.arrive(None)
-        if arrivals is not None:
-            self._next(group, arrivals)
-
-    def _ended(self, totals: RequestTotals) -> None:
-        self._record.totals.append(totals)
-        meter = self._meters[totals.group]
-        if meter is not None:
-            meter.take_generated(totals.tokens)
-            meter.end()
-        self._follow(totals.group, RETRY_MS if totals.refused else 0.0)
-
-    def _follow(self, group: int, pause_ms: float) -> None:
-        """The next request of sessions comes; behind a refusal after a pause, as clients do."""
-        at = self._agenda.now + pause_ms
-        if self._scenario.traffic[group].sessions and at < self._end:
-            self._agenda.at(at, self._arrive, (group, None))
+            await run.run(home)
+            pause_ms = RETRY_MS if run.totals.refused else 0.0
+            if meter is not None:
+                meter.take_generated(run.totals.tokens)
+                meter.end()
+        self._record.totals.append(run.totals)
+        await asyncio.sleep(pause_ms / 1e3)  # as clients do
+        if self._scenario.traffic[group].sessions and self._cell.now_ms < self._end:
+            self._begin_request(group)
 
     def _meter(self, traffic: Traffic) -> Meter | None:
         tokens, requests = traffic.tokens_per_minute or None, traffic.requests_per_minute or None
         if tokens is None and requests is None:
             return None
         limits = KeyLimits(requests_per_minute=requests, tokens_per_minute=tokens)
-        return Meter(limits, lambda: self._agenda.now / 1e3)
+        return Meter(limits, lambda: self._cell.now_ms / 1e3)
 
-    def _tally(self, now: float, tokens: int) -> None:
-        if self._begin <= now < self._end:
+    def _tally(self, tokens: int) -> None:
+        if self._begin <= self._cell.now_ms < self._end:
             self._record.tokens += tokens
 
-    def _busy(self) -> _Busy:
-        world = self._world
-        return _Busy(
-            sum(each.busy_ms for each in world.targets),
-            sum(each.busy_ms for each in world.drafts),
-            sum(each.busy_ms for each in world.coordinators),
-            sum(each.rows_computed for each in world.targets),
-            sum(each.steps for each in world.targets),
+    def _work(self) -> _Work:
+        cell = self._cell
+        return _Work(
+            1e3 * sum(each.executor.busy_s for each in cell.targets),
+            1e3 * sum(each.executor.busy_s for each in cell.drafts),
+            1e3 * sum(each.processor.busy_s for each in cell.coordinators),
+            sum(each.rows for each in cell.targets),
+            sum(each.steps for each in cell.targets),
         )
 
-    def _finish(self, begun: _Busy, ended: _Busy) -> None:
-        record, world, counted_ms = self._record, self._world, self._end - self._begin
-        record.target_ms = self._scaler.paid_ms if self._scaler else counted_ms * len(world.targets)
-        record.target_busy = (ended.targets - begun.targets) / max(1e-9, record.target_ms)
-        record.draft_busy = (ended.drafts - begun.drafts) / (counted_ms * max(1, len(world.drafts)))
-        record.coordinator_busy = (ended.coordinators - begun.coordinators) / (counted_ms * len(world.coordinators))
-        record.rows, record.steps = ended.rows - begun.rows, ended.steps - begun.steps
-        admissions = [target.admission for target in world.targets]
-        record.kv_share = sum(each.mean_share(self._agenda.now) for each in admissions) / len(admissions)
-        record.waited_for_rows = sum(each.waited_for_rows for each in admissions)
-        record.most_waiting = max(each.most_waiting for each in admissions)
-        record.running = [each for each in self._begun if not each.has_ended]
+    def _finish(self, begin: _Work, end: _Work) -> None:
+        record, cell, counted_ms = self._record, self._cell, self._end - self._begin
+        record.target_ms = self._scaler.paid_ms if self._scaler else counted_ms * len(cell.targets)
+        record.target_busy = (end.targets - begin.targets) / max(1e-9, record.target_ms)
+        record.draft_busy = (end.drafts - begin.drafts) / (counted_ms * max(1, len(cell.drafts)))
+        record.coordinator_busy = (end.coordinators - begin.coordinators) / (counted_ms * len(cell.coordinators))
+        record.rows, record.steps = end.rows - begin.rows, end.steps - begin.steps
+        record.kv_share = sum(each.kv_ms for each in cell.targets) / (max(1e-9, cell.now_ms) * len(cell.targets))
+        record.most_waiting = max(each.most_waiting for each in cell.targets)
+        record.lost_sessions = sum(each.lost_sessions for each in (*cell.targets, *cell.coordinators))
+        record.running = [each for each in self._running.values() if not each.has_ended]
 
 
 class _Autoscaler:
     """Starts and drains targets by their mean load."""
 
-    def __init__(self, world: SimulatedServices, rule: Autoscaling, begin: float, end: float) -> None:
-        self._world, self._rule, self._begin, self._end = world, rule, begin, end
-        self._starting: set[int] = set()
+    def __init__(self, cell: SimulatedCell, rule: Autoscaling, begin: float, end: float) -> None:
+        self._cell, self._rule, self._begin, self._end = cell, rule, begin, end
+        self._starting: asyncio.Task[None] | None = None
+        self._draining: list[SimulatedTarget] = []
         self.paid_ms = 0.0
-        world.agenda.at(1e3 * rule.every_seconds, self._look)
+        self._task = asyncio.create_task(self._run())
 
-    def _look(self, _: None) -> None:
-        rule, targets, now = self._rule, self._world.targets, self._world.agenda.now
-        every_ms = 1e3 * rule.every_seconds
-        running = [each for each in targets if each.is_up and not each.drains]
-        paid = sum(each.is_up for each in targets) + len(self._starting)
+    async def _run(self) -> None:
+        while self._cell.now_ms < self._end:
+            await asyncio.sleep(self._rule.every_seconds)
+            self._pay()
+            self._look()
+
+    def _pay(self) -> None:
+        now, every_ms = self._cell.now_ms, 1e3 * self._rule.every_seconds
+        paid = sum(each.is_up for each in self._cell.targets) + (self._starting is not None)
         self.paid_ms += paid * max(0.0, min(now, self._end) - max(now - every_ms, self._begin))
+
+    def _look(self) -> None:
+        rule = self._rule
+        for each in [each for each in self._draining if not each.load]:
+            self._draining.remove(each)
+            each.fail(0.0)
+        running = [each for each in self._cell.targets if each.is_up and each not in self._draining]
         load = sum(each.load for each in running) / max(1, len(running))
-        if load > rule.up_above:
-            self._start()
+        if load > rule.up_above and self._starting is None:
+            off = [each for each in self._cell.targets if not each.is_up]
+            self._starting = asyncio.create_task(self._start(off[0])) if off else None
         elif load < rule.down_below and len(running) > rule.least:
-            running[-1].drains = True
-        for each in targets:
-            if each.drains and not each.load:
-                each.is_up = each.drains = False
-        if now < self._end:
-            self._world.agenda.at(now + every_ms, self._look)
+            self._draining.append(running[-1])
+            for coordinator in self._cell.coordinators:
+                coordinator.leave(running[-1])
 
-    def _start(self) -> None:
-        targets = self._world.targets
-        off = [n for n, each in enumerate(targets) if not each.is_up and n not in self._starting]
-        if off and not self._starting:
-            self._starting.add(off[0])
-            agenda = self._world.agenda
-            agenda.at(agenda.now + 1e3 * self._rule.start_seconds, self._started, off[0])
-
-    def _started(self, number: int) -> None:
-        self._starting.discard(number)
-        target: SimulatedTarget = self._world.targets[number]
-        target.is_up = True
+    async def _start(self, target: SimulatedTarget) -> None:
+        await asyncio.sleep(self._rule.start_seconds)
+        await self._cell.start_service(target)
+        self._starting = None
 
 
 def run_cells(scenario: Scenario) -> list[CellRecord]:
-    """Those that are simulated; cells share nothing, so each has a clock of its own."""
-    return [CellRun(scenario, cell).run() for cell in range(scenario.simulated_cells)]
+    """Run the cells that are simulated; they share nothing, so each has a clock of its own."""
+    return [run_cell(scenario, number) for number in range(scenario.simulated_cells)]
+
+
+def run_cell(scenario: Scenario, number: int) -> CellRecord:
+    """Run one of a scenario's cells."""
+
+    async def run() -> CellRecord:
+        return await CellRun(scenario, number).run()
+
+    return run_virtually(run)

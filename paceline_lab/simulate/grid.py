@@ -15,11 +15,10 @@ from pathlib import Path
 from paceline.costs.cost_line import CostLine
 from paceline_lab.reporting.presentation import markdown_table
 from paceline_lab.reporting.reports import describe, write_report
+from paceline_lab.simulate.disturbances import UNDISTURBED, Disturbance
 from paceline_lab.simulate.known_misses import Miss, renew_misses
-from paceline_lab.simulate.planned import PlannedPolicy
-from paceline_lab.simulate.policies import AHEAD_FAN_OUT, ConstantPolicy, Policy
-from paceline_lab.simulate.run import TARGET_ONLY_POLICY, SimulatedRun, best_of, simulate
-from paceline_lab.simulate.services import UNDISTURBED, Disturbance
+from paceline_lab.simulate.policies import AHEAD_FAN_OUT, PLANNED, TARGET_ONLY, Policy
+from paceline_lab.simulate.run import SimulatedRun, best_of, simulate
 from paceline_lab.simulate.synthetic import PAIRS, synthetic_requests
 from paceline_lab.simulate.trace import TracedRequest, TracedSetting
 
@@ -34,9 +33,9 @@ WAVES = 2
 """Requests one after the other in each of the places at once."""
 FEWEST_REQUESTS = 8
 CONSTANTS = (
-    TARGET_ONLY_POLICY,
-    *(ConstantPolicy(k) for k in (1, 2, 4, 8)),
-    *(ConstantPolicy(k, AHEAD_FAN_OUT) for k in (2, 4, 8)),
+    TARGET_ONLY,
+    *(Policy(k, 0) for k in (1, 2, 4, 8)),
+    *(Policy(k, AHEAD_FAN_OUT) for k in (2, 4, 8)),
 )
 
 
@@ -154,8 +153,8 @@ def judge(
     def run(each: Policy) -> SimulatedRun:
         return simulate(setting, requests, [each] * coordinators, disturbance)
 
-    plain = run(TARGET_ONLY_POLICY)
-    others = (each for each in constants if each.name != TARGET_ONLY_POLICY.name)
+    plain = run(TARGET_ONLY)
+    others = (each for each in constants if each.name != TARGET_ONLY.name)
     best = best_of([plain, *(run(each) for each in others)])
     return Judgement(case, run(policy), plain, best)
 
@@ -194,7 +193,7 @@ def main() -> None:
     given = parser.parse_args()
     wanted = given.pairs.split(",")
     chosen = [case for case in cases([int(count) for count in given.sessions.split(",")]) if case.pair in wanted]
-    judged = [judge(case, PlannedPolicy()) for case in chosen]
+    judged = [judge(case, PLANNED) for case in chosen]
     text = grid_text(judged, everything=given.all)
     if given.record is not None:
         renew_misses(given.record, {each.case.name: each.miss for each in judged})

@@ -14,8 +14,10 @@ from typing import Any
 import grpc
 from grpc.aio import Metadata
 
+from paceline.protocol.handshake import Hello
 from paceline.rpc.link_kinds import DRAFT, TARGET
 from paceline.rpc.peer_link import DraftLink, TargetLink
+from paceline.runtime.config import PeerSettings
 
 END = grpc.aio.EOF
 """Delivered behind the last frame of a link that broke."""
@@ -217,16 +219,36 @@ class ChannelEnd:
             call.cancel()
 
 
+Connect = Callable[[str], ChannelEnd]
+"""Opens a channel to the service of an address."""
+
+
 class LaneTargetLink(TargetLink):
     """A link to a target over lanes."""
 
     kind = replace(TARGET, stub=lambda channel: channel)
+
+    def __init__(self, address: str, hello: Hello, connect: Connect) -> None:
+        super().__init__(PeerSettings(address=address), hello)
+        self._connect = connect
+
+    def open_channel(self) -> Any:
+        """As `PeerLink`."""
+        return self._connect(self.address)
 
 
 class LaneDraftLink(DraftLink):
     """A link to a draft service over lanes."""
 
     kind = replace(DRAFT, stub=lambda channel: channel)
+
+    def __init__(self, address: str, hello: Hello, connect: Connect) -> None:
+        super().__init__(PeerSettings(address=address), hello)
+        self._connect = connect
+
+    def open_channel(self) -> Any:
+        """As `PeerLink`."""
+        return self._connect(self.address)
 
 
 class Processor:
@@ -254,7 +276,7 @@ class TimedLane(Lane):
     Args:
         delay_s: time that a frame travels; called for each.
         receiver: the processor of the process that reads.
-        frame_s: what a frame costs it.
+        frame_s: what a frame costs it, seconds.
     """
 
     def __init__(
@@ -262,7 +284,7 @@ class TimedLane(Lane):
         loop: asyncio.AbstractEventLoop,
         delay_s: Callable[[], float],
         receiver: Processor,
-        frame_s: float,
+        frame_s: Callable[[Any], float],
         on_end: Callable[[], None],
         capacity: int = 1 << 20,
     ) -> None:
@@ -276,7 +298,8 @@ class TimedLane(Lane):
     def left(self) -> None:
         """Have the frame arrive in time, behind those before it."""
         self._arrives_at = max(self._arrives_at, self._loop.time() + self._delay_s())
-        self._loop.call_at(self._arrives_at, self._receiver.work, self._frame_s, self._deliver_next)
+        cost_s = 0.0 if self.travelling[-1] is END else self._frame_s(self.travelling[-1])
+        self._loop.call_at(self._arrives_at, self._receiver.work, cost_s, self._deliver_next)
 
     def _deliver_next(self) -> None:
         if self.travelling:  # else it was lost with its link

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from paceline_lab.reporting.figures import percentile
 from paceline_lab.simulate.cluster import CellRecord
-from paceline_lab.simulate.rounds import RequestTotals
+from paceline_lab.simulate.requests import RequestTotals
 from paceline_lab.simulate.scenario import Scenario
 
 FULL = 0.9
@@ -33,7 +33,6 @@ class GroupOutcome:
     refused: int
     limited: int
     unfinished: int
-    reopened: int
     ttft_p50_ms: float
     ttft_p99_ms: float
     tpot_p50_ms: float
@@ -48,6 +47,7 @@ class ClusterOutcome:
         rows_per_step, long_steps: of targets; the latter is a step of so many rows over one of a single row.
         waiting_for_drafts, queueing, stepping: shares of requests' time behind their first round.
         cost_per_million: of tokens; 0: no prices are stated.
+        lost_sessions: of services that failed, in the simulated cells: they went on elsewhere.
         bottleneck: in words.
     """
 
@@ -73,6 +73,7 @@ class ClusterOutcome:
     queueing: float
     stepping: float
     cost_per_million: float
+    lost_sessions: int
     bottleneck: str
     groups: tuple[GroupOutcome, ...]
 
@@ -108,7 +109,7 @@ def outcome(scenario: Scenario, cells: Sequence[CellRecord]) -> ClusterOutcome:
         _mean(cell.draft_busy for cell in cells),
         _mean(cell.coordinator_busy for cell in cells),
         _mean(cell.kv_share for cell in cells),
-        sum(cell.waited_for_rows for cell in cells),
+        max(cell.most_waiting for cell in cells),
         _long_steps(scenario, rows_per_step),
         sum(each.waited_ms for each in served) / behind_ms,
         sum(each.refused and not each.limited for each in counted),
@@ -136,6 +137,7 @@ def outcome(scenario: Scenario, cells: Sequence[CellRecord]) -> ClusterOutcome:
         queueing=sum(each.queue_ms for each in served) / behind_ms,
         stepping=sum(each.step_ms for each in served) / behind_ms,
         cost_per_million=_cost(scenario, cells, speed),
+        lost_sessions=sum(cell.lost_sessions for cell in cells),
         bottleneck=shares.bottleneck(),
         groups=tuple(_group(scenario, cells, number) for number in range(len(scenario.traffic))),
     )
@@ -149,14 +151,14 @@ class _Shares:
     draft: float
     coordinator: float
     kv: float
-    waited_for_rows: int
+    most_waiting: int
     long_steps: float
     waiting: float
     refused: int
 
     def bottleneck(self) -> str:
         """The first of these that holds."""
-        if self.waited_for_rows and self.kv >= FULL / 2:
+        if self.most_waiting and self.kv >= FULL / 2:
             return f"KV rows of the targets ({self.kv:.0%} reserved on average, sessions waited for them)"
         if self.coordinator >= FULL:
             return f"coordinators ({self.coordinator:.0%} of their time)"
@@ -206,7 +208,6 @@ def _group(scenario: Scenario, cells: Sequence[CellRecord], number: int) -> Grou
         refused=sum(each.refused and not each.limited for each in mine),
         limited=sum(each.limited for each in mine),
         unfinished=len(left),
-        reopened=sum(each.reopened for each in (*mine, *left)),
         ttft_p50_ms=percentile(first, 50),
         ttft_p99_ms=percentile(first, 99),
         tpot_p50_ms=percentile(token, 50),

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from paceline.protocol.errors import require
 from paceline_lab.reporting.presentation import markdown_table
-from paceline_lab.simulate.planned import PlannedPolicy
-from paceline_lab.simulate.policies import ConstantPolicy, Policy
-from paceline_lab.simulate.run import TARGET_ONLY_POLICY, SimulatedRun, concurrent, simulate
+from paceline_lab.simulate.policies import TARGET_ONLY, Policy
+from paceline_lab.simulate.run import SimulatedRun, concurrent, simulate
 from paceline_lab.simulate.trace import Trace, TracedRequest, TracedSetting
 
 NEAR = 0.05
@@ -60,9 +58,7 @@ def replay_trace(trace: Trace) -> Replay | None:
 
 def own_policy(setting: TracedSetting) -> Policy:
     """What a trace was run with."""
-    if setting.num_draft_tokens is None:
-        return PlannedPolicy()
-    return ConstantPolicy(setting.num_draft_tokens, setting.fan_out if setting.draft.is_known else 0)
+    return Policy(setting.num_draft_tokens, setting.fan_out if setting.draft.is_known else 0)
 
 
 def compare(
@@ -76,10 +72,9 @@ def compare(
     for count in sessions or (0,):
         wanted = concurrent(requests, count) if count else tuple(requests)
         at_hand = setting.of_run(concurrency=0) if count else setting
-        plain = simulate(at_hand, wanted, TARGET_ONLY_POLICY)
+        plain = simulate(at_hand, wanted, TARGET_ONLY)
         runs = [
-            plain if policy.name == TARGET_ONLY_POLICY.name else simulate(at_hand, wanted, policy)
-            for policy in policies
+            plain if policy.name == TARGET_ONLY.name else simulate(at_hand, wanted, policy) for policy in policies
         ]
         best = max(run.tokens_per_second for run in runs)
         rows += [_row(count or len(requests), run, plain, best) for run in runs]
@@ -106,10 +101,3 @@ def _row(sessions: int, run: SimulatedRun, plain: SimulatedRun, best: float) -> 
         "hits": sum(each.hits for each in run.requests) / run.rounds,
         "target busy": run.target_busy,
     }
-
-
-def parse_policy(text: str, fan_out: int) -> ConstantPolicy:
-    """A constant policy: `4` waits for its drafts, `4+ahead` drafts outcomes meanwhile."""
-    number, plus, ahead = text.partition("+")
-    require(number.isdecimal() and (not plus or ahead == "ahead"), "k", text, "numbers, auto, or a number and +ahead")
-    return ConstantPolicy(int(number), fan_out if plus else 0)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import asyncio
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from paceline.protocol.errors import require
-from paceline_lab.simulate.policies import ConstantPolicy, Policy
-from paceline_lab.simulate.rounds import RequestTotals
-from paceline_lab.simulate.services import UNDISTURBED, Disturbance, SimulatedServices
-from paceline_lab.simulate.session import SimulatedSession
+from paceline_lab.simulate.disturbances import UNDISTURBED, Disturbance
+from paceline_lab.simulate.policies import Policy
+from paceline_lab.simulate.requests import RequestRun, RequestTotals
+from paceline_lab.simulate.script import Scripts
+from paceline_lab.simulate.services import SimulatedCell
 from paceline_lab.simulate.specs import CellLayout
 from paceline_lab.simulate.trace import TracedRequest, TracedSetting
-
-TARGET_ONLY_POLICY = ConstantPolicy(0)
+from paceline_lab.simulate.virtual_time import run_virtually
 
 
 @dataclass(frozen=True)
@@ -72,25 +73,45 @@ def simulate(
 
     `replicas`: targets, and as many draft services, that are alike.
     """
-    makers = tuple(policies) if isinstance(policies, Sequence) else (policies,)
-    world = SimulatedServices(CellLayout.of(setting, len(makers), replicas), makers, disturbance)
-    homes = world.coordinators
-    sessions = [
-        SimulatedSession(number, each, homes[number % len(homes)], world) for number, each in enumerate(requests)
-    ]
-    at_once = setting.concurrency
-    for session in sessions[:at_once] if at_once else sessions:
-        world.agenda.at(0.0 if at_once else session.totals.arrival_ms, session.arrive)
-    world.waiting.extend(session.arrive for session in (sessions[at_once:] if at_once else ()))
-    world.agenda.run()
-    ran_ms = max(1e-9, world.agenda.now)
+    chosen = tuple(policies) if isinstance(policies, Sequence) else (policies,)
+    layout = CellLayout.of(setting, len(chosen), replicas)
+    return run_virtually(lambda: _run(layout, requests, chosen, disturbance, setting.concurrency))
+
+
+async def _run(
+    layout: CellLayout,
+    requests: Sequence[TracedRequest],
+    policies: Sequence[Policy],
+    disturbance: Disturbance,
+    concurrency: int,
+) -> SimulatedRun:
+    cell = SimulatedCell(layout, policies, Scripts(), disturbance)
+    await cell.start()
+    totals: dict[int, RequestTotals] = {}
+
+    async def ask(number: int) -> None:
+        home = cell.coordinators[number % len(cell.coordinators)]
+        totals[number] = await RequestRun(cell, number, requests[number], _nobody).run(home)
+
+    async def ask_in_turn(numbers: Iterator[int]) -> None:
+        for number in numbers:
+            await ask(number)
+
+    async def ask_at(number: int) -> None:
+        await asyncio.sleep(requests[number].arrival_ms / 1e3)
+        await ask(number)
+
+    numbers = iter(range(len(requests)))
+    turns = [ask_in_turn(numbers) for _ in range(concurrency)] or [ask_at(number) for number in numbers]
+    await asyncio.gather(*turns)
+    ran_s = max(1e-9, cell.now_ms / 1e3)
     return SimulatedRun(
-        makers[0].name,
-        tuple(session.totals for session in sessions),
-        sum(each.steps for each in world.targets),
-        sum(each.steps for each in world.drafts),
-        sum(each.busy_ms for each in world.targets) / (ran_ms * len(world.targets)),
-        sum(each.busy_ms for each in world.drafts) / (ran_ms * max(1, len(world.drafts))),
+        policies[0].name,
+        tuple(totals[number] for number in range(len(requests))),
+        sum(each.steps for each in cell.targets),
+        sum(each.steps for each in cell.drafts),
+        sum(each.executor.busy_s for each in cell.targets) / (ran_s * len(cell.targets)),
+        sum(each.executor.busy_s for each in cell.drafts) / (ran_s * max(1, len(cell.drafts))),
     )
 
 
@@ -103,3 +124,7 @@ def concurrent(requests: Sequence[TracedRequest], sessions: int) -> tuple[Traced
     """So many requests at once: those of a trace, again and again, all arriving at the start."""
     require(sessions >= 1, "sessions", sessions, "at least 1")
     return tuple(replace(requests[number % len(requests)], arrival_ms=0.0) for number in range(sessions))
+
+
+def _nobody(tokens: int) -> None:
+    """Nobody counts tokens as they come."""

@@ -17,9 +17,9 @@ from paceline.runtime.settings import Settings
 from paceline.runtime.sources import load
 from paceline_lab.predict.published import SIZES
 from paceline_lab.predict.roofline import GPUS, WEIGHTS, ModelPlacement
+from paceline_lab.simulate.disturbances import Disturbance, ServiceFailure
 from paceline_lab.simulate.policies import AHEAD_FAN_OUT, Policy
-from paceline_lab.simulate.services import Disturbance, ServiceFailure
-from paceline_lab.simulate.specs import PLACEMENTS, CellLayout, Delay, DraftSpec, TargetSpec
+from paceline_lab.simulate.specs import CellLayout, Delay, DraftSpec, TargetSpec
 from paceline_lab.simulate.synthetic import PAIRS, SyntheticPair
 
 Count = Annotated[int, Field(ge=1, le=100_000)]
@@ -148,12 +148,6 @@ class SpeculationScenario(Settings):
     fan_out: int = Field(AHEAD_FAN_OUT, ge=0, le=16)
     lease: int = Field(16, ge=0)
     max_prefetched: int = Field(24, ge=0)
-    placement: str = "prefix"
-
-    @model_validator(mode="after")
-    def _placement_is_known(self) -> Self:
-        require(self.placement in PLACEMENTS, "placement", self.placement, f"one of {', '.join(PLACEMENTS)}")
-        return self
 
 
 class Lengths(Settings):
@@ -182,7 +176,6 @@ class Traffic(Settings):
         pair: how the draft does: a name of `synthetic`; or `acceptance`, the same everywhere; or
             `trace`, a recorded run's texts.
         prefix_tokens, prefixes: length of the prompts' common beginnings, and how many different ones there are.
-        priority: of requests that wait for room at a target the highest goes first. No service has this.
         tokens_per_minute, requests_per_minute: the tenant's limits, as keys have them; 0: none.
     """
 
@@ -195,10 +188,9 @@ class Traffic(Settings):
     pair: str = "good"
     acceptance: float | None = Field(None, ge=0, le=1)
     trace: Path | None = None
-    prefix_tokens: int = Field(0, ge=0)
-    prefixes: int = Field(1, ge=1)
+    prefix_tokens: int = Field(0, ge=0, lt=1 << 20)
+    prefixes: int = Field(1, ge=1, le=128)
     tenant: str = ""
-    priority: int = 0
     tokens_per_minute: int = Field(0, ge=0)
     requests_per_minute: int = Field(0, ge=0)
 
@@ -306,11 +298,7 @@ class Scenario(Settings):
     @property
     def policy(self) -> Policy:
         """What coordinators plan with."""
-        from paceline_lab.simulate.planned import PlannedPolicy
-        from paceline_lab.simulate.report import parse_policy
-
-        found = self.speculation
-        return PlannedPolicy() if found.k == AUTO else parse_policy(found.k, found.fan_out)
+        return Policy.parse(self.speculation.k, self.speculation.fan_out)
 
     def layout(self, seed: int) -> CellLayout:
         """The services of one cell."""
@@ -326,7 +314,6 @@ class Scenario(Settings):
             fan_out=speculation.fan_out,
             lease=speculation.lease,
             max_prefetched=speculation.max_prefetched,
-            placement=speculation.placement,
             idle_targets=len(targets) - self.autoscaling.least if self.autoscaling else 0,
             seed=seed,
         )

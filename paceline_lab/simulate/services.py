@@ -1,142 +1,376 @@
-"""What the sessions of a simulated run share: the clock, the services, the ways between them."""
+"""The services themselves in one process, on a virtual clock: steps take the time of lines, links have a delay."""
 
 from __future__ import annotations
 
-from collections import deque
+import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from functools import partial
 from random import Random
-from typing import TYPE_CHECKING
+from typing import Any
 
+from coordinator.servicer import GenerationServicer
+from coordinator.sessions.draft_pool import DraftPeer, DraftPool
+from coordinator.sessions.pool import Pool
+from coordinator.sessions.target_pool import TargetPeer, TargetPool
+from draft_service.drafters.catalogue import Catalogue
+from draft_service.drafters.model import ModelDrafter
+from draft_service.servicer import DraftServicer
+from paceline.access.gate import Gate
+from paceline.costs.cost_line import CostLine
+from paceline.costs.cost_meter import CostMeter
+from paceline.engine.interface import StepPlan
 from paceline.protocol.errors import require
-from paceline_lab.simulate.coordinator import CoordinatorProcess
-from paceline_lab.simulate.draft import SimulatedDraft
-from paceline_lab.simulate.events import Agenda
-from paceline_lab.simulate.rounds import RequestTotals
-from paceline_lab.simulate.specs import CellLayout
-from paceline_lab.simulate.target import SimulatedTarget
+from paceline.protocol.handshake import Hello
+from paceline.rpc.servicer import SessionServicer
+from paceline.runtime.config import CoordinatorConfig, EngineSettings, TargetConfig
+from paceline_lab.simulate.disturbances import UNDISTURBED, Disturbance
+from paceline_lab.simulate.lanes import (
+    ChannelEnd,
+    LaneCall,
+    LaneDraftLink,
+    LaneTargetLink,
+    Processor,
+    TimedLane,
+)
+from paceline_lab.simulate.policies import Policy
+from paceline_lab.simulate.script import VOCABULARY, NumberTokenizer, ScriptedEngine, Scripts
+from paceline_lab.simulate.specs import CellLayout, Delay, DraftSpec, TargetSpec
+from paceline_lab.simulate.virtual_time import TimedExecutor, VirtualLoop
+from target_service.servicer import TargetServicer
 
-if TYPE_CHECKING:
-    from paceline_lab.simulate.policies import Policy, SessionPolicy
-
-
-@dataclass(frozen=True)
-class ServiceChange:
-    """From a moment on steps of a service take so many times as long."""
-
-    at_ms: float
-    service: str
-    factor: float
-
-    def __post_init__(self) -> None:
-        require(self.service in ("target", "draft"), "service", self.service, "target or draft")
-        require(self.factor > 0, "factor", self.factor, "above 0")
-
-
-@dataclass(frozen=True)
-class ServiceFailure:
-    """A service ends at a moment and is there again, empty, `down_ms` later."""
-
-    at_ms: float
-    service: str
-    index: int
-    down_ms: float
-
-    def __post_init__(self) -> None:
-        services = ("target", "draft", "coordinator")
-        require(self.service in services, "service", self.service, f"one of {', '.join(services)}")
-        require(self.index >= 0, "index", self.index, "at least 0")
+LINK_S = 60.0
+"""Within this time every link is up, whatever its delay."""
+LONGEST_TEXT = 1 << 20
+"""The context of simulated models, in tokens."""
+UNBOUNDED_ROWS = 1 << 40
+"""KV rows of a service without a bound."""
 
 
-@dataclass(frozen=True)
-class Disturbance:
-    """What goes wrong in a run.
+class SimulatedService(ABC):
+    """A target or a draft service. It may end, and be there again, empty.
 
     Attributes:
-        changes: services that become slower or faster.
-        target_lie, draft_lie: by how much the lines that services state at their start are wrong.
-        failures: services that end and come back.
-        notice_ms: from a failure until those who are linked to the service know: a closed connection at once, a
-            silent host after the keepalive's 7 s.
+        steps, rows: computed.
+        factor: its steps take so many times as long as by its line.
+        kv_ms: the sum of its reserved share of KV rows over milliseconds.
+        most_waiting: sessions at once that waited for room.
+        lost_sessions: that it had when it failed.
     """
 
-    changes: tuple[ServiceChange, ...] = ()
-    target_lie: float = 1.0
-    draft_lie: float = 1.0
-    failures: tuple[ServiceFailure, ...] = ()
-    notice_ms: float = 1.0
+    servicer: SessionServicer[Any]
+
+    def __init__(self, name: str, delay: Delay, scripts: Scripts, loop: VirtualLoop) -> None:
+        self.name, self.delay = name, delay
+        self.executor = TimedExecutor(loop)
+        self.processor = Processor(loop)
+        self.steps = self.rows = self.most_waiting = self.lost_sessions = 0
+        self.factor, self.kv_ms = 1.0, 0.0
+        self.is_up = False
+        self._scripts, self._loop = scripts, loop
+        self._calls: list[LaneCall] = []
+        self._ended_s = self._seen_s = 0.0
+
+    def start(self) -> None:
+        """Begin to serve."""
+        self.servicer, self.is_up = self._make(), True
+
+    def fail(self, notice_s: float) -> None:
+        """End at once; those who are linked to it know `notice_s` later."""
+        self.lost_sessions += self.load
+        self.is_up = False
+        self.executor.close()
+        self._loop.create_task(self.servicer.close())
+        calls, self._calls = self._calls, []
+        for call in calls:
+            self._loop.call_later(notice_s, partial(call.end, keep_up=False, keep_down=False))
+
+    def open_call(self, up: Callable[..., TimedLane], down: Callable[..., TimedLane]) -> LaneCall:
+        """Open a link; one to a service that is down ends at once."""
+        call = LaneCall(self._serve if self.is_up else _refuse, self._loop, up, down)
+        self._calls = [each for each in self._calls if not each.is_over]
+        self._calls.append(call)
+        return call
+
+    @property
+    def load(self) -> int:
+        """Sessions, those that wait included."""
+        return self.servicer.scheduler.sessions if self.is_up else 0
+
+    @abstractmethod
+    def _make(self) -> SessionServicer[Any]:
+        """Make the service, without sessions."""
+
+    @abstractmethod
+    async def _serve(self, context: Any) -> None:
+        """Serve one link."""
+
+    def _engine(self, settings: EngineSettings, kv_rows: int) -> ScriptedEngine:
+        rows = kv_rows or UNBOUNDED_ROWS
+        self.engine = ScriptedEngine(self._scripts, settings, self._pass_time, max_length=LONGEST_TEXT, kv_rows=rows)
+        return self.engine
+
+    @abstractmethod
+    def _pass_time(self, plan: StepPlan) -> None:
+        """Take a step's time."""
+
+    def _take(self, plan: StepPlan, line: CostLine, context_ms: float, gap_ms: float, slow_pace: float = 1.0) -> None:
+        """Take the time of a line, of the context behind the rows, and of the gap behind a step right before."""
+        ms = line.ms(plan.rows)
+        if context_ms:
+            ms += context_ms * sum(item.base_length for item in plan.items) / 1e3
+        ms *= self.factor
+        if self._loop.time() == self._ended_s:
+            ms += gap_ms
+        self.steps, self.rows = self.steps + 1, self.rows + plan.rows
+        self.executor.take(ms / 1e3, slow_pace)
+        self._ended_s = self._loop.time()
 
 
-UNDISTURBED = Disturbance()
-
-
-class SimulatedServices:
-    """What all sessions of a run share."""
+class SimulatedTarget(SimulatedService):
+    """A target; `lie`: the line that it states at its start is so many times the true one."""
 
     def __init__(
-        self, layout: CellLayout, policies: Sequence[Policy], disturbance: Disturbance = UNDISTURBED
+        self, name: str, spec: TargetSpec, delay: Delay, scripts: Scripts, loop: VirtualLoop, lie: float
     ) -> None:
-        self.agenda = agenda = Agenda()
-        self.layout = layout
-        self.targets = [SimulatedTarget(agenda, spec, disturbance.target_lie) for spec, _ in layout.targets]
-        for target in self.targets[len(self.targets) - layout.idle_targets :]:
-            target.is_up = False
-        shared = self.targets[0] if layout.targets[0][0].shares_cores else None
-        works: Callable[[bool], None] = shared.draft_works if shared is not None else _no_one_minds
-        self.drafts = [SimulatedDraft(agenda, spec, works, disturbance.draft_lie) for spec, _ in layout.drafts]
-        random = Random(layout.seed)  # noqa: S311 - delays are no secret
-        self.coordinators = [
-            CoordinatorProcess(agenda, self.targets, self.drafts, layout, random) for _ in range(layout.coordinators)
+        super().__init__(name, delay, scripts, loop)
+        self._spec, self._lie = spec, lie
+
+    def _make(self) -> TargetServicer:
+        spec = self._spec
+        settings = EngineSettings().model_copy(
+            update={
+                "max_num_seqs": spec.max_sessions,
+                "prefill_chunk": spec.prefill_chunk,
+                "max_step_rows": spec.max_step_rows or UNBOUNDED_ROWS,
+                "max_sessions_per_link": UNBOUNDED_ROWS,
+                "prefix_reuse": spec.prefix_cache,
+            }
+        )
+        config = TargetConfig().model_copy(update={"engine": settings, "max_queue": spec.max_queue})
+        engine = self._engine(settings, spec.kv_rows)
+        return TargetServicer(engine, self.executor, config, line=spec.alone.scale(self._lie))
+
+    async def _serve(self, context: Any) -> None:
+        await self.servicer.serve_link(context)
+
+    def _pass_time(self, plan: StepPlan) -> None:
+        spec, rows = self._spec, plan.rows
+        scheduler = self.servicer.scheduler
+        self.most_waiting = max(self.most_waiting, scheduler.waiting)
+        alone_ms, beside_ms = spec.alone.ms(rows), spec.beside.ms(rows)
+        slow_pace = alone_ms / beside_ms if spec.shares_cores and beside_ms else 1.0
+        share = self.engine.kv_rows / (spec.kv_rows or UNBOUNDED_ROWS)
+        self.kv_ms += share * 1e3 * (self._loop.time() - self._seen_s)
+        self._seen_s = self._loop.time()
+        self._take(plan, spec.alone, spec.context_ms, spec.gap_ms, slow_pace)
+
+
+class SimulatedDraft(SimulatedService):
+    """A draft service; `lie` as a target's."""
+
+    def __init__(
+        self, name: str, spec: DraftSpec, delay: Delay, scripts: Scripts, loop: VirtualLoop, lie: float
+    ) -> None:
+        super().__init__(name, delay, scripts, loop)
+        self._spec, self._lie = spec, lie
+
+    def _make(self) -> DraftServicer:
+        settings = EngineSettings().model_copy(
+            update={"max_num_seqs": 1 << 16, "max_sessions_per_link": UNBOUNDED_ROWS, "prefix_reuse": False}
+        )
+        engine = self._engine(settings, 0)
+        meter = CostMeter(self._spec.line.scale(self._lie))
+        drafter = ModelDrafter(engine, self._spec.prefill_chunk, meter=meter)
+        return DraftServicer(Catalogue({drafter.manifest.name: drafter}, (engine,)), self.executor, settings)
+
+    async def _serve(self, context: Any) -> None:
+        await self.servicer.serve_link(context)
+
+    def _pass_time(self, plan: StepPlan) -> None:
+        self._take(plan, self._spec.line, self._spec.context_ms, self._spec.gap_ms)
+
+
+class SimulatedCoordinator:
+    """A coordinator with links of its own to all services that run.
+
+    Attributes:
+        processor: on which its messages are dealt with, one after the other.
+        running: its requests at work.
+        lost_sessions: requests that it had when it failed.
+    """
+
+    def __init__(self, cell: SimulatedCell, policy: Policy) -> None:
+        layout = cell.layout
+        self.policy, self.processor = policy, Processor(cell.loop)
+        self.running = set[asyncio.Task[None]]()
+        self.is_up, self.lost_sessions = True, 0
+        self._cell = cell
+        self._hello = Hello("simulated")
+        fan_out = layout.fan_out if policy.tokens is None else policy.fan_out
+        config = CoordinatorConfig(fan_out=fan_out, lease=layout.lease, max_prefetched=layout.max_prefetched)
+        config = config.model_copy(update={"max_concurrent_requests": layout.max_requests})
+        self._targets = TargetPool(
+            round_timeout_s=config.round_timeout_ms / 1e3, wait_s=config.target_wait_ms / 1e3, vocab_size=VOCABULARY
+        )
+        self._drafts = DraftPool(timeout_s=config.draft_timeout_ms / 1e3, vocab_size=VOCABULARY)
+        drafts = self._drafts if cell.drafts else None
+        self.servicer = GenerationServicer(config, NumberTokenizer(), self._targets, drafts, Gate())
+
+    async def link_to(self, service: SimulatedService) -> None:
+        """Open a link to a service, which gets sessions from now on."""
+        if isinstance(service, SimulatedTarget):
+            target = TargetPeer(LaneTargetLink(service.name, self._hello, self._connect))
+            self._targets.add(target)
+            await target.link.start()
+        else:
+            draft = DraftPeer(LaneDraftLink(service.name, self._hello, self._connect))
+            self._drafts.add(draft)
+            await draft.link.start()
+
+    async def wait_up(self) -> None:
+        """Wait for the links that were opened."""
+        pools: tuple[Pool[Any], ...] = (self._targets, self._drafts)
+        for pool in pools:
+            for peer in pool.peers:
+                await peer.link.wait_up(LINK_S)
+
+    def leave(self, service: SimulatedService) -> None:
+        """Give a target no more sessions."""
+        for peer in self._targets.peers:
+            if peer.link.address == service.name:
+                self._targets.remove(peer)
+
+    async def serve(self, message: Any, client: Any) -> None:
+        """Serve a request.
+
+        Raises:
+            CancelledError: the coordinator has failed.
+        """
+        task = asyncio.ensure_future(self.servicer.Generate(message, client))
+        self.running.add(task)
+        try:
+            await task
+        finally:
+            self.running.discard(task)
+
+    def fail(self) -> None:
+        """Its requests end without an answer."""
+        self.lost_sessions += len(self.running)
+        self.is_up = False
+        for task in [*self.running]:
+            task.cancel()
+
+    def _connect(self, address: str) -> ChannelEnd:
+        return ChannelEnd(partial(self._open_call, self._cell.service(address)))
+
+    def _open_call(self, service: SimulatedService) -> LaneCall:
+        cell = self._cell
+        delay_s = partial(cell.delay_s, service.delay)
+        up = partial(TimedLane, cell.loop, delay_s, service.processor, _free)
+        down = partial(TimedLane, cell.loop, delay_s, self.processor, self._frame_s)
+        return service.open_call(up, down)
+
+    def _frame_s(self, frame: Any) -> float:
+        """What the verdicts of a frame cost this process."""
+        verdicts: int = sum(message.WhichOneof("event") == "verdict" for message in frame.events)
+        return verdicts * self._cell.layout.coordinator_ms / 1e3
+
+
+class SimulatedCell:
+    """Everything that runs; made on its loop.
+
+    Args:
+        policies: of the coordinators, in turn.
+    """
+
+    def __init__(
+        self,
+        layout: CellLayout,
+        policies: Sequence[Policy],
+        scripts: Scripts,
+        disturbance: Disturbance = UNDISTURBED,
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop), "it runs on virtual time"
+        self.loop, self.layout, self.scripts = loop, layout, scripts
+        self._random = Random(layout.seed)  # noqa: S311 - delays are no secret
+        self.targets = [
+            SimulatedTarget(f"target-{number}", spec, delay, scripts, loop, disturbance.target_lie)
+            for number, (spec, delay) in enumerate(layout.targets)
         ]
-        self._policies = {home: policies[n % len(policies)] for n, home in enumerate(self.coordinators)}
-        self.notice_ms = disturbance.notice_ms
-        self.waiting: deque[Callable[[None], None]] = deque()
-        """Requests that begin when others have ended."""
-        self.on_ended: Callable[[RequestTotals], None] = lambda _: None
-        self.tally: Callable[[float, int], None] | None = None
-        """Told of committed tokens as they come, where somebody counts them by time."""
-        self._disturb(disturbance)
+        self.drafts = [
+            SimulatedDraft(f"draft-{number}", spec, delay, scripts, loop, disturbance.draft_lie)
+            for number, (spec, delay) in enumerate(layout.drafts)
+        ]
+        if self.drafts and layout.targets[0][0].shares_cores:
+            self.targets[0].executor.beside(self.drafts[0].executor)
+        self._services = {each.name: each for each in (*self.targets, *self.drafts)}
+        self.coordinators = [
+            SimulatedCoordinator(self, policies[number % len(policies)]) for number in range(layout.coordinators)
+        ]
+        self._disturbance = disturbance
+        self._begun_s = loop.time()
 
-    def ended(self, totals: RequestTotals) -> None:
-        """A request has ended: the next one that waits for that begins."""
-        self.on_ended(totals)
-        if self.waiting:
-            self.agenda.at(self.agenda.now, self.waiting.popleft())
+    @property
+    def now_ms(self) -> float:
+        """Milliseconds since it began to serve."""
+        return 1e3 * (self.loop.time() - self._begun_s)
 
-    def session_policy(self, home: CoordinatorProcess) -> SessionPolicy:
-        """Of a new session of a coordinator."""
-        return self._policies[home].session(home)
+    async def start(self) -> None:
+        """Start the services, link the coordinators to them, and have happen what is to."""
+        running = self.targets[: len(self.targets) - self.layout.idle_targets]
+        for service in (*running, *self.drafts):
+            await self.start_service(service)
+        for coordinator in self.coordinators:
+            await coordinator.wait_up()
+        self._begun_s = self.loop.time()
+        self._disturb(self._disturbance)
 
-    def another_home(self) -> CoordinatorProcess | None:
-        """The coordinator with the fewest requests of those that take another; None: there is none."""
-        up = [each for each in self.coordinators if each.has_room]
-        return min(up, key=lambda each: len(each.sessions), default=None)
+    async def start_service(self, service: SimulatedService) -> None:
+        """Start a service that no coordinator has known so far."""
+        service.start()
+        for coordinator in self.coordinators:
+            await coordinator.link_to(service)
 
-    def _of(self, service: str) -> Sequence[SimulatedTarget | SimulatedDraft | CoordinatorProcess]:
-        if service == "target":
-            return self.targets
-        return self.drafts if service == "draft" else self.coordinators
+    def service(self, name: str) -> SimulatedService:
+        """The service of a name, which is its address."""
+        return self._services[name]
+
+    def delay_s(self, delay: Delay) -> float:
+        """Draw the delay of a message."""
+        return delay.draw_ms(self._random) / 1e3
+
+    def another_home(self) -> SimulatedCoordinator | None:
+        """The coordinator with the fewest requests of those that run; None: none does."""
+        up = [each for each in self.coordinators if each.is_up]
+        return min(up, key=lambda each: len(each.running), default=None)
 
     def _disturb(self, disturbance: Disturbance) -> None:
         for change in disturbance.changes:
-            services: Sequence[SimulatedTarget | SimulatedDraft]
-            services = self.targets if change.service == "target" else self.drafts
-            for each in services:
-                self.agenda.at(change.at_ms, each.slower, change.factor)
+            services: Sequence[SimulatedService] = self.targets if change.service == "target" else self.drafts
+            for service in services:
+                self.loop.call_later(change.at_ms / 1e3, setattr, service, "factor", change.factor)
         for failure in disturbance.failures:
-            found = self._of(failure.service)
+            at_s, again_s = failure.at_ms / 1e3, (failure.at_ms + failure.down_ms) / 1e3
+            failing: dict[str, Sequence[Any]] = {
+                "target": self.targets, "draft": self.drafts, "coordinator": self.coordinators,
+            }  # fmt: skip
+            found = failing[failure.service]
             require(failure.index < len(found), "index", failure.index, f"below {len(found)} {failure.service}s")
-            self.agenda.at(failure.at_ms, _fail, found[failure.index])
-            self.agenda.at(failure.at_ms + failure.down_ms, _again, found[failure.index])
+            each = found[failure.index]
+            if isinstance(each, SimulatedCoordinator):
+                self.loop.call_later(at_s, each.fail)
+                self.loop.call_later(again_s, setattr, each, "is_up", True)
+            else:
+                self.loop.call_later(at_s, each.fail, disturbance.notice_ms / 1e3)
+                self.loop.call_later(again_s, each.start)
 
 
-def _fail(service: SimulatedTarget | SimulatedDraft | CoordinatorProcess) -> None:
-    service.fail()
+async def _refuse(context: Any) -> None:
+    """End a link at once."""
 
 
-def _again(service: SimulatedTarget | SimulatedDraft | CoordinatorProcess) -> None:
-    service.is_up = True
-
-
-def _no_one_minds(works: bool) -> None:
-    """The draft has cores of its own."""
+def _free(frame: Any) -> float:
+    """Cost nothing."""
+    return 0.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from random import Random
 from statistics import NormalDist
 
 from paceline.costs.cost_line import CostLine
@@ -11,8 +12,6 @@ from paceline.protocol.errors import require
 from paceline_lab.simulate.trace import TracedSetting
 
 Z99 = NormalDist().inv_cdf(0.99)
-PLACEMENTS = ("prefix", "least", "random")
-"""The coordinator's own rule; the same without its memory of prefixes; any peer."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +31,10 @@ class Delay:
     def sigma(self) -> float:
         """Of the delay's logarithm; 0: constant."""
         return math.log(self.p99_ms / self.ms) / Z99 if self.p99_ms else 0.0
+
+    def draw_ms(self, random: Random) -> float:
+        """Draw one."""
+        return self.ms * random.lognormvariate(0.0, self.sigma) if self.sigma else self.ms
 
 
 @dataclass(frozen=True)
@@ -91,14 +94,12 @@ class CellLayout:
     fan_out: int = 0
     lease: int = 16
     max_prefetched: int = 24
-    placement: str = "prefix"
     idle_targets: int = 0
     seed: int = 0
 
     def __post_init__(self) -> None:
         require(bool(self.targets), "targets", len(self.targets), "at least 1")
         require(self.coordinators >= 1, "coordinators", self.coordinators, "at least 1")
-        require(self.placement in PLACEMENTS, "placement", self.placement, f"one of {', '.join(PLACEMENTS)}")
         require(0 <= self.idle_targets < len(self.targets), "idle_targets", self.idle_targets, "fewer than targets")
 
     @classmethod

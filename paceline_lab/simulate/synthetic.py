@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -13,6 +13,8 @@ MOST_RANKED = 16
 """Ranks that a draft tells apart; a token beyond them has rank 0."""
 HALVED = 0.5
 """Behind the first choice the chance of a rank is so many times that of the one before it."""
+SHORTEST_SOURCE = 8
+"""Tokens behind a copy's source when it begins, at least."""
 SURENESS = 6.0
 """Weight of a stretch's acceptance in a position's own: a Beta's two parameters sum up to it."""
 
@@ -65,28 +67,24 @@ PAIRS = {
 def synthetic_requests(
     pair: SyntheticPair, count: int, tokens: int, *, seed: int = 0, apart_ms: float = 0.0, prompt_tokens: int = 8
 ) -> tuple[TracedRequest, ...]:
-    """So many requests, `apart_ms` between their arrivals; the same for the same seed."""
-    return tuple(
-        _request(pair, tokens, np.random.default_rng((seed, number)), number * apart_ms, prompt_tokens)
-        for number in range(count)
-    )
+    """So many requests, `apart_ms` between their arrivals; the same for the same seed. No two have a token alike."""
+    ids = tokens + prompt_tokens
+    texts = (_request(pair, tokens, np.random.default_rng((seed, n)), n * ids, prompt_tokens) for n in range(count))
+    return tuple(replace(each, arrival_ms=number * apart_ms) for number, each in enumerate(texts))
 
 
 def _request(
-    pair: SyntheticPair, tokens: int, random: np.random.Generator, arrival_ms: float, prompt_tokens: int
+    pair: SyntheticPair, tokens: int, random: np.random.Generator, first_id: int, prompt_tokens: int
 ) -> TracedRequest:
     chances = _chances(pair, tokens, random)
     right = random.random(tokens) < chances
     ranks = np.where(right, 1, 1 + random.geometric(1 - HALVED, tokens))
     ranks[ranks > MOST_RANKED] = 0
-    lengths, continued = _matches(pair, tokens, random)
     return TracedRequest(
+        prompt=tuple(range(first_id, first_id + prompt_tokens)),
+        answer=tuple(_text(pair, tokens, first_id + prompt_tokens, random)),
         ranks=tuple(ranks.tolist()),
         chances=tuple(chances.tolist()),
-        match_lengths=tuple(lengths),
-        match_right=tuple(continued),
-        arrival_ms=arrival_ms,
-        prompt_tokens=prompt_tokens,
     )
 
 
@@ -116,21 +114,22 @@ def _chain(tokens: int, stretch: float, share: float, random: np.random.Generato
     return np.array(found[:tokens])
 
 
-def _matches(pair: SyntheticPair, tokens: int, random: np.random.Generator) -> tuple[list[int], list[int]]:
-    """Length of the n-gram match before each token, and how many tokens of its continuation are right."""
-    copied = (
-        _chain(tokens, pair.copy_length, pair.copied_share, random) if pair.copied_share else np.zeros(tokens, bool)
-    )
-    wrong = random.random(tokens) < pair.false_matches if pair.copied_share else np.zeros(tokens, bool)
-    lengths, right = [0] * tokens, [0] * tokens
-    run = left = 0
+def _text(pair: SyntheticPair, tokens: int, first_id: int, random: np.random.Generator) -> list[int]:
+    """A text of new tokens, with stretches of itself in it, and with short ones that go on otherwise."""
+    if not pair.copied_share:
+        return [*range(first_id, first_id + tokens)]
+    copied = _chain(tokens, pair.copy_length, pair.copied_share, random)
+    misleading = random.random(tokens) < pair.false_matches
+    text: list[int] = []
+    source = left = 0
     for place in range(tokens):
-        run = run + 1 if copied[place] else 0
-        if run > 1:
-            lengths[place] = min(64, 1 + run)
-        elif wrong[place]:
-            lengths[place] = int(random.integers(2, 5))
-    for place in reversed(range(tokens)):
-        left = left + 1 if copied[place] else 0
-        right[place] = min(64, left) if lengths[place] > 1 and copied[place] else 0
-    return lengths, right
+        if not left and place > SHORTEST_SOURCE:
+            run = int(np.argmin(copied[place:])) if not copied[place:].all() else tokens - place
+            left = run or (int(random.integers(2, 5)) if misleading[place] else 0)
+            source = int(random.integers(place - SHORTEST_SOURCE + 1)) if left else 0
+        if left:
+            text.append(text[source])
+            source, left = source + 1, left - 1
+        else:
+            text.append(first_id + place)
+    return text

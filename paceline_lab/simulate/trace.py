@@ -2,24 +2,25 @@
 
 A trace is a file of JSON lines. The first is the header, each other one a request:
 
-    {"format": "paceline-trace", "version": 1, "alone": [[rows, ms], …], "beside": […], "draft": […],
+    {"format": "paceline-trace", "version": 2, "alone": [[rows, ms], …], "beside": […], "draft": […],
      "target_one_way_ms": …, "draft_one_way_ms": …, "coordinator_ms": …, "gap_ms": …, "draft_gap_ms": …,
      "num_draft_tokens": k or null, "fan_out": …, "lease": …, "max_prefetched": …, "concurrency": …, "notes": {…}}
-    {"arrival_ms": …, "prompt_tokens": …, "ranks": […], "chances": […], "match_lengths": […], "match_right": […],
+    {"arrival_ms": …, "prompt": […], "answer": […], "ranks": […], "chances": […],
      "rounds": [{"at_ms": …, "committed": …, "proposed": …, "accepted": …, "round_ms": …, "draft_wait_ms": …,
                  "drafter": "…", "hit": …, "self_started": …}, …]}
 
-The four lists have one entry for each token of the answer. `ranks`: the token's place in the draft's own order under
-the shared noise; 1: the draft's own choice; 0: none that it ranked, or not known. `chances`: the draft's probability
-of its own first choice. `match_lengths`: the longest n-gram match before the token, 0 without one; `match_right`: how
-many tokens of its continuation were right. Times count from the first arrival. `rounds` may be empty: a synthetic
-trace has not been measured. Coupled acceptance alone: there ranks decide what any proposal would have brought.
+`prompt` and `answer`: token ids, numbered anew in the order in which a trace has them first: they say which tokens
+are the same, and not which. `ranks` and `chances` have one entry for each token of the answer. `ranks`: the token's
+place in the draft's own order under the shared noise; 1: the draft's own choice; 0: not ranked, or not known.
+`chances`: the draft's probability of its own first choice. Times count from the first arrival. `rounds` may be empty:
+a synthetic trace has not been measured. Coupled acceptance alone: there ranks decide what any proposal would have
+brought.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -27,11 +28,15 @@ from typing import Any
 from paceline.costs.cost_line import CostLine
 from paceline.protocol.errors import InvalidInput, require
 from paceline.protocol.given_files import read_json_lines
+from paceline.sampling.suffix import SuffixAutomaton
 
 FORMAT = "paceline-trace"
-VERSION = 1
+VERSION = 2
 MAX_RANK = 1 << 20
-_LISTS = ("ranks", "chances", "match_lengths", "match_right")
+MAX_ID = 1 << 28
+MOST_RIGHT = 64
+"""Most tokens of a match's continuation that are compared: a proposal's longest path."""
+_LISTS = ("prompt", "answer", "ranks", "chances")
 
 
 @dataclass(frozen=True)
@@ -54,41 +59,39 @@ class TracedRequest:
     """One request; the module's text says what the lists hold.
 
     Attributes:
-        prefix_key, prefix_tokens: which prefix its prompt begins with that others begin with, too, and its length.
-        tenant, priority, group: whose it is, who goes first where sessions wait for room, whose figures it counts to.
+        tenant, group: whose it is, and whose figures it counts to.
 
     Raises:
         InvalidInput: naming the field.
     """
 
+    prompt: tuple[int, ...]
+    answer: tuple[int, ...]
     ranks: tuple[int, ...]
     chances: tuple[float, ...]
-    match_lengths: tuple[int, ...]
-    match_right: tuple[int, ...]
     arrival_ms: float = 0.0
-    prompt_tokens: int = 1
     rounds: tuple[TracedRound, ...] = ()
-    prefix_key: int = 0
-    prefix_tokens: int = 0
     tenant: str = ""
-    priority: int = 0
     group: int = 0
 
     def __post_init__(self) -> None:
-        tokens = len(self.ranks)
-        require(tokens >= 1, "ranks", tokens, "at least one token")
-        for name in _LISTS:
+        tokens = len(self.answer)
+        require(tokens >= 1, "answer", tokens, "at least one token")
+        require(bool(self.prompt), "prompt", len(self.prompt), "at least one token")
+        for name in ("ranks", "chances"):
             length = len(getattr(self, name))
             require(length == tokens, name, length, f"{tokens} entries, one for each token")
+        for name in ("prompt", "answer"):
+            ids = getattr(self, name)
+            require(min(ids) >= 0 and max(ids) < MAX_ID, name, [min(ids), max(ids)], f"ids in [0, {MAX_ID})")
         require(min(self.ranks) >= 0 and max(self.ranks) <= MAX_RANK, "ranks", max(self.ranks), f"in [0, {MAX_RANK}]")
         require(min(self.chances) >= 0 and max(self.chances) <= 1, "chances", max(self.chances), "in [0, 1]")
         require(self.arrival_ms >= 0, "arrival_ms", self.arrival_ms, "at least 0")
-        require(self.prompt_tokens >= 1, "prompt_tokens", self.prompt_tokens, "at least 1")
 
     @property
     def tokens(self) -> int:
         """Of the answer."""
-        return len(self.ranks)
+        return len(self.answer)
 
 
 @dataclass(frozen=True)
@@ -145,6 +148,32 @@ class Trace:
 
     def __post_init__(self) -> None:
         require(bool(self.requests), "requests", len(self.requests), "one or more")
+
+
+def match_shadow(prompt: Sequence[int], answer: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the length of the n-gram match before each token of an answer, and how much of what follows is right."""
+    text = SuffixAutomaton(prompt)
+    lengths, right = [], []
+    for place, token in enumerate(answer):
+        match = text.match(text.own_suffix())
+        continuation = match.continuation(min(MOST_RIGHT, len(answer) - place)) if match else ()
+        right_tokens = 0
+        while right_tokens < len(continuation) and continuation[right_tokens] == answer[place + right_tokens]:
+            right_tokens += 1
+        lengths.append(match.length if match else 0)
+        right.append(right_tokens)
+        text.extend((token,))
+    return tuple(lengths), tuple(right)
+
+
+def number_anew(requests: Sequence[TracedRequest]) -> tuple[TracedRequest, ...]:
+    """Return the requests with their token ids numbered in the order in which they come."""
+    numbers: dict[int, int] = {}
+
+    def renumber(ids: Sequence[int]) -> tuple[int, ...]:
+        return tuple(numbers.setdefault(token, len(numbers)) for token in ids)
+
+    return tuple(replace(each, prompt=renumber(each.prompt), answer=renumber(each.answer)) for each in requests)
 
 
 def write_trace(path: Path, trace: Trace) -> None:

@@ -13,11 +13,13 @@ from paceline.protocol.errors import InvalidInput, require
 from paceline_lab.simulate.scenario import Lengths, Traffic
 from paceline_lab.simulate.specs import Z99
 from paceline_lab.simulate.synthetic import SyntheticPair, synthetic_requests
-from paceline_lab.simulate.trace import TracedRequest, read_trace
+from paceline_lab.simulate.trace import MAX_ID, TracedRequest, read_trace
 
 TEXTS = 48
 """Synthetic texts that requests are cut from, each with an ease of its own."""
 TEXT_TOKENS = 2048
+PREFIXES, PREFIX_BITS = MAX_ID >> 1, 20
+"""The ids of shared prefixes, so many bits for each, stand behind those of texts."""
 BLOCK = 1024
 """Random numbers that are drawn at once."""
 
@@ -33,6 +35,7 @@ class TrafficSource:
     def __init__(self, traffic: Traffic, group: int, seed: int, text_seed: int) -> None:
         self._traffic, self._group = traffic, group
         self._random = np.random.default_rng((seed, group))
+        self._next_id = 0
         most = traffic.answer_tokens.most
         self._texts = (
             read_trace(traffic.trace).requests
@@ -57,33 +60,31 @@ class TrafficSource:
                     yield at
 
     def request(self, at_ms: float) -> TracedRequest:
-        """One that comes now."""
+        """One that comes now. No two have a token alike, but for the prefixes that prompts share."""
         traffic, random = self._traffic, self._random
         tokens = next(self._answers)
-        prompt = max(next(self._prompts), traffic.prefix_tokens + 1)
-        key = 0
+        prompt_tokens = max(next(self._prompts), traffic.prefix_tokens + 1)
+        prefix: tuple[int, ...] = ()
         if traffic.prefix_tokens:
-            key = 1 + int(random.integers(traffic.prefixes)) + (self._group << 20)
-        ranks, chances, lengths, right = self._cut(tokens)
+            first = PREFIXES + (int(random.integers(traffic.prefixes)) << PREFIX_BITS)
+            prefix = tuple(range(first, first + traffic.prefix_tokens))
+        answer, ranks, chances = self._cut(tokens)
+        own_tokens = prompt_tokens - len(prefix)
+        prompt = (*prefix, *range(self._next_id, self._next_id + own_tokens))
+        ids: dict[int, int] = {}
+        answer = tuple(ids.setdefault(each, self._next_id + own_tokens + len(ids)) for each in answer)
+        self._next_id = (self._next_id + own_tokens + len(ids)) % PREFIXES
         return TracedRequest(
-            ranks, chances, lengths, right, at_ms, prompt,
-            prefix_key=key,
-            prefix_tokens=traffic.prefix_tokens,
-            tenant=traffic.tenant,
-            priority=traffic.priority,
-            group=self._group,
+            prompt, answer, ranks, chances, at_ms, tenant=traffic.tenant, group=self._group
         )  # fmt: skip
 
-    def _cut(self, tokens: int) -> tuple[tuple[int, ...], tuple[float, ...], tuple[int, ...], tuple[int, ...]]:
+    def _cut(self, tokens: int) -> tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...]]:
         """A piece of a text; one that is too short is repeated."""
         text = self._texts[int(self._random.integers(len(self._texts)))]
         first = int(self._random.integers(max(1, text.tokens - tokens + 1)))
         times = math.ceil(tokens / text.tokens)
-        lists = (text.ranks, text.chances, text.match_lengths, text.match_right)
-        ranks, chances, lengths, right = (
-            ((each * times) if times > 1 else each)[first : first + tokens] for each in lists
-        )
-        return ranks, chances, lengths, right  # type: ignore[return-value]  # each keeps its type
+        last = first + tokens
+        return (text.answer * times)[first:last], (text.ranks * times)[first:last], (text.chances * times)[first:last]
 
     def _lengths(self, lengths: Lengths) -> Iterator[int]:
         while lengths.p99 <= lengths.median:

@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 import selectors
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
 from greenlet import getcurrent, greenlet  # type: ignore[import-untyped]
 
-from paceline.costs.cost_line import CostLine
 from paceline.engine.executor import Executor
-from paceline.engine.interface import Engine, Logits, StepPlan
-from paceline.engine.wrapped import WrappedEngine
+from paceline.runtime import clock
 
 BEGIN_S = 1_000.0
 """The clock of a new loop: above 0, which some take for never."""
@@ -109,26 +108,66 @@ class TimedExecutor(JobExecutor):
 
     Attributes:
         busy_s: time that its jobs have taken.
+        neighbour: the executor whose work slows this one's; None: it has cores of its own.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(loop)
         self.busy_s = 0.0
+        self.neighbour: TimedExecutor | None = None
+        self.on_change: Callable[[], None] = lambda: None
+        """Called when it has begun or ended to take time."""
+        self._left_s, self._slow_pace, self._pace, self._since = 0.0, 1.0, 1.0, 0.0
+        self._end: asyncio.TimerHandle | None = None
 
     @property
     def is_taking_time(self) -> bool:
         """Whether a job is in the middle of its work."""
-        return self._running is not None
+        return self._end is not None
+
+    def beside(self, neighbour: TimedExecutor) -> None:
+        """Share cores with an executor whose work slows this one's."""
+        self.neighbour, neighbour.on_change = neighbour, self._change_pace
 
     def woken(self) -> None:
         """Begin."""
         self._loop.call_soon(self._advance)
 
-    def take(self, seconds: float) -> None:
-        """Called by a job: let so much time pass."""
-        self.busy_s += seconds
-        self._loop.call_later(seconds, self._advance)
+    def take(self, seconds: float, slow_pace: float = 1.0) -> None:
+        """Called by a job: let so much time pass, at `slow_pace` while the neighbour is at work."""
+        self._left_s, self._slow_pace, self._since = seconds, slow_pace, self._loop.time()
+        begun = self._since
+        self._expect_end()
+        self.on_change()
         self.pause()
+        self._end = None
+        self.busy_s += self._loop.time() - begun
+        self.on_change()
+
+    def delay(self, seconds: float) -> None:
+        """Make the work that is under way longer: others took its cores."""
+        if self._end is not None:
+            self._left_s += seconds
+            self._change_pace()
+
+    def close(self) -> None:
+        """Drop all work."""
+        if self._end is not None:
+            self._end.cancel()
+            self._end = None
+        super().close()
+
+    def _change_pace(self) -> None:
+        if self._end is not None:
+            self._left_s -= (self._loop.time() - self._since) * self._pace
+            self._since = self._loop.time()
+            self._end.cancel()
+            self._expect_end()
+
+    def _expect_end(self) -> None:
+        is_slow = self.neighbour is not None and self.neighbour.is_taking_time
+        self._pace = self._slow_pace if is_slow else 1.0
+        self._end = self._loop.call_later(max(0.0, self._left_s) / self._pace, self._advance)
 
     def _advance(self) -> None:
         if not self.can_step:
@@ -136,38 +175,6 @@ class TimedExecutor(JobExecutor):
         self.step()
         if self._running is None and self._waiting:
             self._loop.call_soon(self._advance)
-
-
-class TimedEngine(WrappedEngine):
-    """An engine whose steps take the time of a line, by their rows.
-
-    Args:
-        line: of a step, in milliseconds.
-        beside: of a step that runs while another executor is at work on the same cores; unknown: as `line`.
-        other: that executor; None: there is none.
-    """
-
-    def __init__(
-        self,
-        inner: Engine,
-        executor: TimedExecutor,
-        line: CostLine,
-        beside: CostLine | None = None,
-        other: TimedExecutor | None = None,
-    ) -> None:
-        super().__init__(inner)
-        self.steps = 0
-        self._executor = executor
-        self._line, self._beside = line, line if beside is None or not beside.is_known else beside
-        self._other = other
-
-    def step(self, plan: StepPlan) -> Sequence[Logits]:
-        """Compute the step, and take its time."""
-        logits = super().step(plan)
-        self.steps += 1
-        is_shared = self._other is not None and self._other.is_taking_time
-        self._executor.take((self._beside if is_shared else self._line).ms(plan.rows) / 1e3)
-        return logits
 
 
 def _settle(answer: asyncio.Future[Any], run: Callable[[], Any]) -> None:
@@ -179,3 +186,35 @@ def _settle(answer: asyncio.Future[Any], run: Callable[[], Any]) -> None:
         return
     if not answer.done():
         answer.set_result(result)
+
+
+def run_virtually(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Run a coroutine on a loop of virtual time, on which all services measure meanwhile; what it left is ended.
+
+    Raises:
+        NothingHappens: it waits for what can't come.
+    """
+    with _virtual_loop() as loop:
+        try:
+            return loop.run_until_complete(main())
+        finally:
+            _end_tasks(loop)
+
+
+@contextmanager
+def _virtual_loop() -> Iterator[VirtualLoop]:
+    loop = VirtualLoop()
+    asyncio.set_event_loop(loop)
+    try:
+        with clock.running_on(loop.time):
+            yield loop
+    finally:
+        asyncio.set_event_loop(None)
+        loop.close()
+
+
+def _end_tasks(loop: VirtualLoop) -> None:
+    tasks = asyncio.all_tasks(loop)
+    for task in tasks:
+        task.cancel()
+    loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))

@@ -30,7 +30,7 @@ from paceline.protocol.handshake import Hello
 from paceline.protocol.sampling import SamplingParams
 from paceline.rpc.servicer import SessionServicer
 from paceline.runtime import clock
-from paceline.runtime.config import CoordinatorConfig, EngineSettings, PeerSettings, TargetConfig
+from paceline.runtime.config import CoordinatorConfig, EngineSettings, TargetConfig
 from paceline_lab.simulate.lanes import ChannelEnd, LaneDraftLink, LaneTargetLink
 from target_service.servicer import TargetServicer
 from tests.interleaving.clients import AskedText, ClientEnd
@@ -155,8 +155,8 @@ class SteppedDeployment:
     def _connect(self) -> None:
         hello, setup = Hello("interleaving"), self.setup
         names = [*self.services]
-        targets = [LaneTargetLink(PeerSettings(address=each), hello) for each in names if each[0] == "t"]
-        drafts = [LaneDraftLink(PeerSettings(address=each), hello) for each in names if each[0] == "d"]
+        targets = [LaneTargetLink(each, hello, self.channel_to) for each in names if each[0] == "t"]
+        drafts = [LaneDraftLink(each, hello, self.channel_to) for each in names if each[0] == "d"]
         self.links: list[Any] = [*targets, *drafts]
         target_pool = TargetPool(map(TargetPeer, targets), round_timeout_s=10, wait_s=60)
         draft_pool = DraftPool(map(DraftPeer, drafts), timeout_s=1, vocab_size=SPEC.vocab)
@@ -171,11 +171,11 @@ class SteppedDeployment:
         tokenizer = TableTokenizer(SPEC.vocab, None)
         self.coordinator = GenerationServicer(config, tokenizer, target_pool, draft_pool if drafts else None, Gate())
 
-    def channel_to(self, settings: PeerSettings) -> ChannelEnd:
+    def channel_to(self, address: str) -> ChannelEnd:
         """What the coordinator's links open."""
 
         def connect() -> SteppedCall:
-            service = self.services[settings.address]
+            service = self.services[address]
             heard = Heard(self.counts, self.complained, self._drawn, self._hear)
             self.wires.append(SteppedCall(service.name, service.serve, self.loop, self.setup.capacity, heard))
             return self.wires[-1]
@@ -369,8 +369,6 @@ def deployed(setup: Setup, schedule: Schedule, order: MoveOrder) -> Iterator[Ste
             return SteppedDeployment(loop, setup, schedule, order)
 
         deployment = loop.run_until_complete(made())
-        opened = lambda settings, *_, **__: deployment.channel_to(settings)  # noqa: E731
-        stack.enter_context(mock.patch("paceline.rpc.peer_link.open_channel", opened))
         lost = deployment.lost(TargetSession._on_unanswered)
         stack.enter_context(mock.patch.object(TargetSession, "_on_unanswered", lost))
         if setup.num_draft_tokens is None:

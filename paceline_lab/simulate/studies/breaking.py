@@ -67,7 +67,7 @@ def _row(cell: str, rate: float, each: ClusterOutcome) -> dict[str, object]:
         "per token p99 ms": round(group.tpot_p99_ms, 2),
         "refused": group.refused,
         "unfinished": group.unfinished,
-        "reopened": group.reopened,
+        "lost sessions": each.lost_sessions,
         "targets busy": f"{each.target_busy:.0%}",
         "drafts busy": f"{each.draft_busy:.0%}",
         "coordinators busy": f"{each.coordinator_busy:.0%}",
@@ -88,5 +88,5 @@ def _said(cell: str, by_rate: Mapping[float, ClusterOutcome]) -> str:
 def _said_failure(what: str, each: ClusterOutcome) -> str:
     (group,) = each.groups
     lost = group.refused + group.unfinished
-    moved = f"{lost} of {group.requests} requests lost, {group.reopened} moved"
+    moved = f"{lost} of {group.requests} requests lost, {each.lost_sessions} sessions went on elsewhere"
     return f"{what}: {moved}, per token p99 {group.tpot_p99_ms:.1f} ms"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paceline_lab.simulate.cluster import CellRun
+from paceline_lab.simulate.cluster import run_cell
 from paceline_lab.simulate.outcome import ClusterOutcome, outcome
 from paceline_lab.simulate.studies.parts import StudiedModel, Study, bars, scenario_of
 
@@ -82,7 +82,7 @@ def _fleets(sessions: int, seed: int) -> list[ComparedFleet]:
     traffic = {"sessions": sessions}
     drafted = scenario_of(MODEL.targets(DRAFTED_TARGETS), traffic, drafts=MODEL.drafts(DRAFTS), seed=seed)
     plain = scenario_of(MODEL.targets(PLAIN_TARGETS), traffic, k="0", seed=seed)
-    records = [[CellRun(each, cell).run() for cell in range(MOST_SIMULATED)] for each in (drafted, plain)]
+    records = [[run_cell(each, cell) for cell in range(MOST_SIMULATED)] for each in (drafted, plain)]
     found = []
     for gpus in FLEETS:
         cells = gpus // CELL_GPUS

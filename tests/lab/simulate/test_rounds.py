@@ -8,9 +8,9 @@ import pytest
 
 from paceline.costs.cost_line import CostLine
 from paceline.protocol.errors import InvalidInput
-from paceline_lab.simulate.policies import ConstantPolicy
+from paceline_lab.simulate.disturbances import Disturbance, ServiceChange
+from paceline_lab.simulate.policies import TARGET_ONLY, Policy
 from paceline_lab.simulate.run import SimulatedRun, concurrent, simulate
-from paceline_lab.simulate.services import Disturbance, ServiceChange
 from paceline_lab.simulate.synthetic import PAIRS, SyntheticPair, synthetic_requests
 from paceline_lab.simulate.trace import TracedRequest, TracedSetting
 
@@ -27,20 +27,19 @@ def cycle_ms(run: SimulatedRun) -> float:
     return (first.end_ms - first.first_ms) / (first.rounds - 1)
 
 
-def text(ranks: tuple[int, ...], lengths: tuple[int, ...] = (), right: tuple[int, ...] = ()) -> TracedRequest:
-    """An answer with these ranks, all of the same chance, and these matches."""
-    none = (0,) * len(ranks)
-    return TracedRequest(ranks, (0.8,) * len(ranks), lengths or none, right or none)
+def text(ranks: tuple[int, ...]) -> TracedRequest:
+    """An answer with these ranks, all of the same chance, without matches."""
+    return TracedRequest((0,), tuple(range(1, 1 + len(ranks))), ranks, (0.8,) * len(ranks))
 
 
 @pytest.mark.parametrize("acceptance", [0.0, 0.5, 0.8, 1.0])
 @pytest.mark.parametrize("k", [1, 2, 4, 8])
 def test_a_waiting_session_alone_commits_and_takes_what_the_closed_form_says(acceptance: float, k: int) -> None:
-    requests = synthetic_requests(SyntheticPair.even(acceptance), 1, 4000, seed=3)
-    run = simulate(SETTING, requests, ConstantPolicy(k))
-    # 4000 tokens in at least 440 rounds: the mean of a round's tokens is within 5 % of its expectation (4 sigma).
+    requests = synthetic_requests(SyntheticPair.even(acceptance), 1, 800, seed=3)
+    run = simulate(SETTING, requests, Policy(k, 0))
+    # 800 tokens in at least 88 rounds: the mean of a round's tokens is within 10 % of its expectation (3.5 sigma).
     expected = sum(acceptance**accepted for accepted in range(k + 1))  # Leviathan et al., arXiv 2211.17192
-    assert run.tokens / run.rounds == pytest.approx(expected, rel=0.05)
+    assert run.tokens / run.rounds == pytest.approx(expected, rel=0.1)
     # A row for the committed token; after a whole proposal one more, for its last token.
     catching_up = DRAFT.per_row(1) * acceptance**k
     assert cycle_ms(run) == pytest.approx(TARGET.ms(1 + k) + k * DRAFT.ms(1) + catching_up, rel=0.01)
@@ -48,51 +47,49 @@ def test_a_waiting_session_alone_commits_and_takes_what_the_closed_form_says(acc
 
 def test_ways_and_the_coordinator_add_to_a_round_that_is_sent() -> None:
     setting = SETTING.of_run(target_one_way_ms=3.0, draft_one_way_ms=5.0, coordinator_ms=1.0)
-    run = simulate(setting, (text((0,) * 64),), ConstantPolicy(2))
+    run = simulate(setting, (text((0,) * 64),), Policy(2, 0))
     assert cycle_ms(run) == pytest.approx(TARGET.ms(3) + 2 * DRAFT.ms(1) + 2 * 3 + 2 * 5 + 1, rel=0.01)
 
 
 def test_under_a_lease_no_way_costs_anything() -> None:
     setting = SETTING.of_run(target_one_way_ms=15.0, coordinator_ms=1.0)
-    run = simulate(setting, (text((0,) * 256),), ConstantPolicy(0))
+    run = simulate(setting, (text((0,) * 256),), TARGET_ONLY)
     assert run.requests[0].self_started >= 254
     assert cycle_ms(run) == pytest.approx(TARGET.ms(1), rel=0.01)
 
 
 @pytest.mark.parametrize("sessions", [2, 16, 64])
 def test_target_only_sessions_share_every_step(sessions: int) -> None:
-    run = simulate(SETTING, concurrent([text((0,) * 64)], sessions), ConstantPolicy(0))
+    run = simulate(SETTING, concurrent([text((0,) * 64)], sessions), TARGET_ONLY)
     assert cycle_ms(run) == pytest.approx(TARGET.ms(sessions), rel=0.02)
     assert run.target_steps <= 64 + 1
 
 
 def test_sessions_that_wait_are_drafted_for_and_verified_in_step() -> None:
-    run = simulate(SETTING, concurrent([text((0,) * 64)], 16), ConstantPolicy(2))
+    run = simulate(SETTING, concurrent([text((0,) * 64)], 16), Policy(2, 0))
     # The first to arrive begins alone; the batching window brings it and the others together.
     assert cycle_ms(run) == pytest.approx(TARGET.ms(3 * 16) + 2 * DRAFT.ms(16), rel=0.06)
 
 
 def test_hits_start_rounds_at_the_target_and_hide_the_draft() -> None:
-    requests = synthetic_requests(SyntheticPair.even(0.8), 1, 1000, seed=5)
-    ahead = simulate(SETTING, requests, ConstantPolicy(4, 4))
+    requests = synthetic_requests(SyntheticPair.even(0.8), 1, 300, seed=5)
+    ahead = simulate(SETTING, requests, Policy(4, 4))
     first = ahead.requests[0]
     assert first.hits > 0.9 * first.rounds
-    assert first.self_started > 0.9 * first.rounds
+    assert first.self_started > 0.75 * first.rounds
     hidden = TARGET.ms(5) / (TARGET.ms(5) + 4 * DRAFT.ms(1))
-    assert cycle_ms(ahead) == pytest.approx(
-        hidden * cycle_ms(simulate(SETTING, requests, ConstantPolicy(4))), rel=0.06
-    )
+    assert cycle_ms(ahead) == pytest.approx(hidden * cycle_ms(simulate(SETTING, requests, Policy(4, 0))), rel=0.06)
 
 
 def test_an_outcome_beyond_the_fan_out_is_a_miss() -> None:
-    never = simulate(SETTING, (text((3, 1) * 64),), ConstantPolicy(1, 1))
-    always = simulate(SETTING, (text((3, 1) * 64),), ConstantPolicy(1, 3))
+    never = simulate(SETTING, (text((3, 1) * 64),), Policy(1, 1))
+    always = simulate(SETTING, (text((3, 1) * 64),), Policy(1, 3))
     assert (never.requests[0].hits, always.requests[0].hits > 60) == (0, True)
 
 
 def test_a_draft_on_the_targets_cores_slows_its_steps() -> None:
     setting = SETTING.of_run(beside=TARGET.scale(1.5))
-    apart, beside = (simulate(each, (text((2,) * 64),), ConstantPolicy(4, 4)) for each in (SETTING, setting))
+    apart, beside = (simulate(each, (text((2,) * 64),), Policy(4, 4)) for each in (SETTING, setting))
     # The draft works for a part of each step.
     assert 1.1 * cycle_ms(apart) < cycle_ms(beside) < 1.5 * cycle_ms(apart)
 
@@ -100,20 +97,20 @@ def test_a_draft_on_the_targets_cores_slows_its_steps() -> None:
 def test_a_service_that_becomes_slower_is_slower_from_then_on() -> None:
     requests = (text((0,) * 100),)
     slow = Disturbance((ServiceChange(1000.0, "target", 2.0),))
-    run, plain = simulate(SETTING, requests, ConstantPolicy(0), slow), simulate(SETTING, requests, ConstantPolicy(0))
+    run, plain = simulate(SETTING, requests, TARGET_ONLY, slow), simulate(SETTING, requests, TARGET_ONLY)
     assert plain.milliseconds == pytest.approx(100 * 20, rel=0.01)
     assert run.milliseconds == pytest.approx(50 * 20 + 50 * 40, rel=0.02)
 
 
 def test_requests_beyond_the_targets_limit_wait() -> None:
-    run = simulate(SETTING.of_run(max_sessions=2), concurrent([text((0,) * 10)], 4), ConstantPolicy(0))
+    run = simulate(SETTING.of_run(max_sessions=2), concurrent([text((0,) * 10)], 4), TARGET_ONLY)
     ends = sorted(request.end_ms for request in run.requests)
     assert ends[2] - ends[1] == pytest.approx(10 * TARGET.ms(2), rel=0.15)
 
 
 def test_the_next_request_begins_when_one_has_ended() -> None:
     requests = [text((0,) * 10)] * 6
-    run = simulate(SETTING.of_run(concurrency=2), requests, ConstantPolicy(0))
+    run = simulate(SETTING.of_run(concurrency=2), requests, TARGET_ONLY)
     arrivals = [request.arrival_ms for request in run.requests]
     ends = sorted(request.end_ms for request in run.requests)
     assert arrivals[:2] == [0.0, 0.0]
@@ -122,7 +119,7 @@ def test_the_next_request_begins_when_one_has_ended() -> None:
 
 def test_a_run_depends_on_its_seed_alone() -> None:
     def run(seed: int) -> SimulatedRun:
-        return simulate(SETTING, synthetic_requests(PAIRS["mixed"], 8, 64, seed=seed), ConstantPolicy(4, 4))
+        return simulate(SETTING, synthetic_requests(PAIRS["mixed"], 4, 24, seed=seed), Policy(4, 4))
 
     assert run(1) == run(1)
     assert run(1) != run(2)
@@ -139,4 +136,4 @@ def test_synthetic_pairs_have_the_acceptance_that_they_state() -> None:
 @pytest.mark.parametrize("k", [-1, 17])
 def test_a_constant_out_of_bounds_is_refused(k: int) -> None:
     with pytest.raises(InvalidInput, match=rf"k = {k}: must be in \[0, 16\]"):
-        ConstantPolicy(k)
+        Policy(k, 0)
