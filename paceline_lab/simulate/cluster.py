@@ -165,7 +165,8 @@ class CellRun:
         record.rows, record.steps = end.rows - begin.rows, end.steps - begin.steps
         record.kv_share = sum(each.kv_ms for each in cell.targets) / (max(1e-9, cell.now_ms) * len(cell.targets))
         record.most_waiting = max(each.most_waiting for each in cell.targets)
-        record.lost_sessions = sum(each.lost_sessions for each in (*cell.targets, *cell.coordinators))
+        record.lost_sessions = sum(each.lost_sessions for each in cell.targets)
+        record.lost_sessions += sum(each.lost_sessions for each in cell.coordinators)
         record.running = [each for each in self._running.values() if not each.has_ended]
 
 

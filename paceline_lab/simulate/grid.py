@@ -53,7 +53,7 @@ SHARED = 1.35
 
 @dataclass(frozen=True)
 class GridCase:
-    """One pair under one load."""
+    """One pair under one load, of `fewest` requests or more."""
 
     pair: str
     sessions: int = 1
@@ -62,6 +62,7 @@ class GridCase:
     shared: bool = False
     one_way_ms: float = 0.3
     seed: int = 0
+    fewest: int = FEWEST_REQUESTS
 
     @property
     def name(self) -> str:
@@ -87,7 +88,7 @@ class GridCase:
     @property
     def requests(self) -> tuple[TracedRequest, ...]:
         """Its texts."""
-        count = max(FEWEST_REQUESTS, WAVES * self.sessions)
+        count = max(self.fewest, WAVES * self.sessions)
         return synthetic_requests(PAIRS[self.pair], count, TOKENS, seed=self.seed)
 
 

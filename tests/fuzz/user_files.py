@@ -59,10 +59,10 @@ def _rounds() -> bytes:
 
 def _trace() -> bytes:
     costs = {"alone": [[1, 10.0], [64, 14.0]], "draft": [[1, 2.0]], "lease": 4}
-    header = {"format": "paceline-trace", "version": 1, **costs}
+    header = {"format": "paceline-trace", "version": 2, **costs}
     request = {
-        "arrival_ms": 1.5, "prompt_tokens": 20, "ranks": [1, 2, 0], "chances": [0.5, 0.25, 0.0],
-        "match_lengths": [0, 3, 1], "match_right": [0, 2, 0], "rounds": [{"at_ms": 3.0, "committed": 2}],
+        "arrival_ms": 1.5, "prompt": [0, 1, 2], "answer": [3, 1, 2], "ranks": [1, 2, 0], "chances": [0.5, 0.25, 0.0],
+        "rounds": [{"at_ms": 3.0, "committed": 2}],
     }  # fmt: skip
     return _lines(header, request, request)
 

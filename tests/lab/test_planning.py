@@ -127,7 +127,7 @@ def test_wrong_samples_are_named(tmp_path: Path) -> None:
 
 
 def test_a_trace_of_running_services_is_a_sample(tmp_path: Path) -> None:
-    request = TracedRequest((1, 1, 2, 1) * 12, (0.9,) * 48, (0,) * 47 + (3,), (0,) * 47 + (1,))
+    request = TracedRequest((0,), (*range(1, 47), 1, 2), (1, 1, 2, 1) * 12, (0.9,) * 48)
     notes = {"model": TARGET, "drafter": "model:small", "temperature": "0.8"}
     setting = TracedSetting(CostLine(((1, 20.0),)), draft=CostLine(((1, 1.0),)), coordinator_ms=0.5, notes=notes)
     write_trace(tmp_path / TRACE, Trace(setting, (request,)))
@@ -159,7 +159,7 @@ def test_a_trace_of_running_services_is_a_sample(tmp_path: Path) -> None:
 def test_drafts_of_a_trace_have_hardware_of_their_own_only_if_that_is_said(tmp_path: Path, beside: CostLine) -> None:
     """A target says `beside` as `alone` until a draft was at work beside a step, on whatever cores."""
     setting = TracedSetting(CostLine(((1, 20.0),)), beside=beside, draft=CostLine(((1, 1.0),)))
-    write_trace(tmp_path / TRACE, Trace(setting, (TracedRequest((1,) * 9, (0.9,) * 9, (0,) * 9, (0,) * 9),)))
+    write_trace(tmp_path / TRACE, Trace(setting, (TracedRequest((0,), (1,) * 9, (1,) * 9, (0.9,) * 9),)))
     for said, options in (("drafts share the target's", ()), ("drafts on hardware of their own", ("--apart",))):
         made = plan(tmp_path, *options, sample=tmp_path / TRACE)
         assert made.exit_code == 0, made.stderr
@@ -170,7 +170,7 @@ def test_drafts_of_a_trace_have_hardware_of_their_own_only_if_that_is_said(tmp_p
 
 def test_what_has_no_texts_is_refused_before_a_model_is_loaded(tmp_path: Path) -> None:
     setting = TracedSetting(CostLine(((1, 20.0),)))
-    write_trace(tmp_path / TRACE, Trace(setting, (TracedRequest((1,), (0.9,), (0,), (0,)),)))
+    write_trace(tmp_path / TRACE, Trace(setting, (TracedRequest((0,), (1,), (1,), (0.9,)),)))
     refused = CliRunner().invoke(app, ["branches", "no-such-model", "--sample", str(tmp_path / TRACE)])
     said = " ".join(refused.stderr.split())
     assert "neither its id" in said and "nor their probabilities" in said

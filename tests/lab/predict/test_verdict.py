@@ -16,7 +16,7 @@ from paceline_lab.predict.cycle import DraftingMode, StepTimes, ahead, just_in_t
 from paceline_lab.predict.prices import Prices, fleet_of
 from paceline_lab.predict.rounds import ProposalShape, expected_rounds
 from paceline_lab.predict.verdict import LEAST_GAIN, Candidates, profit_inequality, turning_points, verdict_of
-from paceline_lab.simulate.policies import ConstantPolicy
+from paceline_lab.simulate.policies import TARGET_ONLY, Policy
 from paceline_lab.simulate.run import simulate
 from paceline_lab.simulate.synthetic import PAIRS, synthetic_requests
 from paceline_lab.simulate.trace import TracedSetting
@@ -207,13 +207,14 @@ def test_ahead_is_as_fast_as_simulated_rounds_however_far_the_drafts_are(one_way
         draft_one_way_ms=one_way_ms,
         concurrency=1,
     )
-    requests = synthetic_requests(PAIRS["good"], 2, 1200, seed=3)
+    requests = synthetic_requests(PAIRS["good"], 2, 400, seed=3)
     drafts = [traced_draft(request) for request in requests]
     times = traced_times(setting, "d", apart=True)
     speed = ahead(times, "d", lambda depth: expected_rounds(drafts, ProposalShape(depth)), 4, 1)
-    served, plain = (simulate(setting, requests, policy) for policy in (ConstantPolicy(4, 4), ConstantPolicy(0)))
+    served, plain = (simulate(setting, requests, policy) for policy in (Policy(4), TARGET_ONLY))
     gain = served.tokens_per_second / plain.tokens_per_second
-    assert speed.gain(target_only(times, 1)) == pytest.approx(gain, rel=0.15)
+    # Too careful in between: what was drafted beyond a proposal is there when the next round needs it.
+    assert 0.75 * gain < speed.gain(target_only(times, 1)) < 1.1 * gain
 
 
 def test_nothing_is_drafted_ahead_by_a_draft_that_is_too_far() -> None:

@@ -61,7 +61,6 @@ def test_a_named_gpu_brings_steps_and_kv_rows(tmp_path: Path) -> None:
         pytest.param("seconds = 2", "second = 2", "second = 2: must be valid", id="key"),
         pytest.param("warmup_seconds = 0.5", "warmup_seconds = 3", "warmup_seconds = 3.0: must be", id="warm-up"),
         pytest.param("sessions = 4", "sessions = 4\nrequests_per_second = 1", "requests_per_second = 1.0", id="two"),
-        pytest.param('k = "4+ahead"', 'placement = "near"', "placement = 'near': must be one of prefix", id="rule"),
         pytest.param("step = [[1, 1.0]]", 'gpu = "h900"\nmodel = "qwen3-0.6b"', "gpu = 'h900'", id="gpu"),
         pytest.param("step = [[1, 1.0]]", 'gpu = "t4"\nmodel = "qwen3-32b"', "weights GB", id="too large"),
         pytest.param("price_per_hour = 36.0", "kv_rows = 100", "targets.kv_rows = 100: must be at least 7", id="kv"),

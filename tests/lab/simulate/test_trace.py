@@ -13,24 +13,31 @@ from paceline.cli.main import app
 from paceline.costs.cost_line import CostLine
 from paceline.protocol.draft import Shadow
 from paceline.protocol.errors import InvalidInput
-from paceline_lab.bench.record import match_shadow
 from paceline_lab.simulate.measured import line_of, measured_setting
-from paceline_lab.simulate.policies import ConstantPolicy
+from paceline_lab.simulate.policies import Policy
 from paceline_lab.simulate.report import measured_speed, replay_trace
 from paceline_lab.simulate.run import simulate
 from paceline_lab.simulate.synthetic import PAIRS, synthetic_requests
-from paceline_lab.simulate.trace import Trace, TracedRequest, TracedRound, TracedSetting, read_trace, write_trace
+from paceline_lab.simulate.trace import (
+    Trace,
+    TracedRequest,
+    TracedRound,
+    TracedSetting,
+    match_shadow,
+    number_anew,
+    read_trace,
+    write_trace,
+)
 
 SETTING = TracedSetting(
     alone=CostLine(((1.0, 20.0), (9.0, 24.0))), draft=CostLine(((1.0, 2.0),)), num_draft_tokens=2, notes={"a": "b"}
 )
 REQUEST = TracedRequest(
+    prompt=(0, 1, 2, 3, 4, 0, 1),
+    answer=(2, 3, 5, 6),
     ranks=(1, 1, 0, 2),
     chances=(0.9, 0.8, 0.1, 0.4),
-    match_lengths=(0, 3, 0, 0),
-    match_right=(0, 2, 0, 0),
     arrival_ms=5.0,
-    prompt_tokens=7,
     rounds=(TracedRound(30.0, 3, 2, 2, 25.0, 4.0, "model"), TracedRound(55.0, 1, hit=True, self_started=True)),
 )
 
@@ -46,16 +53,15 @@ def test_a_trace_is_read_as_it_was_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "change", "said"),
     [
-        pytest.param(1, {"version": 2}, r"version = 2: must be 1", id="version"),
+        pytest.param(1, {"version": 1}, r"version = 1: must be 2", id="version"),
         pytest.param(1, {"format": "other"}, r"format = 'other': must be paceline-trace", id="format"),
         pytest.param(1, {"alone": []}, r"line 1 of the trace: alone", id="no line"),
         pytest.param(1, {"lease": -1}, r"line 1 of the trace: lease = -1: must be at least 0", id="lease"),
         pytest.param(1, {"unknown": 1}, r"line 1 of the trace: .*unknown", id="unknown field"),
         pytest.param(2, {"chances": [0.5]}, r"line 2 of the trace: chances = 1: must be 4 entries", id="lengths"),
         pytest.param(2, {"ranks": [1, 1, -1, 0]}, r"line 2 of the trace: ranks", id="rank"),
-        pytest.param(
-            2, {"prompt_tokens": 0}, r"line 2 of the trace: prompt_tokens = 0: must be at least 1", id="prompt"
-        ),
+        pytest.param(2, {"prompt": []}, r"line 2 of the trace: prompt = 0: must be at least one token", id="prompt"),
+        pytest.param(2, {"answer": [1, 2, -3, 4]}, r"line 2 of the trace: answer = .*ids in \[0, ", id="id"),
     ],
 )
 def test_a_wrong_line_is_named(tmp_path: Path, line: int, change: dict[str, object], said: str) -> None:
@@ -108,6 +114,12 @@ def test_the_match_before_each_token_and_how_much_of_it_is_right() -> None:
     assert right == (2, 1, 0)
 
 
+def test_a_trace_says_which_tokens_are_the_same_and_not_which() -> None:
+    again = TracedRequest((70, 11), (11, 5), (1, 1), (0.5, 0.5))
+    found = number_anew([TracedRequest((900, 11, 900), (7,), (1,), (0.5,)), again])
+    assert [(each.prompt, each.answer) for each in found] == [((0, 1, 0), (2,)), ((3, 1), (1, 4))]
+
+
 def test_a_line_is_the_medians_made_to_rise() -> None:
     steps = [(1, 20.0), (1, 22.0), (1, 90.0), (5, 21.0), (5, 21.0), (5, 21.0), (9, 500.0)]
     assert line_of(steps).points == ((1.0, 22.0), (5.0, 22.0))
@@ -120,7 +132,7 @@ def test_nothing_is_measured_of_requests_of_one_round() -> None:
 
 def test_a_replay_of_a_simulated_run_is_that_run() -> None:
     requests = synthetic_requests(PAIRS["middling"], 1, 128)
-    run = simulate(SETTING, requests, ConstantPolicy(2))
+    run = simulate(SETTING, requests, Policy(2, 0))
     (totals,) = run.requests
     rounds = (
         TracedRound(totals.first_ms, totals.first_tokens),
@@ -133,7 +145,7 @@ def test_a_replay_of_a_simulated_run_is_that_run() -> None:
     assert measured_speed(requests) == 0.0
 
 
-_LISTS = ("ranks", "chances", "match_lengths", "match_right")
+_LISTS = ("prompt", "answer", "ranks", "chances")
 
 
 def test_the_command_shows_the_replay_and_every_setting(tmp_path: Path) -> None:
