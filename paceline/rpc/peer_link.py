@@ -344,9 +344,8 @@ class PeerLink(Generic[Command, Event]):
         self._up.clear()
         self.last_error = error
         level = logging.INFO if self._runner is None else logging.WARNING  # closed by its owner, or lost
-        logger.log(
-            level, "link down: peer=%s address=%s reason=%s error=%s", self.name, self.address, error.reason, error
-        )
+        where = f"peer={self.name} address={self.address}"
+        logger.log(level, "link down: %s reason=%s error=%s", where, error.reason, error)
         _call_back(self.on_down, self._broken_link(error))
         _call_back(self.on_change)
 
@@ -361,9 +360,8 @@ class PeerLink(Generic[Command, Event]):
         else:
             self._refusal_event.clear()
         if news and not self.is_up:
-            logger.warning(
-                "no link: peer=%s address=%s reason=%s error=%s", self.name, self.address, error.reason, error
-            )
+            where = f"peer={self.name} address={self.address}"
+            logger.warning("no link: %s reason=%s error=%s", where, error.reason, error)
 
     def _broken_link(self, error: PacelineError) -> PeerUnavailable:
         """The error of a broken link for its sessions, whatever broke it."""
@@ -375,10 +373,8 @@ class PeerLink(Generic[Command, Event]):
 
     def _unavailable(self) -> PeerUnavailable:
         cause = f" ({self.last_error.message})" if self.last_error else ""
-        retry_after_ms = self.last_error.retry_after_ms if self.last_error else None
-        return PeerUnavailable(
-            f"no link to {self._where}{cause}", metadata=self._facts, retry_after_ms=retry_after_ms
-        )
+        pause_ms = self.last_error.retry_after_ms if self.last_error else None
+        return PeerUnavailable(f"no link to {self._where}{cause}", metadata=self._facts, retry_after_ms=pause_ms)
 
 
 class TargetLink(PeerLink[TargetCommand, TargetEvent]):

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -37,8 +37,9 @@ class RecordPlan:
     Attributes:
         prompts: prompts whose first chats are sent, again and again until there are `requests`.
         sessions: requests that run at once; the next begins when one has ended.
-        num_draft_tokens: tokens of a proposal; None: the coordinator plans.
+        num_draft_tokens: tokens of a proposal; 0: drafting is off; None: the coordinator plans.
         fan_out: the coordinator's fan-out; its other settings are its defaults.
+        notes: more that the trace is to say of itself.
     """
 
     prompts: Sequence[Prompt]
@@ -49,6 +50,7 @@ class RecordPlan:
     num_draft_tokens: int | None = None
     seed: int = 0
     fan_out: int = 4
+    notes: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         require(bool(self.prompts), "prompts", self.prompts, "one or more")
@@ -64,7 +66,9 @@ class RecordPlan:
             seed=self.seed + number,
             max_new_tokens=self.tokens,
             ignore_eos=True,
-            speculation=SpeculationSettings(num_draft_tokens=self.num_draft_tokens),
+            speculation=SpeculationSettings(
+                off=self.num_draft_tokens == 0, num_draft_tokens=self.num_draft_tokens or None
+            ),
         )
 
 
@@ -90,7 +94,7 @@ def record_trace(model: str, drafter: str, plan: RecordPlan, out: Path) -> Trace
         runs = asyncio.run(run_requests(address, requests, plan.sessions, advance))
         recordings = read_recordings(folder / FILE)
     notes = describe() | {"model": model, "drafter": drafter, "sessions": str(plan.sessions)}
-    notes |= {"temperature": f"{plan.temperature:g}"}
+    notes |= {"temperature": f"{plan.temperature:g}", **plan.notes}
     trace = trace_of(
         runs,
         recordings,

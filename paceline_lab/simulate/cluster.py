@@ -51,7 +51,7 @@ class CellRecord:
 
 
 @dataclass(frozen=True)
-class _Work:
+class _CellWork:
     """Milliseconds that services were at work up to a moment, and rows and steps of targets."""
 
     targets: float
@@ -146,9 +146,9 @@ class CellRun:
         if self._begin <= self._cell.now_ms < self._end:
             self._record.tokens += tokens
 
-    def _work(self) -> _Work:
+    def _work(self) -> _CellWork:
         cell = self._cell
-        return _Work(
+        return _CellWork(
             1e3 * sum(each.executor.busy_s for each in cell.targets),
             1e3 * sum(each.executor.busy_s for each in cell.drafts),
             1e3 * sum(each.processor.busy_s for each in cell.coordinators),
@@ -156,7 +156,7 @@ class CellRun:
             sum(each.steps for each in cell.targets),
         )
 
-    def _finish(self, begin: _Work, end: _Work) -> None:
+    def _finish(self, begin: _CellWork, end: _CellWork) -> None:
         record, cell, counted_ms = self._record, self._cell, self._end - self._begin
         record.target_ms = self._scaler.paid_ms if self._scaler else counted_ms * len(cell.targets)
         record.target_busy = (end.targets - begin.targets) / max(1e-9, record.target_ms)
