@@ -1,10 +1,10 @@
 """The simulator beside real services: recorded runs, replayed on a virtual clock.
 
-`python -m paceline_lab.bench.validation --traces FOLDER` serves every cell by the services of `paceline serve`, records
-it, and replays the record as `paceline simulate --trace` does. A cell whose trace is in the folder is not served again.
-The first request in each place is served and simulated too, and not counted: it is what a fresh planner learns from.
-The speed is that of a request behind its first round. Target-only is served twice: what its two runs differ by is the
-machine's noise, and a cell is near when it is within 5 % or within that.
+`python -m paceline_lab.bench.validation --traces FOLDER` serves every cell by the services of `paceline serve`,
+records it, and replays the record as `paceline simulate --trace` does. A cell whose trace is in the folder is not
+served again. The first request in each place is served and simulated too, and not counted: it is what a fresh planner
+learns from. The speed is that of a request behind its first round. Target-only is served twice: what its two runs
+differ by is the machine's noise, and a cell is near when it is within 5 % or within that.
 
 The table pair waits where a model computes, but all processes share this machine's cores.
 """
