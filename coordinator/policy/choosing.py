@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from coordinator.policy.acceptance_stats import MAX_DEPTH, AcceptanceStats
+from coordinator.policy.acceptance_stats import AcceptanceStats
 from coordinator.policy.cycles import Cycles
 from coordinator.policy.planner import RATES_KEPT, DraftPeerCosts, Planner, RequestPlanner
 from coordinator.policy.round_times import DraftTimes, TargetTimes
+from paceline.costs.acceptance import MAX_DEPTH
 from paceline.costs.service_costs import DEFAULT
 from paceline.protocol.proposal import AUTO
 

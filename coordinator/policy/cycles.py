@@ -15,9 +15,10 @@ from functools import cached_property
 from operator import attrgetter
 from typing import NamedTuple
 
-from coordinator.policy.acceptance_stats import MAX_DEPTH, AcceptanceStats, survival
+from coordinator.policy.acceptance_stats import AcceptanceStats
 from coordinator.policy.plan import Source
 from coordinator.policy.round_times import DraftTimes, TargetTimes
+from paceline.costs.acceptance import MAX_DEPTH, survival
 
 AHEAD_ROWS = 4.0
 """Rows of a session in a step that drafts for outcomes: the likeliest ones of a round with the usual fan-out of 4."""
@@ -137,7 +138,7 @@ class Cycles:
     @cached_property
     def _tokens(self) -> list[float]:
         """Expected tokens of a round by the length of its proposal."""
-        chances = survival(self.stats.chances(min(self.most, MAX_DEPTH)))
+        chances = survival(self.stats.tokens.chances(min(self.most, MAX_DEPTH)))
         return [1.0, *(1.0 + total for total in itertools.accumulate(chances))]
 
     @cached_property

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from coordinator.policy.acceptance_stats import MAX_DEPTH, survival
 from coordinator.policy.cycles import Cycles, Strategy, Surroundings
 from coordinator.policy.loss_budget import LossBudget
 from coordinator.policy.plan import Source
+from paceline.costs.acceptance import MAX_DEPTH, survival
 from paceline.protocol.explanation import EXPLAINED_ROWS, CandidateExplanation, PlanExplanation
 from paceline.sampling.match import Match
 
@@ -21,7 +21,6 @@ def explain_plan(
     around: Surroundings,
     round_counts: Mapping[Strategy, int],
     loss_budget: LossBudget,
-    positions: int,
 ) -> PlanExplanation:
     """Explain a planner's present choice.
 
@@ -30,7 +29,6 @@ def explain_plan(
         around: the other sessions' behaviour.
         round_counts: the number of rounds under each strategy.
         loss_budget: of the request.
-        positions: committed positions whose shadow has come.
     """
     target, draft, stats = cycles.target, cycles.draft, cycles.stats
     return PlanExplanation(
@@ -40,8 +38,8 @@ def explain_plan(
         target_trip_ms=target.send_ms.value,
         draft_trip_ms=draft.wire.value if draft is not None else 0.0,
         target_sessions=target.sessions,
-        positions=positions,
-        acceptance=tuple(survival(stats.chances(MAX_DEPTH))),
+        positions=stats.tokens.positions,
+        acceptance=tuple(survival(stats.tokens.chances(MAX_DEPTH))),
         ngram_acceptance=tuple(stats.texts.ngrams.prefix_chances(EXPLAINED_MATCH, MAX_DEPTH)),
         candidates=(*_model_candidates(cycles, around, round_counts), _match_candidate(cycles, round_counts)),
         account_ms=loss_budget.loss_ms,

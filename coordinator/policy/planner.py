@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary, ref
 
-from coordinator.policy.acceptance_stats import MAX_DEPTH, AcceptanceStats
+from coordinator.policy.acceptance_stats import AcceptanceStats
 from coordinator.policy.cycles import Cycle, Cycles, Strategy
 from coordinator.policy.explaining import explain_plan
 from coordinator.policy.loss_budget import LossBudget
@@ -22,6 +22,7 @@ from coordinator.policy.plan import Options, Plan, Source
 from coordinator.policy.pricing import MESSAGE_MS, NOTHING, Choice, ProposalPricing, Rates
 from coordinator.policy.round_times import DraftTimes, TargetTimes
 from coordinator.sessions.round_draft import MAX_PENDING_TOKENS
+from paceline.costs.acceptance import MAX_DEPTH
 from paceline.costs.service_costs import DEFAULT, UNKNOWN_LINE, DraftCosts, TargetCosts
 from paceline.protocol.draft import Shadow
 from paceline.protocol.explanation import PlanExplanation
@@ -129,8 +130,9 @@ class RequestPlanner:
 
     def optimistic_stats_of(self, drafter: str) -> AcceptanceStats:
         """An upper bound of a drafter's statistics; it is higher the less the drafter has been tried."""
-        positions = self._planner.stats(drafter, self._acceptance, greedy=self._greedy).positions
-        return self.stats_of(drafter).upper_bound(positions)
+        positions = self._planner.stats(drafter, self._acceptance, greedy=self._greedy).tokens.positions
+        stats = self.stats_of(drafter)
+        return replace(stats, tokens=stats.tokens.upper_bound(positions))
 
     def draft_with(self, drafter: str) -> None:
         """Plan with another drafter from now on. The statistics of texts stay."""
@@ -214,10 +216,10 @@ class RequestPlanner:
         for rank, q in zip(shadow.ranks, shadow.probabilities, strict=True):
             for stats in self._both:
                 if self._coupled:
-                    stats.take_rank(rank, q, self._run)
+                    stats.tokens.take_rank(rank, q, self._run)
                 else:
                     # Greedy acceptance is certain; for sampled texts q is a lower bound of it (Σ pq).
-                    stats.take_average(float(rank == 1) if self._greedy else q)
+                    stats.tokens.take_average(float(rank == 1) if self._greedy else q)
             self._run = self._run + 1 if rank == 1 and not self.reads_features else 0
 
     def take_match(self, match: Match | None, committed: Sequence[int]) -> None:
@@ -256,7 +258,7 @@ class RequestPlanner:
             self._draft.learn(record)
         if proposal is not None and plan.source is not Source.NGRAM and (self.reads_features or not self._coupled):
             for stats in self._both:
-                stats.take_proposal(proposal, path, first=1 if self._coupled else 0)
+                stats.tokens.take_proposal(proposal, path, first=1 if self._coupled else 0)
         self._book(self._target, plan, record, proposal)
 
     def explain(self) -> PlanExplanation:
@@ -264,7 +266,7 @@ class RequestPlanner:
         if self._target is None:
             return PlanExplanation()
         cycles = Cycles(self._target, self._draft, self._stats, can_ahead=self._draft is not None)
-        return explain_plan(cycles, self._rates.around, self._round_counts, self._loss_budget, self._stats.positions)
+        return explain_plan(cycles, self._rates.around, self._round_counts, self._loss_budget)
 
     def _book(self, target: TargetTimes, plan: Plan, record: RoundRecord, proposal: Proposal | None) -> None:
         proposed = len(proposal) if proposal is not None else 0

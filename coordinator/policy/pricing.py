@@ -13,11 +13,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from coordinator.policy.acceptance_stats import MAX_DEPTH, AcceptanceStats, survival
+from coordinator.policy.acceptance_stats import AcceptanceStats
 from coordinator.policy.cycles import NO_OTHERS, Surroundings
 from coordinator.policy.growth import MOST_LAST, SMALLEST_CHANCE, expected_of_trees
 from coordinator.policy.plan import Options, Plan, Source
 from coordinator.policy.round_times import DraftTimes, TargetTimes
+from paceline.costs.acceptance import MAX_DEPTH, survival
 from paceline.protocol.proposal import MAX_PROPOSAL_NODES, Proposal
 from paceline.sampling.match import Match
 
@@ -96,7 +97,7 @@ class ProposalPricing:
         """
         if not options.drafts or options.cached_proposal is not None or self.draft is None:
             return NOTHING
-        by_depth = self.stats.chances(min(options.room, MAX_DEPTH))
+        by_depth = self.stats.tokens.chances(min(options.room, MAX_DEPTH))
         chains, trees = expected_of_trees(by_depth, ()), expected_of_trees(by_depth, self._others(options))
         rows_ms = self._rows_ms(len(chains) + MOST_LAST)
         prices = self._prices(rows_ms)
@@ -140,13 +141,13 @@ class ProposalPricing:
         if not options.trees or not depth:
             return depth
         price = self._prices(self._rows_ms(1))[1]
-        chances = (1.0, *survival(self.stats.chances(depth)))
-        second = self.stats.others()[0]
+        chances = (1.0, *survival(self.stats.tokens.chances(depth)))
+        second = self.stats.tokens.others()[0]
         extra = sum((parent - child) * second > price for parent, child in itertools.pairwise(chances))
         return min(depth + extra, MAX_PROPOSAL_NODES)
 
     def _others(self, options: Options) -> list[float]:
-        return self.stats.others() if options.trees else []
+        return self.stats.tokens.others() if options.trees else []
 
     def match_value(self, match: Match, room: int) -> tuple[float, int]:
         """Value and length of the best continuation of a match."""
@@ -154,11 +155,11 @@ class ProposalPricing:
 
     def draft_value(self, proposal: Proposal) -> tuple[float, int]:
         """Value and number of the first nodes of a model's proposal that are worth their rows."""
-        return self._best_first(self.stats.node_chances(proposal, by_q=self.coupled))
+        return self._best_first(self.stats.tokens.node_chances(proposal, by_q=self.coupled))
 
     def usual_depth(self, room: int) -> int:
         """Length of the average chain that is worth its rows."""
-        return self._best_first(survival(self.stats.chances(min(room, MAX_DEPTH))))[1]
+        return self._best_first(survival(self.stats.tokens.chances(min(room, MAX_DEPTH))))[1]
 
     def _best_first(self, chances: Sequence[float]) -> tuple[float, int]:
         """The greatest value of the first n nodes, n ≥ 1, and that n; (0, 0) when none is worth anything."""

@@ -10,10 +10,10 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 
-from draft_service.drafters.calibration import prior_chance
 from draft_service.drafters.draws import Draws, NextToken
 from draft_service.drafters.shape import Shape
 from draft_service.drafters.tree import Node
+from paceline.costs.acceptance import prior_chance
 from paceline.protocol.proposal import ROOT, Proposal, SparseDistribution
 
 Odds = Callable[[float, int], float]

@@ -140,7 +140,7 @@ class Speculation:
             if entry is None:
                 return
             best, ranking = entry
-            self._calibration.observe(best, ranking.index(token) + 1 if token in ranking else None)
+            self._calibration.take_rank(ranking.index(token) + 1 if token in ranking else 0, best)
             child = node.children.get(token)
             if child is None:
                 return
@@ -218,7 +218,7 @@ class Speculation:
     def _odds(self) -> Odds:
         if not self._draws.pre_drawn:
             return self._calibration.chance
-        average = self._calibration.average()
+        (average,) = self._calibration.chances(1)
         return lambda best, rank: average
 
     def _read(self, outcome: _OutcomeBranch) -> PreparedProposal:

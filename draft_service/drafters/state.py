@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from draft_service.drafters.branch import Branch
-from draft_service.drafters.calibration import Calibration
 from draft_service.drafters.draws import Draws
 from draft_service.drafters.shadow import ShadowLog
 from draft_service.drafters.shape import Shape, shape_of
 from draft_service.drafters.tree import DraftTree, Node
+from paceline.costs.acceptance import AcceptanceTable
 from paceline.engine.interface import Logits
 from paceline.protocol.draft import DraftBudget
 from paceline.protocol.errors import PacelineError
@@ -39,7 +39,7 @@ class SessionState:
 
     tree: DraftTree
     draws: Draws
-    calibration: Calibration
+    calibration: AcceptanceTable
     acceptance: Acceptance
     most: int
     reach: int | None = None
@@ -84,7 +84,7 @@ class SessionState:
             if self.tree.is_final(node):
                 self.shadow.add(node.position + 1, standing)
             if not self.draws.pre_drawn and node.position >= self.learned_end:
-                self.calibration.observe(standing.probability, standing.rank or None)
+                self.calibration.take_rank(standing.rank, standing.probability)
                 self.learned_end = node.position + 1
 
     def lag_nodes(self, lag_rows: int) -> list[Node]:

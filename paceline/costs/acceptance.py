@@ -1,39 +1,171 @@
-"""Measured acceptance rates of proposed tokens, by a feature of the token. Pure."""
+"""How often proposed tokens are, or would have been, the target's: one table for planner and draft service. Pure.
+
+A drafter reports the rank of each committed token in its own order: the token's shadow. Under coupled acceptance a
+token of rank 1 would have been accepted if all before it were. So the ranks tell what a proposal of any length would
+have brought, whether anything was proposed or not (`exactness` §7, replay). Rejection and block acceptance learn
+averages by depth only, never from a token that was dropped.
+"""
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import itertools
+import math
+import operator
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 
-from paceline.costs.running_mean import RunningMean
+from paceline.costs.running_mean import PRIOR_WEIGHT, RunningMean
+from paceline.protocol.proposal import ROOT, Proposal
+
+MAX_DEPTH = 16
+"""Longest path that a model is asked for, and the number of depths with statistics of their own."""
+MAX_RANK = 5
+"""The number of ranks with statistics of their own."""
+BINS = 10
+"""Equal bins of a probability or score, each with a mean of its own."""
+PRIOR_CHANCE = 0.7
+"""Acceptance before anything is known: drafts are made to be accepted, and one that isn't tried stays unknown. On
+Spec-Bench the real pair's k = 4 accepts .8 to 2.7 tokens a round, chances of .47 to .84 a token
+(docs/reports/spec-bench-pair-2026-11-24.md). The loss budget bounds the cost of trying."""
+
+
+def prior_chance(q: float, rank: int = 1) -> float:
+    """Chance of a rank before anything is learned, by the first choice's q; it halves with each rank behind it.
+
+    Under shared noise even a token of small q often is the target's (`exactness` §1a).
+    """
+    first = 0.4 + 0.55 * q
+    return first if rank == 1 else (1 - first) * 0.5 ** (rank - 1)
 
 
 @dataclass(frozen=True, slots=True)
-class AcceptanceRates:
-    """Chance that a proposed token is accepted, by a feature of it: a running mean for each bin.
+class BinnedChances:
+    """Chance that a token is right by a feature of it in [0, 1], such as its probability: a mean for each bin."""
 
-    `edges` cut the feature into bins; bin i holds features in [edges[i - 1], edges[i]).
-    """
-
-    edges: tuple[float, ...]
     means: tuple[RunningMean, ...]
 
     @classmethod
-    def of(cls, edges: Sequence[float], prior: Callable[[float], float], weight: float) -> AcceptanceRates:
-        """Rates that begin in each bin with `prior(feature)`, worth `weight` observations."""
-        lows = (0.0, *edges)
-        return cls(tuple(edges), tuple(RunningMean(prior(low), weight) for low in lows))
+    def of(cls, prior: Callable[[float], float]) -> BinnedChances:
+        """Chances that begin at `prior(feature)`, for the least feature of each bin."""
+        return cls(tuple(RunningMean(prior(place / BINS)) for place in range(BINS)))
 
     def chance(self, feature: float) -> float:
-        """Chance of acceptance at this feature."""
-        return self.means[bisect_right(self.edges, feature)].value
+        """The chance at a feature."""
+        return self._mean(feature).value
 
-    def add(self, feature: float, accepted: bool) -> None:
-        """Count whether one token with this feature was accepted."""
-        self.means[bisect_right(self.edges, feature)].add(float(accepted))
+    def add(self, feature: float, right: bool) -> None:
+        """Count whether a token with this feature was right."""
+        self._mean(feature).add(float(right))
 
-    def child(self, weight: float) -> AcceptanceRates:
-        """A copy that one request learns on from; its past counts at most `weight` observations in each bin."""
-        means = (RunningMean(mean.value, min(weight, mean.weight)) for mean in self.means)
-        return AcceptanceRates(self.edges, tuple(means))
+    def child(self) -> BinnedChances:
+        """The chances that one request begins with."""
+        return BinnedChances(tuple(mean.child() for mean in self.means))
+
+    def _mean(self, feature: float) -> RunningMean:
+        return self.means[min(int(feature * BINS), BINS - 1)]
+
+
+@dataclass
+class AcceptanceTable:
+    """How often one drafter's tokens are, or would have been, accepted.
+
+    Attributes:
+        by_depth: chance of the first choice at depth 1, 2, …, given that all above it are accepted.
+        by_rank: chance of the second choice, third, …, given that none before it is the target's.
+        by_q: chance of the first choice by its probability; coupled acceptance only.
+        positions: the number of positions whose ranks or averages have come.
+    """
+
+    by_depth: list[RunningMean] = field(default_factory=lambda: _means(PRIOR_CHANCE, MAX_DEPTH))
+    by_rank: list[RunningMean] = field(default_factory=lambda: _means(0.5, MAX_RANK - 1))
+    by_q: BinnedChances = field(default_factory=lambda: BinnedChances.of(prior_chance))
+    positions: int = 0
+
+    def child(self) -> AcceptanceTable:
+        """The table that one request begins with."""
+        by_depth, by_rank = [mean.child() for mean in self.by_depth], [mean.child() for mean in self.by_rank]
+        return AcceptanceTable(by_depth, by_rank, self.by_q.child())
+
+    def upper_bound(self, positions: int) -> AcceptanceTable:
+        """The table at its upper bound, which approaches the mean as the drafter is tried.
+
+        What hope counts as right is worth a prior: what is untried is judged halfway from its prior to perfect. A
+        dear drafter at its prior may look no better than what is known of a cheap one, and would never be tried
+        (docs/decisions/2026-11-23-which-drafter-is-found-out.md: 1.6 × where the untried one brings 3.2 ×).
+
+        Args:
+            positions: the number of positions at which any request has tried it.
+        """
+        share = PRIOR_WEIGHT / (2 * PRIOR_WEIGHT + positions)
+        return replace(self, by_depth=[RunningMean(mean.value + share * (1 - mean.value)) for mean in self.by_depth])
+
+    def take_rank(self, rank: int, q: float, run: int = 0) -> None:
+        """Count the rank of a committed token; 0: it is not among the ranked ones.
+
+        Args:
+            rank: of the token.
+            q: of the first choice.
+            run: the number of positions right before it whose tokens were all first choices. The token counts at the
+                depth behind each of them, as if a proposal had begun there.
+        """
+        first = rank == 1
+        self.positions += 1
+        for mean in self.by_depth[: run + 1]:
+            mean.add(float(first))
+        self.by_q.add(q, first)
+        for place, mean in enumerate(() if first else self.by_rank, 2):
+            mean.add(float(rank == place))
+            if rank == place:
+                break
+
+    def take_average(self, chance: float) -> None:
+        """Count a chance of acceptance at every depth, where there are no ranks."""
+        self.positions += 1
+        for mean in self.by_depth:
+            mean.add(chance)
+
+    def take_proposal(self, proposal: Proposal, path: Sequence[int], first: int = 0) -> None:
+        """Count a proposal's accepted path by depth, from depth `first` on; the shadow tells depths before it."""
+        for depth in range(first, min(max(proposal.depths), len(path) + 1, MAX_DEPTH)):
+            self.by_depth[depth].add(float(depth < len(path)))
+
+    def chances(self, most: int) -> list[float]:
+        """`by_depth` at depths 1 to `most`."""
+        return [mean.value for mean in self.by_depth[:most]]
+
+    def others(self) -> list[float]:
+        """`by_rank` from the second choice on."""
+        return [mean.value for mean in self.by_rank]
+
+    def chance(self, q: float, rank: int) -> float:
+        """Chance of a rank behind an accepted node, by the first choice's q."""
+        return self._of_rank(self.by_q.chance(q), rank)
+
+    def node_chances(self, proposal: Proposal, *, by_q: bool) -> list[float]:
+        """Chance of each node of a proposal; `by_q`: its own probability may be used."""
+        chances: list[float] = []
+        ranks: Counter[int] = Counter()
+        for node, (parent, depth) in enumerate(zip(proposal.parents, proposal.depths, strict=True)):
+            ranks[parent] += 1
+            first = self.by_depth[min(depth, MAX_DEPTH) - 1].value
+            if by_q and ranks[parent] == 1:
+                first = self.by_q.chance(proposal.draft_probabilities[node])
+            chances.append((1.0 if parent == ROOT else chances[parent]) * self._of_rank(first, ranks[parent]))
+        return chances
+
+    def _of_rank(self, first: float, rank: int) -> float:
+        """Chance of a rank, given that of the first; ranks without statistics of their own have the last one's."""
+        if rank == 1:
+            return first
+        others = [self.by_rank[min(place, MAX_RANK) - 2].value for place in range(2, rank + 1)]
+        return (1 - first) * math.prod(1 - other for other in others[:-1]) * others[-1]
+
+
+def survival(chances: Iterable[float]) -> list[float]:
+    """Chance that the first j tokens are all accepted, for j = 1, 2, …"""
+    return list(itertools.accumulate(chances, operator.mul))
+
+
+def _means(prior: float, count: int) -> list[RunningMean]:
+    return [RunningMean(prior) for _ in range(count)]

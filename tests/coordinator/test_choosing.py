@@ -8,10 +8,10 @@ from unittest import mock
 
 import pytest
 
-from coordinator.policy import acceptance_stats
+from coordinator.policy.acceptance_stats import NgramShadow
 from coordinator.policy.choosing import ROUNDS_BETWEEN, Choosing
-from coordinator.policy.ngram_shadow import NgramShadow
 from coordinator.policy.planner import Planner, RequestPlanner
+from paceline.costs.acceptance import AcceptanceTable
 from paceline.costs.service_costs import DraftCosts, DrafterLine
 from paceline.protocol.draft import Shadow
 from paceline.protocol.proposal import Acceptance
@@ -98,7 +98,7 @@ def test_a_dear_one_that_nobody_has_tried_is_tried_once() -> None:
     """At its prior (.7) it would look slower than a cheap one that is right two times in three."""
     case = Case(default_ms=2.0, other_ms=4.0)
     case.known(DEFAULT_NAME, 1, 1, 2)
-    with mock.patch.object(acceptance_stats, "OPTIMISM_WEIGHT", 0.0):
+    with mock.patch.object(AcceptanceTable, "upper_bound", lambda self, positions: self):
         assert case.first() == ""
     assert case.first() == "eagle"
     case.known(OTHER, 1, 1, 2)
@@ -128,12 +128,12 @@ def test_a_drafter_that_was_left_is_remembered() -> None:
     for drafter in (DEFAULT_NAME, OTHER):
         case.known(drafter, 1)
     case.request.take_shadow(Shadow(1, 0, (2,) * 64, (0.8,) * 64))
-    own = case.request.stats_of(DEFAULT_NAME).chances(4)
+    own = case.request.stats_of(DEFAULT_NAME).tokens.chances(4)
     case.request.draft_with(OTHER)
-    assert case.request.stats_of(DEFAULT_NAME).chances(4) == own
+    assert case.request.stats_of(DEFAULT_NAME).tokens.chances(4) == own
     case.request.take_shadow(Shadow(1, 64, (2,) * 64, (0.8,) * 64))
     case.request.draft_with(DEFAULT_NAME)
-    assert case.request.stats_of(DEFAULT_NAME).chances(4) == own
+    assert case.request.stats_of(DEFAULT_NAME).tokens.chances(4) == own
 
 
 def test_a_lone_drafter_is_never_left() -> None:

@@ -10,10 +10,10 @@ import pytest
 
 from coordinator.policy.growth import MOST_LAST, expected_of_trees
 from draft_service.drafters.branch import Branch
-from draft_service.drafters.calibration import prior_chance
 from draft_service.drafters.draws import CoupledDraws, Distribution, NextToken
 from draft_service.drafters.shape import DYNAMIC_WIDTH, shape_of
 from draft_service.drafters.tree import Node
+from paceline.costs.acceptance import prior_chance
 from paceline.protocol.draft import DraftBudget
 from paceline.protocol.proposal import Acceptance
 from paceline.protocol.sampling import NoiseKey, SamplingParams

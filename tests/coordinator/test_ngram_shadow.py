@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from coordinator.policy.ngram_shadow import NgramShadow
+from coordinator.policy.acceptance_stats import NgramShadow
 from paceline.protocol.proposal import CORPUS
 from paceline.sampling.match import Match
 from paceline.sampling.suffix import SuffixAutomaton
@@ -55,7 +55,7 @@ def test_a_request_learns_on_for_itself() -> None:
     shadow = NgramShadow()
     for _ in range(50):
         shadow.learn(Match(4, (1,)), (1,))
-    before, mine = shadow.prefix_chances(match(4), 1), shadow.child(8.0)
+    before, mine = shadow.prefix_chances(match(4), 1), shadow.child()
     assert mine.prefix_chances(match(4), 1) == before
     for _ in range(20):
         mine.learn(Match(4, (1,)), (9,))
@@ -71,4 +71,4 @@ def test_what_follows_variously_is_trusted_less_and_each_drafter_by_itself() -> 
         shadow.learn(unsure, (9,))
         shadow.learn(replace(sure, drafter=CORPUS), (9,))
     assert shadow.prefix_chances(unsure, 1)[0] < 0.05 < 0.95 < shadow.prefix_chances(sure, 1)[0]
-    assert shadow.child(4.0).prefix_chances(replace(sure, drafter=CORPUS), 1)[0] < 0.05
+    assert shadow.child().prefix_chances(replace(sure, drafter=CORPUS), 1)[0] < 0.05

@@ -6,12 +6,13 @@ import dataclasses
 
 import pytest
 
-from coordinator.policy.acceptance_stats import MAX_DEPTH, AcceptanceStats
+from coordinator.policy.acceptance_stats import AcceptanceStats
 from coordinator.policy.cycles import NO_OTHERS, Cycles, Strategy
 from coordinator.policy.loss_budget import ALLOWED_SHARE, ALLOWED_TOKENS, LossBudget
 from coordinator.policy.plan import Options, Plan, Source
 from coordinator.policy.planner import Planner, RequestPlanner
 from coordinator.policy.round_times import DraftTimes, TargetTimes
+from paceline.costs.acceptance import MAX_DEPTH
 from paceline.costs.cost_line import LEAST_STEP_MS
 from paceline.costs.service_costs import TargetCosts
 from paceline.protocol.draft import Shadow
@@ -344,17 +345,6 @@ def test_the_factor_of_a_line_that_lies_is_found() -> None:
         target.learn(record(self_started=True, round_ms=STEP_MS), beside=False, late=False)
     assert target.step_ms(1) == pytest.approx(STEP_MS, rel=0.05)
     assert target.step_ms(9) == pytest.approx(STEP_MS + 8 * ROW_MS, rel=0.05)
-
-
-def test_ranks_say_what_every_length_would_have_brought() -> None:
-    seen = AcceptanceStats()
-    for position in range(2000):
-        seen.take_rank(0 if position % 4 == 3 else 1, 0.8, position % 4)
-    depths = [mean.value for mean in seen.by_depth[:4]]
-    assert depths[0] == pytest.approx(3 / 4, abs=0.05)
-    assert depths[1] == pytest.approx(2 / 3, abs=0.05)
-    assert depths[2] == pytest.approx(1 / 2, abs=0.05)
-    assert depths[3] == pytest.approx(0, abs=0.05)
 
 
 def test_an_account_forgives_in_time_and_banks_no_more_than_it_lends() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.costs.acceptance import AcceptanceRates
-from paceline.costs.running_mean import DECAY, RunningMean
+from paceline.costs.acceptance import AcceptanceTable, BinnedChances
+from paceline.costs.running_mean import MEMORY, RunningMean
 
 
 def test_a_mean_begins_at_its_prior_and_forgets() -> None:
@@ -17,24 +17,51 @@ def test_a_mean_begins_at_its_prior_and_forgets() -> None:
     assert mean.value == pytest.approx(6.0)
     before = mean.value
     mean.add(before + 1)
-    assert mean.value - before == pytest.approx(1 - DECAY)
+    assert mean.value - before == pytest.approx(1 / MEMORY)
 
 
-def test_acceptance_rates_learn_each_bin_by_itself() -> None:
-    table = AcceptanceRates.of((0.5,), lambda q: 0.5, 2.0)
+def test_binned_chances_learn_each_bin_by_itself() -> None:
+    table = BinnedChances.of(lambda q: 0.5)
     for _ in range(200):
-        table.add(0.4, False)
+        table.add(0.49, False)
         table.add(0.5, True)
-    assert table.chance(0.1) < 0.05
-    assert table.chance(0.9) > 0.95
+    assert table.chance(0.41) < 0.05
+    assert table.chance(0.59) > 0.95
+    assert table.chance(1.0) == 0.5, "the last bin holds it"
 
 
 def test_a_child_starts_from_its_parent_and_leaves_it_alone() -> None:
-    parent = AcceptanceRates.of((), lambda q: 0.5, 2.0)
+    parent = BinnedChances.of(lambda q: 0.5)
     for _ in range(100):
         parent.add(0.5, True)
-    child = parent.child(8.0)
+    child = parent.child()
     known = parent.chance(0.5)
     for _ in range(20):
         child.add(0.5, False)
     assert child.chance(0.5) < 0.5 < known == parent.chance(0.5)
+
+
+def test_a_table_learns_and_starts_sane() -> None:
+    fresh = AcceptanceTable()
+    assert fresh.chance(0.99, 1) > fresh.chance(0.3, 1) > fresh.chance(0.3, 2) > fresh.chance(0.3, 3) > 0
+    assert sum(fresh.chance(0.3, rank) for rank in range(1, 60)) < 1
+    for i in range(1000):
+        fresh.take_rank((2, 2, 1, 0)[i % 4], 0.95)
+    assert fresh.chance(0.95, 2) == pytest.approx(0.5, abs=0.02)
+    assert fresh.chance(0.95, 1) == pytest.approx(0.25, abs=0.02)
+    assert fresh.chance(0.3, 1) == AcceptanceTable().chance(0.3, 1)
+    assert fresh.chances(1)[0] == pytest.approx(0.25, abs=0.02)
+    for _ in range(2000):
+        fresh.take_rank(1, 0.95)
+    assert fresh.chance(0.95, 1) > 0.95
+
+
+def test_ranks_say_what_every_length_would_have_brought() -> None:
+    table = AcceptanceTable()
+    for position in range(2000):
+        table.take_rank(0 if position % 4 == 3 else 1, 0.8, position % 4)
+    depths = table.chances(4)
+    assert depths[0] == pytest.approx(3 / 4, abs=0.05)
+    assert depths[1] == pytest.approx(2 / 3, abs=0.05)
+    assert depths[2] == pytest.approx(1 / 2, abs=0.05)
+    assert depths[3] == pytest.approx(0, abs=0.05)

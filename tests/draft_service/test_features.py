@@ -164,7 +164,7 @@ def test_what_follows_a_row_is_learned_once_though_it_is_computed_again() -> Non
         giver.give(first)
     giver.draft()
     learned = giver.drafter._calibrations[Acceptance.COUPLED]
-    assert sum(learned._totals) == len(giver.committed) - len(PREFIX)
+    assert learned.positions == len(giver.committed) - len(PREFIX)
 
 
 def test_features_shifted_by_one_change_what_is_drafted() -> None:

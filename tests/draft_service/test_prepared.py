@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draft_service.drafters.branch import Branch
-from draft_service.drafters.calibration import prior_chance
 from draft_service.drafters.draws import NextToken
 from draft_service.drafters.tree import TREE_ROWS, DraftTree
+from paceline.costs.acceptance import prior_chance
 from paceline.protocol.draft import DraftBudget
 from paceline.protocol.errors import PrefixMismatch
 from paceline.protocol.proposal import ROOT, Acceptance, Proposal

@@ -9,11 +9,11 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from draft_service.drafters.calibration import Calibration
 from draft_service.drafters.draws import NextToken, PreDrawnDraws
 from draft_service.drafters.model import is_worth
 from draft_service.drafters.speculation import WORTHLESS, Speculation
 from draft_service.drafters.tree import TREE_ROWS
+from paceline.costs.acceptance import AcceptanceTable
 from paceline.costs.cost_line import CostLine
 from paceline.engine.table.engine import TableModel
 from paceline.models.table_names import TableSpec
@@ -203,21 +203,6 @@ def test_pre_drawn_guesses_are_the_most_probable_tokens_whatever_the_noise(accep
     assert guesses == {tuple(sorted(best))}
 
 
-def test_calibration_learns_and_starts_sane() -> None:
-    fresh = Calibration()
-    assert fresh.chance(0.99, 1) > fresh.chance(0.3, 1) > fresh.chance(0.3, 2) > fresh.chance(0.3, 3) > 0
-    assert sum(fresh.chance(0.3, rank) for rank in range(1, 60)) < 1
-    for i in range(1000):
-        fresh.observe(0.95, (2, 2, 1, None)[i % 4])
-    assert fresh.chance(0.95, 2) == pytest.approx(0.5, abs=0.02)
-    assert fresh.chance(0.95, 1) == pytest.approx(0.25, abs=0.02)
-    assert fresh.chance(0.3, 1) == Calibration().chance(0.3, 1)
-    assert fresh.average() == pytest.approx(0.25, abs=0.02)
-    for _ in range(20_000):
-        fresh.observe(0.95, 1)
-    assert fresh.chance(0.95, 1) > 0.95
-
-
 def test_a_session_learns_from_its_commits() -> None:
     """A draft that is never right learns that, and then prefers its second guesses."""
     driver, budget = Driver(), DraftBudget(max_tokens=1, fan_out=4)
@@ -227,7 +212,7 @@ def test_a_session_learns_from_its_commits() -> None:
         second = speculation._rankings[speculation.session.tree.root][1][1]
         driver.commit((ROOT, second))
     learned = driver.drafter._calibrations[Acceptance.COUPLED]
-    seen = [q for q in (0.1, 0.3, 0.4, 0.6, 0.7) if learned.chance(q, 1) < Calibration().chance(q, 1)]
+    seen = [q for q in (0.1, 0.3, 0.4, 0.6, 0.7) if learned.chance(q, 1) < AcceptanceTable().chance(q, 1)]
     assert len(seen) >= 3
     assert all(learned.chance(q, 2) > learned.chance(q, 1) for q in seen[1:3])
 
