@@ -120,4 +120,4 @@ def stats_key(drafter: str, model: str, text: str) -> str:
 def rate_with(target: TargetTimes, offer: Offer, *, can_ahead: bool) -> float:
     """Tokens a millisecond of a request under the best strategy, where all who share the target follow it."""
     cycles = Cycles(target, offer.draft, offer.stats, MAX_DEPTH, can_ahead=can_ahead)
-    return cycles.best_common_cycle(target.sessions).rate
+    return cycles.best_common_cycle(target.sessions)[1].rate

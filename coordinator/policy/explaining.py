@@ -59,13 +59,13 @@ def _model_candidates(
         counts[strategy.source, strategy.depth] = counts.get((strategy.source, strategy.depth), 0) + rounds
     return [
         CandidateExplanation(
-            _NAMES[cycle.strategy.source],
-            cycle.strategy.depth,
-            cycle.tokens if cycle.strategy.depth else 1.0,
+            _NAMES[strategy.source],
+            strategy.depth,
+            cycle.tokens if strategy.depth else 1.0,
             cycle.ms,
-            counts.get((cycle.strategy.source, cycle.strategy.depth), 0),
+            counts.get((strategy.source, strategy.depth), 0),
         )
-        for cycle in cycles.all(around)
+        for strategy, cycle in cycles.all(around).items()
     ]
 
 

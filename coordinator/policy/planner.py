@@ -11,11 +11,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from operator import itemgetter
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary, ref
 
 from coordinator.policy.acceptance_stats import AcceptanceStats
-from coordinator.policy.cycles import Cycle, Cycles, Strategy
+from coordinator.policy.cycles import Cycles, Strategy
 from coordinator.policy.explaining import explain_plan
 from coordinator.policy.loss_budget import LossBudget
 from coordinator.policy.plan import Options, Plan, Source
@@ -23,6 +24,7 @@ from coordinator.policy.pricing import MESSAGE_MS, NOTHING, Choice, ProposalPric
 from coordinator.policy.round_times import DraftTimes, TargetTimes
 from coordinator.sessions.round_draft import MAX_PENDING_TOKENS
 from paceline.costs.acceptance import MAX_DEPTH
+from paceline.costs.cycle import Cycle
 from paceline.costs.service_costs import DEFAULT, UNKNOWN_LINE, DraftCosts, TargetCosts
 from paceline.protocol.draft import Shadow
 from paceline.protocol.explanation import PlanExplanation
@@ -332,19 +334,20 @@ class RequestPlanner:
         step_ms, slowdown = target.steps(), target.slowdown(around.rows + 1)
         alone_ms = step_ms(around.rows + 1)
 
-        def net_rate(cycle: Cycle) -> float:
-            loss = around.rate * (step_ms(around.rows + cycle.strategy.rows) - alone_ms + slowdown * cycle.draft_ms)
-            return (cycle.tokens - loss) / cycle.ms if cycle.ms > 0 else 0.0
+        def net_rate(strategy: Strategy, cycle: Cycle) -> float:
+            loss = around.rate * (step_ms(around.rows + strategy.rows) - alone_ms + slowdown * cycle.draft_ms)
+            return Cycle(cycle.tokens - loss, cycle.ms).rate
 
-        best = max(Cycles(target, draft, self._stats, most, can_ahead=can_ahead).all(around), key=net_rate)
+        cycles = Cycles(target, draft, self._stats, most, can_ahead=can_ahead).all(around)
+        rate, best = max(((net_rate(*item), item[0]) for item in cycles.items()), key=itemgetter(0))
         if draft is not None and not self._rounds and options.room >= MAX_DEPTH:
             # A new request has the statistics of all; later its own differ, and near its end its room is small.
-            self._pool.pays = best.strategy.source is not Source.NONE
+            self._pool.pays = best.source is not Source.NONE
         # A draft at work beside the step slows it for all, so only all together choose that. Where they do, a wait
         # for the draft disturbs nobody any more.
-        drafts_ahead = best.strategy.drafts_ahead if target.sessions == 1 else around.drafts_ahead
+        drafts_ahead = best.drafts_ahead if target.sessions == 1 else around.drafts_ahead
         disturbance = 0.0 if around.drafts_ahead else around.rate * slowdown
-        return Rates(net_rate(best), disturbance, around, drafts_ahead)
+        return Rates(rate, disturbance, around, drafts_ahead)
 
     def _choice(self, pricing: ProposalPricing, options: Options) -> Choice:
         """The proposal of greatest value, which may be below 0; `NOTHING` where there is none."""

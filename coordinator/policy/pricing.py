@@ -107,7 +107,7 @@ class ProposalPricing:
         waits, wait_price = self.draft.waits(self.rates.around.drafting), self.rates.own + self.rates.disturbance
         sent_price, way_ms = self.rates.own * sent_ms, self.target.send_ms.value
         for depth, (chain, tree) in enumerate(zip(chains, trees, strict=False), 1):
-            wait_ms = waits(depth) + first_ms
+            wait_ms = waits[depth - 1] + first_ms
             # As many nodes as steps are a chain.
             for nodes, accepted in enumerate((*chain, *tree[1:]), depth):
                 value = accepted - prices[nodes] - wait_ms * wait_price - sent_price
@@ -130,7 +130,7 @@ class ProposalPricing:
         if self.coupled and plan.nodes == plan.depth:
             waits = self.draft.waits(self.rates.around.drafting)
             longer = range(plan.depth + 1, min(room, MAX_DEPTH) + 1)
-            depth = max((depth for depth in longer if waits(depth) <= most_ms), default=plan.depth)
+            depth = max((depth for depth in longer if waits[depth - 1] <= most_ms), default=plan.depth)
             level_ms = self.draft.step_ms(self.rates.around.drafting)
             price = self._prices(self._rows_ms(1))[1] + level_ms * (self.rates.own + self.rates.disturbance)
             plan = replace(plan, depth=depth, nodes=depth, least_chance=min(1.0, price))

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from paceline.costs.acceptance import MAX_DEPTH
 from paceline.costs.cost_line import CostLine
+from paceline.costs.cycle import proposal_ms
 from paceline.costs.running_mean import RunningMean
 from paceline.costs.service_costs import TargetCosts
 from paceline.protocol.records import RoundRecord
@@ -23,6 +25,9 @@ soon. With fewer than ten sessions it must have all of them."""
 FACTOR_WEIGHT = 16.0
 """Rounds that a factor remembers, as services remember steps (`SPEED_STEPS` of `paceline/costs/cost_meter.py`): both
 follow the speed of one machine."""
+
+CHAIN_LEVELS = (1,) * (MAX_DEPTH - 1)
+"""Nodes at each depth but the last of the longest chain."""
 
 
 def _factor() -> RunningMean:
@@ -134,17 +139,9 @@ class DraftTimes:
         """Time until the draft has computed `lag` rows, on which it has worked for `open_ms`."""
         return max(0.0, self.step_ms(lag) - open_ms)
 
-    def waits(self, sessions: float = 1.0) -> Callable[[int], float]:
-        """`wait_ms` as a function of the depth, for callers with many depths."""
-        first_ms, level_ms = self.wire.value + self.step_ms(2 * sessions), self.step_ms(sessions)
-        return lambda depth: first_ms + (depth - 1) * level_ms
-
-    def wait_ms(self, depth: int, sessions: float = 1.0) -> float:
-        """Wait of a round for a proposal of this depth, when so many sessions draft at once.
-
-        The first step has a row for the last committed token and one for the last proposed, which was not computed.
-        """
-        return self.waits(sessions)(depth)
+    def waits(self, sessions: float = 1.0) -> list[float]:
+        """Waits of a round for chains of 1 to `MAX_DEPTH` tokens, when so many sessions draft at once."""
+        return [self.wire.value + ms for ms in proposal_ms(self.step_ms, CHAIN_LEVELS, sessions)]
 
     def learn(self, record: RoundRecord) -> None:
         """Learn from a round that waited for its proposal; not for the session's first, which computes the text."""

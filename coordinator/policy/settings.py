@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from paceline.costs.cycle import FAN_OUT
 from paceline.protocol.features import MAX_KEPT_FEATURE_BYTES, FeatureType
 from paceline.protocol.proposal import AUTO
 
@@ -29,7 +30,7 @@ class DraftingSettings:
 
     drafter: str = AUTO
     num_draft_tokens: int | None = None
-    fan_out: int = 4
+    fan_out: int = FAN_OUT
     lease: int = LEASE
     max_prefetched: int = MAX_PREFETCHED
     feature_dtype: FeatureType = FeatureType.FLOAT16

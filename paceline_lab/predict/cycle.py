@@ -1,12 +1,9 @@
-"""From tokens a round to tokens per second: the time of a round, in closed form. Pure.
+"""From tokens a round to tokens per second, by the closed form that the planner uses (`paceline.costs.cycle`). Pure.
 
-Times add up as the coordinator's planner has them (`coordinator.policy.cycles`), with what was replayed in place of
-what it learns. A round that is drafted just in time waits for the draft and both ways; one whose outcome was drafted
-for waits for nothing. Target-only requests need no way: under a lease the target starts their rounds by itself. A
-request of a fixed length has no lease: each of its rounds is sent, those without a match, too.
-
-Of S sessions those in a target step are S less those that wait elsewhere. Their number m decides the step's rows and
-so its time, and that decides m: a fixed point. Where draft and target share hardware all wait for the same one.
+What was replayed stands in place of what a planner learns. Target-only requests need no way: under a lease the target
+starts their rounds by itself. A request of a fixed length has no lease: each of its rounds is sent, those without a
+match, too. Of sessions that share a target those are in its step that don't wait elsewhere; where draft and target
+share hardware all wait for the same one.
 """
 
 from __future__ import annotations
@@ -14,18 +11,25 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import partial
 
-from coordinator.policy.cycles import AHEAD_ROWS
 from coordinator.policy.prefetch import LAST_MS
 from paceline.costs.cost_line import CostLine
+from paceline.costs.cycle import (
+    AHEAD_ROWS,
+    Cycle,
+    ahead_cycle,
+    proposal_ms,
+    shared_step_ms,
+    tokens_ahead,
+    wait_cycle,
+)
 from paceline.protocol.errors import require
 from paceline.protocol.proposal import NGRAM
 from paceline_lab.predict.rounds import ExpectedRounds
 
 LOCAL_TRIP_MS = 1.0
 """Time there and back between services on one machine: the planner's value before it has measured."""
-_TURNS = 60
-"""Iterations of the fixed point: each halves the error, and 1e-9 of a step's time is exact enough."""
 
 
 class DraftingMode(StrEnum):
@@ -140,14 +144,10 @@ def target_only(times: StepTimes, sessions: int) -> PredictedSpeed:
 
 def just_in_time(times: StepTimes, drafter: str, rounds: ExpectedRounds, sessions: int) -> PredictedSpeed:
     """Predict rounds that wait for their proposals and the way to the target; matches are at hand."""
-    draft_ms = proposal_ms(times, drafter, rounds, sessions)
-    away_ms = draft_ms + times.target_trip_ms + (0.0 if drafter == NGRAM else times.draft_trip_ms)
-    step_ms = _step_ms(times, rounds, sessions, away_ms)
-    round_ms = step_ms + away_ms
-    busy = min(1.0, draft_ms / round_ms)
-    name = rounds.shape.name
-    mode = DraftingMode.WAIT
-    return PredictedSpeed(drafter, name, mode, sessions, rounds.tokens, round_ms, draft_ms, busy, rounds.error)
+    cycle = _wait_cycle(times, drafter, rounds, sessions)
+    busy = min(1.0, cycle.draft_ms / cycle.ms)
+    name, mode = rounds.shape.name, DraftingMode.WAIT
+    return PredictedSpeed(drafter, name, mode, sessions, cycle.tokens, cycle.ms, cycle.draft_ms, busy, rounds.error)
 
 
 def ahead(
@@ -159,48 +159,46 @@ def ahead(
     all the time.
     """
     whole = rounds_of(depth)
-    waiting = just_in_time(times, drafter, whole, sessions)
+    waiting = replace(just_in_time(times, drafter, whole, sessions), mode=DraftingMode.AHEAD, draft_busy=1.0)
     missed_away_ms = waiting.draft_ms + times.draft_trip_ms + times.target_trip_ms
     step_ms = _step_ms(times, whole, sessions, (1 - whole.hits) * missed_away_ms)
     tokens, hit_away_ms = _ahead_tokens(times, drafter, step_ms, depth, sessions)
     if not tokens:
-        return replace(waiting, mode=DraftingMode.AHEAD, draft_busy=1.0)
-    away_ms = whole.hits * hit_away_ms + (1 - whole.hits) * missed_away_ms
-    return replace(
-        waiting,
-        mode=DraftingMode.AHEAD,
-        tokens=whole.hits * rounds_of(tokens).tokens + (1 - whole.hits) * whole.tokens,
-        round_ms=_step_ms(times, whole, sessions, away_ms) + away_ms,
-        draft_busy=1.0,
-    )
+        return waiting
+    step_ms = _step_ms(times, whole, sessions, whole.hits * hit_away_ms + (1 - whole.hits) * missed_away_ms)
+    hit = wait_cycle(rounds_of(tokens).tokens, step_ms, 0.0, hit_away_ms)
+    cycle = ahead_cycle(whole.hits, hit, [wait_cycle(whole.tokens, step_ms, 0.0, missed_away_ms)])
+    return replace(waiting, tokens=cycle.tokens, round_ms=cycle.ms)
 
 
 def _ahead_tokens(times: StepTimes, drafter: str, step_ms: float, depth: int, sessions: int) -> tuple[int, float]:
     """Return how many tokens of an outcome's proposal are there when the outcome is, and the round's wait then.
 
     They are prefetched, if that leaves time for one: there and back to draft and target, and the margin before the
-    verdict. What comes later waits at the coordinator, and its round goes to the target. To guess the token behind a
-    proposal needs the row of its last token: n tokens take n + 1 steps.
+    verdict. What comes later waits at the coordinator, and its round goes to the target.
     """
     level_ms = times.draft_ms(drafter, sessions, AHEAD_ROWS)
     at_coordinator_ms = step_ms + times.target_trip_ms - times.draft_trip_ms
     at_target_ms = at_coordinator_ms - 2 * times.target_trip_ms - LAST_MS
     prefetch_tokens, coordinator_tokens = (
-        min(depth, max(0, int(room_ms / level_ms) - 1)) for room_ms in (at_target_ms, at_coordinator_ms)
+        tokens_ahead(room_ms, level_ms, depth) for room_ms in (at_target_ms, at_coordinator_ms)
     )
     return (prefetch_tokens, 0.0) if prefetch_tokens else (coordinator_tokens, times.target_trip_ms)
 
 
-def proposal_ms(times: StepTimes, drafter: str, rounds: ExpectedRounds, sessions: int) -> float:
-    """Return the time of the draft's steps for one proposal, of all sessions that draft together.
-
-    The first has a row for the last committed token and one for the last proposed, which was not computed; each
-    further one has the nodes of the depth before.
-    """
+def draft_time_ms(times: StepTimes, drafter: str, rounds: ExpectedRounds, sessions: int) -> float:
+    """Return the time of the draft's steps for one proposal, of all sessions that draft together."""
     if drafter == NGRAM or not rounds.shape.depth:
         return 0.0
-    rows = (2, *(rounds.shape.level(depth) for depth in range(1, rounds.shape.depth)))
-    return sum(times.draft_ms(drafter, sessions, each) for each in rows)
+    levels = [rounds.shape.level(depth) for depth in range(1, rounds.shape.depth)]
+    return proposal_ms(partial(times.draft_ms, drafter, sessions), levels)[-1]
+
+
+def _wait_cycle(times: StepTimes, drafter: str, rounds: ExpectedRounds, sessions: int) -> Cycle:
+    draft_ms = draft_time_ms(times, drafter, rounds, sessions)
+    trips_ms = times.target_trip_ms + (0.0 if drafter == NGRAM else times.draft_trip_ms)
+    step_ms = _step_ms(times, rounds, sessions, draft_ms + trips_ms)
+    return wait_cycle(rounds.tokens, step_ms, draft_ms, trips_ms)
 
 
 def _step_ms(times: StepTimes, rounds: ExpectedRounds, sessions: int, away_ms: float) -> float:
@@ -208,10 +206,6 @@ def _step_ms(times: StepTimes, rounds: ExpectedRounds, sessions: int, away_ms: f
     if sessions == 1:
         return sum(share * times.step_ms(1, 1 + nodes) for nodes, share in rounds.proposed)
     rows = 1 + rounds.nodes
-    if not times.apart:
+    if not times.apart:  # all wait for the same hardware, and step together
         return times.step_ms(sessions, rows)
-    inside = float(sessions)
-    for _ in range(_TURNS):
-        step_ms = times.step_ms(max(1.0, inside), rows)
-        inside = (inside + sessions * step_ms / (step_ms + away_ms)) / 2
-    return times.step_ms(max(1.0, inside), rows)
+    return shared_step_ms(lambda inside: times.step_ms(inside, rows), sessions, away_ms)

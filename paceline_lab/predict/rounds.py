@@ -18,15 +18,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.policy.settings import DraftingSettings
+from paceline.costs.cycle import FAN_OUT
 from paceline.protocol.errors import InvalidInput, require
 from paceline.protocol.proposal import MAX_PROPOSAL_NODES
 from paceline_lab.predict.figures import RANKS
 from paceline_lab.predict.positions import ABSENT, DrafterPositions, TextPositions
 from paceline_training.evaluate import round_flow
 
-FAN_OUT = DraftingSettings.fan_out
-"""Next tokens that outcomes are drafted for behind each node: a coordinator's default."""
 RESAMPLES = 400
 """Resamples of the texts, for the standard error of tokens a round."""
 

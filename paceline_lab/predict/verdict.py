@@ -13,8 +13,8 @@ from paceline_lab.predict.cycle import (
     PredictedSpeed,
     StepTimes,
     ahead,
+    draft_time_ms,
     just_in_time,
-    proposal_ms,
     target_only,
 )
 from paceline_lab.predict.positions import DrafterPositions
@@ -126,7 +126,7 @@ class ProfitInequality:
 def profit_inequality(times: StepTimes, drafter: str, rounds: ExpectedRounds) -> ProfitInequality:
     """Return the inequality of one setting, drafted just in time."""
     speed = just_in_time(times, drafter, rounds, 1)
-    draft_ms = proposal_ms(times, drafter, rounds, 1)
+    draft_ms = draft_time_ms(times, drafter, rounds, 1)
     verify_ms = sum(share * times.step_ms(1, 1 + nodes) for nodes, share in rounds.proposed)
     trips_ms = speed.round_ms - draft_ms - verify_ms
     return ProfitInequality(trips_ms, draft_ms, verify_ms, rounds.tokens, times.step_ms(1, 1))

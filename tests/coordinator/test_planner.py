@@ -330,11 +330,11 @@ def times(target: SaidByTarget, draft: SaidByDraft | None = None) -> tuple[Targe
 def test_a_cycle_is_its_steps_and_its_waits() -> None:
     target, draft = times(SaidByTarget(), SaidByDraft())
     assert draft is not None
-    cycles = {cycle.strategy: cycle for cycle in Cycles(target, draft, AcceptanceStats()).all(NO_OTHERS)}
+    cycles = Cycles(target, draft, AcceptanceStats()).all(NO_OTHERS)
     waiting = cycles[Strategy(Source.WAIT, 3)]
     assert waiting.tokens == pytest.approx(1 + 0.7 + 0.7**2 + 0.7**3)
     step_ms = STEP_MS + 3 * ROW_MS
-    assert waiting.ms == pytest.approx(step_ms + target.late_send_ms.value + draft.wait_ms(3))
+    assert waiting.ms == pytest.approx(step_ms + target.late_send_ms.value + draft.waits()[2])
     assert cycles[Strategy()].ms == STEP_MS
     assert cycles[Strategy()].tokens == 1
 

@@ -24,7 +24,7 @@ from paceline_lab.plan.report import report_parts
 from paceline_lab.plan.run import compare_settings
 from paceline_lab.plan.times import size_named, step_times
 from paceline_lab.plan.traces import traced_draft, traced_matches
-from paceline_lab.predict.cycle import StepTimes, proposal_ms
+from paceline_lab.predict.cycle import StepTimes, draft_time_ms
 from paceline_lab.predict.positions import TargetPositions, TextPositions
 from paceline_lab.predict.published import SIZES
 from paceline_lab.predict.reading import EnginePasses, shown_name
@@ -211,8 +211,8 @@ def test_a_modelled_draft_reads_its_sessions_keys_and_values(tmp_path: Path, ses
     place = ModelPlacement(SIZES["qwen3-0.6b"], "l4")
     expected = expected_rounds([made_positions([0.8] * 40)], ProposalShape(2))
     first, second = (place.step_ms(rows * sessions, sessions, 2000) for rows in (2, 1))
-    assert proposal_ms(times, "d", expected, sessions) == pytest.approx(first + second)
-    assert proposal_ms(times.slower(draft=2), "d", expected, sessions) == pytest.approx(2 * (first + second))
+    assert draft_time_ms(times, "d", expected, sessions) == pytest.approx(first + second)
+    assert draft_time_ms(times.slower(draft=2), "d", expected, sessions) == pytest.approx(2 * (first + second))
 
 
 def test_a_line_is_the_least_of_what_was_measured_and_rises() -> None:

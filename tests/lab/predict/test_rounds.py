@@ -7,8 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from paceline.costs.cycle import FAN_OUT
 from paceline.protocol.errors import InvalidInput
-from paceline_lab.predict.rounds import FAN_OUT, ProposalShape, expected_rounds
+from paceline_lab.predict.rounds import ProposalShape, expected_rounds
 from tests.lab.predict.made_positions import made_positions
 
 LONG = 4000

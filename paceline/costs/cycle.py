@@ -1,0 +1,97 @@
+"""The closed form of a cycle: what a session commits from one round to the next, and how long that takes. Pure.
+
+The planner and `paceline plan` add up rounds by these functions alone: the one with what it learns, the other with
+what was replayed. A round that is drafted just in time waits for the draft and the trips; one whose outcome was
+drafted for waits for nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
+from operator import attrgetter
+from typing import NamedTuple
+
+from paceline.costs.acceptance import survival
+
+FAN_OUT = 4
+"""Next tokens of each node that outcomes are drafted for, unless a setting says otherwise."""
+AHEAD_ROWS = float(FAN_OUT)
+"""Rows of a session in a step that drafts for outcomes: the likeliest ones of a round with the usual fan-out."""
+_TURNS = 60
+"""Iterations of a fixed point: each halves the error, and 1e-9 of a step's time is exact enough."""
+
+
+class Cycle(NamedTuple):
+    """From one round to the next: tokens committed, and milliseconds in all, outside of steps, and of the draft."""
+
+    tokens: float
+    ms: float
+    away_ms: float = 0.0
+    draft_ms: float = 0.0
+
+    @property
+    def rate(self) -> float:
+        """Tokens a millisecond; 0 before any time is known."""
+        return self.tokens / self.ms if self.ms > 0 else 0.0
+
+
+def expected_tokens(chances: Iterable[float]) -> list[float]:
+    """Tokens that a round commits, the target's own included, by the length of its chain from 0 on.
+
+    Args:
+        chances: that a chain's first token is accepted, its second behind that, and so on.
+    """
+    return [1.0, *(1.0 + total for total in accumulate(survival(chances)))]
+
+
+def proposal_ms(step_ms: Callable[[float], float], levels: Sequence[float], sessions: float = 1.0) -> list[float]:
+    """Milliseconds of a draft's steps for a proposal, by its depth, when so many sessions draft at once.
+
+    Args:
+        step_ms: of a draft's step by its rows.
+        levels: nodes at each depth but the last. The first step has a row for the last committed token and one for
+            the last proposed, which was not computed; each further step has the nodes of the depth before.
+        sessions: whose rows are in each step.
+    """
+    times = {nodes: step_ms(nodes * sessions) for nodes in {2, *levels}}
+    return list(accumulate(times[nodes] for nodes in (2, *levels)))
+
+
+def wait_cycle(tokens: float, step_ms: float, draft_ms: float, trips_ms: float) -> Cycle:
+    """The cycle of rounds that wait for their proposals, and for the trips."""
+    away_ms = draft_ms + trips_ms
+    return Cycle(tokens, away_ms + step_ms, away_ms, draft_ms)
+
+
+def ahead_cycle(hits: float, hit: Cycle, misses: Sequence[Cycle]) -> Cycle:
+    """The cycle of rounds whose outcomes are drafted for: a share of hits, and else the miss of the greatest rate."""
+    miss = max(misses, key=attrgetter("rate"))
+    tokens, ms, away_ms = (
+        hits * of_hit + (1 - hits) * of_miss for of_hit, of_miss in zip(hit[:3], miss[:3], strict=True)
+    )
+    return Cycle(tokens, ms, away_ms)
+
+
+def tokens_ahead(room_ms: float, level_ms: float, depth: int) -> int:
+    """Tokens of an outcome's proposal that are drafted within a time, at most `depth`.
+
+    A guess at the token after a proposal needs the row of its last token, so n tokens ahead take n + 1 steps.
+    """
+    return min(depth, max(0, int(room_ms / level_ms) - 1)) if level_ms > 0 else depth
+
+
+def shared_step_ms(step_ms: Callable[[float], float], sessions: float, away_ms: float) -> float:
+    """Milliseconds of a step that holds those of all sessions that are not away.
+
+    Their number decides the step's rows and so its time, and that decides the number: a fixed point.
+
+    Args:
+        step_ms: of a step by the number of sessions in it.
+        sessions: of which each is away for `away_ms` in each of its rounds.
+    """
+    inside = sessions
+    for _ in range(_TURNS):
+        ms = step_ms(max(1.0, inside))
+        inside = (inside + sessions * ms / (ms + away_ms)) / 2
+    return step_ms(max(1.0, inside))
