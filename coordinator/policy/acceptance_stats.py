@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from operator import mul
 
 from coordinator.policy.plan import Source
-from coordinator.policy.round_times import OUTLIER
 from paceline.costs.acceptance import PRIOR_CHANCE, AcceptanceTable, BinnedChances, prior_chance
+from paceline.costs.correction import OUTLIER
 from paceline.costs.running_mean import RunningMean
-from paceline.protocol.proposal import Proposal
+from paceline.protocol.draft import Shadow
+from paceline.protocol.proposal import Acceptance, Proposal
 from paceline.protocol.records import RoundRecord
 from paceline.sampling.match import ONCE_SHARE, Match
 
@@ -34,9 +35,11 @@ class NgramShadow:
 
     def learn(self, match: Match | None, committed: Sequence[int]) -> None:
         """Update the chances from the tokens committed after a match; None: there was no match."""
-        for right, (guess, token) in enumerate(zip(match.following if match else (), committed, strict=False)):
-            assert match is not None, "it has tokens"
-            self._of(match.drafter).add(match.score(right), guess == token)
+        if match is None:
+            return
+        chances = self._of(match.drafter)
+        for right, (guess, token) in enumerate(zip(match.following, committed, strict=False)):
+            chances.add(match.score(right), guess == token)
             if guess != token:
                 return
 
@@ -57,49 +60,38 @@ class NgramShadow:
 
 
 @dataclass
-class CopyStats:
-    """Means over rounds whose proposal was copied from a match: tokens proposed and committed, and milliseconds."""
-
-    proposed: RunningMean = field(default_factory=lambda: RunningMean(0.0, 0.0))
-    tokens: RunningMean = field(default_factory=lambda: RunningMean(1.0, 0.0))
-    ms: RunningMean = field(default_factory=lambda: RunningMean(0.0, 0.0))
-
-    def take(self, record: RoundRecord) -> None:
-        """Count a round; a pause of the machine counts as an outlier."""
-        self.proposed.add(record.proposed)
-        self.tokens.add(record.accepted + 1)
-        self.ms.add(min(record.round_ms, OUTLIER * self.ms.value) if self.ms.weight else record.round_ms)
-
-    def child(self) -> CopyStats:
-        """The copy that one request begins with."""
-        return CopyStats(self.proposed.child(), self.tokens.child(), self.ms.child())
-
-
-@dataclass
 class TextStats:
     """Statistics of texts, which all drafters share.
 
     Attributes:
         ngrams: how often n-gram matches are right.
         match_value: net worth of a round's n-gram match in tokens; 0 for rounds without one.
-        copy_rounds: means over the rounds that proposed one.
+        proposed, tokens, ms: means over the rounds that proposed one: tokens proposed and committed, and their time.
         elapsed_ms, shadow_ms: the time of all requests, and that of drafts that worked for shadows alone.
     """
 
     ngrams: NgramShadow = field(default_factory=NgramShadow)
     match_value: RunningMean = field(default_factory=lambda: RunningMean(0.0))
-    copy_rounds: CopyStats = field(default_factory=CopyStats)
+    proposed: RunningMean = field(default_factory=lambda: RunningMean(0.0, 0.0))
+    tokens: RunningMean = field(default_factory=lambda: RunningMean(1.0, 0.0))
+    ms: RunningMean = field(default_factory=lambda: RunningMean(0.0, 0.0))
     elapsed_ms: float = 0.0
     shadow_ms: float = 0.0
 
     def child(self) -> TextStats:
         """The copy that one request begins with."""
-        return TextStats(self.ngrams.child(), self.match_value.child(), self.copy_rounds.child())
+        value, proposed, tokens, ms = (
+            mean.child() for mean in (self.match_value, self.proposed, self.tokens, self.ms)
+        )
+        return TextStats(self.ngrams.child(), value, proposed, tokens, ms)
 
     def take_round(self, source: Source, record: RoundRecord) -> None:
-        """Count a round whose proposal, if there was one, came from `source`."""
+        """Count a round whose proposal, if there was one, came from `source`; a machine's pause is an outlier."""
+        self.elapsed_ms += record.round_ms
         if source is Source.NGRAM and record.proposed:
-            self.copy_rounds.take(record)
+            self.proposed.add(record.proposed)
+            self.tokens.add(record.accepted + 1)
+            self.ms.add(min(record.round_ms, OUTLIER * self.ms.value) if self.ms.weight else record.round_ms)
 
 
 @dataclass
@@ -129,3 +121,86 @@ class AcceptanceStats:
         self.hits.add(float(proposal is not None))
         if proposal is not None:
             self.hit_length.add(max(proposal.depths, default=0))
+
+
+class RequestStats:
+    """The statistics of one request, by drafter, and those of all requests, which they begin with.
+
+    Args:
+        pool_of: the statistics of all requests, by drafter.
+        drafter: the key of the drafter to begin with.
+        rule: of acceptance: only coupled acceptance tells ranks apart.
+        greedy: whether texts are greedy.
+    """
+
+    def __init__(
+        self, pool_of: Callable[[str], AcceptanceStats], drafter: str, rule: Acceptance, *, greedy: bool
+    ) -> None:
+        self._pool_of = pool_of
+        self._drafter = drafter
+        self._by_drafter = {drafter: pool_of(drafter).child()}
+        self.is_coupled = rule is Acceptance.COUPLED
+        self._greedy = greedy
+        self._run = self._shadow_end = 0
+        """The number of latest consecutive positions whose token was the draft's first choice, and their end."""
+        self.reads_features = False
+        """Whether the drafter reads the target's hidden states. The shadow of committed tokens, which have its
+        features, then tells nothing of depths drafted on the drafter's own."""
+
+    @property
+    def own(self) -> AcceptanceStats:
+        """The request's own, of the drafter at work."""
+        return self._by_drafter[self._drafter]
+
+    @property
+    def pool(self) -> AcceptanceStats:
+        """Those of all requests, of the drafter at work."""
+        return self._pool_of(self._drafter)
+
+    @property
+    def both(self) -> tuple[AcceptanceStats, AcceptanceStats]:
+        """The request's own and those of all requests; what is learned goes into both."""
+        return self.own, self.pool
+
+    def of(self, drafter: str) -> AcceptanceStats:
+        """The request's own of a drafter, or else those of all requests."""
+        return self._by_drafter.get(drafter) or self._pool_of(drafter)
+
+    def optimistic(self, drafter: str) -> AcceptanceStats:
+        """An upper bound of a drafter's statistics; it is higher the less the drafter has been tried."""
+        stats, positions = self.of(drafter), self._pool_of(drafter).tokens.positions
+        return replace(stats, tokens=stats.tokens.upper_bound(positions))
+
+    def change(self, drafter: str) -> None:
+        """Use another drafter from now on. The statistics of texts stay."""
+        texts, pool = self.own.texts, self._pool_of(drafter)
+        pool.texts = self.pool.texts
+        self._drafter, self._run, self._shadow_end = drafter, 0, 0
+        self._by_drafter.setdefault(drafter, pool.child()).texts = texts
+
+    def take_shadow(self, shadow: Shadow) -> None:
+        """Update from the shadow of committed tokens, proposed or not."""
+        if shadow.first_position != self._shadow_end:
+            self._run = 0
+        self._shadow_end = shadow.end
+        for rank, q in zip(shadow.ranks, shadow.probabilities, strict=True):
+            for stats in self.both:
+                if self.is_coupled:
+                    stats.tokens.take_rank(rank, q, self._run)
+                else:
+                    # Greedy acceptance is certain; for sampled texts q is a lower bound of it (Σ pq).
+                    stats.tokens.take_average(float(rank == 1) if self._greedy else q)
+            self._run = self._run + 1 if rank == 1 and not self.reads_features else 0
+
+    def take_match(self, match: Match | None, committed: Sequence[int]) -> None:
+        """Update from the tokens committed after a match, proposed or not."""
+        for stats in self.both:
+            stats.texts.ngrams.learn(match, committed)
+
+    def take_round(self, source: Source, record: RoundRecord, proposal: Proposal | None, path: Sequence[int]) -> None:
+        """Update from a round whose proposal, if there was one, came from `source`; `path` has the accepted nodes."""
+        learns_depths = source is not Source.NGRAM and (self.reads_features or not self.is_coupled)
+        for stats in self.both:
+            stats.texts.take_round(source, record)
+            if proposal is not None and learns_depths:
+                stats.tokens.take_proposal(proposal, path, first=1 if self.is_coupled else 0)

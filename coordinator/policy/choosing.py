@@ -107,7 +107,7 @@ class Choosing:
                 drafter = OfferedDrafter(
                     name, stats_key(AUTO if name == DEFAULT else f"{AUTO} {name}", model, self._text)
                 )
-                stats = self._request.optimistic_stats_of(drafter.stats_key)
+                stats = self._request.stats.optimistic(drafter.stats_key)
                 offers[name] = Offer(drafter, self._planner.draft(peer, name), stats)
         return list(offers.values())
 

@@ -61,6 +61,23 @@ NO_OTHERS = Surroundings()
 
 
 @dataclass(frozen=True)
+class Rates:
+    """The worth of time to a request, in tokens a millisecond.
+
+    Attributes:
+        own: the rate of this request at its best, less the others' loss by its rows.
+        disturbance: the others' loss of rate while a draft works during their steps.
+        around: the load by the others.
+        drafts_ahead: whether the best strategy drafts for outcomes.
+    """
+
+    own: float = 0.0
+    disturbance: float = 0.0
+    around: Surroundings = NO_OTHERS
+    drafts_ahead: bool = False
+
+
+@dataclass(frozen=True)
 class Cycles:
     """The cycles that a session could run.
 
@@ -97,6 +114,23 @@ class Cycles:
         """The strategy that is best for all sessions where they share every step, and a session's cycle then."""
         rows = [(sessions - 1) * (1 + depth) for depth in range(1 + MAX_DEPTH)]
         return max(self._cycles(rows, sessions).items(), key=lambda item: item[1].rate)
+
+    def rates(self, around: Surroundings) -> tuple[Strategy, Rates]:
+        """The strategy that is best for one session where the others do as said, and its rates."""
+        step_ms, slowdown = self.target.steps(), self.target.slowdown(around.rows + 1)
+        alone_ms = step_ms(around.rows + 1)
+
+        def net_rate(strategy: Strategy, cycle: Cycle) -> float:
+            loss = around.rate * (step_ms(around.rows + strategy.rows) - alone_ms + slowdown * cycle.draft_ms)
+            return Cycle(cycle.tokens - loss, cycle.ms).rate
+
+        net_rates = {strategy: net_rate(strategy, cycle) for strategy, cycle in self.all(around).items()}
+        best = max(net_rates, key=net_rates.__getitem__)
+        # A draft at work beside the step slows it for all, so only all together choose that. Where they do, a wait
+        # for the draft disturbs nobody any more.
+        drafts_ahead = best.drafts_ahead if around.sessions == 1 else around.drafts_ahead
+        disturbance = 0.0 if around.drafts_ahead else around.rate * slowdown
+        return best, Rates(net_rates[best], disturbance, around, drafts_ahead)
 
     def _cycles(self, others: Sequence[float], drafting: float) -> dict[Strategy, Cycle]:
         """The cycle of every strategy.

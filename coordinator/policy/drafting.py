@@ -101,8 +101,8 @@ class Drafting:
             self._draft_with(self._choosing.first())
         if self._uses_model:
             self.features.need = self._session.need
-        self._planner.reads_features = self.features.need.any
-        self._session.on_shadow = self._planner.take_shadow
+        self._planner.stats.reads_features = self.features.need.any
+        self._session.on_shadow = self._planner.stats.take_shadow
         searches = name in (NGRAM, AUTO) and not self._is_off
         volumes = partial(library.volumes, task.tenant) if library is not None and searches else None
         self._matches = Matches(
@@ -252,7 +252,7 @@ class Drafting:
         self._self_started, self._target_can_prefetch = target_next.self_started, target_next.can_prefetch
         self._planner.move(target_next.peer, self._session.peer, self._session.drafter)
         if self._matches.exist:
-            self._planner.take_match(self._matches.best, tokens)
+            self._planner.stats.take_match(self._matches.best, tokens)
         self._matches.extend(sequence.ids)
         self._cached_draft = self._session.settle(outcome)
         drafts_outcomes = self._plan.fan_out > 0
@@ -299,8 +299,8 @@ class Drafting:
     def _draft_with(self, drafter: OfferedDrafter | None) -> None:
         if drafter is not None and drafter.name != self._session.drafter:
             self._session.change(drafter.name)
-            self._planner.draft_with(drafter.stats_key)
-            self._planner.reads_features = self._session.need.any
+            self._planner.stats.change(drafter.stats_key)
+            self._planner.stats.reads_features = self._session.need.any
 
     def _send_pending(self) -> None:
         pending, self._pending = self._pending, None

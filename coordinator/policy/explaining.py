@@ -71,7 +71,7 @@ def _model_candidates(
 
 def _match_candidate(cycles: Cycles, round_counts: Mapping[Strategy, int]) -> CandidateExplanation:
     """The candidate of matches. They differ in length and worth, so it has measured means of their rounds."""
-    copies = cycles.stats.texts.copy_rounds
+    copies = cycles.stats.texts
     rounds = sum(count for strategy, count in round_counts.items() if strategy.source is Source.NGRAM)
     proposed, tokens, ms = round(copies.proposed.value), copies.tokens.value, copies.ms.value
     return CandidateExplanation(_NAMES[Source.NGRAM], proposed, tokens, ms, rounds)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from coordinator.policy.acceptance_stats import AcceptanceStats
-from coordinator.policy.cycles import NO_OTHERS, Surroundings
+from coordinator.policy.cycles import Rates
 from coordinator.policy.growth import MOST_LAST, SMALLEST_CHANCE, expected_of_trees
 from coordinator.policy.plan import Options, Plan, Source
 from coordinator.policy.round_times import DraftTimes, TargetTimes
@@ -26,23 +26,6 @@ MAX_MATCH_TOKENS = 32
 """Longest continuation of an n-gram match: chances by length are told apart up to there."""
 MESSAGE_MS = 0.5
 """Time that a message takes of its sender's and its receiver's cores (docs/reports/overlap-2026-11-22.md)."""
-
-
-@dataclass(frozen=True)
-class Rates:
-    """The worth of time to a request, in tokens a millisecond.
-
-    Attributes:
-        own: the rate of this request at its best, less the others' loss by its rows.
-        disturbance: the others' loss of rate while a draft works during their steps.
-        around: the load by the others.
-        drafts_ahead: whether the best strategy drafts for outcomes.
-    """
-
-    own: float = 0.0
-    disturbance: float = 0.0
-    around: Surroundings = NO_OTHERS
-    drafts_ahead: bool = False
 
 
 @dataclass(frozen=True)
@@ -76,19 +59,19 @@ class ProposalPricing:
 
     def match_choice(self, options: Options) -> Choice:
         """The match's best continuation."""
-        if options.match is None:
-            return NOTHING
-        value, nodes = self.match_value(options.match, options.room)
-        plan = Plan(Source.NGRAM, nodes, nodes)
-        return Choice(value - self.sending_cost(options), self._risk_ms(nodes), plan)
+        match = options.match
+        return NOTHING if match is None else self._ready(Source.NGRAM, self.match_value(match, options.room), options)
 
     def cached_choice(self, options: Options) -> Choice:
         """The cached proposal's first nodes that are worth their rows."""
-        if options.cached_proposal is None or not len(options.cached_proposal):
-            return NOTHING
-        value, nodes = self.draft_value(options.cached_proposal)
-        plan = Plan(Source.CACHED, nodes, nodes)
-        return Choice(value - self.sending_cost(options), self._risk_ms(nodes), plan)
+        cached = options.cached_proposal
+        return self._ready(Source.CACHED, self.draft_value(cached), options) if cached else NOTHING
+
+    def _ready(self, source: Source, worth: tuple[float, int], options: Options) -> Choice:
+        """The choice of a proposal that is there already."""
+        value, nodes = worth
+        risk_ms = self.target.send_ms.value + self._rows_ms(nodes)[-1]
+        return Choice(value - self.sending_cost(options), risk_ms, Plan(source, nodes, nodes))
 
     def wait_choice(self, options: Options, left_ms: float) -> Choice:
         """The best proposal to draft just in time. Its risk must be allowed twice, since it may be as late again.
@@ -98,26 +81,24 @@ class ProposalPricing:
         if not options.drafts or options.cached_proposal is not None or self.draft is None:
             return NOTHING
         by_depth = self.stats.tokens.chances(min(options.room, MAX_DEPTH))
-        chains, trees = expected_of_trees(by_depth, ()), expected_of_trees(by_depth, self._others(options))
+        by_rank = self.stats.tokens.others() if options.trees else []
+        chains, trees = expected_of_trees(by_depth, ()), expected_of_trees(by_depth, by_rank)
         rows_ms = self._rows_ms(len(chains) + MOST_LAST)
         prices = self._prices(rows_ms)
-        sent_ms = self.target.late_send_ms.value if options.lease else 0.0
-        first_ms = self.draft.catch_up_ms(options.lag, options.open_ms)
-        best, best_shape = -math.inf, (0, 0, 0.0, 0.0)
-        waits, wait_price = self.draft.waits(self.rates.around.drafting), self.rates.own + self.rates.disturbance
-        sent_price, way_ms = self.rates.own * sent_ms, self.target.send_ms.value
+        sent_price = self.rates.own * (self.target.late_send_ms.value if options.lease else 0.0)
+        first_ms, way_ms = self.draft.catch_up_ms(options.lag, options.open_ms), self.target.send_ms.value
+        waits_ms = self.draft.waits(self.rates.around.drafting)
+        best, best_plan = -math.inf, NOTHING
         for depth, (chain, tree) in enumerate(zip(chains, trees, strict=False), 1):
-            wait_ms = waits[depth - 1] + first_ms
+            wait_ms = waits_ms[depth - 1] + first_ms
             # As many nodes as steps are a chain.
             for nodes, accepted in enumerate((*chain, *tree[1:]), depth):
-                value = accepted - prices[nodes] - wait_ms * wait_price - sent_price
+                value = accepted - prices[nodes] - wait_ms * self._wait_price - sent_price
                 risk_ms = wait_ms + way_ms + rows_ms[nodes]
                 if value > best and (2 * risk_ms <= left_ms or nodes == 1):
-                    best, best_shape = value, (nodes, depth, wait_ms, risk_ms)
-        nodes, depth, wait_ms, risk_ms = best_shape
-        if not nodes:
-            return NOTHING
-        return Choice(best, risk_ms, Plan(Source.WAIT, nodes, depth, patience_ms=wait_ms))
+                    best = value
+                    best_plan = Choice(value, risk_ms, Plan(Source.WAIT, nodes, depth, patience_ms=wait_ms))
+        return best_plan
 
     def open_ended(self, plan: Plan, room: int, left_ms: float) -> Plan:
         """A waiting plan with its limits: the wait is at most twice the expected one, or half of the allowed loss.
@@ -128,11 +109,9 @@ class ProposalPricing:
         assert self.draft is not None, "only a draft is waited for"
         most_ms = max(2 * plan.patience_ms, left_ms / 2)
         if self.coupled and plan.nodes == plan.depth:
-            waits = self.draft.waits(self.rates.around.drafting)
-            longer = range(plan.depth + 1, min(room, MAX_DEPTH) + 1)
-            depth = max((depth for depth in longer if waits[depth - 1] <= most_ms), default=plan.depth)
-            level_ms = self.draft.step_ms(self.rates.around.drafting)
-            price = self._prices(self._rows_ms(1))[1] + level_ms * (self.rates.own + self.rates.disturbance)
+            waits_ms = self.draft.waits(self.rates.around.drafting)[: min(room, MAX_DEPTH)]
+            depth = max(plan.depth, sum(ms <= most_ms for ms in waits_ms))
+            price = self._row_price + self.draft.step_ms(self.rates.around.drafting) * self._wait_price
             plan = replace(plan, depth=depth, nodes=depth, least_chance=min(1.0, price))
         return replace(plan, patience_ms=most_ms)
 
@@ -140,18 +119,20 @@ class ProposalPricing:
         """Nodes of a proposal of this depth: a second child is added where its chance exceeds a row's price."""
         if not options.trees or not depth:
             return depth
-        price = self._prices(self._rows_ms(1))[1]
         chances = (1.0, *survival(self.stats.tokens.chances(depth)))
-        second = self.stats.tokens.others()[0]
+        second, price = self.stats.tokens.others()[0], self._row_price
         extra = sum((parent - child) * second > price for parent, child in itertools.pairwise(chances))
         return min(depth + extra, MAX_PROPOSAL_NODES)
-
-    def _others(self, options: Options) -> list[float]:
-        return self.stats.tokens.others() if options.trees else []
 
     def match_value(self, match: Match, room: int) -> tuple[float, int]:
         """Value and length of the best continuation of a match."""
         return self._best_first(self.stats.texts.ngrams.prefix_chances(match, min(room, MAX_MATCH_TOKENS)))
+
+    def prefetch_nodes(self, match: Match, rest: Match, room: int) -> int:
+        """How far to follow a match behind its next token, which must come first; 0: not worth the message."""
+        value, nodes = self.match_value(rest, room)
+        chance = self.stats.texts.ngrams.prefix_chances(match, 1)[0]
+        return nodes if chance * value > self.rates.own * MESSAGE_MS else 0
 
     def draft_value(self, proposal: Proposal) -> tuple[float, int]:
         """Value and number of the first nodes of a model's proposal that are worth their rows."""
@@ -161,19 +142,29 @@ class ProposalPricing:
         """Length of the average chain that is worth its rows."""
         return self._best_first(survival(self.stats.tokens.chances(min(room, MAX_DEPTH))))[1]
 
+    def sending_cost(self, options: Options) -> float:
+        """Tokens that are lost by sending a round that the target could start by itself."""
+        return self.rates.own * self.target.send_ms.value if options.lease else 0.0
+
     def _best_first(self, chances: Sequence[float]) -> tuple[float, int]:
         """The greatest value of the first n nodes, n ≥ 1, and that n; (0, 0) when none is worth anything."""
-        best = (0.0, 0)
         likely = list(itertools.takewhile(lambda chance: chance >= SMALLEST_CHANCE, chances))
         prices = self._prices(self._rows_ms(len(likely)))
-        for nodes, accepted in enumerate(itertools.accumulate(likely), 1):
-            best = max(best, (accepted - prices[nodes], nodes))
-        return best
+        values = ((tokens - prices[nodes], nodes) for nodes, tokens in enumerate(itertools.accumulate(likely), 1))
+        return max((0.0, 0), *values) if likely else (0.0, 0)
+
+    @property
+    def _row_price(self) -> float:
+        return self._prices(self._rows_ms(1))[1]
+
+    @property
+    def _wait_price(self) -> float:
+        """Tokens that a millisecond of the draft's work costs this request, and others by its disturbance."""
+        return self.rates.own + self.rates.disturbance
 
     def _rows_ms(self, most: int) -> list[float]:
         """Milliseconds that n more rows add to a step, for n = 0 to `most`."""
-        rows = 1 + self.rates.around.rows
-        step_ms = self.target.steps()
+        rows, step_ms = 1 + self.rates.around.rows, self.target.steps()
         base_ms = step_ms(rows)
         return [step_ms(rows + more) - base_ms for more in range(most + 1)]
 
@@ -181,12 +172,3 @@ class ProposalPricing:
         """Tokens that all sessions of the step lose in these times."""
         all_rates = self.rates.own + self.rates.around.rate
         return [all_rates * more_ms for more_ms in rows_ms]
-
-    def _risk_ms(self, nodes: int) -> float:
-        """Milliseconds that verifying so many nodes costs this request if none is accepted."""
-        rows = 1 + self.rates.around.rows
-        return self.target.send_ms.value + self.target.step_ms(rows + nodes) - self.target.step_ms(rows)
-
-    def sending_cost(self, options: Options) -> float:
-        """Tokens that are lost by sending a round that the target could start by itself."""
-        return self.rates.own * self.target.send_ms.value if options.lease else 0.0

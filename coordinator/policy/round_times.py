@@ -1,4 +1,4 @@
-"""Times of rounds: the services' cost lines, and factors that correct them on the coordinator's clock. Pure.
+"""Times of rounds: the services' cost lines, corrected on the coordinator's clock. Pure.
 
 The services measure their steps exactly and state them. The coordinator measures only what no service sees: the trips
 there and back, and the error of a stated line. So one factor corrects a line that is wrong.
@@ -10,28 +10,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from paceline.costs.acceptance import MAX_DEPTH
+from paceline.costs.correction import OUTLIER, Correction
 from paceline.costs.cost_line import CostLine
 from paceline.costs.cycle import proposal_ms
 from paceline.costs.running_mean import RunningMean
 from paceline.costs.service_costs import TargetCosts
 from paceline.protocol.records import RoundRecord
 
-OUTLIER = 4.0
-"""A time counts at most as this many times the expected one, so that a machine's pauses have little weight. A round
-that just misses a step takes twice as long, which must count: half of 4 loses goodput (`2026-11-23-one-planner`)."""
-NEARLY_ALL = 0.9
-"""Share of the sessions that a step must have to count as one in which nobody drafts: some have just come or will go
-soon. With fewer than ten sessions it must have all of them."""
-FACTOR_WEIGHT = 16.0
-"""Rounds that a factor remembers, as services remember steps (`SPEED_STEPS` of `paceline/costs/cost_meter.py`): both
-follow the speed of one machine."""
-
 CHAIN_LEVELS = (1,) * (MAX_DEPTH - 1)
 """Nodes at each depth but the last of the longest chain."""
 
 
-def _factor() -> RunningMean:
-    return RunningMean(1.0, 2.0, limit=FACTOR_WEIGHT)
+def _trips() -> RunningMean:
+    return RunningMean(1.0, 0.0)
 
 
 @dataclass
@@ -40,8 +31,8 @@ class TargetTimes:
 
     Attributes:
         costs: reads the costs that the target states now.
-        factor: ratio of a self-started round to its step by the line: the line's error, and the round's overhead.
-        gap: ratio of a self-started round to its step as the target measured it. Where several sessions share the
+        factor: corrects the line for self-started rounds: its error, and the round's overhead.
+        gap: corrects a self-started round's step as the target measured it. Where several sessions share the
             target, only steps without drafts count, since drafts on the same cores delay all verdicts.
         send_ms: additional time of a round that the coordinator sends: the trips, and the wait for a step.
         late_send_ms: the same for rounds that waited for their draft, which may miss the step that others share.
@@ -49,10 +40,10 @@ class TargetTimes:
     """
 
     costs: Callable[[], TargetCosts]
-    factor: RunningMean = field(default_factory=_factor)
-    gap: RunningMean = field(default_factory=_factor)
-    send_ms: RunningMean = field(default_factory=lambda: RunningMean(1.0, 0.0))
-    late_send_ms: RunningMean = field(default_factory=lambda: RunningMean(1.0, 0.0))
+    factor: Correction = field(default_factory=Correction)
+    gap: Correction = field(default_factory=Correction)
+    send_ms: RunningMean = field(default_factory=_trips)
+    late_send_ms: RunningMean = field(default_factory=_trips)
     running: int = 0
 
     @property
@@ -67,7 +58,7 @@ class TargetTimes:
 
     def step_ms(self, rows: float, *, beside: bool = False) -> float:
         """Time of a self-started round whose step has so many rows; `beside`: a draft works during the step."""
-        return self.factor.value * self._line(beside).ms(rows)
+        return self.steps(beside=beside)(rows)
 
     def steps(self, *, beside: bool = False) -> Callable[[float], float]:
         """`step_ms` as a function, for callers with many numbers of rows."""
@@ -83,7 +74,7 @@ class TargetTimes:
         all_rows = max(1, record.target.rows)
         others_ms = self._line(others_beside).ms(max(1, all_rows - rows))
         said_ms = self._line(beside or others_beside).ms(all_rows)
-        step_ms = record.target.forward_ms + record.target.sample_ms
+        step_ms = _step_of(record)
         if said_ms <= 0 or step_ms <= 0:
             return self.factor.value * others_ms
         return self.gap.value * step_ms * others_ms / said_ms
@@ -95,18 +86,16 @@ class TargetTimes:
 
     def learn(self, record: RoundRecord, *, beside: bool, late: bool) -> None:
         """Learn from a round's time. A request's first round is left out by the caller: it waits for the prompt."""
-        said_ms = self._line(beside).ms(max(1, record.target.rows))
-        if said_ms <= 0:
+        step = record.target
+        said_ms = self._line(beside).ms(max(1, step.rows))
+        if not record.self_started:
+            extra_ms = record.round_ms - record.draft_wait_ms - self.factor.value * said_ms
+            _learn_wait(self.late_send_ms if late else self.send_ms, extra_ms, said_ms)
             return
-        if record.self_started:
-            self.factor.add(min(record.round_ms / said_ms, OUTLIER * self.factor.value))
-            step_ms = record.target.forward_ms + record.target.sample_ms
-            plain = record.target.rows == record.target.sessions >= NEARLY_ALL * self.sessions and not beside
-            if step_ms > 0 and (plain or self.sessions == 1):
-                self.gap.add(min(record.round_ms / step_ms, OUTLIER * self.gap.value))
-            return
-        extra_ms = record.round_ms - record.draft_wait_ms - self.factor.value * said_ms
-        (self.late_send_ms if late else self.send_ms).add(min(max(0.0, extra_ms), OUTLIER * said_ms))
+        self.factor.learn(record.round_ms, said_ms)
+        is_plain = step.rows == step.sessions >= self.sessions and not beside
+        if is_plain or self.sessions == 1:
+            self.gap.learn(record.round_ms, _step_of(record))
 
     def _line(self, beside: bool) -> CostLine:
         return self.costs().beside if beside else self.costs().alone
@@ -118,13 +107,13 @@ class DraftTimes:
 
     Attributes:
         line: reads the cost line that the draft service states now.
-        factor: ratio of a draft's time to that of its steps by the line; at least 1.
+        factor: corrects the line for a draft's steps; at least 1.
         wire: the wait for a draft beyond its steps.
     """
 
     line: Callable[[], CostLine]
-    factor: RunningMean = field(default_factory=_factor)
-    wire: RunningMean = field(default_factory=lambda: RunningMean(1.0, 1.0))
+    factor: Correction = field(default_factory=Correction)
+    wire: RunningMean = field(default_factory=_trips)
 
     @property
     def is_known(self) -> bool:
@@ -146,14 +135,21 @@ class DraftTimes:
     def learn(self, record: RoundRecord) -> None:
         """Learn from a round that waited for its proposal; not for the session's first, which computes the text."""
         said_ms = max(1, record.proposed) * self.line().ms(max(1, record.draft.rows))
-        if said_ms <= 0:
-            return
         # Rows that were there already took no time, so a draft that was faster than its line counts as 1.
-        self.factor.add(min(max(1.0, record.draft.forward_ms / said_ms), OUTLIER * self.factor.value))
-        self.wire.add(min(max(0.0, record.draft_wait_ms - record.draft.forward_ms), OUTLIER * said_ms))
+        self.factor.learn(max(said_ms, record.draft.forward_ms), said_ms)
+        _learn_wait(self.wire, record.draft_wait_ms - record.draft.forward_ms, said_ms)
 
     def learn_late(self, waited_ms: float, depth: int) -> None:
         """Learn that a proposal had not come after `waited_ms`: it is taken to need twice as long."""
-        said_ms = depth * self.line().ms(1)
-        if said_ms > 0:
-            self.factor.add(min(2 * waited_ms / said_ms, OUTLIER * self.factor.value))
+        self.factor.learn(2 * waited_ms, depth * self.line().ms(1))
+
+
+def _learn_wait(mean: RunningMean, wait_ms: float, said_ms: float) -> None:
+    """Count a wait beside a step that was said to take `said_ms`; where nothing was said nothing is learned."""
+    if said_ms > 0:
+        mean.add(min(max(0.0, wait_ms), OUTLIER * said_ms))
+
+
+def _step_of(record: RoundRecord) -> float:
+    """Milliseconds of a round's step as the target measured it."""
+    return record.target.forward_ms + record.target.sample_ms

@@ -147,5 +147,5 @@ class World:
         elif plan.shadow or plan.source is Source.WAIT:
             ranks.append(1 if rng.random() < chance(at + accepted) else 2)
         if ranks:
-            request.take_shadow(Shadow(1, at, tuple(ranks), (self.q,) * len(ranks)))
+            request.stats.take_shadow(Shadow(1, at, tuple(ranks), (self.q,) * len(ranks)))
         return accepted + 1, round_ms

@@ -57,7 +57,7 @@ class Case:
     def known(self, drafter: str, *ranks: int) -> None:
         """Requests before this one had the drafter's tokens at these ranks, over and over."""
         before = RequestPlanner(self.planner, drafter, Acceptance.COUPLED, greedy=True)
-        before.take_shadow(Shadow(1, 0, ranks * 200, (0.8,) * 200 * len(ranks)))
+        before.stats.take_shadow(Shadow(1, 0, ranks * 200, (0.8,) * 200 * len(ranks)))
 
     def other(self, room: int = ROOM, length: int = 100) -> str | None:
         """What it changes to when it next looks."""
@@ -111,14 +111,14 @@ def test_what_this_request_sees_of_its_own_has_it_change() -> None:
     case.known(DEFAULT_NAME, 1)
     case.known(OTHER, 1)
     assert case.other() is None
-    case.request.take_shadow(Shadow(1, 0, (2,) * 64, (0.8,) * 64))
+    case.request.stats.take_shadow(Shadow(1, 0, (2,) * 64, (0.8,) * 64))
     assert case.other() == "eagle"
 
 
 def test_catching_up_must_pay_in_what_is_left_to_write() -> None:
     case = Case()
     case.known(OTHER, 1)
-    case.request.take_shadow(Shadow(1, 0, (2,) * 64, (0.8,) * 64))
+    case.request.stats.take_shadow(Shadow(1, 0, (2,) * 64, (0.8,) * 64))
     assert case.other(room=ROOM) == "eagle"
     assert case.other(room=4, length=4000) is None
 
@@ -127,13 +127,13 @@ def test_a_drafter_that_was_left_is_remembered() -> None:
     case = Case()
     for drafter in (DEFAULT_NAME, OTHER):
         case.known(drafter, 1)
-    case.request.take_shadow(Shadow(1, 0, (2,) * 64, (0.8,) * 64))
-    own = case.request.stats_of(DEFAULT_NAME).tokens.chances(4)
-    case.request.draft_with(OTHER)
-    assert case.request.stats_of(DEFAULT_NAME).tokens.chances(4) == own
-    case.request.take_shadow(Shadow(1, 64, (2,) * 64, (0.8,) * 64))
-    case.request.draft_with(DEFAULT_NAME)
-    assert case.request.stats_of(DEFAULT_NAME).tokens.chances(4) == own
+    case.request.stats.take_shadow(Shadow(1, 0, (2,) * 64, (0.8,) * 64))
+    own = case.request.stats.of(DEFAULT_NAME).tokens.chances(4)
+    case.request.stats.change(OTHER)
+    assert case.request.stats.of(DEFAULT_NAME).tokens.chances(4) == own
+    case.request.stats.take_shadow(Shadow(1, 64, (2,) * 64, (0.8,) * 64))
+    case.request.stats.change(DEFAULT_NAME)
+    assert case.request.stats.of(DEFAULT_NAME).tokens.chances(4) == own
 
 
 def test_a_lone_drafter_is_never_left() -> None:
@@ -150,13 +150,13 @@ def test_nothing_on_offer_is_nothing_to_choose() -> None:
 def test_what_is_known_of_texts_is_shared_by_all_drafters() -> None:
     """A request that is drafted for by another than the default leaves what it learned of matches to the next one."""
     case = Case()
-    case.request.draft_with(OTHER)
+    case.request.stats.change(OTHER)
     match = Match(4, (7,))
     for _ in range(60):
-        case.request.take_match(match, (8,))
+        case.request.stats.take_match(match, (8,))
     for drafter in (DEFAULT_NAME, OTHER):
         following = RequestPlanner(case.planner, DEFAULT_NAME, Acceptance.COUPLED, greedy=True)
-        following.draft_with(drafter)
-        assert following.stats_of(drafter).texts.ngrams.prefix_chances(match, 1)[0] < 0.2
+        following.stats.change(drafter)
+        assert following.stats.of(drafter).texts.ngrams.prefix_chances(match, 1)[0] < 0.2
     untold = NgramShadow()
     assert untold.prefix_chances(match, 1)[0] > 0.4

@@ -30,7 +30,7 @@ def followed(request: RequestPlanner, rounds: int, *, pause_at: int | None = Non
             took = record(1 + proposed, accepted, proposed, round_ms=1e6)
         proposal = Proposal(1, MATCH.following[:proposed], (1.0,) * proposed, drafter=NGRAM) if proposed else None
         request.learn(plan, took, proposal, tuple(range(accepted)))
-        request.take_match(MATCH, (*MATCH.following[:accepted], OTHER))
+        request.stats.take_match(MATCH, (*MATCH.following[:accepted], OTHER))
         if proposed:
             nodes.append(proposed)
             tokens.append(1 + accepted)

@@ -169,8 +169,8 @@ def test_outcomes_are_drafted_ahead_where_that_is_free_and_not_where_it_slows_th
 def test_a_long_match_is_copied_at_length_and_a_short_unsure_one_is_not() -> None:
     request = World().request()
     for _ in range(200):
-        request.take_match(Match(40, (5,) * 64), (5,) * 8)
-        request.take_match(Match(2, (5,) * 64), (6,))
+        request.stats.take_match(Match(40, (5,) * 64), (5,) * 8)
+        request.stats.take_match(Match(2, (5,) * 64), (6,))
     sure = request.plan(Options(room=60, match=Match(40, (5,) * 64)))
     unsure = request.plan(Options(room=60, match=Match(2, (5,) * 64)))
     assert (sure.source, unsure.source) == (Source.NGRAM, Source.NONE)
@@ -241,7 +241,7 @@ def test_second_children_are_asked_for_where_they_pay() -> None:
         request = World(target=SaidByTarget(row_ms=0.05), draft=SaidByDraft(4.0)).request()
         for number in range(200):
             rank = 1 if number % 2 else second
-            request.take_shadow(Shadow(1, number, (rank,), (0.5,)))
+            request.stats.take_shadow(Shadow(1, number, (rank,), (0.5,)))
         return request.plan(dataclasses.replace(OPTIONS, trees=trees))
 
     often, never, chain = plan(2, trees=True), plan(0, trees=True), plan(2, trees=False)
@@ -296,9 +296,9 @@ def test_where_rounds_are_leased_a_proposal_must_be_worth_being_sent() -> None:
     world = World()
     request = world.request()
     for _ in range(200):
-        request.take_match(Match(4, (5,) * 64), (5,))
-        request.take_match(Match(4, (5,) * 64), (6,))
-        request.take_match(Match(5, (5,) * 64), (6,))
+        request.stats.take_match(Match(4, (5,) * 64), (5,))
+        request.stats.take_match(Match(4, (5,) * 64), (6,))
+        request.stats.take_match(Match(5, (5,) * 64), (6,))
     weak = dataclasses.replace(OPTIONS, drafts=False, match=Match(4, (5,) * 64))
     assert request.plan(weak).source is Source.NGRAM
     for _ in range(100):
