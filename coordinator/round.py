@@ -58,19 +58,17 @@ async def run_rounds(
 
     async def on_dispatch(round_: Round) -> None:
         await asyncio.sleep(0)  # the link's writer runs: nothing stands between the round and the wire
-        drafting.verifying(round_)
-        prefetching.watch(round_)
+        prefetching.watch(drafting.verifying(round_))
         _run_all(follow_ups)
 
-    drafting.open(sequence, trace.traceparent)
     while sequence.finish_reason is None:
         free_at = clock.now()
         await outbox.has_room()
         began_at = clock.now()
         round_trace = trace.start_round()
-        drafted = await drafting.take(partial(_run_all, follow_ups))
+        drafted = await drafting.take(partial(_run_all, follow_ups), trace.traceparent)
         sent_at = clock.now()
-        lease = min(drafting.lease, outbox.room)
+        lease = min(drafted.lease, outbox.room)
         try:
             answer = await target.verify(
                 sequence.ids,
@@ -79,7 +77,7 @@ async def run_rounds(
                 lease,
                 round_trace.traceparent,
                 on_dispatch,
-                drafting=drafting.drafts_outcomes,
+                drafting=drafted.drafts_ahead,
             )
         finally:
             prefetching.end()
@@ -110,12 +108,12 @@ async def run_rounds(
             feature_bytes=target.features.take_generated_bytes(),
             reasoning=reasoning,
         )
-        path = round_.proposal.path(decision.node) if round_.proposal else ()
-        drafting.learn(record, round_.proposal, path)
-        if sequence.finish_reason is None:
-            outcome = decision.outcome(round_.base_length)
-            target_next = target.next_after(round_, outcome, verdict)
-            drafting.commit(outcome, tokens.token_ids, sequence, target_next, round_trace.traceparent)
+        outcome = decision.outcome(round_.base_length)
+        goes_on = sequence.finish_reason is None
+        target_next = target.next_after(round_, outcome, verdict) if goes_on else None
+        drafting.commit(
+            record, drafted, round_.proposal, outcome, tokens.token_ids, target_next, round_trace.traceparent
+        )
         stats.add(record, len(tokens.token_ids), decided_at)
         if task.speculation.report_rounds and stats.reports_last:
             tokens = replace(tokens, records=(record,))

@@ -138,15 +138,15 @@ class GenerationServicer(pb_grpc.GenerationServiceServicer):
         self, task: GenerationTask, write: Write, caller: Caller, observer: RequestObserver, trace: RequestTrace
     ) -> None:
         sequence = Sequence(task, self._tokenizer, self._marks)
-        drafting = Drafting(task, self._draft, self._planner, self._drafting, self._library, self._target.welcomes)
+        recorder = RequestRecorder(self._config.record_to, task.noise.seed, len(task.prompt))
+        drafting = Drafting(
+            task, sequence, self._draft, self._planner, self._drafting, recorder, self._library, self._target.welcomes
+        )
         target = TargetSession(self._target, task, drafting.features)
         stats = StatsBuilder(observer.arrived_at)
-        recorder = RequestRecorder(self._config.record_to, task.noise.seed, len(task.prompt))
-
-        drafting.observe(recorder)
 
         def free() -> None:
-            recorder.take_lines(alone=target.costs.alone, beside=target.costs.beside, draft=drafting.draft_line)
+            recorder.take_lines(alone=target.costs.alone, beside=target.costs.beside)
             target.close()
             drafting.close()
             recorder.close()

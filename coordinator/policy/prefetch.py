@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import asyncio
 
-from coordinator.policy.drafting import Drafting, PrefetchCandidate
+from coordinator.policy.drafting import Drafting
+from coordinator.policy.outcomes import OutcomeProposals, PrefetchCandidate
 from coordinator.sessions.target import TargetSession
 from paceline.protocol.proposal import Outcome
-from paceline.protocol.target import Round
 from paceline.runtime import clock
 
 MAX_PREFETCHED_NODES = 56
@@ -29,9 +29,7 @@ class Prefetching:
 
     def __init__(self, target: TargetSession, drafting: Drafting) -> None:
         self._target = target
-        self._drafting = drafting
-        self._most = 0
-        self._round: Round | None = None
+        self._proposals: OutcomeProposals | None = None
         self._timers: list[asyncio.TimerHandle] = []
         self._soon: asyncio.Handle | None = None
         self._open = self._is_last = False
@@ -39,30 +37,29 @@ class Prefetching:
         self._nodes_left = 0
         drafting.on_prepared(self._on_prepared)
 
-    def watch(self, round_: Round) -> None:
-        """Prefetch for a round in flight; the continuation of an n-gram match leaves at once."""
+    def watch(self, proposals: OutcomeProposals | None) -> None:
+        """Prefetch for a round in flight; None: there is nothing. A match's continuation leaves at once."""
         self.end()
-        self._most = min(self._drafting.max_prefetched(round_), self._target.max_prefetched)
-        if not self._most:
+        if proposals is None or not self._target.max_prefetched:
             return
-        self._round, self._sent_nodes, self._nodes_left = round_, {}, MAX_PREFETCHED_NODES
-        if self._drafting.drafts_outcomes:
-            self._wait_for_outcomes(round_)
-        if self._drafting.copies(round_):
+        self._proposals, self._sent_nodes, self._nodes_left = proposals, {}, MAX_PREFETCHED_NODES
+        if proposals.drafts_ahead:
+            self._wait_for_outcomes(proposals)
+        if proposals.copies:
             self._prefetch()
 
     def end(self) -> None:
         """End the prefetching for a round that is answered."""
-        self._round = None
+        self._proposals = None
         self._open = self._is_last = False
         for timer in self._timers:
             timer.cancel()
         self._timers = []
 
-    def _wait_for_outcomes(self, round_: Round) -> None:
+    def _wait_for_outcomes(self, proposals: OutcomeProposals) -> None:
         loop = asyncio.get_running_loop()
         since_verdict_ms = (clock.now() - self._target.verdict_at) * 1e3
-        due_s = max(0.0, self._drafting.verdict_due_ms(round_, since_verdict_ms) / 1e3)
+        due_s = max(0.0, proposals.due_ms(since_verdict_ms) / 1e3)
         last_s = due_s - LAST_MS / 1e3
         self._timers = [
             loop.call_later(last_s - EARLY_SHARE * due_s, self._begin, False),
@@ -89,23 +86,23 @@ class Prefetching:
             self._prefetch()
 
     def _prefetch(self) -> None:
-        if self._round is None:
+        if self._proposals is None:
             return
-        proposals = {
+        leaving = {
             candidate.outcome: candidate.proposal
-            for candidate in self._drafting.prefetch_candidates(self._round)
-            if (self._is_last or not candidate.grows) and self._takes(candidate)
+            for candidate in self._proposals.candidates()
+            if (self._is_last or not candidate.grows) and self._takes(candidate, self._proposals.most)
         }
-        if proposals:
-            self._target.prefetch(self._round, proposals)
+        if leaving and self._proposals is not None:
+            self._target.prefetch(self._proposals.round_, leaving)
 
-    def _takes(self, candidate: PrefetchCandidate) -> bool:
+    def _takes(self, candidate: PrefetchCandidate, most: int) -> bool:
         """Whether to send a candidate; if so its nodes are counted."""
         old_nodes = self._sent_nodes.get(candidate.outcome, 0)
         nodes = len(candidate.proposal)
         # Half of the nodes are reserved for proposals that have grown and are sent again.
         room = self._nodes_left - (MAX_PREFETCHED_NODES // 2 if candidate.grows and not old_nodes else 0)
-        full = not old_nodes and len(self._sent_nodes) >= self._most
+        full = not old_nodes and len(self._sent_nodes) >= min(most, self._target.max_prefetched)
         if full or nodes <= old_nodes or nodes > room:
             return False
         self._sent_nodes[candidate.outcome] = nodes

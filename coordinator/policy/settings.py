@@ -1,12 +1,13 @@
-"""The drafting settings of requests that leave them open."""
+"""The drafting settings of requests that leave them open, and those of one request."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from coordinator.text.sequence import GenerationTask
 from paceline.costs.cycle import FAN_OUT
 from paceline.protocol.features import MAX_KEPT_FEATURE_BYTES, FeatureType
-from paceline.protocol.proposal import AUTO
+from paceline.protocol.proposal import AUTO, NGRAM, NONE, Acceptance
 
 LEASE = 16
 """Rounds to lease where nothing will be proposed for as long; a setting may be lower."""
@@ -35,3 +36,56 @@ class DraftingSettings:
     max_prefetched: int = MAX_PREFETCHED
     feature_dtype: FeatureType = FeatureType.FLOAT16
     max_feature_bytes: int = MAX_KEPT_FEATURE_BYTES
+
+
+@dataclass(frozen=True)
+class RequestSettings:
+    """What one request asks for.
+
+    Attributes:
+        drafter: its name, as in `DraftingSettings`.
+        tokens: to propose each round; None: the planner chooses.
+        widths: of a static tree.
+        coupled: whether proposals may be trees, and may be prefetched.
+        uses_model: whether a draft service may be asked.
+        fan_out, lease, max_prefetched: as in `DraftingSettings`.
+    """
+
+    drafter: str
+    tokens: int | None
+    widths: tuple[int, ...]
+    coupled: bool
+    uses_model: bool
+    fan_out: int
+    lease: int
+    max_prefetched: int
+
+    @classmethod
+    def of(cls, task: GenerationTask, settings: DraftingSettings, *, has_service: bool) -> RequestSettings:
+        """What a request asks for, or else what is set; `has_service`: whether there are draft services."""
+        speculation = task.speculation
+        drafter = NONE if speculation.off else speculation.drafter or settings.drafter
+        tokens = settings.num_draft_tokens if speculation.num_draft_tokens is None else speculation.num_draft_tokens
+        uses_model = has_service and drafter not in (NGRAM, NONE) and tokens != 0
+        coupled = task.acceptance is Acceptance.COUPLED
+        may_prefetch = coupled and drafter != NONE
+        return cls(
+            drafter,
+            tokens,
+            speculation.tree_widths,
+            coupled,
+            uses_model,
+            settings.fan_out if uses_model else 0,
+            settings.lease,
+            settings.max_prefetched if may_prefetch else 0,
+        )
+
+    @property
+    def is_off(self) -> bool:
+        """Whether nothing is proposed at all."""
+        return self.drafter == NONE
+
+    @property
+    def searches(self) -> bool:
+        """Whether the text so far is searched for matches."""
+        return self.drafter in (NGRAM, AUTO)

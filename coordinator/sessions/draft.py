@@ -69,8 +69,8 @@ class DraftSession:
         """Called with the shadow of committed tokens, in order, with each position at most once in a session."""
         self._shadow_end = self._sent_length = 0
         """The number of leading tokens whose shadow has come or can't come, and of those that the service has got."""
-        self._features = features or FeatureFeed()
-        self._features.on_rows = self._send_features
+        self.features = features or FeatureFeed()
+        self.features.on_rows = self._send_features
         self._open_need, self._features_end = NO_FEATURES, 0
         """The features that the open session's drafter reads, and the position up to which they have been sent."""
         self._arrival = asyncio.Event()
@@ -179,7 +179,7 @@ class DraftSession:
 
         A lost session is opened anew with the whole sequence.
         """
-        if self._id is not None and not self._features.meets(self._open_need):
+        if self._id is not None and not self.features.meets(self._open_need):
             self._give_up("the target that its drafter reads from is lost, and this one can't send what it reads")
         if self._id is None or self._peer is None:
             self.open(pending.committed, pending.budget, pending.traceparent)
@@ -316,14 +316,14 @@ class DraftSession:
         """Send the features that have come of tokens that the draft service has got."""
         if not self._open_need.any:
             return
-        for features in self._features.slice(self._features_end, self._sent_length):
+        for features in self.features.slice(self._features_end, self._sent_length):
             if self._id is not None and self._peer is not None:
                 self._send(self._peer, replace(features, session_id=self._id))
-        self._features_end = max(self._features_end, min(self._features.end, self._sent_length))
+        self._features_end = max(self._features_end, min(self.features.end, self._sent_length))
 
     def _fits(self, peer: DraftPeer) -> bool:
         """Whether a draft service has the drafter, its features can be had, and its pause after a failure is over."""
-        fits = peer.has(self._drafter) and self._features.meets(peer.need_of(self._drafter))
+        fits = peer.has(self._drafter) and self.features.meets(peer.need_of(self._drafter))
         return fits and clock.now() >= self._retry_at.get(peer, 0.0)
 
     def _expect(self, budget: DraftBudget) -> None:

@@ -23,6 +23,8 @@ class RoundDraft:
     `miss`: proposals were drafted for other outcomes, or came too late.
     `first`: it is the session's first proposal, for which the service had to compute the text before it.
     `mistake`: its first token that was redrawn.
+    `lease`: rounds after this one that the target may start by itself.
+    `drafts_ahead`: the draft service prepares proposals for the round's outcomes.
     """
 
     proposal: Proposal | None = None
@@ -31,6 +33,8 @@ class RoundDraft:
     first: bool = False
     mistake: Mistake | None = None
     timings: StepTimings = field(default_factory=StepTimings)
+    lease: int = 0
+    drafts_ahead: bool = False
 
 
 NOTHING = RoundDraft()

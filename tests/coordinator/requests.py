@@ -12,6 +12,7 @@ from coordinator.policy.drafting import Drafting
 from coordinator.policy.planner import Planner
 from coordinator.policy.settings import DraftingSettings
 from coordinator.sessions.draft_pool import DraftPeer, DraftPool
+from coordinator.sessions.round_draft import NOTHING
 from coordinator.sessions.target import TargetSession
 from coordinator.sessions.target_pool import TargetPeer, TargetPool
 from coordinator.sessions.verified_round import TargetNext, VerifiedRound
@@ -27,7 +28,7 @@ from paceline.protocol.handshake import Fingerprint, Welcome
 from paceline.protocol.proposal import ROOT, Acceptance, Outcome, Proposal
 from paceline.protocol.sampling import NoiseKey, SamplingParams
 from paceline.protocol.target import Round, Verdict
-from tests.coordinator.planned import SaidByDraft, SaidByTarget
+from tests.coordinator.planned import SaidByDraft, SaidByTarget, record
 
 VOCAB = 64
 PROMPT = (1, 2, 3)
@@ -195,15 +196,22 @@ class DraftedRequest:
         self.link = RecordingLink(SaidByDraft().costs, drafters=("model",), drafter_needs=needs)
         checked = task_of(speculation=speculation, **task)
         self.target = cast(TargetPeer, SaidByTarget())
-        self.drafting = Drafting(checked, draft_pool(self.link), Planner(), DraftingSettings(fan_out=4, lease=lease))
         self.sequence = Sequence(checked, TableTokenizer(VOCAB, None))
-        self.drafting.open(self.sequence, "")
+        settings = DraftingSettings(fan_out=4, lease=lease)
+        self.drafting = Drafting(checked, self.sequence, draft_pool(self.link), Planner(), settings)
+        self.drafting.open("")
+
+    @property
+    def lease(self) -> int:
+        """Rounds behind the planned one that the target may start by itself."""
+        return self.drafting._present_plan.lease
 
     def commit(self, tokens: Seq[int], leased: int = 0, node: int = ROOT, **ahead: Any) -> Outcome:
         """A verdict is committed that brings tokens behind a node's."""
         outcome = Outcome(len(self.sequence.ids) - 1, node, tokens[-1])
         self.sequence.ids += tokens
-        self.drafting.commit(outcome, tokens, self.sequence, TargetNext(leased, peer=self.target, **ahead), "")
+        target_next = TargetNext(leased, peer=self.target, **ahead)
+        self.drafting.commit(record(), NOTHING, None, outcome, tokens, target_next, "")
         return outcome
 
     def advance(self, tokens: Seq[int], leased: int = 0) -> None:

@@ -18,7 +18,7 @@ from paceline.protocol.features import FeatureNeed
 from paceline.protocol.generation import SpeculationSettings
 from paceline.protocol.proposal import NGRAM, ROOT, Acceptance, Outcome, Proposal, SparseDistribution
 from paceline.protocol.session import Close
-from tests.coordinator.planned import SENT_MS, STEP_MS, record
+from tests.coordinator.planned import SENT_MS, STEP_MS
 from tests.coordinator.requests import PROMPT, VOCAB, DraftedRequest
 
 NGRAMS = SpeculationSettings(drafter="ngram")
@@ -61,11 +61,11 @@ def test_a_request_that_proposes_nothing_is_leased_and_never_past_its_length(
     speculation: SpeculationSettings,
 ) -> None:
     request = DraftedRequest(speculation)
-    assert request.drafting.lease == 16
+    assert request.lease == 16
     while request.sequence.room > 1:
         request.commit((5,), leased=3)
-        assert request.drafting.lease == min(16, request.sequence.room - 1)
-    assert DraftedRequest(speculation, lease=0).drafting.lease == 0
+        assert request.lease == min(16, request.sequence.room - 1)
+    assert DraftedRequest(speculation, lease=0).lease == 0
 
 
 def test_of_a_run_the_draft_hears_at_its_end_and_of_a_long_one_meanwhile() -> None:
@@ -101,7 +101,7 @@ def test_a_verdict_is_due_from_when_its_round_left_or_from_when_the_target_start
     request = DraftedRequest()
     for leased, due_ms in ((0, STEP_MS), (1, STEP_MS - 7.0 - SENT_MS)):
         request.commit((5,), leased)
-        assert request.drafting.verdict_due_ms(request.round(), since_verdict_ms=7.0) == due_ms
+        assert request.drafting.outcomes(request.round()).due_ms(since_verdict_ms=7.0) == due_ms
 
 
 def session_of(opened: DraftOpen) -> DraftingSession:
@@ -123,6 +123,9 @@ class RandomPlanner:
     def move(self, target: object, draft: object, drafter: str) -> None:
         """Wherever the sessions are."""
 
+    def learn(self, *_: object, **__: object) -> None:
+        """Whatever comes of a round."""
+
     def plan(self, options: Options) -> Plan:
         if options.leased_rounds <= 1 and self._random.random() < 0.3:
             return Plan(fan_out=4, branch_depth=2, branch_nodes=2)
@@ -138,7 +141,7 @@ def test_the_draft_can_follow_whatever_is_leased(seed: int) -> None:
     leased = 0
     for number in range(50):
         request.advance((number % VOCAB,), leased)
-        leased = max(leased - 1, request.drafting.lease, 0)
+        leased = max(leased - 1, request.lease, 0)
     opened, *commands = request.link.sent
     session = session_of(opened)
     for command in commands:
@@ -201,16 +204,16 @@ def test_a_match_is_prefetched_behind_a_round_of_a_run_for_the_outcome_that_it_e
     for token in (7, 8, 9, 10, 11, 12, 13) * 3:
         request.commit((token,), leased=3)
     round_ = request.round()
-    (prefetched,) = request.drafting.prefetch_candidates(round_)
+    (prefetched,) = request.drafting.outcomes(round_).candidates()
     assert prefetched.outcome == Outcome(round_.base_length, ROOT, 7)
     assert prefetched.proposal.token_ids[:6] == (8, 9, 10, 11, 12, 13)
     assert not prefetched.grows
     assert len(prefetched.proposal) <= request.sequence.room - 2, "a token of the round, and one behind the proposal"
-    (prefetched,) = request.drafting.prefetch_candidates(request.round(chain(7, 8)))
+    (prefetched,) = request.drafting.outcomes(request.round(chain(7, 8))).candidates()
     assert prefetched.outcome == Outcome(round_.base_length, 1, 9)
     assert prefetched.proposal.token_ids[:4] == (10, 11, 12, 13)
     another = request.round(chain(7, 9))
-    assert not [*request.drafting.prefetch_candidates(another)]
+    assert not [*request.drafting.outcomes(another).candidates()]
 
 
 @pytest.mark.parametrize(
@@ -234,10 +237,10 @@ def test_what_was_wrongly_prepared_ends_the_draft_once_and_is_never_prefetched(
     sound = Outcome(base, 1, 3), Proposal(1, (4,), (0.5,))
     for outcome, proposal in (sound, (Outcome(base, node, token), drafted), (Outcome(base, ROOT, 1), drafted)):
         request.drafts(outcome, proposal)
-    (prefetched,) = request.drafting.prefetch_candidates(round_)
+    (prefetched,) = request.drafting.outcomes(round_).candidates()
     assert (prefetched.outcome, prefetched.proposal) == sound
     assert request.link.take_kinds() == [Close]
-    assert [*request.drafting.prefetch_candidates(round_)] == [], "nothing of a draft that is not trusted"
+    assert [*request.drafting.outcomes(round_).candidates()] == [], "nothing of a draft that is not trusted"
     assert caplog.text.count("draft failed") == 1
 
 
@@ -247,9 +250,9 @@ def test_nothing_is_prefetched_where_a_proposal_is_more_than_tokens(acceptance: 
     for token in (7, 8, 9, 10) * 4:
         request.commit((token,))
     round_ = request.round()
-    assert request.drafting.copies(round_)
-    assert request.drafting.max_prefetched(round_) == 0
-    assert DraftedRequest(NGRAMS).drafting.max_prefetched(round_) == 0, "no match"
+    assert request.drafting.outcomes(round_).copies
+    assert request.drafting.outcomes(round_).most == 0
+    assert DraftedRequest(NGRAMS).drafting.outcomes(round_).most == 0, "no match"
 
 
 def test_what_the_target_has_started_with_is_the_round_whatever_the_plan_was() -> None:
@@ -259,7 +262,7 @@ def test_what_the_target_has_started_with_is_the_round_whatever_the_plan_was() -
     drafted = asyncio.run(request.drafting.take(lambda: None))
     assert drafted.proposal == self_started
     assert not drafted.hit
-    assert request.drafting.lease == 0
+    assert request.lease == 0
 
 
 async def test_who_reads_the_targets_features_is_asked_from_the_second_round_on() -> None:
@@ -268,7 +271,6 @@ async def test_who_reads_the_targets_features_is_asked_from_the_second_round_on(
     assert request.drafting.features.need.any
     drafted = await request.drafting.take(lambda: pytest.fail("waited for a draft"))
     assert drafted.proposal is None
-    request.drafting.learn(record(), None, ())
     request.commit((5,))
     last = Outcome(len(PROMPT) - 1, ROOT, 5)
     drafted = await request.drafting.take(lambda: request.drafts(last, chain(8, 9)))
@@ -312,7 +314,7 @@ def test_a_prefetched_proposal_is_cut_to_the_rows_behind_its_outcome(
     round_ = request.round(chain(8, 9))
     outcome = Outcome(round_.base_length, accepted - 1, 7)
     request.drafts(outcome, TREE)
-    (prefetched,) = request.drafting.prefetch_candidates(round_)
+    (prefetched,) = request.drafting.outcomes(round_).candidates()
     assert prefetched.proposal == TREE.first(nodes)
     assert round_.behind(outcome, prefetched.proposal).first_position == 55
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-from coordinator.policy.matches import Matches
 from coordinator.text.library import EVERY_TENANT, Library
+from coordinator.text.matches import Matches
 from paceline.protocol.proposal import CORPUS, NGRAM, SHARED
 from paceline.sampling.match import Match
 from paceline.sampling.suffix import NO_TOKEN, SuffixAutomaton

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.policy.matches import Matches
+from coordinator.text.matches import Matches
 from paceline.protocol.proposal import NGRAM, PREDICTION, ROOT, Outcome, Proposal
 from paceline.protocol.target import Round
 

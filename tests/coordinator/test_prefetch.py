@@ -10,7 +10,8 @@ from typing import Any, cast
 
 import pytest
 
-from coordinator.policy.drafting import Drafting, PrefetchCandidate
+from coordinator.policy.drafting import Drafting
+from coordinator.policy.outcomes import OutcomeProposals, PrefetchCandidate
 from coordinator.policy.prefetch import MAX_PREFETCHED_NODES, Prefetching
 from coordinator.sessions.target import TargetSession
 from coordinator.sessions.verified_round import VerifiedRound
@@ -38,26 +39,26 @@ class Prepared:
 
     def __init__(self) -> None:
         self.most = 16
-        self.drafts_outcomes = True
-        self.copied = False
-        self.due_ms = SOON_MS
+        self.drafts_ahead = True
+        self.copies = False
+        self.verdict_due_ms = SOON_MS
         self.self_started = False
         self.there: dict[Outcome, PrefetchCandidate] = {}
         self.came: Any = None
+        self.round_ = ROUND
 
-    def max_prefetched(self, round_: Round) -> int:
-        return self.most
-
-    def copies(self, round_: Round) -> bool:
-        return self.copied
+    def proposals(self, round_: Round) -> OutcomeProposals | None:
+        """What it has for a round, if there may be anything."""
+        self.round_ = round_
+        return cast(OutcomeProposals, self) if self.most else None
 
     def on_prepared(self, call: Any) -> None:
         self.came = call
 
-    def verdict_due_ms(self, round_: Round, since_verdict_ms: float) -> float:
-        return self.due_ms - (since_verdict_ms if self.self_started else 0.0)
+    def due_ms(self, since_verdict_ms: float) -> float:
+        return self.verdict_due_ms - (since_verdict_ms if self.self_started else 0.0)
 
-    def prefetch_candidates(self, round_: Round) -> list[PrefetchCandidate]:
+    def candidates(self) -> list[PrefetchCandidate]:
         return [*self.there.values()]
 
     def has(self, token: int, *tokens: int, grows: bool = False) -> None:
@@ -88,13 +89,13 @@ class Recording:
 
 def watching(most: int = 16, due_ms: float = SOON_MS) -> tuple[Prepared, Recording, Prefetching]:
     drafting, target = Prepared(), Recording()
-    drafting.most, drafting.due_ms = most, due_ms
+    drafting.most, drafting.verdict_due_ms = most, due_ms
     return drafting, target, Prefetching(cast(TargetSession, target), cast(Drafting, drafting))
 
 
 async def test_what_is_whole_leaves_before_what_still_grows() -> None:
     drafting, target, watch = watching()
-    watch.watch(ROUND)
+    watch.watch(drafting.proposals(ROUND))
     drafting.has(7, 1, 2)
     drafting.has(8, 1, grows=True)
     early, last = watch._timers
@@ -107,7 +108,7 @@ async def test_what_is_whole_leaves_before_what_still_grows() -> None:
 async def test_what_comes_late_is_prefetched_at_once_and_what_has_grown_again() -> None:
     drafting, target, watch = watching(due_ms=1.0)
     drafting.has(7, 1, grows=True)
-    watch.watch(ROUND)
+    watch.watch(drafting.proposals(ROUND))
     assert await target.next() == {7: (1,)}
     drafting.has(7, 1, 2, grows=True)
     drafting.has(8, 5, grows=True)
@@ -119,15 +120,15 @@ async def test_a_round_that_the_target_started_long_before_its_turn_came_is_due_
     drafting.self_started = True
     target.verdict_at = time.perf_counter() - 60.0
     drafting.has(7, 1, grows=True)
-    watch.watch(ROUND)
+    watch.watch(drafting.proposals(ROUND))
     assert await target.next() == {7: (1,)}
 
 
 async def test_what_follows_a_match_is_prefetched_with_its_round() -> None:
     drafting, target, watch = watching()
-    drafting.drafts_outcomes, drafting.copied = False, True
+    drafting.drafts_ahead, drafting.copies = False, True
     drafting.has(7, 1, 2)
-    watch.watch(ROUND)
+    watch.watch(drafting.proposals(ROUND))
     assert await target.next() == {7: (1, 2)}
     drafting.has(8, 1)
     await asyncio.sleep(0)
@@ -136,11 +137,11 @@ async def test_what_follows_a_match_is_prefetched_with_its_round() -> None:
 
 async def test_nothing_is_prefetched_for_a_round_that_is_answered() -> None:
     drafting, target, watch = watching(due_ms=0.0)
-    watch.watch(ROUND)
+    watch.watch(drafting.proposals(ROUND))
     drafting.has(7, 1)
     watch.end()
     drafting.has(8, 1)
-    watch.watch(Round(1, BASE + 1, ROOT, (7,)))
+    watch.watch(drafting.proposals(Round(1, BASE + 1, ROOT, (7,))))
     assert await target.next() == {7: (1,), 8: (1,)}, "by the next round's timer"
 
 
@@ -150,7 +151,7 @@ async def test_what_comes_when_the_verdict_should_be_there_is_prefetched_all_the
     drafting.self_started = True
     target.verdict_at = time.perf_counter() - 61.0
     drafting.has(7, 1)
-    watch.watch(ROUND)
+    watch.watch(drafting.proposals(ROUND))
     assert await target.next() == {7: (1,)}
     drafting.has(8, 1)
     assert await target.next() == {8: (1,)}
@@ -160,19 +161,19 @@ async def test_the_likeliest_are_prefetched_as_far_as_the_bytes_go() -> None:
     drafting, target, watch = watching(due_ms=0.0)
     for token in range(20):
         drafting.has(token, *range(8))
-    watch.watch(ROUND)
+    watch.watch(drafting.proposals(ROUND))
     assert list(await target.next()) == list(range(MAX_PREFETCHED_NODES // 8))
     drafting, target, watch = watching(most=3, due_ms=0.0)
     for token in range(20):
         drafting.has(token, 1)
-    watch.watch(ROUND)
+    watch.watch(drafting.proposals(ROUND))
     assert list(await target.next()) == [0, 1, 2]
 
 
 async def test_nothing_is_prefetched_where_nothing_may_be() -> None:
     drafting, target, watch = watching(most=0, due_ms=0.0)
     drafting.has(7, 1)
-    watch.watch(ROUND)
+    watch.watch(drafting.proposals(ROUND))
     drafting.has(8, 1)
     await turns()
     assert target.sent.empty()
@@ -182,7 +183,7 @@ async def test_what_still_grows_leaves_room_for_what_it_grows_by() -> None:
     drafting, target, watch = watching(due_ms=0.0)
     for token in range(20):
         drafting.has(token, 1, 2, 3, grows=True)
-    watch.watch(ROUND)
+    watch.watch(drafting.proposals(ROUND))
     first = [*await target.next()]
     assert first == list(range(MAX_PREFETCHED_NODES // 2 // 3))
     for token in range(20):

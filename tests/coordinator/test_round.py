@@ -66,7 +66,7 @@ class RoundsRequest:
     async def run(self) -> None:
         outbox = Outbox(self.reader.write, self.target.close)
         writer = asyncio.create_task(outbox.run())
-        drafting = Drafting(self.task, None, Planner(), DraftingSettings())
+        drafting = Drafting(self.task, self.sequence, None, Planner(), DraftingSettings())
         trace = RequestTrace()
         try:
             with RequestObserver("", None) as observer:

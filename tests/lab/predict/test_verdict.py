@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.policy.fixed import fixed_plan
-from coordinator.policy.plan import Source
+from coordinator.policy.plan import Source, fixed_plan
 from paceline.costs.cost_line import LEAST_STEP_MS, CostLine
 from paceline.protocol.errors import InvalidInput
 from paceline.protocol.proposal import NGRAM
