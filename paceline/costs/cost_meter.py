@@ -20,8 +20,8 @@ SIZE_MEMORY = 200.0
 """Steps that the factor of one size remembers. A change of the machine's speed is known after `SPEED_MEMORY` steps.
 It leaves 8 % of itself in the factor of the size that ran meanwhile."""
 SURGE = 1.5
-"""A step counts at most as this many times the expected one. A shared machine slows down for good by about as much,
-and a single pause moves a line by 4 %."""
+"""A step counts at most as this many times the machine's present speed. A shared machine slows down for good by
+about as much, and a single pause moves a line by 4 %."""
 SLOPE_ROWS = 8
 """Rows of the second step that is timed at load: with the first, of one row, it gives a line its slope."""
 REPEATS = 3
@@ -67,7 +67,7 @@ class CostMeter:
             self.base = CostLine(((rows, ms),))
         steps = self._sizes.get(_size(rows))
         if steps is None:
-            factor = Correction(RunningMean(self._factor(rows), 1.0, limit=SIZE_MEMORY), SURGE)
+            factor = Correction(RunningMean(self._factor(rows), 1.0, limit=SIZE_MEMORY))
             steps = self._sizes[_size(rows)] = _StepsOfSize(RunningMean(rows, 0.0), factor)
         steps.rows.add(min(rows, MOST_ROWS))
         self._speed.learn(ms, self.base.ms(rows) * steps.factor.value)

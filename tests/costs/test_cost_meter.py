@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paceline.costs.correction import OUTLIER
 from paceline.costs.cost_line import CostLine
-from paceline.costs.cost_meter import MEASURING_MS, REPEATS, SURGE, CostMeter, measure_line
+from paceline.costs.cost_meter import MEASURING_MS, REPEATS, CostMeter, measure_line
 from paceline.costs.service_costs import LEAST_MOVE
 
 OCTAVES = (1, 2, 4, 8, 16, 32, 64)
@@ -110,7 +111,7 @@ def test_one_step_that_was_held_up_moves_little() -> None:
     for _ in range(50):
         meter.observe(2, 12.0)
     meter.observe(2, 100_000.0)
-    assert meter.line.ms(2) <= 12.0 * (1 + SURGE / 50) * (1 + LEAST_MOVE)
+    assert meter.line.ms(2) <= 12.0 * (1 + OUTLIER / 50) * (1 + LEAST_MOVE)
 
 
 def test_without_a_measured_line_the_first_steps_make_one() -> None:
