@@ -20,9 +20,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
+from coordinator.drafting.drafting import Drafting
+from coordinator.drafting.prefetch import Prefetching
 from coordinator.observer import RequestObserver
-from coordinator.policy.drafting import Drafting
-from coordinator.policy.prefetch import Prefetching
 from coordinator.sessions.target import TargetSession
 from coordinator.stats import StatsBuilder
 from coordinator.text.outbox import Outbox

@@ -10,10 +10,10 @@ from typing import Any
 import grpc
 
 from coordinator.describing import describe
+from coordinator.drafting.drafting import Drafting
+from coordinator.drafting.settings import DraftingSettings
 from coordinator.observer import RequestObserver
-from coordinator.policy.drafting import Drafting
 from coordinator.policy.planner import Planner
-from coordinator.policy.settings import DraftingSettings
 from coordinator.prepare import ServedModel, prepare
 from coordinator.recorder import RequestRecorder
 from coordinator.round import run_rounds

@@ -17,7 +17,6 @@ from weakref import WeakKeyDictionary, ref
 
 from coordinator.policy.acceptance_stats import AcceptanceStats, RequestStats
 from coordinator.policy.cycles import Cycles, Rates, Strategy
-from coordinator.policy.explaining import explain_plan
 from coordinator.policy.loss_budget import ALLOWED_SHARE, LossBudget
 from coordinator.policy.plan import Options, Plan, Source
 from coordinator.policy.pricing import NOTHING, Choice, ProposalPricing
@@ -25,7 +24,6 @@ from coordinator.policy.round_times import DraftTimes, TargetTimes
 from coordinator.sessions.round_draft import MAX_PENDING_TOKENS
 from paceline.costs.acceptance import MAX_DEPTH
 from paceline.costs.service_costs import DEFAULT, UNKNOWN_LINE, DraftCosts, TargetCosts
-from paceline.protocol.explanation import PlanExplanation
 from paceline.protocol.proposal import Acceptance, Proposal
 from paceline.protocol.records import RoundRecord
 from paceline.sampling.match import Match
@@ -87,7 +85,15 @@ class Planner:
 
 
 class RequestPlanner:
-    """Plans one request's rounds and learns from their results."""
+    """Plans one request's rounds and learns from their results.
+
+    Attributes:
+        stats: what it learned of drafters and texts.
+        draft: the times of its draft; None: it has none.
+        rates: the worth of time.
+        loss_budget: bounds what drafting may cost it.
+        round_counts: rounds under each strategy.
+    """
 
     def __init__(self, planner: Planner, drafter: str, acceptance: Acceptance, *, greedy: bool) -> None:
         self._planner = planner
@@ -95,10 +101,10 @@ class RequestPlanner:
         self._peers: tuple[TargetPeerCosts | None, DraftPeerCosts | None] = None, None
         """The peers whose times are read; a reference keeps them."""
         self._target: TargetTimes | None = None
-        self._draft: DraftTimes | None = None
-        self._rates = Rates()
-        self._loss_budget = LossBudget()
-        self._round_counts: Counter[Strategy] = Counter()
+        self.draft: DraftTimes | None = None
+        self.rates = Rates()
+        self.loss_budget = LossBudget()
+        self.round_counts: Counter[Strategy] = Counter()
         self._leases = self._drafts_ahead = self._closed = False
         """Whether the target may start rounds by itself (then a round that is sent costs the sending, too), whether
         the last plan drafts for outcomes, and whether the request has ended."""
@@ -118,7 +124,7 @@ class RequestPlanner:
                 if times is not None:
                     times.running += change
             self._target = times_there
-        self._draft = None if draft is None else self._planner.draft(draft, drafter)
+        self.draft = None if draft is None else self._planner.draft(draft, drafter)
 
     def close(self) -> None:
         """Note the end of the request; it can still be explained."""
@@ -166,13 +172,13 @@ class RequestPlanner:
         """Time from a round's sending, or from the verdict with which the target started it, to its own verdict."""
         if self._target is None:
             return 0.0
-        step_ms = self._target.step_ms(1 + self._rates.around.rows + nodes)
+        step_ms = self._target.step_ms(1 + self.rates.around.rows + nodes)
         return step_ms if was_sent else max(0.0, step_ms - self._target.send_ms.value)
 
     def take_late(self, waited_ms: float, depth: int) -> None:
         """Learn from a round that waited `waited_ms` for a proposal that did not come."""
-        if self._draft is not None:
-            self._draft.learn_late(waited_ms, depth)
+        if self.draft is not None:
+            self.draft.learn_late(waited_ms, depth)
 
     def learn(
         self,
@@ -194,42 +200,35 @@ class RequestPlanner:
             return
         was_waiting = plan.source is Source.WAIT
         self._target.learn(record, beside=plan.fan_out > 0, late=was_waiting)
-        if was_waiting and proposal is not None and not first_draft and self._draft is not None:
-            self._draft.learn(record)
+        if was_waiting and proposal is not None and not first_draft and self.draft is not None:
+            self.draft.learn(record)
         self._book(self._target, plan, record, proposal)
-
-    def explain(self) -> PlanExplanation:
-        """Explain the plans of the request."""
-        if self._target is None:
-            return PlanExplanation()
-        cycles = Cycles(self._target, self._draft, self.stats.own, can_ahead=self._draft is not None)
-        return explain_plan(cycles, self._rates.around, self._round_counts, self._loss_budget)
 
     def _book(self, target: TargetTimes, plan: Plan, record: RoundRecord, proposal: Proposal | None) -> None:
         proposed = len(proposal) if proposal is not None else 0
-        drafts_ahead = self._rates.around.drafts_ahead
+        drafts_ahead = self.rates.around.drafts_ahead
         token_ms = target.without_ms(record, proposed, beside=plan.fan_out > 0, others_beside=drafts_ahead)
         if not self._leases:
             token_ms += target.send_ms.value
         if record.self_started and proposal is None and not plan.fan_out:
-            self._loss_budget.add_target_only(record.round_ms, token_ms)
+            self.loss_budget.add_target_only(record.round_ms, token_ms)
             return
         committed = record.accepted + 1
         most_ms = record.draft_wait_ms + (committed + 1) * token_ms  # a pause of the machine is no one's price
-        self._loss_budget.add(min(record.round_ms, most_ms), committed, token_ms)
+        self.loss_budget.add(min(record.round_ms, most_ms), committed, token_ms)
 
     @property
     def _pricing(self) -> ProposalPricing | None:
         return None if self._target is None else self._pricing_on(self._target)
 
     def _pricing_on(self, target: TargetTimes) -> ProposalPricing:
-        return ProposalPricing(target, self._draft, self.stats.own, self._rates, coupled=self.stats.is_coupled)
+        return ProposalPricing(target, self.draft, self.stats.own, self.rates, coupled=self.stats.is_coupled)
 
     def _best(self, target: TargetTimes, options: Options) -> Plan:
         if self._rounds <= RATES_KEPT or self._rounds % RATES_KEPT == 0:
-            self._rates = self._rates_now(target, options)
+            self.rates = self._rates_now(target, options)
         pricing = self._pricing_on(target)
-        self._loss_budget.expect(options.room, target.step_ms(1 + self._rates.around.rows))
+        self.loss_budget.expect(options.room, target.step_ms(1 + self.rates.around.rows))
         if options.leased_rounds > 1:  # the target starts the next round and the one after it: there is no choice
             self._take_match(pricing.match_choice(options))
             return self._count(Strategy(), Plan(shadow=self._may_shadow(options)))
@@ -239,7 +238,7 @@ class RequestPlanner:
         if options.self_started:
             return ahead
         choice = self._choice(pricing, options)
-        debt_rounds = self._loss_budget.rounds_until(choice.risk_ms)
+        debt_rounds = self.loss_budget.rounds_until(choice.risk_ms)
         # A round that drafts ahead has to be sent, too, whether it proposes anything or not.
         if debt_rounds or choice.value <= (-pricing.sending_cost(options) if fan_out else 0.0):
             choice = NOTHING
@@ -248,18 +247,18 @@ class RequestPlanner:
         plan = choice.plan
         strategy = Strategy(plan.source, plan.depth, drafts_ahead=fan_out > 0)
         if plan.source is Source.WAIT:
-            plan = pricing.open_ended(plan, options.room, self._loss_budget.left_ms)
+            plan = pricing.open_ended(plan, options.room, self.loss_budget.left_ms)
         if options.leased_rounds:
             plan = Plan()
         return self._count(strategy, replace(plan, fan_out=fan_out, branch_depth=branch, branch_nodes=nodes))
 
     def _count(self, strategy: Strategy, plan: Plan) -> Plan:
-        self._round_counts[strategy] += 1
+        self.round_counts[strategy] += 1
         return plan
 
     def _rates_now(self, target: TargetTimes, options: Options) -> Rates:
         """The rates of the best strategy, where the others do what is best for all."""
-        draft = self._draft if options.drafts else None
+        draft = self.draft if options.drafts else None
         own, pool = (
             Cycles(target, draft, stats, min(options.room, MAX_DEPTH), can_ahead=options.fan_out > 0)
             for stats in self.stats.both
@@ -274,7 +273,7 @@ class RequestPlanner:
         """The proposal of greatest value, which may be below 0; `NOTHING` where there is none."""
         match = pricing.match_choice(options)
         self._take_match(match)
-        choices = (match, pricing.cached_choice(options), pricing.wait_choice(options, self._loss_budget.left_ms))
+        choices = (match, pricing.cached_choice(options), pricing.wait_choice(options, self.loss_budget.left_ms))
         real_choices = [choice for choice in choices if choice.plan.source is not Source.NONE]
         return max(real_choices, key=lambda choice: choice.value, default=NOTHING)
 
@@ -284,11 +283,11 @@ class RequestPlanner:
 
     def _outcome_shape(self, pricing: ProposalPricing, options: Options) -> tuple[int, int]:
         """Fan-out and depth of outcome drafting."""
-        if not options.drafts or not options.fan_out or not self._rates.drafts_ahead:
+        if not options.drafts or not options.fan_out or not self.rates.drafts_ahead:
             return 0, 0
-        around = self._rates.around
+        around = self.rates.around
         slower_ms = pricing.target.step_ms(1 + around.rows, beside=True) - pricing.target.step_ms(1 + around.rows)
-        if self._loss_budget.rounds_until(0.0 if around.drafts_ahead else slower_ms):
+        if self.loss_budget.rounds_until(0.0 if around.drafts_ahead else slower_ms):
             return 0, 0
         depth = pricing.usual_depth(options.room)
         return (options.fan_out, depth) if depth else (0, 0)
@@ -302,9 +301,9 @@ class RequestPlanner:
         lease = debt_rounds or options.lease
         if missed_tokens > 0:
             lease = int(min(lease, 2 * pricing.sending_cost(options) / missed_tokens))
-        if self._draft is not None and options.drafts and options.lag and options.open_ms:
-            step_ms = pricing.target.step_ms(1 + self._rates.around.rows)
-            lease = int(min(lease, self._draft.catch_up_ms(options.lag, options.open_ms) / step_ms))
+        if self.draft is not None and options.drafts and options.lag and options.open_ms:
+            step_ms = pricing.target.step_ms(1 + self.rates.around.rows)
+            lease = int(min(lease, self.draft.catch_up_ms(options.lag, options.open_ms) / step_ms))
         return Plan(lease=min(options.lease, lease), shadow=self._may_shadow(options))
 
     def _may_shadow(self, options: Options) -> bool:
@@ -312,10 +311,10 @@ class RequestPlanner:
 
         A session that isn't open has the whole text to compute first.
         """
-        if self._draft is None or not options.drafts:
+        if self.draft is None or not options.drafts:
             return False
-        opening_ms = 0.0 if options.open_ms else self._draft.step_ms(options.lag)
-        cost_ms = self._draft.step_ms(MAX_PENDING_TOKENS) / MAX_PENDING_TOKENS + opening_ms
+        opening_ms = 0.0 if options.open_ms else self.draft.step_ms(options.lag)
+        cost_ms = self.draft.step_ms(MAX_PENDING_TOKENS) / MAX_PENDING_TOKENS + opening_ms
         texts = self.stats.pool.texts
         if texts.shadow_ms + cost_ms > SHADOW_SHARE * texts.elapsed_ms:
             return False

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import partial
 
-from coordinator.policy.prefetch import LAST_MS
+from coordinator.drafting.prefetch import LAST_MS
 from paceline.costs.cost_line import CostLine
 from paceline.costs.cycle import (
     AHEAD_ROWS,

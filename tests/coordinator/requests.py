@@ -8,9 +8,9 @@ from collections.abc import Sequence as Seq
 from dataclasses import replace
 from typing import Any, TypeVar, cast
 
-from coordinator.policy.drafting import Drafting
+from coordinator.drafting.drafting import Drafting
+from coordinator.drafting.settings import DraftingSettings
 from coordinator.policy.planner import Planner
-from coordinator.policy.settings import DraftingSettings
 from coordinator.sessions.draft_pool import DraftPeer, DraftPool
 from coordinator.sessions.round_draft import NOTHING
 from coordinator.sessions.target import TargetSession
@@ -204,7 +204,7 @@ class DraftedRequest:
     @property
     def lease(self) -> int:
         """Rounds behind the planned one that the target may start by itself."""
-        return self.drafting._present_plan.lease
+        return self.drafting._plan.lease
 
     def commit(self, tokens: Seq[int], leased: int = 0, node: int = ROOT, **ahead: Any) -> Outcome:
         """A verdict is committed that brings tokens behind a node's."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from coordinator.drafting.explaining import explain
 from coordinator.policy.plan import Options, Source
 from coordinator.policy.planner import Planner, RequestPlanner
 from paceline.protocol.explanation import CandidateExplanation
@@ -41,7 +42,7 @@ def followed(request: RequestPlanner, rounds: int, *, pause_at: int | None = Non
 
 def ways(request: RequestPlanner) -> dict[str, CandidateExplanation]:
     """By name; of those of several lengths the longest."""
-    return {each.name: each for each in request.explain().candidates}
+    return {each.name: each for each in explain(request).candidates}
 
 
 def test_matches_are_shown_with_what_their_rounds_gave_and_target_only_with_its_one_token() -> None:

@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 
+from coordinator.drafting.explaining import explain
 from coordinator.policy.acceptance_stats import AcceptanceStats
 from coordinator.policy.cycles import NO_OTHERS, Cycles, Strategy
 from coordinator.policy.loss_budget import ALLOWED_SHARE, ALLOWED_TOKENS, LossBudget
@@ -194,11 +195,11 @@ def test_a_sure_stretch_may_go_further_than_the_average_one() -> None:
 def test_a_draft_is_waited_for_no_longer_than_half_of_what_may_be_lost_or_twice_what_it_should_take() -> None:
     _, request = taught(0.6)
     plan = request.plan(OPTIONS)
-    assert plan.patience_ms == pytest.approx(request._loss_budget.left_ms / 2)
+    assert plan.patience_ms == pytest.approx(request.loss_budget.left_ms / 2)
     _, slow = taught(0.9, World(draft=SaidByDraft(4.0)))
     plan = slow.plan(OPTIONS)
     assert plan.source is Source.WAIT
-    assert plan.patience_ms <= slow._loss_budget.left_ms
+    assert plan.patience_ms <= slow.loss_budget.left_ms
 
 
 def test_the_target_goes_on_alone_for_as_long_as_the_draft_computes_the_prompt_and_no_longer() -> None:
@@ -370,7 +371,7 @@ def test_a_pause_of_the_machine_is_no_ones_price() -> None:
     request.learn(
         Plan(Source.NGRAM, 2, 2), record(3, 2, 2, round_ms=50 * STEP_MS), Proposal(1, (1, 2), (1.0, 1.0)), (0, 1)
     )
-    assert request._loss_budget.loss_ms <= 1.1 * STEP_MS
+    assert request.loss_budget.loss_ms <= 1.1 * STEP_MS
 
 
 def test_an_explanation_names_every_way_and_how_often_it_was_taken() -> None:
@@ -380,7 +381,7 @@ def test_an_explanation_names_every_way_and_how_often_it_was_taken() -> None:
         plan = request.plan(OPTIONS)
         rounds.append(record())
         request.learn(plan, rounds[-1], None, ())
-    explanation = request.explain()
+    explanation = explain(request)
     assert {candidate.name for candidate in explanation.candidates} >= {"none", "wait", "ngram"}
     assert sum(candidate.rounds for candidate in explanation.candidates) == 5
     assert explanation.acceptance[0] == pytest.approx(0.7, abs=0.15)

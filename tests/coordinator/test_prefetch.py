@@ -10,9 +10,9 @@ from typing import Any, cast
 
 import pytest
 
-from coordinator.policy.drafting import Drafting
-from coordinator.policy.outcomes import OutcomeProposals, PrefetchCandidate
-from coordinator.policy.prefetch import MAX_PREFETCHED_NODES, Prefetching
+from coordinator.drafting.drafting import Drafting
+from coordinator.drafting.outcomes import OutcomeProposals, PrefetchCandidate
+from coordinator.drafting.prefetch import MAX_PREFETCHED_NODES, Prefetching
 from coordinator.sessions.target import TargetSession
 from coordinator.sessions.verified_round import VerifiedRound
 from paceline.protocol.errors import ProtocolMismatch

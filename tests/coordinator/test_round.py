@@ -7,11 +7,11 @@ from unittest import mock
 
 import pytest
 
+from coordinator.drafting.drafting import Drafting
+from coordinator.drafting.prefetch import Prefetching
+from coordinator.drafting.settings import DraftingSettings
 from coordinator.observer import RequestObserver
-from coordinator.policy.drafting import Drafting
 from coordinator.policy.planner import Planner
-from coordinator.policy.prefetch import Prefetching
-from coordinator.policy.settings import DraftingSettings
 from coordinator.round import run_rounds
 from coordinator.sessions.target import TargetSession
 from coordinator.sessions.target_pool import TargetPool

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 from unittest import mock
 
-from coordinator.policy.drafting import Drafting
+from coordinator.drafting.drafting import Drafting
 from coordinator.sessions.draft import DraftSession
 from coordinator.sessions.speculation_cache import SpeculationCache
 from coordinator.sessions.target import TargetSession

@@ -11,7 +11,7 @@ from google.protobuf.message import Message
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.policy.prefetch import MAX_PREFETCHED_NODES
+from coordinator.drafting.prefetch import MAX_PREFETCHED_NODES
 from paceline.protocol import codec
 from paceline.protocol import sampling as t
 from paceline.protocol.draft import (

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from coordinator.policy.cycles import Cycles, Strategy, Surroundings
-from coordinator.policy.loss_budget import LossBudget
+from coordinator.policy.cycles import Cycles
 from coordinator.policy.plan import Source
+from coordinator.policy.planner import RequestPlanner
 from paceline.costs.acceptance import MAX_DEPTH, survival
 from paceline.protocol.explanation import EXPLAINED_ROWS, CandidateExplanation, PlanExplanation
 from paceline.sampling.match import Match
@@ -16,21 +14,12 @@ EXPLAINED_MATCH = Match(2, (0,) * MAX_DEPTH)
 _NAMES = {Source.NONE: "none", Source.NGRAM: "ngram", Source.WAIT: "wait", Source.CACHED: "ahead"}
 
 
-def explain_plan(
-    cycles: Cycles,
-    around: Surroundings,
-    round_counts: Mapping[Strategy, int],
-    loss_budget: LossBudget,
-) -> PlanExplanation:
-    """Explain a planner's present choice.
-
-    Args:
-        cycles: of the strategies that it compares.
-        around: the other sessions' behaviour.
-        round_counts: the number of rounds under each strategy.
-        loss_budget: of the request.
-    """
-    target, draft, stats = cycles.target, cycles.draft, cycles.stats
+def explain(planner: RequestPlanner) -> PlanExplanation:
+    """Explain a planner's present choice; empty where no target has stated its costs."""
+    target, draft, stats = planner.target, planner.draft, planner.stats.own
+    if target is None:
+        return PlanExplanation()
+    cycles = Cycles(target, draft, stats, can_ahead=draft is not None)
     return PlanExplanation(
         target_alone_ms=tuple(target.step_ms(rows) for rows in EXPLAINED_ROWS),
         target_beside_ms=tuple(target.step_ms(rows, beside=True) for rows in EXPLAINED_ROWS),
@@ -41,21 +30,19 @@ def explain_plan(
         positions=stats.tokens.positions,
         acceptance=tuple(survival(stats.tokens.chances(MAX_DEPTH))),
         ngram_acceptance=tuple(stats.texts.ngrams.prefix_chances(EXPLAINED_MATCH, MAX_DEPTH)),
-        candidates=(*_model_candidates(cycles, around, round_counts), _match_candidate(cycles, round_counts)),
-        account_ms=loss_budget.loss_ms,
-        account_bound_ms=loss_budget.limit_ms,
+        candidates=(*_model_candidates(planner, cycles), _match_candidate(planner)),
+        account_ms=planner.loss_budget.loss_ms,
+        account_bound_ms=planner.loss_budget.limit_ms,
     )
 
 
-def _model_candidates(
-    cycles: Cycles, around: Surroundings, round_counts: Mapping[Strategy, int]
-) -> list[CandidateExplanation]:
+def _model_candidates(planner: RequestPlanner, cycles: Cycles) -> list[CandidateExplanation]:
     """The candidates without matches. A cached proposal of any round counts as drafted ahead.
 
     Target-only is one token a round here, since matches are a candidate of their own.
     """
     counts: dict[tuple[Source, int], int] = {}
-    for strategy, rounds in round_counts.items():
+    for strategy, rounds in planner.round_counts.items():
         counts[strategy.source, strategy.depth] = counts.get((strategy.source, strategy.depth), 0) + rounds
     return [
         CandidateExplanation(
@@ -65,13 +52,13 @@ def _model_candidates(
             cycle.ms,
             counts.get((strategy.source, strategy.depth), 0),
         )
-        for strategy, cycle in cycles.all(around).items()
+        for strategy, cycle in cycles.all(planner.rates.around).items()
     ]
 
 
-def _match_candidate(cycles: Cycles, round_counts: Mapping[Strategy, int]) -> CandidateExplanation:
+def _match_candidate(planner: RequestPlanner) -> CandidateExplanation:
     """The candidate of matches. They differ in length and worth, so it has measured means of their rounds."""
-    copies = cycles.stats.texts
-    rounds = sum(count for strategy, count in round_counts.items() if strategy.source is Source.NGRAM)
-    proposed, tokens, ms = round(copies.proposed.value), copies.tokens.value, copies.ms.value
+    texts, counts = planner.stats.own.texts, planner.round_counts
+    rounds = sum(count for strategy, count in counts.items() if strategy.source is Source.NGRAM)
+    proposed, tokens, ms = round(texts.proposed.value), texts.tokens.value, texts.ms.value
     return CandidateExplanation(_NAMES[Source.NGRAM], proposed, tokens, ms, rounds)

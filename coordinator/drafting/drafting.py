@@ -14,11 +14,12 @@ from collections.abc import Sequence as Seq
 from dataclasses import replace
 from functools import partial
 
+from coordinator.drafting.explaining import explain
+from coordinator.drafting.outcomes import OutcomeProposals
+from coordinator.drafting.settings import DraftingSettings, RequestSettings
 from coordinator.policy.choosing import Choosing, OfferedDrafter, stats_key
-from coordinator.policy.outcomes import OutcomeProposals
 from coordinator.policy.plan import Options, Plan, Source, fixed_plan
 from coordinator.policy.planner import Planner, RequestPlanner
-from coordinator.policy.settings import DraftingSettings, RequestSettings
 from coordinator.recorder import RequestRecorder
 from coordinator.sessions.draft import DraftSession
 from coordinator.sessions.draft_pool import DraftPool
@@ -37,6 +38,9 @@ from paceline.protocol.proposal import AUTO, COPYING, MAX_PROPOSAL_NODES, Outcom
 from paceline.protocol.records import RoundRecord
 from paceline.protocol.target import Round
 from paceline.runtime import clock
+
+UNPLANNED = Plan()
+"""The plan before the first one is made."""
 
 
 class Drafting:
@@ -91,7 +95,7 @@ class Drafting:
         """What was drafted for the last outcome before it was known, or that nothing was though outcomes were."""
         self._pending: PendingCommit | None = None
         self._next = TargetNext()
-        self._plan: Plan | None = None
+        self._plan = UNPLANNED
 
     @property
     def features(self) -> FeatureFeed:
@@ -103,7 +107,7 @@ class Drafting:
 
         If the round waits for the draft service, `on_request` is called once the request for a proposal has left.
         """
-        plan = self._plan or self.open(traceparent)
+        plan = self.open(traceparent) if self._plan is UNPLANNED else self._plan
         drafted = await self._planned_draft(plan, on_request)
         if drafted.proposal is not None:
             drafted = replace(drafted, proposal=drafted.proposal.first(self._sequence.rows_left))
@@ -115,7 +119,7 @@ class Drafting:
 
         The commits of a lease's rounds are sent together. Returns what may be prefetched, if anything may be.
         """
-        plan = self._present_plan
+        plan = self._plan
         in_lease = self._next.leased_rounds > 1 or plan.lease > 0
         if not in_lease or self._session.is_late or self._pending is None or self._pending.must_leave:
             self._send_pending()
@@ -148,7 +152,7 @@ class Drafting:
             target_next: what the target does next; None: the text has ended.
             traceparent: of the round.
         """
-        plan, self._rounds = self._present_plan, self._rounds + 1
+        plan, self._rounds = self._plan, self._rounds + 1
         if self._rounds > 1:  # the first one waits for the prompt
             path = proposal.path(outcome.node) if proposal else ()
             self._planner.learn(plan, record, proposal, path, first_draft=drafted.first)
@@ -178,7 +182,7 @@ class Drafting:
 
     def explain(self) -> PlanExplanation:
         """Explain the plans of the request; empty where the request fixed them itself."""
-        return self._planner.explain()
+        return explain(self._planner)
 
     def on_prepared(self, call: Callable[[], None]) -> None:
         """Set the function that is called when a proposal for an open outcome has come, or has grown."""
@@ -199,7 +203,7 @@ class Drafting:
         """The proposals for the outcomes of a round in flight."""
         return OutcomeProposals(
             round_,
-            self._present_plan,
+            self._plan,
             1 + self._rounds,
             self._next.self_started is None and not self._next.leased_rounds,
             self._sequence.room,
@@ -209,11 +213,6 @@ class Drafting:
             self._matches,
             self._session.prepared_proposals,
         )
-
-    @property
-    def _present_plan(self) -> Plan:
-        assert self._plan is not None, "planned by the first `take`"
-        return self._plan
 
     async def _planned_draft(self, plan: Plan, on_request: Callable[[], None]) -> RoundDraft:
         started = self._next.self_started

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
+from coordinator.drafting.settings import RequestSettings
 from coordinator.policy.plan import Plan
 from coordinator.policy.planner import RequestPlanner
-from coordinator.policy.settings import RequestSettings
 from coordinator.text.matches import Matches
 from paceline.protocol.proposal import COPYING, MAX_PROPOSAL_NODES, Outcome, Proposal
 from paceline.protocol.target import Round

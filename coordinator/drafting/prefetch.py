@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import asyncio
 
-from coordinator.policy.drafting import Drafting
-from coordinator.policy.outcomes import OutcomeProposals, PrefetchCandidate
+from coordinator.drafting.drafting import Drafting
+from coordinator.drafting.outcomes import OutcomeProposals, PrefetchCandidate
 from coordinator.sessions.target import TargetSession
 from paceline.protocol.proposal import Outcome
 from paceline.runtime import clock
