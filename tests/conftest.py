@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import settings
 
+from paceline.local.service_process import thread_environment
 from tests.warm import warm_processes
 
+os.environ |= thread_environment(1)  # before a library reads it: services are forks of this process
 settings.register_profile("no deadline", deadline=None)  # a busy machine takes its time
 settings.load_profile("no deadline")
 
@@ -20,11 +24,11 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(FailuresAtOnce(terminal))
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _forked_services() -> Iterator[None]:
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtestloop() -> Iterator[Any]:
     """Whoever needs a program to load as it does for a user starts it by another command (`tests/warm.py`)."""
     with warm_processes():
-        yield
+        return (yield)
 
 
 class FailuresAtOnce:

@@ -3,25 +3,29 @@
 Imports of gRPC, numba and torch take a process one to five seconds of CPU, and tests start hundreds of processes.
 While `warm_processes` is open, `subprocess.Popen` has a fork of a process that holds those modules where the command
 is one of ours. All else is as it would be: a child of the test's own, with the environment, the folder, the streams
-and the process group that it was to have. `python -m tests.warm` is the process that forks.
+and the process group that it was to have. The process that forks is itself a fork of the one that runs the tests,
+which has imported nearly all of it.
 """
 
 from __future__ import annotations
 
 import atexit
 import ctypes
+import faulthandler
 import functools
 import gc
 import importlib
 import inspect
 import json
+import logging
 import os
 import runpy
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
@@ -43,40 +47,22 @@ PR_SET_CHILD_SUBREAPER = 36
 
 
 class Nursery:
-    """The process that forks, seen from one that asks it."""
+    """The process that forks, seen from one that asks it: a fork of that one, which ends with it.
 
-    def __init__(self, wishes: socket.socket, process: subprocess.Popen[bytes] | None = None) -> None:
-        self._wishes = wishes
-        self._process = process
+    It is made while no other thread of ours holds a lock.
+    """
+
+    def __init__(self) -> None:
+        self._wishes, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._lock = threading.Lock()
         self._prctl = ctypes.CDLL(None).prctl
-
-    @classmethod
-    def start(cls) -> Nursery:
-        """One that imports first."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        command = [sys.executable, "-m", "tests.warm", str(theirs.fileno())]
-        folder = Path(__file__).parents[1]
-        with theirs:
-            process = subprocess.Popen(command, env=_environment(), pass_fds=[theirs.fileno()], cwd=folder)
-        return cls(ours, process)
-
-    @classmethod
-    def fork_off(cls) -> Nursery:
-        """One that is a fork of this process, which has a single thread; it ends with this process."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         if os.fork() == 0:
-            ours.close()
             _serve(theirs)
-            os._exit(0)
         theirs.close()
-        return cls(ours)
 
     def close(self) -> None:
         """End the process that forks; its forks go on."""
         self._wishes.close()
-        if self._process is not None:
-            self._process.wait()
 
     def fork(self, wish: Mapping[str, Any], streams: Sequence[int]) -> int:
         """Start a process with these descriptors for its stdin, stdout and stderr; returns its id."""
@@ -92,11 +78,11 @@ class Nursery:
 
 
 @contextmanager
-def warm_processes(open_nursery: Callable[[], Nursery] = Nursery.start) -> Iterator[None]:
-    """Have `subprocess.Popen` start our own programs as forks. The process that forks starts with the first."""
+def warm_processes() -> Iterator[None]:
+    """Have `subprocess.Popen` start our own programs as forks."""
+    nursery = Nursery()
     start = subprocess.Popen._execute_child  # type: ignore[attr-defined]
     parameters = inspect.signature(start)
-    nursery = functools.cache(open_nursery)
 
     def fork_or_start(popen: subprocess.Popen[bytes], *arguments: Any) -> None:
         call = parameters.bind(popen, *arguments).arguments
@@ -105,7 +91,7 @@ def warm_processes(open_nursery: Callable[[], Nursery] = Nursery.start) -> Itera
             start(popen, *arguments)
             return
         pipes = (call["p2cread"], call["c2pwrite"], call["errwrite"])
-        popen.pid = nursery().fork(wish, [own if pipe == -1 else pipe for own, pipe in enumerate(pipes)])
+        popen.pid = nursery.fork(wish, [own if pipe == -1 else pipe for own, pipe in enumerate(pipes)])
         popen._child_created = True  # type: ignore[attr-defined]
         ends = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
         popen._close_pipe_fds(*(call[end] for end in ends))  # type: ignore[attr-defined]
@@ -115,8 +101,7 @@ def warm_processes(open_nursery: Callable[[], Nursery] = Nursery.start) -> Itera
         yield
     finally:
         subprocess.Popen._execute_child = start  # type: ignore[attr-defined]
-        if nursery.cache_info().currsize:
-            nursery().close()
+        nursery.close()
 
 
 def _wish_of(call: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -143,20 +128,43 @@ def _program(command: object) -> list[str] | None:
     return words[1:] if is_service or words[:3] == [*PACELINE] else None
 
 
-def _environment() -> dict[str, str]:
-    return {**os.environ, **thread_environment(1)}
-
-
 def _loads_alike(environment: Mapping[str, str]) -> bool:
-    ours = _environment()
+    ours = {**os.environ, **thread_environment(1)}
     return all(ours.get(name) == value for name, value in environment.items() if name.startswith(READ_BY_IMPORTS))
 
 
-def _serve(wishes: socket.socket) -> None:
-    """Fork for as long as somebody asks; does not return in a fork."""
+def _serve(wishes: socket.socket) -> NoReturn:
+    """Fork for as long as somebody asks, and be what they asked for in each fork."""
+    _forget_tests(wishes.fileno())
     wish = _next_of_forks(wishes)
     if wish is not None:
         _become(wish)
+    os._exit(0)
+
+
+def _forget_tests(wishes: int) -> None:
+    """Undo what a test runner has set for its own process, and leave its files alone."""
+    faulthandler.disable()
+    sys.excepthook, sys.unraisablehook = sys.__excepthook__, sys.__unraisablehook__
+    threading.excepthook = threading.__excepthook__
+    logging.getLogger().handlers.clear()
+    warnings.resetwarnings()
+    for kind in (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning):
+        warnings.simplefilter("ignore", kind)
+    os.closerange(3, wishes)
+    os.closerange(wishes + 1, os.sysconf("SC_OPEN_MAX"))
+
+
+@functools.cache
+def _load() -> None:
+    """Import what a program needs, and compile; forks do so no more."""
+    for name in IMPORTS:
+        importlib.import_module(name)
+    for name in KERNELS:
+        importlib.import_module(f"paceline.sampling.{name}").warm_up()
+    # What is loaded by now is no fork's garbage: a collection would copy its pages.
+    gc.collect()
+    gc.freeze()
 
 
 def _next_of_forks(wishes: socket.socket) -> dict[str, Any] | None:
@@ -165,6 +173,7 @@ def _next_of_forks(wishes: socket.socket) -> dict[str, Any] | None:
         message, streams, _, _ = socket.recv_fds(wishes, WISH_BYTES, 3)
         if not message:
             return None
+        _load()
         if (child := _fork_twice()) is None:
             wishes.close()
             for number, stream in enumerate(streams):
@@ -193,8 +202,8 @@ def _fork_twice() -> int | None:
         return int(pipe.read())
 
 
-def _become(wish: Mapping[str, Any]) -> None:
-    """Be the process that somebody asked for, to its end; leaves only with an exception that ends the interpreter."""
+def _become(wish: Mapping[str, Any]) -> NoReturn:
+    """Be the process that somebody asked for, to its end."""
     if wish["session"]:
         os.setsid()
     if wish["process_group"] not in (None, -1):
@@ -209,7 +218,11 @@ def _become(wish: Mapping[str, Any]) -> None:
     except SystemExit as end:
         if end.code is None or isinstance(end.code, int):
             _end(end.code or 0)
-        raise
+        sys.stderr.write(f"{end.code}\n")
+        _end(1)
+    except BaseException:  # noqa: BLE001 - as an interpreter ends
+        sys.excepthook(*sys.exc_info())
+        _end(1)
     _end(0)
 
 
@@ -221,8 +234,7 @@ def _run(words: Sequence[str], folder: str) -> None:
         runpy.run_module(program, run_name="__main__", alter_sys=True)
     else:
         sys.argv, sys.path[0] = ["-c", *arguments], ""
-        nursery = Nursery.fork_off()
-        with warm_processes(lambda: nursery):
+        with warm_processes():
             exec(program, {"__name__": "__main__"})
 
 
@@ -233,18 +245,3 @@ def _end(code: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
-
-
-def main(descriptor: int) -> None:
-    for name in IMPORTS:
-        importlib.import_module(name)
-    for name in KERNELS:
-        importlib.import_module(f"paceline.sampling.{name}").warm_up()
-    # What is loaded by now is no fork's garbage: a collection would copy its pages.
-    gc.collect()
-    gc.freeze()
-    _serve(socket.socket(fileno=descriptor))
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]))
