@@ -2,9 +2,9 @@
 
 Imports of gRPC, numba and torch take a process one to five seconds of CPU, and tests start hundreds of processes.
 While `warm_processes` is open, `subprocess.Popen` has a fork of a process that holds those modules where the command
-is one of ours. All else is as it would be: a child of the test's own, with the environment, the folder, the streams
-and the process group that it was to have. The process that forks is itself a fork of the one that runs the tests,
-which has imported nearly all of it.
+is one of ours, and so has `multiprocessing` for the ranks of a service. All else is as it would be: a child of the
+test's own, with the environment, the folder, the streams and the process group that it was to have. The process that
+forks is itself a fork of the one that runs the tests, which has imported nearly all of it.
 """
 
 from __future__ import annotations
@@ -26,9 +26,12 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from itertools import pairwise
+from multiprocessing import util
 from pathlib import Path
 from typing import Any, NoReturn
+from unittest import mock
 
 from paceline.local.service_process import PROGRAMS, thread_environment
 
@@ -42,6 +45,9 @@ KERNELS = ("drafted", "racing", "ranking", "suffix")
 READ_BY_IMPORTS = ("PYTHON", "LD_", "OMP_", "GOMP_", "KMP_", "MKL_", "NUMBA_", "TORCH", "HF_", "GRPC_", "TOKENIZERS_")
 """How variables begin that libraries read while they load: a process with others than ours imports for itself."""
 WISH_BYTES = 1 << 18
+STREAMS = (0, 1, 2)
+MOST_DESCRIPTORS = 32
+PR_SET_NAME = 15
 PR_SET_CHILD_SUBREAPER = 36
 """prctl(2): what the children of a process leave behind becomes its own child."""
 
@@ -64,12 +70,12 @@ class Nursery:
         """End the process that forks; its forks go on."""
         self._wishes.close()
 
-    def fork(self, wish: Mapping[str, Any], streams: Sequence[int]) -> int:
-        """Start a process with these descriptors for its stdin, stdout and stderr; returns its id."""
+    def fork(self, wish: Mapping[str, Any], descriptors: Sequence[int]) -> int:
+        """Start a process that has these descriptors under the numbers that it wishes for; returns its id."""
         with self._lock:
             self._prctl(PR_SET_CHILD_SUBREAPER, 1)
             try:
-                socket.send_fds(self._wishes, [json.dumps(wish).encode()], streams)
+                socket.send_fds(self._wishes, [json.dumps(wish).encode()], descriptors)
                 child = self._wishes.recv(WISH_BYTES)
             finally:
                 self._prctl(PR_SET_CHILD_SUBREAPER, 0)
@@ -79,9 +85,9 @@ class Nursery:
 
 @contextmanager
 def warm_processes() -> Iterator[None]:
-    """Have `subprocess.Popen` start our own programs as forks."""
+    """Have `subprocess.Popen` start our own programs as forks, and `multiprocessing` its processes."""
     nursery = Nursery()
-    start = subprocess.Popen._execute_child  # type: ignore[attr-defined]
+    start, spawn = subprocess.Popen._execute_child, util.spawnv_passfds  # type: ignore[attr-defined]
     parameters = inspect.signature(start)
 
     def fork_or_start(popen: subprocess.Popen[bytes], *arguments: Any) -> None:
@@ -96,12 +102,22 @@ def warm_processes() -> Iterator[None]:
         ends = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
         popen._close_pipe_fds(*(call[end] for end in ends))  # type: ignore[attr-defined]
 
-    subprocess.Popen._execute_child = fork_or_start  # type: ignore[attr-defined]
-    try:
-        yield
-    finally:
-        subprocess.Popen._execute_child = start  # type: ignore[attr-defined]
-        nursery.close()
+    def fork_or_spawn(path: bytes, command: Sequence[str], passed: Sequence[int]) -> int:
+        program = [*command[command.index("-c") :]]
+        if "spawn_main" not in program[1]:
+            return int(spawn(path, command, passed))
+        numbers = [*STREAMS, *passed]
+        facts = {"program": program, "environment": dict(os.environ), "folder": str(Path.cwd()), "numbers": numbers}
+        return nursery.fork(facts | {"name": "spawn_main"}, numbers)
+
+    with (
+        mock.patch.object(subprocess.Popen, "_execute_child", fork_or_start),
+        mock.patch.object(util, "spawnv_passfds", fork_or_spawn),
+    ):
+        try:
+            yield
+        finally:
+            nursery.close()
 
 
 def _wish_of(call: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -114,6 +130,7 @@ def _wish_of(call: Mapping[str, Any]) -> dict[str, Any] | None:
         "program": program,
         "environment": environment,
         "folder": os.fspath(call["cwd"] or Path.cwd()),
+        "numbers": STREAMS,
         "process_group": call["process_group"],
         "session": call["start_new_session"],
     }
@@ -170,20 +187,29 @@ def _load() -> None:
 def _next_of_forks(wishes: socket.socket) -> dict[str, Any] | None:
     """In a fork: what it is to be. None once nobody asks."""
     while True:
-        message, streams, _, _ = socket.recv_fds(wishes, WISH_BYTES, 3)
+        message, descriptors, _, _ = socket.recv_fds(wishes, WISH_BYTES, MOST_DESCRIPTORS)
         if not message:
             return None
         _load()
         if (child := _fork_twice()) is None:
             wishes.close()
-            for number, stream in enumerate(streams):
-                os.dup2(stream, number)
             wish: dict[str, Any] = json.loads(message)
-            os.closerange(3, max(streams) + 1)
+            _renumber(descriptors, wish["numbers"])
             return wish
-        for stream in streams:
-            os.close(stream)
+        for descriptor in descriptors:
+            os.close(descriptor)
         wishes.send(str(child).encode())
+
+
+def _renumber(descriptors: Sequence[int], numbers: Sequence[int]) -> None:
+    """Give descriptors other numbers, and close all others."""
+    beyond = max(*descriptors, *numbers) + 1
+    for moved, descriptor in enumerate(descriptors, beyond):
+        os.dup2(descriptor, moved)
+    os.closerange(len(STREAMS), beyond)
+    for moved, number in enumerate(numbers, beyond):
+        os.dup2(moved, number)
+        os.close(moved)
 
 
 def _fork_twice() -> int | None:
@@ -204,9 +230,11 @@ def _fork_twice() -> int | None:
 
 def _become(wish: Mapping[str, Any]) -> NoReturn:
     """Be the process that somebody asked for, to its end."""
-    if wish["session"]:
+    if "name" in wish:
+        ctypes.CDLL(None).prctl(PR_SET_NAME, wish["name"].encode())
+    if wish.get("session"):
         os.setsid()
-    if wish["process_group"] not in (None, -1):
+    if wish.get("process_group") not in (None, -1):
         os.setpgid(0, wish["process_group"])
     os.environ.clear()
     os.environ.update(wish["environment"])
@@ -231,11 +259,18 @@ def _run(words: Sequence[str], folder: str) -> None:
     if flag == "-m":
         sys.argv, sys.path[0] = [program, *arguments], folder
         sys.modules.pop(f"{program}.__main__", None)
-        runpy.run_module(program, run_name="__main__", alter_sys=True)
+        with warm_processes() if _has_ranks(arguments) else nullcontext():
+            runpy.run_module(program, run_name="__main__", alter_sys=True)
     else:
         sys.argv, sys.path[0] = ["-c", *arguments], ""
         with warm_processes():
             exec(program, {"__name__": "__main__"})
+
+
+def _has_ranks(arguments: Sequence[str]) -> bool:
+    """Whether a service may start ranks: only then is it worth a process that forks."""
+    files = (Path(value) for flag, value in pairwise(arguments) if flag == "--config")
+    return any("tensor_parallel_size" in file.read_text() for file in files if file.is_file())
 
 
 def _end(code: int) -> NoReturn:

@@ -57,7 +57,7 @@ def free_port() -> int:
 
 def ranks_of(pid: int | None) -> list[psutil.Process]:
     """The processes beside a target service's own that share its model."""
-    return [child for child in psutil.Process(pid).children() if "spawn_main" in " ".join(child.cmdline())]
+    return [child for child in psutil.Process(pid).children() if "spawn_main" in f"{child.name()} {child.cmdline()}"]
 
 
 class Cluster(LocalServices):
