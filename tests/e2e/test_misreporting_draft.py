@@ -14,22 +14,21 @@ from draft_service.drafters.draws import Distribution, NextToken, PreDrawnDraws
 from paceline.client import AsyncClient
 from paceline.engine.table.engine import TableEngine
 from paceline.models.table_names import TableSpec
-from paceline.protocol.generation import GenerateRequest, SpeculationSettings
+from paceline.protocol.generation import SpeculationSettings
 from paceline.protocol.proposal import Acceptance
-from paceline.protocol.sampling import NoiseKey, SamplingParams
+from paceline.protocol.sampling import NoiseKey
 from paceline.sampling.distribution import support_scores
 from paceline.sampling.noise import Stream
 from paceline.sampling.racing import race
 from tests.e2e.cluster import Cluster, cluster_fixture
-from tests.e2e.statistics import LEVEL, chi_square_p
-from tests.e2e.test_distribution import LENGTH, OPPOSITE, PROMPT, TARGET, enumerate_distribution, sample
+from tests.e2e.statistics import LEVEL
+from tests.e2e.test_distribution import OPPOSITE, PROMPT, SAMPLING, TARGET, p_value, request, sample
 from tests.e2e.test_wrong_draft import linked
 from tests.services.harness import draft_service
 
-SAMPLES = 600
+SAMPLES = 300
 """So many tell the text of a coordinator that takes the draft at its word."""
 SHARPER = 30.0
-SAMPLING = SamplingParams(temperature=0.9)
 
 
 def sharper(
@@ -65,18 +64,11 @@ async def test_the_text_has_the_targets_distribution_all_the_same(
 ) -> None:
     monkeypatch.setattr(PreDrawnDraws, "proposed", sharper)
     speculation = SpeculationSettings(drafter="model", num_draft_tokens=1)
-    drafted = partial(
-        GenerateRequest,
-        token_ids=PROMPT,
-        sampling=SAMPLING,
-        max_new_tokens=LENGTH,
-        acceptance=acceptance,
-        speculation=speculation,
-    )
+    drafted = partial(request, sampling=SAMPLING, acceptance=acceptance, speculation=speculation)
     async with behind(opposite, OPPOSITE) as (client, log):
-        texts = await sample(client, [drafted(seed=seed) for seed in range(SAMPLES)])
+        texts = await sample(client, drafted, SAMPLES)
         mistakes = [line for line in log().splitlines() if "draft failed" in line]
-    assert chi_square_p(texts, enumerate_distribution(SAMPLING)) > LEVEL
+    assert p_value(texts, SAMPLING) > LEVEL
     assert SAMPLES / 10 < len(mistakes) <= MAX_MISTAKES * SAMPLES
     for line in mistakes:
         assert "drafter=model round=" in line

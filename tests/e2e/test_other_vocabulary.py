@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -11,8 +12,8 @@ from paceline.protocol.generation import GenerateRequest, SpeculationSettings
 from paceline.protocol.proposal import Acceptance
 from paceline.protocol.sampling import SamplingParams
 from tests.e2e.cluster import Cluster, cluster_fixture
-from tests.e2e.statistics import LEVEL, chi_square_p
-from tests.e2e.test_distribution import LENGTH, PROMPT, SAMPLES, TARGET, enumerate_distribution, sample
+from tests.e2e.statistics import LEVEL
+from tests.e2e.test_distribution import SAMPLING, TARGET, p_value, request, sample
 from tests.engine.tiny import llama, random_model
 from tests.engine.vocabulary.tokenizers_of_two import draft_tokenizer, target_tokenizer
 
@@ -42,21 +43,12 @@ def _honest(in_bytes: Cluster) -> Iterator[None]:
     ],
 )
 async def test_text_has_the_targets_distribution(in_bytes: Cluster, acceptance: Acceptance, drafter: str) -> None:
-    sampling = SamplingParams(temperature=0.9)
-    requests = [
-        GenerateRequest(
-            token_ids=PROMPT,
-            sampling=sampling,
-            seed=seed,
-            max_new_tokens=LENGTH,
-            acceptance=acceptance,
-            speculation=SpeculationSettings(drafter=drafter, num_draft_tokens=1),
-        )
-        for seed in range(SAMPLES // 2)
-    ]
+    speculation = SpeculationSettings(drafter=drafter, num_draft_tokens=1)
     async with in_bytes.async_client() as client:
-        texts = await sample(client, requests)
-    assert chi_square_p(texts, enumerate_distribution(sampling)) > LEVEL
+        texts = await sample(
+            client, partial(request, sampling=SAMPLING, acceptance=acceptance, speculation=speculation), 400
+        )
+    assert p_value(texts, SAMPLING) > LEVEL
 
 
 def test_coupled_text_is_target_onlys(in_bytes: Cluster) -> None:
@@ -69,11 +61,11 @@ def compare(cluster: Cluster, speculation: SpeculationSettings, prompt: str) -> 
     accepted = 0
     with cluster.client() as client:
         for seed in range(4):
-            request = GenerateRequest(
+            asked = GenerateRequest(
                 prompt=prompt, seed=seed, sampling=SamplingParams(temperature=1.0), max_new_tokens=48
             )
-            plain = client.generate(replace(request, speculation=SpeculationSettings(off=True)))
-            drafted = client.generate(replace(request, speculation=speculation))
+            plain = client.generate(replace(asked, speculation=SpeculationSettings(off=True)))
+            drafted = client.generate(replace(asked, speculation=speculation))
             assert drafted.token_ids == plain.token_ids
             accepted += drafted.stats.num_accepted_draft_tokens
     return accepted

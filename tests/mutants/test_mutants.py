@@ -16,12 +16,12 @@ SAMPLES = 8_000
 """What the least visible mutants need: those that forget the round in their keys."""
 
 EXACT = (
-    (Rounds, 4_000),
+    (Rounds, SAMPLES // 4),
     (BlockRounds, SAMPLES),
-    (mutants.DiscardedTokenChoosesK, SAMPLES),
-    (mutants.KeepThenStop, 2_000),
+    (mutants.DiscardedTokenChoosesK, SAMPLES // 2),
+    (mutants.KeepThenStop, SAMPLES // 8),
 )
-"""Each with twice the samples that give its mutants away, as below."""
+"""Each with the samples that give its mutants away, as below."""
 MUTANTS = (
     mutants.ResidualReusesDraftNoise,
     mutants.DraftAndAcceptShareU,
@@ -76,12 +76,12 @@ def test_the_distribution_gives_the_mutant_away(mutant: type[Rounds]) -> None:
 
 @pytest.mark.parametrize("algorithm", MENDED, ids=lambda a: a.__name__)
 def test_a_draft_that_is_not_trusted_leaves_the_distribution(algorithm: type[Rounds]) -> None:
-    assert p_value(algorithm, SAMPLES // 2) > LEVEL
+    assert p_value(algorithm, SAMPLES // 4) > LEVEL
 
 
 @pytest.mark.parametrize("mutant", UNMENDED, ids=lambda m: m.__name__)
 def test_one_that_is_trusted_wrongly_does_not(mutant: type[Rounds]) -> None:
-    assert given_away(mutant, SAMPLES // 2)
+    assert given_away(mutant, SAMPLES // 4)
 
 
 @pytest.mark.parametrize("algorithm", COPIED, ids=lambda a: a.__name__)
