@@ -103,7 +103,7 @@ async def test_runs_write_the_text_of_rounds_that_are_sent(way: Way, acceptance:
 async def test_prefetched_proposals_write_the_text_of_rounds_that_are_sent(way: Way, name: str) -> None:
     speculations = (MODEL, TREE, SpeculationSettings(), replace(MODEL, num_draft_tokens=1))
     requests = [
-        text(speculation=speculation, sampling=SAMPLINGS[name], seed=seed, sample_index=seed % 2)
+        text(speculation=speculation, sampling=SAMPLINGS[name], seed=seed, sample_index=seed % 2, max_new_tokens=40)
         for seed, speculation in enumerate(speculations)
     ]
     generations = await both(way, requests)

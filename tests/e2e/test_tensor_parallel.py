@@ -182,7 +182,7 @@ def plain_token(engine: Engine, tokens: list[int], session: int) -> tuple[int, .
 
 async def test_a_rank_killed_in_a_step_leaves_no_half_answered_round(tmp_path: Path) -> None:
     """Every session of the step ends with its link, as UNAVAILABLE, well before the step would have."""
-    with Cluster(tmp_path, f"{TABLE},step_ms=3000", drafters=(), target_flags=RANKED) as cluster:
+    with Cluster(tmp_path, f"{TABLE},step_ms=2000", drafters=(), target_flags=RANKED) as cluster:
         ranks = ranks_of(service_pid(cluster))
         link = target_link(address_of(cluster))
         down: asyncio.Future[PacelineError] = asyncio.get_running_loop().create_future()
