@@ -17,7 +17,7 @@ BENCH_FLAGS ?= --drafter ngram --kind copy,code-edit
 # Where it is set, every process of the tests and the benchmarks compiles all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup pull demo test test-full check format bench attack chaos fuzz soak compat image-check picture page page-pictures stubs protos dist clean
+.PHONY: setup pull demo test test-full check types rest-of-check format bench attack chaos fuzz soak compat image-check picture page page-pictures stubs protos dist clean
 
 setup: $(STAMP)
 
@@ -47,10 +47,16 @@ test: pull
 test-full: pull
 	$(BIN)/python -m tools.full_report
 
+# Types take a core for longer than all else: the rest has the other one.
 check: setup
+	@$(MAKE) --no-print-directory -j 2 types rest-of-check
+
+types: setup
+	$(BIN)/mypy
+
+rest-of-check: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
 	$(BIN)/buf lint
 	$(BIN)/python -m tools.check_stubs
 	$(BIN)/python -m tools.check_citations
