@@ -110,20 +110,23 @@ async def test_a_service_killed_and_restarted_goes_on_with_the_text(
     timed.wait_idle()
 
 
-def test_every_resume_point_joins_to_the_same_text(timed: Cluster) -> None:
+async def test_every_resume_point_joins_to_the_same_text(timed: Cluster) -> None:
     """The bytes of table text are mostly broken UTF-8: every cut is a character boundary case."""
-    with timed.client() as client:
-        whole = client.generate(request(max_new_tokens=40))
-        for cut in range(1, 40, 3):
-            first = Collector()
-            for event in client.stream(request(max_new_tokens=cut)):
-                first.add(event)
-            resumed = client.generate(request(max_new_tokens=40, resume_token_ids=first.token_ids))
-            assert first.token_ids + resumed.token_ids == whole.token_ids
-            assert first.end_event is not None
-            # A broken stream has no flush of what is left of a character.
-            shown = first.generation().text.removesuffix(first.end_event.text)
-            assert shown + resumed.text == whole.text, cut
+
+    async def join(cut: int) -> tuple[tuple[int, ...], str]:
+        first = Collector()
+        async for event in client.stream(request(max_new_tokens=cut)):
+            first.add(event)
+        resumed = await client.generate(request(max_new_tokens=40, resume_token_ids=first.token_ids))
+        assert first.end_event is not None
+        # A broken stream has no flush of what is left of a character.
+        shown = first.generation().text.removesuffix(first.end_event.text)
+        return first.token_ids + resumed.token_ids, shown + resumed.text
+
+    async with timed.async_client() as client:
+        whole = await client.generate(request(max_new_tokens=40))
+        joined = await asyncio.gather(*map(join, range(1, 40)))
+    assert set(joined) == {(whole.token_ids, whole.text)}
 
 
 async def test_client_cancel_frees_both_sessions(timed: Cluster) -> None:

@@ -16,7 +16,8 @@ from tests.e2e.cluster import eventually, free_port
 from tests.gateway.gateways import LONG, WAIT_S, GatewayCluster, endless_text, post, request
 
 SHORT: dict[str, Any] = {"prompt": "a", "max_tokens": 5, "seed": 1}
-LONG_TEXT: dict[str, Any] = {"prompt": "a", "max_tokens": 2500, "seed": 1, "ignore_eos": True}
+LENGTH = 1000
+LONG_TEXT: dict[str, Any] = {"prompt": "a", "max_tokens": LENGTH, "seed": 1, "ignore_eos": True}
 """A second or more of rounds: longer than it takes to kill its coordinator."""
 PLACES = {"coordinator": 1, "second": 2}
 
@@ -60,7 +61,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoCoordinator
 )
 def test_a_text_goes_on_at_the_other_coordinator(cluster: TwoCoordinators, fields: dict[str, Any]) -> None:
     whole = cluster.post("/v1/completions", LONG_TEXT | fields).json["choices"]
-    stream = endless_text(cluster.address_of("gateway"), max_tokens=2500, **fields)
+    stream = endless_text(cluster.address_of("gateway"), max_tokens=LENGTH, **fields)
     texts = dict.fromkeys(range(len(whole)), "")
     reasons: list[str] = []
     killed = ""

@@ -149,7 +149,7 @@ async def test_a_deadline_is_not_waited_out_without_a_word() -> None:
 
 @pytest.mark.parametrize("threads", [False, True])
 async def test_a_client_waits_until_the_service_and_its_target_are_ready(threads: bool) -> None:
-    service = Loads(links_in=3)
+    service = Loads(links_in=1)
     asking = asyncio.create_task(_described(service.address, threads, wait_ready=20))
     await asyncio.sleep(0.3)  # nobody listens yet
     async with loading(service, "the coordinator is still loading"):
