@@ -61,7 +61,6 @@ class Nursery:
     def __init__(self) -> None:
         self._wishes, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._lock = threading.Lock()
-        self._prctl = ctypes.CDLL(None).prctl
         if os.fork() == 0:
             _serve(theirs)
         theirs.close()
@@ -73,14 +72,18 @@ class Nursery:
     def fork(self, wish: Mapping[str, Any], descriptors: Sequence[int]) -> int:
         """Start a process that has these descriptors under the numbers that it wishes for; returns its id."""
         with self._lock:
-            self._prctl(PR_SET_CHILD_SUBREAPER, 1)
+            _prctl(PR_SET_CHILD_SUBREAPER, 1)
             try:
                 socket.send_fds(self._wishes, [json.dumps(wish).encode()], descriptors)
                 child = self._wishes.recv(WISH_BYTES)
             finally:
-                self._prctl(PR_SET_CHILD_SUBREAPER, 0)
+                _prctl(PR_SET_CHILD_SUBREAPER, 0)
         assert child, "the process that forks has ended; what it printed says why"
         return int(child)
+
+
+def _prctl(option: int, value: int | bytes) -> None:
+    ctypes.CDLL(None).prctl(option, value)
 
 
 @contextmanager
@@ -231,7 +234,7 @@ def _fork_twice() -> int | None:
 def _become(wish: Mapping[str, Any]) -> NoReturn:
     """Be the process that somebody asked for, to its end."""
     if "name" in wish:
-        ctypes.CDLL(None).prctl(PR_SET_NAME, wish["name"].encode())
+        _prctl(PR_SET_NAME, wish["name"].encode())
     if wish.get("session"):
         os.setsid()
     if wish.get("process_group") not in (None, -1):
