@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
+import sys
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from hypothesis import settings
 
-from paceline.local.service_process import thread_environment
 from tests.warm import warm_processes
 
-os.environ |= thread_environment(1)  # before a library reads it: services are forks of this process
 settings.register_profile("no deadline", deadline=None)  # a busy machine takes its time
 settings.load_profile("no deadline")
 
@@ -27,6 +25,8 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtestloop() -> Iterator[Any]:
     """Whoever needs a program to load as it does for a user starts it by another command (`tests/warm.py`)."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)  # other tests have the other cores
     with warm_processes():
         return (yield)
 

@@ -47,6 +47,7 @@ READ_BY_IMPORTS = ("PYTHON", "LD_", "OMP_", "GOMP_", "KMP_", "MKL_", "NUMBA_", "
 WISH_BYTES = 1 << 18
 STREAMS = (0, 1, 2)
 MOST_DESCRIPTORS = 32
+BEYOND_OPEN = 1 << 16
 PR_SET_NAME = 15
 PR_SET_CHILD_SUBREAPER = 36
 """prctl(2): what the children of a process leave behind becomes its own child."""
@@ -172,7 +173,7 @@ def _forget_tests(wishes: int) -> None:
     for kind in (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning):
         warnings.simplefilter("ignore", kind)
     os.closerange(3, wishes)
-    os.closerange(wishes + 1, os.sysconf("SC_OPEN_MAX"))
+    os.closerange(wishes + 1, BEYOND_OPEN)
 
 
 @functools.cache
@@ -180,11 +181,12 @@ def _load() -> None:
     """Import what a program needs, and compile; forks do so no more."""
     for name in IMPORTS:
         importlib.import_module(name)
+    import torch
+
+    torch.set_num_threads(1)
     for name in KERNELS:
         importlib.import_module(f"paceline.sampling.{name}").warm_up()
-    # What is loaded by now is no fork's garbage: a collection would copy its pages.
-    gc.collect()
-    gc.freeze()
+    gc.freeze()  # what is loaded by now is no fork's garbage: a collection would copy its pages
 
 
 def _next_of_forks(wishes: socket.socket) -> dict[str, Any] | None:
