@@ -9,8 +9,7 @@ from operator import mul
 
 from coordinator.policy.plan import Source
 from paceline.costs.acceptance import PRIOR_CHANCE, AcceptanceTable, BinnedChances, prior_chance
-from paceline.costs.correction import OUTLIER
-from paceline.costs.running_mean import RunningMean
+from paceline.costs.running_mean import OUTLIER, RunningMean
 from paceline.protocol.draft import Shadow
 from paceline.protocol.proposal import Acceptance, Proposal
 from paceline.protocol.records import RoundRecord

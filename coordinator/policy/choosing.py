@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from operator import itemgetter
 
 from coordinator.policy.acceptance_stats import AcceptanceStats
 from coordinator.policy.cycles import Cycles
-from coordinator.policy.planner import RATES_KEPT, DraftPeerCosts, Planner, RequestPlanner
-from coordinator.policy.round_times import DraftTimes, TargetTimes
-from paceline.costs.acceptance import MAX_DEPTH
+from coordinator.policy.planner import RATES_KEPT, Planner, RequestPlanner
+from coordinator.policy.round_times import DraftPeerCosts, DraftTimes, TargetTimes
 from paceline.costs.service_costs import DEFAULT
 from paceline.protocol.proposal import AUTO
 
@@ -42,6 +42,11 @@ class Offer:
     drafter: OfferedDrafter
     draft: DraftTimes
     stats: AcceptanceStats
+
+    def rate(self, target: TargetTimes, *, can_ahead: bool) -> float:
+        """Tokens a millisecond of a request under the best strategy, where all who share the target follow it."""
+        cycles = Cycles(target, self.draft, self.stats, can_ahead=can_ahead)
+        return cycles.best_common_cycle(target.sessions)[1].rate
 
 
 class Choosing:
@@ -77,7 +82,7 @@ class Choosing:
         target = self._request.target
         if target is None or len(offers) < 2:
             return offers[0].drafter if offers else None
-        return max(offers, key=lambda offer: rate_with(target, offer, can_ahead=self._can_ahead)).drafter
+        return max(offers, key=lambda offer: offer.rate(target, can_ahead=self._can_ahead)).drafter
 
     def other(self, current: str, length: int, room: int) -> OfferedDrafter | None:
         """The drafter to change to, once a round; None: the current one stays.
@@ -91,33 +96,24 @@ class Choosing:
         target = self._request.target
         if self._rounds % ROUNDS_BETWEEN or target is None:
             return None
-        offers = {offer.drafter.name: offer for offer in self._offers()}
-        own = offers.pop(current, None)
-        if own is None or not offers:
+        offers = [(offer.rate(target, can_ahead=self._can_ahead), offer) for offer in self._offers()]
+        own_rate = next((rate for rate, offer in offers if offer.drafter.name == current), None)
+        others = [(rate, offer) for rate, offer in offers if offer.drafter.name != current]
+        if own_rate is None or not others:
             return None
-        best = max(offers.values(), key=lambda offer: rate_with(target, offer, can_ahead=self._can_ahead))
-        left_ms = room / rate_with(target, own, can_ahead=self._can_ahead)
-        others_ms = room / rate_with(target, best, can_ahead=self._can_ahead) + best.draft.step_ms(length)
-        return best.drafter if others_ms < left_ms else None
+        rate, best = max(others, key=itemgetter(0))
+        return best.drafter if room / rate + best.draft.step_ms(length) < room / own_rate else None
 
     def _offers(self) -> list[Offer]:
         offers: dict[str, Offer] = {}
         for name, model, peer in self._on_offer():
             if name not in offers:
-                drafter = OfferedDrafter(
-                    name, stats_key(AUTO if name == DEFAULT else f"{AUTO} {name}", model, self._text)
-                )
-                stats = self._request.stats.optimistic(drafter.stats_key)
-                offers[name] = Offer(drafter, self._planner.draft(peer, name), stats)
+                key = stats_key(AUTO if name == DEFAULT else f"{AUTO} {name}", model, self._text)
+                stats = self._request.stats.optimistic(key)
+                offers[name] = Offer(OfferedDrafter(name, key), self._planner.draft(peer, name), stats)
         return list(offers.values())
 
 
 def stats_key(drafter: str, model: str, text: str) -> str:
     """The name under which a drafter's acceptance statistics are kept."""
     return " ".join(filter(None, (drafter, model, text)))
-
-
-def rate_with(target: TargetTimes, offer: Offer, *, can_ahead: bool) -> float:
-    """Tokens a millisecond of a request under the best strategy, where all who share the target follow it."""
-    cycles = Cycles(target, offer.draft, offer.stats, MAX_DEPTH, can_ahead=can_ahead)
-    return cycles.best_common_cycle(target.sessions)[1].rate

@@ -12,18 +12,17 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
-from weakref import WeakKeyDictionary, ref
+from weakref import WeakKeyDictionary, proxy
 
 from coordinator.policy.acceptance_stats import AcceptanceStats, RequestStats
 from coordinator.policy.cycles import Cycles, Rates, Strategy
 from coordinator.policy.loss_budget import ALLOWED_SHARE, LossBudget
 from coordinator.policy.plan import Options, Plan, Source
 from coordinator.policy.pricing import NOTHING, Choice, ProposalPricing
-from coordinator.policy.round_times import DraftTimes, TargetTimes
+from coordinator.policy.round_times import DraftPeerCosts, DraftTimes, TargetPeerCosts, TargetTimes
 from coordinator.sessions.round_draft import MAX_PENDING_TOKENS
 from paceline.costs.acceptance import MAX_DEPTH
-from paceline.costs.service_costs import DEFAULT, UNKNOWN_LINE, DraftCosts, TargetCosts
+from paceline.costs.service_costs import DEFAULT
 from paceline.protocol.proposal import Acceptance, Proposal
 from paceline.protocol.records import RoundRecord
 from paceline.sampling.match import Match
@@ -35,43 +34,25 @@ RATES_KEPT = 8
 """Rounds for which a request's rates are kept once it has run as many; chances hardly move in that time."""
 
 
-class TargetPeerCosts(Protocol):
-    """A target that states its costs."""
-
-    @property
-    def costs(self) -> TargetCosts:
-        """The latest stated costs."""
-
-
-class DraftPeerCosts(Protocol):
-    """A draft service that states its costs."""
-
-    @property
-    def costs(self) -> DraftCosts:
-        """The latest stated costs."""
-
-
 class Planner:
     """Shared by a coordinator's requests: times of rounds at each peer, and each drafter's acceptance statistics."""
 
     def __init__(self) -> None:
-        self._targets: WeakKeyDictionary[Any, TargetTimes] = WeakKeyDictionary()
-        self._drafts: WeakKeyDictionary[Any, dict[str, DraftTimes]] = WeakKeyDictionary()
+        self._targets: WeakKeyDictionary[TargetPeerCosts, TargetTimes] = WeakKeyDictionary()
+        self._drafts: WeakKeyDictionary[DraftPeerCosts, dict[str, DraftTimes]] = WeakKeyDictionary()
         self._stats: dict[tuple[Acceptance, bool, str], AcceptanceStats] = {}
 
     def target(self, peer: TargetPeerCosts) -> TargetTimes:
         """The times of rounds at a target."""
         if peer not in self._targets:
-            peer_ref = ref(peer)  # the times of a peer that has gone go with it
-            self._targets[peer] = TargetTimes(lambda: live.costs if (live := peer_ref()) else TargetCosts())
+            self._targets[peer] = TargetTimes(proxy(peer))  # the times of a peer that has gone go with it
         return self._targets[peer]
 
     def draft(self, peer: DraftPeerCosts, drafter: str = DEFAULT) -> DraftTimes:
         """The times of one drafter at a draft service."""
         times = self._drafts.setdefault(peer, {})
         if drafter not in times:
-            peer_ref = ref(peer)
-            times[drafter] = DraftTimes(lambda: live.costs.line_of(drafter) if (live := peer_ref()) else UNKNOWN_LINE)
+            times[drafter] = DraftTimes(proxy(peer), drafter)
         return times[drafter]
 
     @property
@@ -105,9 +86,9 @@ class RequestPlanner:
         self.rates = Rates()
         self.loss_budget = LossBudget()
         self.round_counts: Counter[Strategy] = Counter()
-        self._leases = self._drafts_ahead = self._closed = False
-        """Whether the target may start rounds by itself (then a round that is sent costs the sending, too), whether
-        the last plan drafts for outcomes, and whether the request has ended."""
+        self._leases = self._drafts_ahead = False
+        """Whether the target may start rounds by itself (then a round that is sent costs the sending, too), and
+        whether the last plan drafts for outcomes."""
         self._rounds = 0
 
     @property
@@ -118,19 +99,18 @@ class RequestPlanner:
     def move(self, target: TargetPeerCosts | None, draft: DraftPeerCosts | None, drafter: str = DEFAULT) -> None:
         """Note the peers of the request's sessions, and the drafter of the draft's."""
         self._peers = target, draft
-        times_there = None if target is None else self._planner.target(target)
-        if times_there is not self._target:
-            for times, change in ((self._target, -1), (times_there, 1)):
-                if times is not None:
-                    times.running += change
-            self._target = times_there
+        times = None if target is None else self._planner.target(target)
+        if times is not self._target:
+            self.close()
+            self._target = times
+            if times is not None:
+                times.requests.add(self)
         self.draft = None if draft is None else self._planner.draft(draft, drafter)
 
     def close(self) -> None:
         """Note the end of the request; it can still be explained."""
-        if self._target is not None and not self._closed:
-            self._target.running -= 1
-        self._closed = True
+        if self._target is not None:
+            self._target.requests.discard(self)
 
     @property
     def expects_drafts(self) -> bool:
@@ -164,9 +144,8 @@ class RequestPlanner:
         return pricing.match_value(match, room)[1] if pricing and match else 0
 
     def worth_prefetching(self, match: Match, room: int) -> int:
-        """How far to follow a match after its next token, which must come first; 0: not worth the message."""
-        pricing, rest = self._pricing, match.advance(1)
-        return 0 if pricing is None or rest is None else pricing.prefetch_nodes(match, rest, room)
+        """How far to follow a match after its next token, which must come first; 0: not at all."""
+        return self.worth_copying(match.advance(1), room)
 
     def verdict_due_ms(self, nodes: int, *, was_sent: bool) -> float:
         """Time from a round's sending, or from the verdict with which the target started it, to its own verdict."""

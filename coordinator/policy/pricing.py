@@ -24,8 +24,6 @@ from paceline.sampling.match import Match
 
 MAX_MATCH_TOKENS = 32
 """Longest continuation of an n-gram match: chances by length are told apart up to there."""
-MESSAGE_MS = 0.5
-"""Time that a message takes of its sender's and its receiver's cores (docs/reports/overlap-2026-11-22.md)."""
 
 
 @dataclass(frozen=True)
@@ -127,12 +125,6 @@ class ProposalPricing:
     def match_value(self, match: Match, room: int) -> tuple[float, int]:
         """Value and length of the best continuation of a match."""
         return self._best_first(self.stats.texts.ngrams.prefix_chances(match, min(room, MAX_MATCH_TOKENS)))
-
-    def prefetch_nodes(self, match: Match, rest: Match, room: int) -> int:
-        """How far to follow a match behind its next token, which must come first; 0: not worth the message."""
-        value, nodes = self.match_value(rest, room)
-        chance = self.stats.texts.ngrams.prefix_chances(match, 1)[0]
-        return nodes if chance * value > self.rates.own * MESSAGE_MS else 0
 
     def draft_value(self, proposal: Proposal) -> tuple[float, int]:
         """Value and number of the first nodes of a model's proposal that are worth their rows."""

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any, Protocol
+from weakref import WeakSet
 
 from paceline.costs.acceptance import MAX_DEPTH
-from paceline.costs.correction import OUTLIER, Correction
 from paceline.costs.cost_line import CostLine
 from paceline.costs.cycle import proposal_ms
-from paceline.costs.running_mean import RunningMean
-from paceline.costs.service_costs import TargetCosts
+from paceline.costs.running_mean import OUTLIER, Correction, RunningMean
+from paceline.costs.service_costs import DEFAULT, DraftCosts, TargetCosts
 from paceline.protocol.records import RoundRecord
 
 CHAIN_LEVELS = (1,) * (MAX_DEPTH - 1)
@@ -25,36 +26,52 @@ def _trips() -> RunningMean:
     return RunningMean(1.0, 0.0)
 
 
+class TargetPeerCosts(Protocol):
+    """A target that states its costs."""
+
+    @property
+    def costs(self) -> TargetCosts:
+        """The latest stated costs."""
+
+
+class DraftPeerCosts(Protocol):
+    """A draft service that states its costs."""
+
+    @property
+    def costs(self) -> DraftCosts:
+        """The latest stated costs."""
+
+
 @dataclass
 class TargetTimes:
     """Times of one target in milliseconds, shared by a coordinator's requests.
 
     Attributes:
-        costs: reads the costs that the target states now.
+        peer: states the costs.
         factor: corrects the line for self-started rounds: its error, and the round's overhead.
         gap: corrects a self-started round's step as the target measured it. Where several sessions share the
             target, only steps without drafts count, since drafts on the same cores delay all verdicts.
         send_ms: additional time of a round that the coordinator sends: the trips, and the wait for a step.
         late_send_ms: the same for rounds that waited for their draft, which may miss the step that others share.
-        running: the number of this coordinator's requests there.
+        requests: this coordinator's requests there.
     """
 
-    costs: Callable[[], TargetCosts]
+    peer: TargetPeerCosts
     factor: Correction = field(default_factory=Correction)
     gap: Correction = field(default_factory=Correction)
     send_ms: RunningMean = field(default_factory=_trips)
     late_send_ms: RunningMean = field(default_factory=_trips)
-    running: int = 0
+    requests: WeakSet[Any] = field(default_factory=WeakSet)
 
     @property
     def is_known(self) -> bool:
         """Whether the target has stated a cost line."""
-        return self.costs().alone.is_known
+        return self.peer.costs.alone.is_known
 
     @property
     def sessions(self) -> int:
         """The number of all coordinators' sessions that share its steps, as far as it is known."""
-        return max(1, self.running, self.costs().sessions)
+        return max(1, len(self.requests), self.peer.costs.sessions)
 
     def step_ms(self, rows: float, *, beside: bool = False) -> float:
         """Time of a self-started round whose step has so many rows; `beside`: a draft works during the step."""
@@ -98,7 +115,7 @@ class TargetTimes:
             self.gap.learn(record.round_ms, _step_of(record))
 
     def _line(self, beside: bool) -> CostLine:
-        return self.costs().beside if beside else self.costs().alone
+        return self.peer.costs.beside if beside else self.peer.costs.alone
 
 
 @dataclass
@@ -106,23 +123,30 @@ class DraftTimes:
     """Times of one drafter of a draft service in milliseconds, shared by a coordinator's requests.
 
     Attributes:
-        line: reads the cost line that the draft service states now.
+        peer: states the costs.
+        drafter: its name; empty: the service's default.
         factor: corrects the line for a draft's steps; at least 1.
         wire: the wait for a draft beyond its steps.
     """
 
-    line: Callable[[], CostLine]
+    peer: DraftPeerCosts
+    drafter: str = DEFAULT
     factor: Correction = field(default_factory=Correction)
     wire: RunningMean = field(default_factory=_trips)
 
     @property
+    def line(self) -> CostLine:
+        """The cost line that the draft service states now."""
+        return self.peer.costs.line_of(self.drafter)
+
+    @property
     def is_known(self) -> bool:
         """Whether the draft service has stated a cost line."""
-        return self.line().is_known
+        return self.line.is_known
 
     def step_ms(self, rows: float) -> float:
         """Time of a step of so many rows; 0 without rows."""
-        return 0.0 if not rows else self.factor.value * self.line().ms(rows)
+        return 0.0 if not rows else self.factor.value * self.line.ms(rows)
 
     def catch_up_ms(self, lag: int, open_ms: float) -> float:
         """Time until the draft has computed `lag` rows, on which it has worked for `open_ms`."""
@@ -134,14 +158,14 @@ class DraftTimes:
 
     def learn(self, record: RoundRecord) -> None:
         """Learn from a round that waited for its proposal; not for the session's first, which computes the text."""
-        said_ms = max(1, record.proposed) * self.line().ms(max(1, record.draft.rows))
+        said_ms = max(1, record.proposed) * self.line.ms(max(1, record.draft.rows))
         # Rows that were there already took no time, so a draft that was faster than its line counts as 1.
         self.factor.learn(max(said_ms, record.draft.forward_ms), said_ms)
         _learn_wait(self.wire, record.draft_wait_ms - record.draft.forward_ms, said_ms)
 
     def learn_late(self, waited_ms: float, depth: int) -> None:
         """Learn that a proposal had not come after `waited_ms`: it is taken to need twice as long."""
-        self.factor.learn(2 * waited_ms, depth * self.line().ms(1))
+        self.factor.learn(2 * waited_ms, depth * self.line.ms(1))
 
 
 def _learn_wait(mean: RunningMean, wait_ms: float, said_ms: float) -> None:

@@ -8,9 +8,8 @@ from statistics import median
 
 import numpy as np
 
-from paceline.costs.correction import Correction
 from paceline.costs.cost_line import LEAST_STEP_MS, CostLine
-from paceline.costs.running_mean import RunningMean
+from paceline.costs.running_mean import Correction, RunningMean
 from paceline.costs.service_costs import LEAST_MOVE, UNKNOWN_LINE
 from paceline.protocol.proposal import MAX_PROPOSAL_NODES
 

@@ -1,14 +1,20 @@
-"""A mean that starts from a prior and forgets. Pure."""
+"""Means that start from a prior and forget, and the correction of expected times by measured ones. Pure."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 MEMORY = 50.0
 """Observations that a mean remembers. The last 50 tokens of a text tell more of the next ones than all of it."""
 PRIOR_WEIGHT = 4.0
 """A prior counts as many observations: that of matches and drafters in a pool, and that of a pool in a new request.
 One copied passage, or a round or two of a draft, overrules it."""
+SPEED_MEMORY = 16.0
+"""Steps or rounds that a machine's speed remembers. They are fewer than a request's rounds, since the speed of a
+shared machine changes within one request."""
+OUTLIER = 4.0
+"""A time counts at most as this many times the expected one, so that a machine's pauses have little weight. A round
+that just misses a step takes twice as long, which must count: half of 4 loses goodput (`2026-11-23-one-planner`)."""
 
 
 @dataclass(slots=True)
@@ -27,3 +33,26 @@ class RunningMean:
     def child(self) -> RunningMean:
         """The mean that one request begins with: what it is so far counts as a prior."""
         return RunningMean(self.value, min(PRIOR_WEIGHT, self.weight))
+
+
+@dataclass(slots=True)
+class Correction:
+    """The factor by which measured times differ from expected ones; one rule for services and coordinators.
+
+    Attributes:
+        mean: of the ratios.
+        most: a ratio counts at most as this many times the mean.
+    """
+
+    mean: RunningMean = field(default_factory=lambda: RunningMean(1.0, 1.0, limit=SPEED_MEMORY))
+    most: float = OUTLIER
+
+    @property
+    def value(self) -> float:
+        """The factor."""
+        return self.mean.value
+
+    def learn(self, ms: float, expected_ms: float) -> None:
+        """Learn from a time; one that was expected to take nothing says nothing."""
+        if expected_ms > 0:
+            self.mean.add(min(ms / expected_ms, self.most * self.mean.value))

@@ -325,7 +325,7 @@ def test_the_wait_for_a_first_draft_is_no_measure_of_the_next() -> None:
 
 
 def times(target: SaidByTarget, draft: SaidByDraft | None = None) -> tuple[TargetTimes, DraftTimes | None]:
-    return TargetTimes(lambda: target.costs), None if draft is None else DraftTimes(lambda: draft.costs.line)
+    return TargetTimes(target), None if draft is None else DraftTimes(draft)
 
 
 def test_a_cycle_is_its_steps_and_its_waits() -> None:

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.costs.correction import OUTLIER
 from paceline.costs.cost_line import CostLine
 from paceline.costs.cost_meter import MEASURING_MS, REPEATS, CostMeter, measure_line
+from paceline.costs.running_mean import OUTLIER
 from paceline.costs.service_costs import LEAST_MOVE
 
 OCTAVES = (1, 2, 4, 8, 16, 32, 64)
