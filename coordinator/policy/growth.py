@@ -12,15 +12,15 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-MOST_LAST = 5
-"""Most nodes that are considered for the last step: as many as there are ranks with statistics of their own
-(`MAX_RANK`), so all of them may hang from one node."""
-SMALLEST_CHANCE = 0.02
-"""Nodes that are reached more rarely are not considered: each would add less than so many tokens. Half as much moves
-the simulator's goodput by less than 1 % in any case, .05 costs up to 12 % (`2026-11-23-one-planner`)."""
-_STEPS = 50
-"""Chances are rounded to fiftieths, so that fewer different trees are grown. A mean over the 50 observations that
-`RunningMean` remembers is no finer."""
+from paceline.costs.acceptance import MAX_RANK
+from paceline.costs.running_mean import MEMORY
+
+MOST_LAST = MAX_RANK
+"""Most nodes that are considered for the last step: all of them may hang from one node."""
+_STEPS = round(MEMORY)
+"""Chances are rounded to so many steps, so that fewer different trees are grown. No mean tells finer ones apart."""
+SMALLEST_CHANCE = 1 / MEMORY
+"""Nodes that are reached more rarely than any mean can tell from never are not considered."""
 
 
 def expected_of_trees(by_depth: Sequence[float], by_rank: Sequence[float]) -> tuple[tuple[float, ...], ...]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-ALLOWED_SHARE = 0.03
+from paceline.costs.service_costs import LEAST_MOVE
+
+ALLOWED_SHARE = LEAST_MOVE
 """Largest share of a request's time that drafting may cost: the worst case that users are promised."""
 ALLOWED_TOKENS = (2.0, 4.0)
 """Losses that are allowed in any case, in target-only tokens. The first always is: a trial costs a round or two.

@@ -22,6 +22,7 @@ from coordinator.policy.pricing import NOTHING, Choice, ProposalPricing
 from coordinator.policy.round_times import DraftPeerCosts, DraftTimes, TargetPeerCosts, TargetTimes
 from coordinator.sessions.round_draft import MAX_PENDING_TOKENS
 from paceline.costs.acceptance import MAX_DEPTH
+from paceline.costs.running_mean import SPEED_MEMORY
 from paceline.costs.service_costs import DEFAULT
 from paceline.protocol.proposal import Acceptance, Proposal
 from paceline.protocol.records import RoundRecord
@@ -30,8 +31,8 @@ from paceline.sampling.match import Match
 SHADOW_SHARE = ALLOWED_SHARE / 2
 """Largest share of time that drafts of all requests work for shadows alone: they may use the target's cores.
 No loss budget counts it, so it stays below what a loss budget allows."""
-RATES_KEPT = 8
-"""Rounds for which a request's rates are kept once it has run as many; chances hardly move in that time."""
+RATES_KEPT = round(SPEED_MEMORY)
+"""Rounds for which a request's rates are kept once it has run as many: the machine's speed hardly moves meanwhile."""
 
 
 class Planner:

@@ -22,7 +22,7 @@ from paceline.costs.acceptance import MAX_DEPTH, survival
 from paceline.protocol.proposal import MAX_PROPOSAL_NODES, Proposal
 from paceline.sampling.match import Match
 
-MAX_MATCH_TOKENS = 32
+MAX_MATCH_TOKENS = MAX_PROPOSAL_NODES // 2
 """Longest continuation of an n-gram match: chances by length are told apart up to there."""
 
 

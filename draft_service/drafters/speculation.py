@@ -22,14 +22,15 @@ from draft_service.drafters.draws import NextToken
 from draft_service.drafters.interface import PreparedProposal
 from draft_service.drafters.state import SessionState
 from draft_service.drafters.tree import Node
+from paceline.costs.acceptance import HALF, PRIOR_CHANCE
 from paceline.protocol.draft import DraftBudget
 from paceline.protocol.proposal import ROOT
 
-UNKNOWN_CHANCE = 0.8
+UNKNOWN_CHANCE = PRIOR_CHANCE
 """Chance of a verified token whose parent's row is not computed: somebody thought it worth a round."""
-UNRANKED_CHANCE = 0.3
-"""Chance of a verified token that is not in the ranking."""
-DEEPER = 0.5
+UNRANKED_CHANCE = 1 - PRIOR_CHANCE
+"""Chance of a verified token that is not in the ranking: what the prior leaves to others than the first choice."""
+DEEPER = HALF
 """Worth of a further token of a proposal relative to the first, without which the round waits for several steps."""
 WORTHLESS = 1e-3
 """Rows of less worth are not computed."""

@@ -28,15 +28,17 @@ PRIOR_CHANCE = 0.7
 """Acceptance before anything is known: drafts are made to be accepted, and one that isn't tried stays unknown. On
 Spec-Bench the real pair's k = 4 accepts .8 to 2.7 tokens a round, chances of .47 to .84 a token
 (docs/reports/spec-bench-pair-2026-11-24.md). The loss budget bounds the cost of trying."""
+HALF = 0.5
+"""A middling draft's chances halve with each rank, and what a first choice's q says of it counts half."""
 
 
 def prior_chance(q: float, rank: int = 1) -> float:
     """Chance of a rank before anything is learned, by the first choice's q; it halves with each rank behind it.
 
-    Under shared noise even a token of small q often is the target's (`exactness` §1a).
+    Under shared noise even a token of small q often is the target's (`exactness` §1a), so q moves it by half.
     """
-    first = 0.4 + 0.55 * q
-    return first if rank == 1 else (1 - first) * 0.5 ** (rank - 1)
+    first = PRIOR_CHANCE + HALF * (q - HALF)
+    return first if rank == 1 else (1 - first) * HALF ** (rank - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,7 @@ class AcceptanceTable:
     """
 
     by_depth: list[RunningMean] = field(default_factory=lambda: _means(PRIOR_CHANCE, MAX_DEPTH))
-    by_rank: list[RunningMean] = field(default_factory=lambda: _means(0.5, MAX_RANK - 1))
+    by_rank: list[RunningMean] = field(default_factory=lambda: _means(HALF, MAX_RANK - 1))
     by_q: BinnedChances = field(default_factory=lambda: BinnedChances.of(prior_chance))
     positions: int = 0
 

@@ -8,6 +8,7 @@ from statistics import median
 
 import numpy as np
 
+from paceline.costs.acceptance import MAX_DEPTH
 from paceline.costs.cost_line import LEAST_STEP_MS, CostLine
 from paceline.costs.running_mean import Correction, RunningMean
 from paceline.costs.service_costs import LEAST_MOVE, UNKNOWN_LINE
@@ -21,8 +22,8 @@ It leaves 8 % of itself in the factor of the size that ran meanwhile."""
 SURGE = 1.5
 """A step counts at most as this many times the machine's present speed. A shared machine slows down for good by
 about as much, and a single pause moves a line by 4 %."""
-SLOPE_ROWS = 8
-"""Rows of the second step that is timed at load: with the first, of one row, it gives a line its slope."""
+SLOPE_ROWS = MAX_DEPTH // 2
+"""Rows of the second step that is timed at load, as a proposal may have: with the first it gives a line its slope."""
 REPEATS = 3
 """Steps of each size; their median is not moved by one that was interrupted."""
 MEASURING_MS = 1000.0
