@@ -8,7 +8,16 @@ from pathlib import Path
 import pytest
 
 from tools.names import count_names, is_bare_participle
-from tools.structure import BARE_PARTICIPLES, SourceFile, check, public_docstrings
+from tools.structure import (
+    BARE_PARTICIPLES,
+    ROOM_ATTRIBUTES,
+    ROOM_LINES,
+    ROOM_OF_DRAFTING,
+    SourceFile,
+    check,
+    drafting_grows,
+    public_docstrings,
+)
 
 MODULE = '''
 """Names of every kind."""
@@ -73,3 +82,23 @@ def test_a_tree_of_bare_participles_breaks_the_rule(tmp_path: Path) -> None:
     subprocess.run(["git", "add", "."], cwd=tmp_path, check=True)
     [broken] = check(tmp_path)
     assert broken.startswith(f"bare participles are over {BARE_PARTICIPLES} % of names: 59.09 %")
+
+
+def many(attributes: int) -> str:
+    return "class Plan:\n    depth: int\n\n    def take(self):\n" + "".join(
+        f"        self.a{number} = self.depth\n" for number in range(attributes - 1)
+    )
+
+
+def test_what_decides_how_much_to_draft_has_bounds() -> None:
+    policy, costs, meter = ROOM_OF_DRAFTING
+    inside, outside, beside = policy + "some.py", "coordinator/" + "some.py", "coordinator/drafting/" + "some.py"
+    assert drafting_grows([SourceFile(inside, many(ROOM_ATTRIBUTES)), SourceFile(outside, many(99))]) == []
+    assert drafting_grows([SourceFile(beside, many(ROOM_ATTRIBUTES + 1))]) == [
+        f"{beside}: Plan has {ROOM_ATTRIBUTES + 1} attributes"
+    ]
+    half = "x = 1\n" * (ROOM_LINES // 2)
+    files = [SourceFile(inside, half), SourceFile(costs + "some.py", half)]
+    assert drafting_grows(files) == []
+    [broken] = drafting_grows([*files, SourceFile(meter, "x = 1\n")])
+    assert broken == f"what decides how much to draft has {ROOM_LINES + 1} lines, over {ROOM_LINES}"

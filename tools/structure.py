@@ -42,6 +42,15 @@ SHARED_LINES = 6
 BARE_PARTICIPLES = 0.9
 """Per cent of all stored names that may be bare participles; it only ever falls, to .3."""
 
+ROOM_OF_DRAFTING = ("coordinator/policy/", "paceline/costs/", "target_service/meter.py")
+"""What decides how much to draft."""
+STATED_COSTS = ("paceline/costs/cost_line.py", "paceline/costs/service_costs.py")
+"""What of it is said on links alone, and decides nothing."""
+ROOM_LINES = 1980
+"""Lines that may decide how much to draft; it only ever falls, to 1,700."""
+ROOM_ATTRIBUTES = 12
+"""Most attributes of an object that decides how much to draft, or carries that out."""
+
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -100,6 +109,29 @@ def _public(node: ast.Module | ast.ClassDef | Function) -> Iterator[ast.Module |
     for child in [] if isinstance(node, Function) else node.body:
         if isinstance(child, ast.ClassDef | Function) and not child.name.startswith("_"):
             yield from _public(child)
+
+
+def attributes(node: ast.ClassDef) -> set[str]:
+    """The names that a class stores: its fields, and what its methods set on themselves."""
+    fields = {each.target for each in node.body if isinstance(each, ast.AnnAssign)}
+    names = {field.id for field in fields if isinstance(field, ast.Name)}
+    stores = (each for each in ast.walk(node) if isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Store))
+    return names | {each.attr for each in stores if isinstance(each.value, ast.Name) and each.value.id == "self"}
+
+
+def drafting_grows(sources: Sequence[SourceFile]) -> list[str]:
+    """What makes the room of drafting too large: its lines, or the attributes of one of its objects."""
+    room = [each for each in sources if each.path.startswith(ROOM_OF_DRAFTING) and each.path not in STATED_COSTS]
+    lines = sum(source.lines for source in room)
+    carrying_out = [source for source in sources if source.path.startswith("coordinator/drafting/")]
+    counts = {
+        f"{source.path}: {node.name}": len(attributes(node))
+        for source in (*room, *carrying_out)
+        for node in ast.walk(ast.parse(source.text))
+        if isinstance(node, ast.ClassDef)
+    }
+    large = [f"{name} has {count} attributes" for name, count in counts.items() if count > ROOM_ATTRIBUTES]
+    return [f"what decides how much to draft has {lines} lines, over {ROOM_LINES}"][: lines > ROOM_LINES] + large
 
 
 def long_files(sources: Sequence[SourceFile]) -> list[str]:
@@ -163,6 +195,7 @@ def report(tree: Path) -> str:
         f"functions over {LONG_FUNCTION} lines": str(sum(length > LONG_FUNCTION for length in lengths)),
         "names that are bare participles": str(count_names(source.text for source in sources)),
         "public things with a docstring": f"{public_docstrings(sources):.1f} %",
+        "breaks of the bounds of drafting": _listing(drafting_grows(sources)),
         "words of the README": str(len((tree / "README.md").read_text().split())),
     }
     lines = ["| what | figure |", "| --- | --- |", *(f"| {name} | {value} |" for name, value in facts.items()), ""]
@@ -176,12 +209,14 @@ def _listing(items: Sequence[str]) -> str:
 
 
 def check(tree: Path) -> list[str]:
-    """What breaks a rule: a file that is too long, a class name given twice, too many bare participles as names."""
+    """What breaks a rule: a long file, a class name given twice, bare participles as names, drafting that grows."""
     sources = product(tree)
     names = count_names(source.text for source in sources)
     bare = [f"bare participles are over {BARE_PARTICIPLES} % of names: {names}"][: names.share > BARE_PARTICIPLES]
     twice = [f"class {name} in {' and '.join(paths)}" for name, paths in classes_twice(sources).items()]
-    return [f"over {LONG_FILE} lines: {file}" for file in long_files(sources)] + twice + bare
+    return (
+        [f"over {LONG_FILE} lines: {file}" for file in long_files(sources)] + twice + bare + drafting_grows(sources)
+    )
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ from functools import partial
 
 from coordinator.drafting.explaining import explain
 from coordinator.drafting.outcomes import OutcomeProposals
-from coordinator.drafting.settings import DraftingSettings, RequestSettings
+from coordinator.drafting.settings import DraftingSettings, RequestedDrafting
 from coordinator.policy.choosing import Choosing, OfferedDrafter, stats_key
 from coordinator.policy.plan import Options, Plan, Source, fixed_plan
 from coordinator.policy.planner import Planner, RequestPlanner
@@ -39,7 +39,7 @@ from paceline.protocol.records import RoundRecord
 from paceline.protocol.target import Round
 from paceline.runtime import clock
 
-UNPLANNED = Plan()
+NO_PLAN = Plan()
 """The plan before the first one is made."""
 
 
@@ -69,7 +69,7 @@ class Drafting:
         library: Library | None = None,
         targets: Seq[Welcome] = (),
     ) -> None:
-        self._settings = wish = RequestSettings.of(task, settings, has_service=pool is not None)
+        self._settings = wish = RequestedDrafting.of(task, settings, has_service=pool is not None)
         features = FeatureFeed(len(task.prompt), settings.feature_dtype, settings.max_feature_bytes)
         self._session = DraftSession(pool, task, "" if wish.drafter == AUTO else wish.drafter, features)
         # A predicted text repeats much more than another one, so the two kinds have statistics of their own.
@@ -91,11 +91,11 @@ class Drafting:
         prediction = () if wish.is_off else task.prediction
         self._matches = Matches(len(task.prompt), prediction, ngrams=wish.searches, volumes=volumes)
         self._sequence = sequence
-        self._cached = NOTHING
+        self._cached_draft = NOTHING
         """What was drafted for the last outcome before it was known, or that nothing was though outcomes were."""
         self._pending: PendingCommit | None = None
         self._next = TargetNext()
-        self._plan = UNPLANNED
+        self._plan = NO_PLAN
 
     @property
     def features(self) -> FeatureFeed:
@@ -107,12 +107,12 @@ class Drafting:
 
         If the round waits for the draft service, `on_request` is called once the request for a proposal has left.
         """
-        plan = self.open(traceparent) if self._plan is UNPLANNED else self._plan
+        plan = self.open(traceparent) if self._plan is NO_PLAN else self._plan
         drafted = await self._planned_draft(plan, on_request)
         if drafted.proposal is not None:
             drafted = replace(drafted, proposal=drafted.proposal.first(self._sequence.rows_left))
         self._session.dispatching(drafted)
-        return replace(drafted, miss=self._cached.miss, lease=plan.lease, drafts_ahead=plan.fan_out > 0)
+        return replace(drafted, miss=self._cached_draft.miss, lease=plan.lease, drafts_ahead=plan.fan_out > 0)
 
     def verifying(self, round_: Round) -> OutcomeProposals | None:
         """Send pending commits to the draft service, and announce a round if it is to draft for its outcomes.
@@ -163,7 +163,7 @@ class Drafting:
         if self._matches.exist:
             self._planner.stats.take_match(self._matches.best, tokens)
         drafts_outcomes = plan.fan_out > 0
-        self._cached = self._session.settle(outcome) or RoundDraft(miss=drafts_outcomes)
+        self._cached_draft = self._session.settle(outcome) or RoundDraft(miss=drafts_outcomes)
         self._choose()
         self._plan = self._next_plan()
         earlier, self._pending = self._pending, None
@@ -215,9 +215,9 @@ class Drafting:
         )
 
     async def _planned_draft(self, plan: Plan, on_request: Callable[[], None]) -> RoundDraft:
-        started = self._next.self_started
-        if started is not None:
-            return RoundDraft(started, hit=started.drafter not in COPYING, timings=self._cached.timings)
+        proposal = self._next.self_started
+        if proposal is not None:
+            return RoundDraft(proposal, hit=proposal.drafter not in COPYING, timings=self._cached_draft.timings)
         if plan.source is Source.WAIT:
             self._send_pending()
             await asyncio.sleep(0)  # the link's writer runs
@@ -228,8 +228,8 @@ class Drafting:
                 return drafted
             if self._session.is_late:
                 self._planner.take_late((clock.now() - waiting) * 1e3, plan.depth)
-        if plan.source is Source.CACHED and self._cached.proposal is not None:
-            return replace(self._cached, proposal=self._cached.proposal.first(plan.nodes))
+        if plan.source is Source.CACHED and self._cached_draft.proposal is not None:
+            return replace(self._cached_draft, proposal=self._cached_draft.proposal.first(plan.nodes))
         if plan.source is not Source.NONE and self._matches.best is not None:
             width, coupled = (*self._settings.widths, 1)[0], self._settings.coupled
             return RoundDraft(self._matches.proposal(1 + self._rounds, plan.depth, width, coupled=coupled))
@@ -245,7 +245,7 @@ class Drafting:
         if self._choosing is not None and self._next.self_started is None:
             other = self._choosing.other(self._session.drafter, len(self._sequence.ids), self._sequence.room)
             if other is not None:
-                self._cached = RoundDraft(miss=self._cached.miss)
+                self._cached_draft = RoundDraft(miss=self._cached_draft.miss)
                 self._draft_with(other)
 
     def _may_read(self, targets: Seq[Welcome], need: FeatureNeed) -> bool:
@@ -265,11 +265,11 @@ class Drafting:
 
     def _next_plan(self) -> Plan:
         self._matches.extend(self._sequence.ids)
-        plan, started = self._open_plan(), self._next.self_started
-        if started is None:
+        plan, proposal = self._open_plan(), self._next.self_started
+        if proposal is None:
             return plan
-        source = Source.NGRAM if started.drafter in COPYING else Source.CACHED
-        return replace(plan, source=source, nodes=len(started), depth=max(started.depths), lease=0)
+        source = Source.NGRAM if proposal.drafter in COPYING else Source.CACHED
+        return replace(plan, source=source, nodes=len(proposal), depth=max(proposal.depths), lease=0)
 
     def _open_plan(self) -> Plan:
         wish, session, text_room = self._settings, self._session, self._sequence.room
@@ -279,9 +279,9 @@ class Drafting:
         room = max(0, min(text_room - 1, MAX_PROPOSAL_NODES))
         if not room:
             return Plan()
-        if self._cached.proposal is not None:
-            self._cached = replace(self._cached, proposal=self._cached.proposal.within(room))
-        match, cached_proposal = self._matches.best, self._cached.proposal
+        if self._cached_draft.proposal is not None:
+            self._cached_draft = replace(self._cached_draft, proposal=self._cached_draft.proposal.within(room))
+        match, cached_proposal = self._matches.best, self._cached_draft.proposal
         # A model that reads the target's features has none before the first verdict: the target computes the prompt
         # in the first round's own step.
         may_ask = wish.uses_model and (self._rounds > 0 or not self.features.need.any)

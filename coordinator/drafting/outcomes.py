@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from coordinator.drafting.settings import RequestSettings
+from coordinator.drafting.settings import RequestedDrafting
 from coordinator.policy.plan import Plan
 from coordinator.policy.planner import RequestPlanner
 from coordinator.text.matches import Matches
@@ -38,7 +38,7 @@ class OutcomeProposals:
         was_sent: whether the coordinator sent the round; else the target started it.
         room, rows_left: tokens that the text may still have, and rows that the target has for it.
         settings, planner, matches: of the request.
-        prepared: lists the draft service's proposals.
+        list_prepared: lists the draft service's proposals.
     """
 
     round_: Round
@@ -47,10 +47,10 @@ class OutcomeProposals:
     was_sent: bool
     room: int
     rows_left: int
-    settings: RequestSettings
+    settings: RequestedDrafting
     planner: RequestPlanner
     matches: Matches
-    prepared: PreparedProposals
+    list_prepared: PreparedProposals
 
     @property
     def most(self) -> int:
@@ -83,12 +83,14 @@ class OutcomeProposals:
         if match is not None:
             yield match
         longest = max(self.plan.branch_depth, self.plan.branch_nodes)
-        for outcome, prepared in islice(self.prepared(self.round_), self.settings.max_prefetched):
+        for outcome, outcome_proposal in islice(self.list_prepared(self.round_), self.settings.max_prefetched):
             if match is None or outcome != match.outcome:
-                proposal = prepared.within(self._room(outcome)).first(self.rows_left - self._accepted(outcome) - 1)
+                proposal = outcome_proposal.within(self._room(outcome)).first(
+                    self.rows_left - self._accepted(outcome) - 1
+                )
                 worth = proposal if self.settings.tokens is not None else self.planner.worth_verifying(proposal)
                 if worth:
-                    yield PrefetchCandidate(outcome, worth, grows=len(prepared) < longest)
+                    yield PrefetchCandidate(outcome, worth, grows=len(outcome_proposal) < longest)
 
     def _match_candidate(self) -> PrefetchCandidate | None:
         """The match's continuation after the round, for the outcome that follows the match."""

@@ -39,7 +39,7 @@ class DraftingSettings:
 
 
 @dataclass(frozen=True)
-class RequestSettings:
+class RequestedDrafting:
     """What one request asks for.
 
     Attributes:
@@ -61,7 +61,7 @@ class RequestSettings:
     max_prefetched: int
 
     @classmethod
-    def of(cls, task: GenerationTask, settings: DraftingSettings, *, has_service: bool) -> RequestSettings:
+    def of(cls, task: GenerationTask, settings: DraftingSettings, *, has_service: bool) -> RequestedDrafting:
         """What a request asks for, or else what is set; `has_service`: whether there are draft services."""
         speculation = task.speculation
         drafter = NONE if speculation.off else speculation.drafter or settings.drafter

@@ -8,7 +8,7 @@ from itertools import accumulate
 from operator import mul
 
 from coordinator.policy.plan import Source
-from paceline.costs.acceptance import PRIOR_CHANCE, AcceptanceTable, BinnedChances, prior_chance
+from paceline.costs.acceptance import PRIOR_CHANCE, BinnedChances, TokenAcceptance, prior_chance
 from paceline.costs.running_mean import OUTLIER, RunningMean
 from paceline.protocol.draft import Shadow
 from paceline.protocol.proposal import Acceptance, Proposal
@@ -105,7 +105,7 @@ class AcceptanceStats:
         pays: of the pool of all requests: whether drafting was the best strategy when the last request began.
     """
 
-    tokens: AcceptanceTable = field(default_factory=AcceptanceTable)
+    tokens: TokenAcceptance = field(default_factory=TokenAcceptance)
     texts: TextStats = field(default_factory=TextStats)
     hits: RunningMean = field(default_factory=lambda: RunningMean(PRIOR_CHANCE))
     hit_length: RunningMean = field(default_factory=lambda: RunningMean(0.0, 0.0))

@@ -62,8 +62,8 @@ class ProposalPricing:
 
     def cached_choice(self, options: Options) -> Choice:
         """The cached proposal's first nodes that are worth their rows."""
-        cached = options.cached_proposal
-        return self._ready(Source.CACHED, self.draft_value(cached), options) if cached else NOTHING
+        proposal = options.cached_proposal
+        return self._ready(Source.CACHED, self.draft_value(proposal), options) if proposal else NOTHING
 
     def _ready(self, source: Source, worth: tuple[float, int], options: Options) -> Choice:
         """The choice of a proposal that is there already."""

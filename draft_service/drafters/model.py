@@ -20,7 +20,7 @@ from draft_service.drafters.shadow import ShadowRun
 from draft_service.drafters.speculation import Speculation
 from draft_service.drafters.state import SessionState
 from draft_service.drafters.tree import TREE_ROWS, DraftTree, Node
-from paceline.costs.acceptance import AcceptanceTable
+from paceline.costs.acceptance import TokenAcceptance
 from paceline.costs.cost_line import CostLine
 from paceline.costs.cost_meter import CostMeter, measure_line
 from paceline.engine.features import FeatureEngine, FeatureRows
@@ -152,7 +152,7 @@ class ModelDrafter:
         self._prefill_chunk = prefill_chunk
         self._rows_per_step = rows_per_step
         self._meter = CostMeter() if meter is None else meter
-        self._calibrations = {acceptance: AcceptanceTable() for acceptance in Acceptance}
+        self._calibrations = {acceptance: TokenAcceptance() for acceptance in Acceptance}
         self._sessions: dict[int, SessionState] = {}
         self._speculations: dict[int, Speculation] = {}
 

@@ -13,7 +13,7 @@ from draft_service.drafters.draws import Draws
 from draft_service.drafters.shadow import ShadowLog
 from draft_service.drafters.shape import Shape, shape_of
 from draft_service.drafters.tree import DraftTree, Node
-from paceline.costs.acceptance import AcceptanceTable
+from paceline.costs.acceptance import TokenAcceptance
 from paceline.engine.interface import Logits
 from paceline.protocol.draft import DraftBudget
 from paceline.protocol.errors import PacelineError
@@ -39,7 +39,7 @@ class SessionState:
 
     tree: DraftTree
     draws: Draws
-    calibration: AcceptanceTable
+    calibration: TokenAcceptance
     acceptance: Acceptance
     most: int
     reach: int | None = None

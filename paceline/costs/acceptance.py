@@ -69,7 +69,7 @@ class BinnedChances:
 
 
 @dataclass
-class AcceptanceTable:
+class TokenAcceptance:
     """How often one drafter's tokens are, or would have been, accepted.
 
     Attributes:
@@ -84,12 +84,12 @@ class AcceptanceTable:
     by_q: BinnedChances = field(default_factory=lambda: BinnedChances.of(prior_chance))
     positions: int = 0
 
-    def child(self) -> AcceptanceTable:
+    def child(self) -> TokenAcceptance:
         """The table that one request begins with."""
         by_depth, by_rank = [mean.child() for mean in self.by_depth], [mean.child() for mean in self.by_rank]
-        return AcceptanceTable(by_depth, by_rank, self.by_q.child())
+        return TokenAcceptance(by_depth, by_rank, self.by_q.child())
 
-    def upper_bound(self, positions: int) -> AcceptanceTable:
+    def upper_bound(self, positions: int) -> TokenAcceptance:
         """The table at its upper bound, which approaches the mean as the drafter is tried.
 
         What hope counts as right is worth a prior: what is untried is judged halfway from its prior to perfect. A

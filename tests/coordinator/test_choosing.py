@@ -11,7 +11,7 @@ import pytest
 from coordinator.policy.acceptance_stats import NgramShadow
 from coordinator.policy.choosing import ROUNDS_BETWEEN, Choosing
 from coordinator.policy.planner import Planner, RequestPlanner
-from paceline.costs.acceptance import AcceptanceTable
+from paceline.costs.acceptance import TokenAcceptance
 from paceline.costs.service_costs import DraftCosts, DrafterLine
 from paceline.protocol.draft import Shadow
 from paceline.protocol.proposal import Acceptance
@@ -98,7 +98,7 @@ def test_a_dear_one_that_nobody_has_tried_is_tried_once() -> None:
     """At its prior (.7) it would look slower than a cheap one that is right two times in three."""
     case = Case(default_ms=2.0, other_ms=4.0)
     case.known(DEFAULT_NAME, 1, 1, 2)
-    with mock.patch.object(AcceptanceTable, "upper_bound", lambda self, positions: self):
+    with mock.patch.object(TokenAcceptance, "upper_bound", lambda self, positions: self):
         assert case.first() == ""
     assert case.first() == "eagle"
     case.known(OTHER, 1, 1, 2)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.costs.acceptance import AcceptanceTable, BinnedChances
+from paceline.costs.acceptance import BinnedChances, TokenAcceptance
 from paceline.costs.running_mean import MEMORY, RunningMean
 
 
@@ -42,14 +42,14 @@ def test_a_child_starts_from_its_parent_and_leaves_it_alone() -> None:
 
 
 def test_a_table_learns_and_starts_sane() -> None:
-    fresh = AcceptanceTable()
+    fresh = TokenAcceptance()
     assert fresh.chance(0.99, 1) > fresh.chance(0.3, 1) > fresh.chance(0.3, 2) > fresh.chance(0.3, 3) > 0
     assert sum(fresh.chance(0.3, rank) for rank in range(1, 30)) < 1
     for i in range(1000):
         fresh.take_rank((2, 2, 1, 0)[i % 4], 0.95)
     assert fresh.chance(0.95, 2) == pytest.approx(0.5, abs=0.02)
     assert fresh.chance(0.95, 1) == pytest.approx(0.25, abs=0.02)
-    assert fresh.chance(0.3, 1) == AcceptanceTable().chance(0.3, 1)
+    assert fresh.chance(0.3, 1) == TokenAcceptance().chance(0.3, 1)
     assert fresh.chances(1)[0] == pytest.approx(0.25, abs=0.02)
     for _ in range(2000):
         fresh.take_rank(1, 0.95)
@@ -57,7 +57,7 @@ def test_a_table_learns_and_starts_sane() -> None:
 
 
 def test_ranks_say_what_every_length_would_have_brought() -> None:
-    table = AcceptanceTable()
+    table = TokenAcceptance()
     for position in range(2000):
         table.take_rank(0 if position % 4 == 3 else 1, 0.8, position % 4)
     depths = table.chances(4)

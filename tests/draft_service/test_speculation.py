@@ -13,7 +13,7 @@ from draft_service.drafters.draws import NextToken, PreDrawnDraws
 from draft_service.drafters.model import is_worth
 from draft_service.drafters.speculation import WORTHLESS, Speculation
 from draft_service.drafters.tree import TREE_ROWS
-from paceline.costs.acceptance import AcceptanceTable
+from paceline.costs.acceptance import TokenAcceptance
 from paceline.costs.cost_line import CostLine
 from paceline.engine.table.engine import TableModel
 from paceline.models.table_names import TableSpec
@@ -212,7 +212,7 @@ def test_a_session_learns_from_its_commits() -> None:
         second = speculation._rankings[speculation.session.tree.root][1][1]
         driver.commit((ROOT, second))
     learned = driver.drafter._calibrations[Acceptance.COUPLED]
-    seen = [q for q in (0.1, 0.3, 0.4, 0.6, 0.7) if learned.chance(q, 1) < AcceptanceTable().chance(q, 1)]
+    seen = [q for q in (0.1, 0.3, 0.4, 0.6, 0.7) if learned.chance(q, 1) < TokenAcceptance().chance(q, 1)]
     assert len(seen) >= 3
     assert all(learned.chance(q, 2) > learned.chance(q, 1) for q in seen[1:3])
 
