@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
 import re
@@ -15,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.client import AsyncClient
 from paceline.engine.table.engine import TableModel
 from paceline.models.table_names import TableSpec
 from paceline.protocol.errors import InvalidInput
@@ -25,6 +23,7 @@ from paceline.protocol.sampling import Grammar, GrammarKind, SamplingParams
 from tests.e2e.cluster import Cluster, cluster_fixture
 from tests.e2e.statistics import LEVEL, Tokens, chi_square_p
 from tests.e2e.streams import output_of, stream
+from tests.e2e.test_distribution import sample
 
 VOCAB = 5
 END = 4
@@ -100,16 +99,6 @@ def enumerate_distribution(params: SamplingParams) -> dict[Tokens, float]:
     return done | running
 
 
-async def texts(client: AsyncClient, requests: Sequence[GenerateRequest]) -> list[Tokens]:
-    gate = asyncio.Semaphore(32)
-
-    async def one(each: GenerateRequest) -> Tokens:
-        async with gate:
-            return (await client.generate(each)).token_ids
-
-    return list(await asyncio.gather(*(one(each) for each in requests)))
-
-
 @pytest.mark.parametrize("params", [PENALISED, CONSTRAINED], ids=["penalised", "constrained"])
 @pytest.mark.parametrize("acceptance", list(Acceptance))
 async def test_text_has_the_processed_distribution(
@@ -117,7 +106,7 @@ async def test_text_has_the_processed_distribution(
 ) -> None:
     drafted = partial(request, sampling=params, acceptance=acceptance, speculation=CHAIN)
     async with services.async_client() as client:
-        sampled = await texts(client, [drafted(seed=seed) for seed in range(SAMPLES)])
+        sampled = await sample(client, drafted, SAMPLES, fewest_rounds=1)
     assert chi_square_p(sampled, enumerate_distribution(params)) > LEVEL
 
 
@@ -228,7 +217,7 @@ async def test_samples_share_prompt_and_seed_and_not_their_noise(services: Clust
 async def test_samples_have_the_distribution_too(services: Cluster) -> None:
     drafted = partial(request, sampling=PENALISED, seed=77, speculation=CHAIN)
     async with services.async_client() as client:
-        sampled = await texts(client, [drafted(sample_index=index) for index in range(SAMPLES)])
+        sampled = await sample(client, lambda seed: drafted(sample_index=seed), SAMPLES, fewest_rounds=1)
     assert chi_square_p(sampled, enumerate_distribution(PENALISED)) > LEVEL
 
 
