@@ -55,7 +55,6 @@ LIARS: dict[Kind, tuple[str, ...]] = {
 }
 BLOWS |= dict.fromkeys(LIARS, Blow.LIE)
 LIMITED = (Kind.FULL_DISK, Kind.MEMORY)
-PROCESS_KINDS = (Kind.KILL, Kind.FREEZE, Kind.RESTART, *LIMITED)
 CLIENT_KINDS = (Kind.LEAVE, Kind.SLOW_READER, Kind.KILL_CLIENT)
 OF_ALL_MOMENTS = (Kind.CUT, Kind.DELAY, Kind.HOLD, Kind.KILL, Kind.FREEZE, Kind.RESTART)
 OPAQUE = (Kind.CUT, Kind.TRUNCATE, Kind.CORRUPT, Kind.DUPLICATE, Kind.DELAY, Kind.HOLD)
