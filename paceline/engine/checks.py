@@ -11,11 +11,11 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from paceline.engine.attention import AttentionFacts
-from paceline.engine.features import feature_source
 from paceline.engine.forward import ATTENTION_NAME
-from paceline.engine.interface import Engine, EngineInfo, StepItem, StepPlan
+from paceline.engine.interface import Engine, EngineInfo
 from paceline.engine.probe import probe_attention
-from paceline.protocol.errors import InvalidInput, Unsupported
+from paceline.engine.schedule import run_schedule, schedule_length
+from paceline.protocol.errors import Unsupported
 from paceline.protocol.features import NO_FEATURES, FeatureNeed
 
 SELF_CHECK_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
@@ -75,9 +75,7 @@ def plain_reference(model: PreTrainedModel, info: EngineInfo, attention: Attenti
         InvalidInput: no room for the texts.
         Unsupported: windows that its configuration doesn't set.
     """
-    length = min(24, info.max_length, info.max_kv_rows // 4)
-    if length < 8:
-        raise InvalidInput.of("max_model_len and kv_bytes", length, "room for at least 8 tokens, and 32 KV rows")
+    length = schedule_length(info)
     vocab_size = info.fingerprint.vocab_size
     generator = torch.Generator().manual_seed(0)
     first, second = torch.randint(vocab_size, (2, length), generator=generator).tolist()
@@ -135,50 +133,13 @@ def self_check(engine: Engine, reference: PlainReference, need: FeatureNeed = NO
         Unsupported: they differ by more than `SELF_CHECK_TOLERANCE`.
     """
     tolerance = SELF_CHECK_TOLERANCE.get(reference.dtype, 5e-2)
-    for mine, theirs in zip(_run_schedule(engine, reference.texts, need), reference.logits, strict=True):
-        share = float((mine - theirs).abs().max() / theirs.abs().max().clamp(min=1e-6))
+    for mine, theirs in zip(run_schedule(engine, reference.texts, need), reference.logits, strict=True):
+        share = float((torch.from_numpy(mine) - theirs).abs().max() / theirs.abs().max().clamp(min=1e-6))
         if not share <= tolerance:
             raise Unsupported(
                 f"{reference.model}: packed logits differ from its own by {share:.2g} of the largest, "
                 f"tolerance {tolerance:g}"
             )
-
-
-def _run_schedule(
-    engine: Engine, texts: tuple[tuple[int, ...], tuple[int, ...]], need: FeatureNeed
-) -> list[torch.Tensor]:
-    """Logits [length, V] of two texts, the first by chunks and a rolled-back tree, the second by ragged chunks."""
-    first, second = texts
-    end = len(first)
-    wrong = [(token + 1) % engine.info.fingerprint.vocab_size for token in first]
-    tree = (wrong[5], first[5], wrong[6], first[6])
-    steps = (
-        (StepItem(0, 0, first[:3], logit_rows=(0, 1, 2)), StepItem(1, 0, second[:1], logit_rows=(0,))),
-        (StepItem(0, 3, (first[3], first[4], wrong[5]), logit_rows=(0, 1)), _chunk(1, second, 1, 6)),
-        (StepItem(0, 5, tree, (-1, -1, 1, 1), logit_rows=(1, 3)), _chunk(1, second, 6, 7)),
-        (
-            StepItem(0, 7, first[7:], kept_rows=(6, 8), logit_rows=tuple(range(end - 7))),
-            _chunk(1, second, 7, end),
-        ),
-    )
-    rows: list[list[torch.Tensor]] = [[], []]
-    sessions = (0, 1)
-    try:
-        for session in sessions:
-            engine.open(session, end + 4)
-            if need.any:
-                feature_source(engine).keep_features(session, need)
-        for items in steps:
-            for session, logits in enumerate(engine.step(StepPlan(items))):
-                rows[session].append(torch.from_numpy(logits.copy()))
-    finally:
-        for session in sessions:
-            engine.close(session)
-    return [torch.cat(each) for each in rows]
-
-
-def _chunk(session: int, text: tuple[int, ...], start: int, end: int) -> StepItem:
-    return StepItem(session, start, text[start:end], logit_rows=tuple(range(end - start)))
 
 
 @torch.inference_mode()

@@ -14,7 +14,7 @@ def load_engine(model: str, settings: EngineSettings) -> Engine:
 
     Args:
         model: anything that `paceline.models.resolve.resolve` knows.
-        settings: dtype, device, threads, lengths and KV budget.
+        settings: engine, dtype, device, threads, lengths and KV budget.
 
     Raises:
         InvalidInput: the name or a setting is out of its limits.
@@ -25,6 +25,10 @@ def load_engine(model: str, settings: EngineSettings) -> Engine:
         is_plain = settings.quantization == NOT_QUANTIZED
         require(is_plain, "quantization", settings.quantization, f"{NOT_QUANTIZED}: a table has no weights")
         return load_table(source.location, settings)
+    from paceline.engine.llama.loading import load_llama_engine, picks_llama
+
+    if picks_llama(source, settings):
+        return load_llama_engine(source, settings)
     # Table models start in a fraction of the time that torch takes to be imported.
     from paceline.engine.decoder import load_decoder_engine
     from paceline.models.whole import refusing_network

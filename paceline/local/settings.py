@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from importlib import util
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from pydantic import BaseModel, Field, ModelWrapValidatorHandler, ValidationError, model_validator
 
@@ -28,6 +28,7 @@ from paceline.runtime.config import (
     CoordinatorConfig,
     DraftConfig,
     Dtype,
+    EngineName,
     ModelSettings,
     Port,
     Quantization,
@@ -52,6 +53,8 @@ class ServeSettings(ModelSettings, RankSettings, RequestSettings, StopSettings):
         AUTO, description="auto, ngram, model, mtp, none; auto:PATH, model:PATH: your own draft, PATH+PATH several."
     )
     dtype: Dtype = Field("auto", description="Number format of the target's weights.")
+    engine: EngineName = Field("auto", description="What computes the target: llama.cpp, for .gguf files, or torch.")
+    draft_engine: EngineName = Field("auto", description="What computes the draft, likewise.")
     quantization: Quantization = Field(
         NOT_QUANTIZED, description="int8: the target's weights in 8 bits; the text is that of the rounded model."
     )
@@ -178,6 +181,7 @@ def target_flags(settings: ServeSettings, threads: int) -> Flags:
         **_fields_set(settings, ModelSettings, "engine."),
         **_fields_set(settings, RankSettings),
         **_fields_set(settings, StopSettings, "server."),
+        "engine.engine": settings.engine,
         "engine.dtype": settings.dtype,
         "engine.quantization": settings.quantization,
         "engine.threads": threads,
@@ -193,6 +197,7 @@ def draft_flags(settings: ServeSettings, threads: int) -> Flags:
     return {
         **_fields_set(settings, ModelSettings, "engine."),
         **_fields_set(settings, StopSettings, "server."),
+        "engine.engine": settings.draft_engine,
         "engine.reproducible": None,
         "engine.threads": threads,
         "drafters": [f"{MODEL}:{model}" for model in settings.draft_models],
@@ -246,8 +251,13 @@ def _metrics(settings: ServeSettings, place: int) -> Flags:
 
 
 def _fields_set(settings: ServeSettings, kind: type[BaseModel], section: str = "") -> Flags:
-    """The set fields of a base type."""
-    return {section + name: getattr(settings, name) for name in kind.model_fields.keys() & settings.model_fields_set}
+    """The set fields of a base type, those of its sections by their own keys."""
+    values = {name: getattr(settings, name) for name in kind.model_fields.keys() & settings.model_fields_set}
+    sections = {name: value for name, value in values.items() if isinstance(value, BaseModel)}
+    flags: dict[str, Any] = {section + name: value for name, value in values.items() if name not in sections}
+    for name, value in sections.items():
+        flags |= {f"{section}{name}.{key}": each for key, each in value.model_dump(exclude_unset=True).items()}
+    return flags
 
 
 def check_settings(settings: ServeSettings) -> None:

@@ -30,8 +30,6 @@ def read_tokenizer(
     Raises:
         Exception: whatever the library raises while it reads the files.
     """
-    from transformers import AutoTokenizer
-
     from paceline.models import gguf_config
     from paceline.models.gguf_header import read_header
     from paceline.models.gguf_tokenizer import file_tokenizer
@@ -39,6 +37,8 @@ def read_tokenizer(
     if source.gguf is not None:
         header = read_header(source.gguf)
         return file_tokenizer(header), gguf_config.end_ids(header), None
+    from transformers import AutoTokenizer  # imports torch, which a GGUF file's tokenizer does without
+
     inner = AutoTokenizer.from_pretrained(source.location, trust_remote_code=trust_remote_code)
     return inner, end_ids(source), logits_width(source, trust_remote_code=trust_remote_code)
 

@@ -18,6 +18,7 @@ from pydantic import Field, field_validator
 from paceline.protocol.features import MAX_KEPT_FEATURE_BYTES
 from paceline.protocol.proposal import AUTO, NONE
 from paceline.protocol.target import LIFE_SIGN_MS
+from paceline.runtime.llama_settings import LlamaSettings
 from paceline.runtime.logs import LogFormat
 from paceline.runtime.roles import PeerRole, RolePolicy
 from paceline.runtime.settings import NO_FLAG, SECTION_FLAG, Flag, Settings
@@ -35,6 +36,7 @@ LOCALHOST = "127.0.0.1"
 Port = Annotated[int, Field(ge=0, le=65535)]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Quantization = Literal["none", "int8"]
+EngineName = Literal["auto", "torch", "llama"]
 
 
 class StopSettings(Settings):
@@ -126,11 +128,15 @@ class ModelSettings(Settings):
     gpu_memory_utilization: float = Field(0.9, gt=0, le=1, description="Share of a GPU's memory to use.")
     reproducible: bool = Field(False, description="Fixed shapes: the same bits whatever runs beside a session.")
     trust_remote_code: bool = Field(False, description="Run the code of a hub model's repository.")
+    llama: LlamaSettings = LlamaSettings()
 
 
 class EngineSettings(ModelSettings):
     """How a model is loaded and what it may hold."""
 
+    engine: EngineName = Field(
+        "auto", description="What computes; auto: llama.cpp for a .gguf file where the extra llama is, else torch."
+    )
     dtype: Literal[Dtype, "fast"] = Field(
         "auto",
         description="Precision; fast, for drafts: on CPUs weights of 8 bits or bfloat16, where auto is float32.",

@@ -33,6 +33,7 @@ from paceline.engine.reproducible.shapes import (
 from paceline.protocol.errors import InvalidInput, Unsupported
 from paceline.protocol.proposal import ROOT
 from tests.engine import tiny
+from tests.engine.llama_engines import llama
 from tests.engine.tiny import ROW_BYTES, chain, step
 
 PROMPT, LENGTH = 100, 150
@@ -156,12 +157,17 @@ Reference = tuple[Engine, dict[int, dict[int, Logits]]]
 
 def referenced(config: PreTrainedConfig, **settings: Any) -> Reference:
     """An engine, and the logits of every text by its row, computed alone."""
-    engine, _ = tiny.engine_and_plain(config, **settings)
+    return with_reference(tiny.engine_and_plain(config, **settings)[0])
+
+
+def with_reference(engine: Engine) -> Reference:
     return engine, {i: alone(engine, text) for i, text in enumerate(TEXTS)}
 
 
-@pytest.fixture(scope="module", params=CONFIGS)
+@pytest.fixture(scope="module", params=[*CONFIGS, "llama.cpp"])
 def shared(request: pytest.FixtureRequest) -> Reference:
+    if request.param not in CONFIGS:
+        return with_reference(llama(reproducible=True))
     return referenced(CONFIGS[request.param], reproducible=True, reproducible_rows=8)
 
 

@@ -82,7 +82,7 @@ def run_writers(engine: Engine, plain: tiny.Plain, seed: int) -> None:
             stepping = source.sample(writers, k=source.randint(1, len(writers)))
             plan = StepPlan(tuple(writer.next_item() for writer in stepping))
             for writer, item, logits in zip(stepping, plan.items, engine.step(plan), strict=True):
-                assert logits.shape == (len(item.logit_rows), tiny.VOCAB)
+                assert logits.shape == (len(item.logit_rows), engine.info.fingerprint.vocab_size)
                 for out, row in enumerate(item.logit_rows):
                     plain.assert_row(logits[out], writer.history(row))
     finally:

@@ -102,22 +102,23 @@ def random_model(config: PreTrainedConfig, seed: int = 0) -> PreTrainedModel:
 
 
 class Plain:
-    """The model's own eager forward pass over a whole history."""
+    """The model's own eager forward pass over a whole history; `width`: ids that have logits."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, width: int = VOCAB) -> None:
         self._model = copy.deepcopy(model)
         self._model.train(False)
+        self._width = width
 
     @torch.inference_mode()
     def logits(self, history: Sequence[int]) -> Logits:
         """Logits [V] of the token after `history`."""
         output = self._model(input_ids=torch.tensor([list(history)]), use_cache=False).logits
-        row: Logits = output[0, -1, :VOCAB].float().numpy()
+        row: Logits = output[0, -1, : self._width].float().numpy()
         return row
 
     def assert_row(self, row: Logits, history: Sequence[int]) -> None:
         """Refuse an engine's logits of the token after `history` that are others."""
-        assert row.shape == (VOCAB,)
+        assert row.shape == (self._width,)
         assert row.dtype == np.float32
         np.testing.assert_allclose(row, self.logits(history), atol=TOLERANCE, rtol=0)
 

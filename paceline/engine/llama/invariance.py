@@ -1,0 +1,88 @@
+"""How far a row's bits depend on its company, measured: kernels differ by the number of rows, and promise nothing.
+
+The text is compared with itself, computed a row a step: in steps of several widths, behind a short text and behind
+one so long that llama.cpp divides it between threads, after a tree, and beside another session.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from paceline.engine.interface import Engine, Logits, StepItem, StepPlan
+from paceline.protocol.proposal import ROOT
+
+WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16)
+SHORT, LONG = 24, 600
+"""Tokens before the compared rows; from 512 on, threads share the keys of a row that is alone in its step."""
+ALIKE = "alike"
+
+
+def row_invariance(engine: Engine, text: Sequence[int]) -> str:
+    """Compare the bits of rows over steps of several shapes.
+
+    Args:
+        engine: has no sessions.
+        text: at least one token; repeated as far as needed.
+
+    Returns:
+        `ALIKE`, or the shapes of steps in which rows are others than in steps of one row; equal on equal machines.
+    """
+    groups = {length: [*_differing_steps(engine, text, length)] for length in _lengths(engine)}
+    differences = [f"behind {length} tokens {', '.join(steps)}" for length, steps in groups.items() if steps]
+    return f"other than alone: {'; '.join(differences)}" if differences else ALIKE
+
+
+def _lengths(engine: Engine) -> list[int]:
+    room = min(engine.info.max_length, engine.info.max_kv_rows // 2) - WIDTHS[-1]
+    return sorted({min(length, room) for length in (SHORT, LONG)})
+
+
+def _differing_steps(engine: Engine, text: Sequence[int], length: int) -> Iterator[str]:
+    total = length + WIDTHS[-1]
+    tokens = tuple((*text,) * (total // len(text) + 1))[:total]
+    rows = tokens[length:]
+    engine.open(0, total)
+    try:
+        engine.step(StepPlan((StepItem(0, 0, tokens[:length]),)))
+        alone = [_step(engine, StepItem(0, length + i, (token,), logit_rows=(0,)))[0] for i, token in enumerate(rows)]
+        widths: list[int] = []
+        for width in WIDTHS:
+            item = StepItem(0, length, rows[:width], logit_rows=tuple(range(width)))
+            if not np.array_equal(_step(engine, item), alone[:width]):
+                widths.append(width)
+        if widths:
+            yield f"in steps of {', '.join(map(str, widths))} rows"
+        if not np.array_equal(_after_tree(engine, rows, length), alone[2]):
+            yield "after a tree"
+        # The library reads every session's cells alike, so a short text shows it.
+        if length <= SHORT and not np.array_equal(_in_company(engine, tokens, length), alone[0]):
+            yield "beside another session"
+    finally:
+        engine.close(0)
+
+
+def _after_tree(engine: Engine, rows: Sequence[int], length: int) -> Logits:
+    """Logits of the third row, behind two that were not neighbours in their step."""
+    other = rows[2]
+    _step(engine, StepItem(0, length, (other, rows[0], other, rows[1]), (ROOT, ROOT, 0, 1)))
+    item = StepItem(0, length + 2, (rows[2],), kept_rows=(length + 1, length + 3), logit_rows=(0,))
+    logits: Logits = _step(engine, item)[0]
+    return logits
+
+
+def _in_company(engine: Engine, tokens: Sequence[int], length: int) -> Logits:
+    """Logits of the first row, in a step with another session's."""
+    engine.open(1, length + 1)
+    try:
+        engine.step(StepPlan((StepItem(1, 0, tuple(tokens[:length])),)))
+        items = tuple(StepItem(each, length, (tokens[length],), logit_rows=(0,)) for each in (1, 0))
+        logits: Logits = engine.step(StepPlan(items))[1][0].copy()
+    finally:
+        engine.close(1)
+    return logits
+
+
+def _step(engine: Engine, item: StepItem) -> Logits:
+    return engine.step(StepPlan((item,)))[0].copy()

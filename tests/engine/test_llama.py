@@ -1,0 +1,297 @@
+"""llama.cpp as an engine: the contract of every engine, its 256 sequences, its own failures."""
+
+from __future__ import annotations
+
+import _ctypes
+import logging
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paceline.engine.blocks import BLOCK_ROWS
+from paceline.engine.interface import Prefix, StepItem, StepPlan
+from paceline.engine.llama import capi, library
+from paceline.engine.llama.engine import LlamaEngine
+from paceline.engine.llama.invariance import ALIKE, row_invariance
+from paceline.engine.llama.library import LlamaLibrary, any_library
+from paceline.engine.llama.sequences import SessionRows, WavePlanner
+from paceline.engine.llama.steps import LlamaContext
+from paceline.engine.loading import load_engine
+from paceline.protocol.errors import InternalError, InvalidInput, Overloaded, PacelineError, Unsupported
+from paceline.runtime.config import EngineSettings
+from tests.engine import tiny
+from tests.engine.llama_engines import llama, llama_settings, plain, tiny_file
+from tests.engine.test_growth import check_growth
+from tests.engine.test_transformer import run_writers
+from tests.engine.tiny import chain, step
+from tests.models import gguf_files
+
+
+@pytest.fixture(scope="module", params=["together", "alone"])
+def engine(request: pytest.FixtureRequest) -> LlamaEngine:
+    return llama(reproducible=request.param == "alone")
+
+
+def test_random_ragged_batches(engine: LlamaEngine) -> None:
+    run_writers(engine, plain(), 0)
+
+
+def test_trees_that_grow(engine: LlamaEngine) -> None:
+    for seed in range(2):
+        check_growth(engine, plain(), seed)
+
+
+def test_the_logits_are_those_of_torch(engine: LlamaEngine) -> None:
+    tokens = random.Random(4).choices(range(tiny.VOCAB), k=100)
+    ours = tiny.read(load_engine(str(tiny_file()), EngineSettings(engine="torch", threads=1)), tokens)
+    np.testing.assert_allclose(tiny.read(engine, tokens), ours, atol=1e-3, rtol=0)
+
+
+def test_leaves_without_a_sequence_are_computed_in_turn() -> None:
+    engine = llama()
+    engine._free = engine._free[-3:]
+    for seed in range(4):
+        check_growth(engine, plain(), seed)
+    assert len(engine._free) == 3
+
+
+def _copies_nothing(self: LlamaContext, source: int, sequence: int, start: int, end: int) -> None:
+    """A new leaf sees nothing of its path."""
+
+
+def _removes_nothing(self: LlamaContext, sequence: int, start: int = 0) -> None:
+    """Rejected rows stay."""
+
+
+def _first_at_hand(self: WavePlanner, row: int, wave: Any) -> int | None:
+    """Any sequence of the session does for a leaf."""
+    return next((each for each in self._rows.tips if each not in wave.ends), None)
+
+
+def _position_by_row(self: SessionRows, row: int) -> int:
+    return row
+
+
+MUTANTS: list[tuple[type, str, Callable[..., Any]]] = [
+    (LlamaContext, "copy", _copies_nothing),
+    (LlamaContext, "remove", _removes_nothing),
+    (WavePlanner, "_sequence_at", _first_at_hand),
+    (SessionRows, "position", _position_by_row),
+]
+
+
+@pytest.mark.parametrize(("kind", "name", "mutant"), MUTANTS, ids=[name for _, name, _ in MUTANTS])
+def test_the_self_check_catches(
+    monkeypatch: pytest.MonkeyPatch, kind: type, name: str, mutant: Callable[..., Any]
+) -> None:
+    monkeypatch.setattr(kind, name, mutant)
+    with pytest.raises((Unsupported, InternalError), match=r"logits of steps differ|computes no step"):
+        llama()
+
+
+def test_the_257th_session_waits_and_the_others_lose_nothing() -> None:
+    engine = llama(max_num_seqs=300)
+    tree = StepItem(0, 2, (5, 6, 7), (-1, -1, -1), logit_rows=(0, 1, 2))
+    engine.open(0, 20, Prefix((1, 2, 3), 2, "ann"))
+    step(engine, chain(0, 0, (1, 2)))
+    step(engine, tree)
+    for session in range(1, 256):
+        engine.open(session, 20)
+    with pytest.raises(Overloaded, match=r"256 sequences of llama\.cpp are in use"):
+        engine.open(256, 20)
+    logits = step(engine, StepItem(0, 3, (8, 9), kept_rows=(4,), logit_rows=(0, 1)))
+    for row, history in zip(logits, ([1, 2, 7, 8], [1, 2, 7, 8, 9]), strict=True):
+        plain().assert_row(row, history)
+    engine.close(255)
+    assert engine.open(256, 20) == 0
+    for session in range(257):
+        engine.close(session)
+    assert engine.kv_rows == 0
+    assert len(engine._free) == 256
+
+
+def test_a_full_cache_costs_nobody_a_text() -> None:
+    engine = llama(kv_bytes=256 * 512)
+    assert engine.info.max_kv_rows == 256
+    engine._ledger._info = replace(engine.info, max_kv_rows=1000)  # as if the ledger were wrong
+    tokens = random.Random(3).choices(range(tiny.VOCAB), k=200)
+    engine.open(1, 250)
+    engine.open(2, 250)
+    step(engine, chain(1, 0, tokens))
+    for _ in range(2):
+        with pytest.raises(Overloaded, match=r"no cells for (200|144) rows, of 256"):
+            engine.step(StepPlan((chain(1, 200, (5,)), chain(2, 0, tokens[1:]))))
+    plain().assert_row(step(engine, chain(1, 200, (6,)))[0], [*tokens, 6])
+    engine.close(1)
+    plain().assert_row(step(engine, chain(2, 0, tokens))[-1], tokens)
+    engine.close(2)
+
+
+def test_the_budget_is_the_ledgers() -> None:
+    engine = llama(kv_bytes=100 * 512, max_num_seqs=2)
+    engine.open(1, 60)
+    with pytest.raises(Overloaded, match="41 KV rows needed, 40 free"):
+        engine.open(2, 41)
+    engine.open(2, 40)
+    with pytest.raises(Overloaded, match="2 sessions are open"):
+        engine.open(3, 1)
+    assert len(engine._free) == 254
+
+
+def test_rows_of_a_prefix_are_shared_within_a_tenant_and_evicted() -> None:
+    engine = llama(kv_bytes=600 * 512)
+    text = random.Random(1).choices(range(tiny.VOCAB), k=80)
+    for session, tenant, words, reused in (
+        (1, "ann", text, 0),
+        (2, "ann", [*text[:50], 1, 2], BLOCK_ROWS),
+        (3, "bob", text, 0),
+        (4, "ann", text, 79),
+    ):
+        assert engine.open(session, 100, Prefix(tuple(words), len(words) - 1, tenant)) == reused
+        rest = tuple(words[reused:])
+        plain().assert_row(step(engine, StepItem(session, reused, rest, logit_rows=(len(rest) - 1,)))[0], words)
+        # A row behind the prefix, so that no two of the texts go on alike.
+        plain().assert_row(step(engine, chain(session, len(words), (session,)))[0], [*words, session])
+    for session in (1, 2, 3, 4):
+        engine.close(session)
+    assert (engine.kv_rows, engine.cached_rows > 0) == (0, True)
+    engine.open(5, 600)
+    assert engine.cached_rows == 0
+    assert len(engine._free) == 255
+
+
+def test_a_draft_or_target_loads_without_torch() -> None:
+    code = (
+        "import sys; from draft_service.drafters.catalogue import build_catalogue; "
+        "from paceline.runtime.config import DraftConfig; "
+        f"settings = dict(drafters=['model:{tiny_file()}'], target_model='{tiny_file()}', "
+        "engine=dict(engine='llama', threads=1)); "
+        "import target_service.servicer; "
+        "assert build_catalogue(DraftConfig(**settings)).max_kv_rows; "
+        "assert 'torch' not in sys.modules, 'torch'"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_fingerprints_tell_engines_and_their_settings_apart() -> None:
+    ours = load_engine(str(tiny_file()), EngineSettings(engine="torch", threads=1)).info.fingerprint
+    theirs = llama().info.fingerprint
+    assert (ours.tokenizer, ours.vocab_size, ours.model) == (theirs.tokenizer, theirs.vocab_size, theirs.model)
+    others = [llama(reproducible=True), llama(max_model_len=100), llama(llama={})]
+    numbers = [each.info.fingerprint.numeric for each in others] + [ours.numeric, theirs.numeric]
+    assert len(set(numbers)) == 5
+    assert llama().info.fingerprint == theirs
+
+
+@pytest.mark.parametrize(
+    ("model", "settings", "message"),
+    [
+        ("table:", {}, None),
+        ("folder", {}, "model = .*: must be a .gguf file, with engine = llama"),
+        ("layers", {}, "model = .*: must be whole, with engine = llama"),
+        ("gguf", {"quantization": "int8"}, "quantization = 'int8': must be none"),
+        ("gguf", {"dtype": "float32"}, "dtype = 'float32': must be auto"),
+        ("gguf", {"device": "cuda"}, "device = 'cuda': must be auto or cpu; llama.devices names others"),
+        ("gguf", {"max_model_len": 257}, "max_model_len = 257: must be at most 256"),
+        ("gguf", {"llama": {"devices": ["CUDA7"]}}, "llama.devices = 'CUDA7': must be of: CPU"),
+        ("gguf", {"llama": {"library": "/nowhere"}}, "llama.library = '/nowhere': must be a file"),
+        ("gguf", {"kv_bytes": 1000}, "room for at least 8 tokens, and 32 KV rows"),
+        ("gguf", {"kv_bytes": 100_000, "reproducible": True}, "KV rows of kv_bytes = 195: must be at least 512"),
+    ],
+)
+def test_what_llama_cpp_can_not_do_is_refused(
+    tmp_path: Path, model: str, settings: dict[str, Any], message: str | None
+) -> None:
+    names = {"folder": str(tmp_path), "layers": f"{tiny_file()}#layers=0", "gguf": str(tiny_file())}
+    if message is None:
+        assert not isinstance(load_engine(model, llama_settings(**settings)), LlamaEngine)
+        return
+    with pytest.raises(InvalidInput, match=message):
+        load_engine(names[model], llama_settings(**settings))
+
+
+def test_auto_takes_llama_cpp_where_the_extra_is(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    auto = llama_settings(engine="auto")
+    assert library.chosen_library(None) is None, "the wheel of the tests is not the extra"
+    assert not isinstance(load_engine(str(tiny_file()), auto), LlamaEngine)
+    there = any_library(None)
+    assert library.chosen_library(there.file) == LlamaLibrary(there.file, "llama.library")
+    own = auto.model_copy(update={"llama": auto.llama.model_copy(update={"library": there.file})})
+    with caplog.at_level(logging.INFO):
+        assert isinstance(load_engine(str(tiny_file()), own), LlamaEngine)
+    assert "model tiny: computed by llama.cpp (llama.library)" in caplog.text
+    rounded = own.model_copy(update={"quantization": "int8"})
+    assert not isinstance(load_engine(str(tiny_file()), rounded), LlamaEngine)
+
+
+def test_a_machine_without_a_library_says_how_to_get_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "find_spec", lambda name: None)
+    with pytest.raises(InvalidInput, match=r"no library of llama.cpp \(pip install 'paceline\[llama\]'\)"):
+        llama()
+
+
+def test_a_library_of_another_build_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    interface = capi.open_interface(any_library(None).file)
+    raw = bytes(interface.context_params)
+    older = capi._difference(capi.OlderContextParams, raw, capi._CONTEXT_DEFAULTS)
+    assert older is not None
+    assert capi._difference(capi.ContextParams, raw + b"\1" * 64, capi._CONTEXT_DEFAULTS) is not None
+    monkeypatch.setattr(capi, "ContextParams", capi.OlderContextParams)
+    with pytest.raises(Unsupported, match="is of a build that is not known here: llama_context_default_params has"):
+        capi.open_interface.__wrapped__(any_library(None).file)
+    with pytest.raises(Unsupported, match="has no function llama_model_default_params"):
+        capi.open_interface(Path(_ctypes.__file__))
+    (tmp_path / "libllama.so").write_text("nothing")
+    with pytest.raises(InvalidInput, match="must be a library that loads"):
+        llama(llama={"library": str(tmp_path / "libllama.so")})
+
+
+def test_bad_files_are_refused_in_one_sentence(tmp_path: Path) -> None:
+    whole = tiny_file().read_bytes()
+    for name, content, message in (
+        ("truncated", whole[: len(whole) // 2], "beyond the file"),
+        ("foreign", b"PK\3\4" + whole, "does not begin as a GGUF file"),
+        ("empty", b"", "empty"),
+    ):
+        (tmp_path / f"{name}.gguf").write_bytes(content)
+        with pytest.raises(InvalidInput, match=message) as caught:
+            llama(tmp_path / f"{name}.gguf")
+        assert "\n" not in caught.value.message
+    gguf_files.write(tmp_path / "missing.gguf", tensors={"blk.1.ffn_up.weight": None})
+    with pytest.raises(InvalidInput, match=r"a model that llama.cpp loads \(.*blk.1.ffn_up.weight") as caught:
+        llama(tmp_path / "missing.gguf")
+    assert "\n" not in caught.value.message
+
+
+def test_windows_are_refused_where_they_slide(tmp_path: Path) -> None:
+    file = gguf_files.write(tmp_path / "gemma2.gguf", "gemma2", {"attention.sliding_window": 32})
+    with pytest.raises(Unsupported, match="a window of 32 tokens; set max_model_len to at most that"):
+        llama(file)
+    assert llama(file, max_model_len=32).info.max_length == 32
+
+
+def test_reproducible_mode_pads_where_rows_differ_and_would_be_refused_where_that_is_not_enough(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = llama(reproducible=True)
+    assert engine.shape.padded, "with float32 weights a row's bits depend on the number of rows"
+    assert row_invariance(engine, (5, 6, 7)) == ALIKE
+    engine.shape = replace(engine.shape, padded=False)
+    assert "behind 24 tokens in steps of 2, 3, 4, 6, 8, 12, 16 rows" in row_invariance(engine, (5, 6, 7))
+    monkeypatch.setattr(LlamaEngine, "_padding", lambda self, rows: 0)
+    with pytest.raises(Unsupported, match="reproducible mode: with this library rows padded to 16 are other"):
+        llama(reproducible=True)
+
+
+def test_errors_are_typed(engine: LlamaEngine) -> None:
+    with pytest.raises(PacelineError, match="session 9 is not open"):
+        step(engine, chain(9, 0, (1,)))
