@@ -21,7 +21,7 @@ HEADER = "# Written by `python -m tools.constraints`: the versions that the test
 
 def pinned_versions(root: str = "paceline", extras: tuple[str, ...] | None = None) -> dict[str, str]:
     """Versions by name of all that `root` with `extras` needs here (None: all extras), without `root` itself."""
-    versions: dict[str, str] = {}
+    versions, earlier = dict[str, str](), file_versions()
     if extras is None:
         extras = tuple(distribution(root).metadata.get_all("Provides-Extra") or ())
     waiting = [(root, extras)]
@@ -34,10 +34,17 @@ def pinned_versions(root: str = "paceline", extras: tuple[str, ...] | None = Non
             try:
                 # A local version names a build, which is the index's to choose.
                 versions[key] = distribution(key).version.partition("+")[0]
-            except PackageNotFoundError:
+            except PackageNotFoundError:  # an extra that tests do without keeps its pin
+                versions |= {key: earlier[key]} if key in earlier else {}
                 continue
             waiting.append((key, tuple(requirement.extras)))
     return dict(sorted(versions.items()))
+
+
+def file_versions() -> dict[str, str]:
+    """Versions by name that the file pins."""
+    lines = FILE.read_text().splitlines() if FILE.exists() else []
+    return dict(line.split("==") for line in lines if not line.startswith("#"))
 
 
 def main() -> None:

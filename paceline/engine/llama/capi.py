@@ -121,6 +121,7 @@ _FUNCTIONS: tuple[tuple[str, Any, tuple[Any, ...]], ...] = (
     ("llama_backend_init", None, ()),
     ("llama_log_set", None, (_LOG, _POINTER)),
     ("llama_print_system_info", _TEXT, ()),
+    ("llama_version", _TEXT, ()),
     ("llama_max_devices", c.c_size_t, ()),
     ("llama_model_load_from_file", _POINTER, (_TEXT, ModelParams)),
     ("llama_model_free", None, (_POINTER,)),

@@ -177,15 +177,28 @@ def _load_model(interface: Interface, file: Path, settings: EngineSettings) -> i
     params.devices = None if devices is None else c.addressof(devices)
     params.n_gpu_layers = 0 if settings.device == "cpu" else llama.gpu_layers
     params.split_mode, params.main_gpu = SPLIT_MODES.index(llama.split_mode), llama.main_gpu
-    most = interface.functions.llama_max_devices()
-    require(len(llama.tensor_split) <= most, "llama.tensor_split", llama.tensor_split, f"at most {most} shares")
-    split = (c.c_float * most)(*llama.tensor_split)
-    params.tensor_split = c.addressof(split) if llama.tensor_split else None
+    shares = _shares(llama.tensor_split, interface.functions.llama_max_devices())
+    params.tensor_split = None if llama.tensor_split is None else c.addressof(shares)
     interface.errors.clear()
     model: int | None = interface.functions.llama_model_load_from_file(os.fsencode(file), params)
     if not model:
         raise InvalidInput.of("model", file.stem, f"a model that llama.cpp loads ({interface.first_error})")
     return model
+
+
+def _shares(text: str | None, most: int) -> Any:  # an array of floats
+    """The shares of `llama.tensor_split`, zeros behind them.
+
+    Raises:
+        InvalidInput: no numbers, or more than there can be devices.
+    """
+    try:
+        shares = [] if text is None else [float(part) for part in text.split(",")]
+    except ValueError:
+        shares = [-1.0]
+    fits = len(shares) <= most and all(share >= 0 for share in shares)
+    require(fits, "llama.tensor_split", text, f"at most {most} numbers, such as 3,1")
+    return (c.c_float * most)(*shares)
 
 
 def _devices(interface: Interface, settings: EngineSettings) -> Any:  # an array of pointers that ends with null
@@ -340,10 +353,12 @@ def _weights_digest(header: GgufHeader) -> str:
     return digest.hexdigest()
 
 
-def interface_at_hand(settings: LlamaSettings) -> tuple[LlamaLibrary, Interface] | PacelineError:
-    """The library that would compute, for a report; or why there is none."""
+def at_hand(settings: LlamaSettings) -> str:
+    """The library that would compute, in a sentence: its origin, build and devices; or why there is none."""
     try:
         library = any_library(settings.library)
-        return library, open_interface(library.file)
+        interface = open_interface(library.file)
     except PacelineError as error:
-        return error
+        return error.message
+    devices = ", ".join(f"{name} ({description})" for name, _, description in list_devices(interface))
+    return f"{library.origin}, version {interface.functions.llama_version().decode()}; devices: {devices}"

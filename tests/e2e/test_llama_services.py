@@ -1,0 +1,135 @@
+"""llama.cpp as target and as draft, each by itself, through all three services."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from draft_service.drafters.model import ModelDrafter
+from paceline.client import AsyncClient
+from paceline.engine.interface import Engine
+from paceline.engine.loading import load_engine
+from paceline.models.resolve import kept_gguf
+from paceline.protocol.generation import ChatMessage, GenerateRequest, Provenance, SpeculationSettings
+from paceline.protocol.proposal import Acceptance
+from paceline.protocol.sampling import SamplingParams
+from paceline.runtime.config import EngineSettings
+from paceline.sampling.distribution import probabilities, processed_scores
+from tests.e2e.in_process import three_services
+from tests.e2e.statistics import LEVEL, Tokens, chi_square_p
+from tests.e2e.streams import output_of
+from tests.e2e.test_coupled_identity import TARGET_ONLY, random_speculation
+from tests.e2e.test_real_model import PROMPTS
+from tests.engine.llama_engines import llama, plain, tiny_file
+from tests.models import gguf_files
+
+SAMPLINGS = (SamplingParams(temperature=0), SamplingParams(temperature=0.8))
+SMOLLM2 = "smollm2-135m"
+
+
+def near_file(folder: Path) -> Path:
+    """A model whose last layer differs a little."""
+    shape = (gguf_files.HIDDEN, gguf_files.INNER)
+    weight = gguf_files.values("blk.1.ffn_down.weight", shape)
+    noise = gguf_files.values("noise", shape)
+    return gguf_files.write(folder / "near.gguf", tensors={"blk.1.ffn_down.weight": weight + noise / 2})
+
+
+@asynccontextmanager
+async def services(target: Engine, draft: Engine, model: Path | str) -> AsyncIterator[AsyncClient]:
+    async with three_services(target, ModelDrafter(draft, 128, "model"), model=str(model)) as client:
+        yield client
+
+
+@pytest.mark.parametrize(
+    ("target", "draft"),
+    [("llama", "torch"), ("torch", "llama"), pytest.param("llama", "llama", marks=pytest.mark.full)],
+)
+async def test_any_speculation_writes_the_target_only_text(tmp_path: Path, target: str, draft: str) -> None:
+    engines = {
+        "llama": partial(llama, reproducible=True),
+        "torch": lambda file: load_engine(str(file), EngineSettings(engine="torch", threads=1, reproducible=True)),
+    }
+    near = near_file(tmp_path)
+    draft_engine = llama(near) if draft == "llama" else load_engine(str(near), EngineSettings(threads=1))
+    rng = np.random.default_rng(11)
+    async with services(engines[target](tiny_file()), draft_engine, tiny_file()) as client:
+        for sampling, prompt in product(SAMPLINGS, ((5, 6, 7), tuple(range(5, 45)))):
+            request = partial(GenerateRequest, token_ids=prompt, sampling=sampling, seed=17, max_new_tokens=32)
+            text = await client.generate(request(speculation=TARGET_ONLY))
+            settings = [random_speculation(rng) for _ in range(4)]
+            drafted = await asyncio.gather(*(client.generate(request(speculation=each)) for each in settings))
+            for each, generation in zip(settings, drafted, strict=True):
+                assert output_of(generation) == output_of(text), each
+            assert any(Provenance.ACCEPTED in generation.provenance for generation in drafted)
+
+
+LENGTH, SAMPLES = 4, 1000
+TWO = SamplingParams(temperature=1.0, top_k=2)
+
+
+def _distribution(prompt: Sequence[int]) -> dict[Tokens, float]:
+    """Probability of every text of `LENGTH` tokens; it ends early at the end of text."""
+    texts: dict[Tokens, float] = {(): 1.0}
+    for _ in range(LENGTH):
+        longer: dict[Tokens, float] = {}
+        for text, mass in texts.items():
+            if 1 in text:
+                longer[text] = mass
+                continue
+            row = probabilities(processed_scores(plain().logits([*prompt, *text])[np.newaxis], TWO)[0])
+            longer |= {(*text, int(token)): mass * float(row[token]) for token in np.flatnonzero(row)}
+        texts = longer
+    return texts
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("acceptance", [Acceptance.REJECTION, Acceptance.BLOCK])
+async def test_the_law_of_rejection(tmp_path: Path, acceptance: Acceptance) -> None:
+    prompt = (5, 6, 7)
+    expected = _distribution(prompt)
+    speculation = SpeculationSettings(drafter="model", num_draft_tokens=2)
+    async with services(llama(), llama(near_file(tmp_path)), tiny_file()) as client:
+        gate = asyncio.Semaphore(16)
+
+        async def one(seed: int) -> Tokens:
+            async with gate:
+                request = GenerateRequest(
+                    token_ids=prompt, sampling=TWO, seed=seed, max_new_tokens=LENGTH, acceptance=acceptance,
+                    speculation=speculation,
+                )  # fmt: skip
+                return (await client.generate(request)).token_ids
+
+        texts = await asyncio.gather(*(one(seed) for seed in range(SAMPLES)))
+    assert chi_square_p(list(texts), expected) > LEVEL
+
+
+@pytest.mark.full
+@pytest.mark.real_model
+@pytest.mark.timeout(3000)
+async def test_the_real_models_text_is_its_own_on_a_hundred_prompts() -> None:
+    """With two threads; the draft is the same model in torch's 8 bits."""
+    if not kept_gguf(SMOLLM2).is_file():
+        pytest.skip(f"paceline pull {SMOLLM2} --keep-gguf")
+    settings = EngineSettings(engine="llama", threads=2, reproducible=True, max_model_len=512)
+    target = load_engine(f"{SMOLLM2}.gguf", settings)
+    draft = load_engine(SMOLLM2, EngineSettings(dtype="fast", threads=1, max_model_len=512))
+    rng = np.random.default_rng(3)
+    async with services(target, draft, f"{SMOLLM2}.gguf") as client:
+        for number in range(100):
+            prompt = f"{PROMPTS[number % len(PROMPTS)]} ({number})"
+            for sampling in SAMPLINGS:
+                request = partial(
+                    GenerateRequest, messages=(ChatMessage("user", prompt),), sampling=sampling, seed=number,
+                    max_new_tokens=24,
+                )  # fmt: skip
+                text = await client.generate(request(speculation=TARGET_ONLY))
+                drafted = await client.generate(request(speculation=random_speculation(rng)))
+                assert output_of(drafted) == output_of(text), (number, sampling)
