@@ -18,7 +18,7 @@ from paceline.engine.vocabulary.translation import translate_engine
 from paceline.grammars.sessions import Grammars
 from paceline.models.resolve import is_draft, resolve_draft
 from paceline.models.tokenizer import Tokenizer, load_tokenizer
-from paceline.protocol.errors import InvalidInput, VocabularyMismatch
+from paceline.protocol.errors import InvalidInput, VocabularyMismatch, require
 from paceline.protocol.features import FeatureNeed
 from paceline.protocol.handshake import Fingerprint
 from paceline.protocol.proposal import MAX_DRAFTER_BYTES, MODEL, OWN_MTP
@@ -120,12 +120,14 @@ def build_catalogue(config: DraftConfig) -> Catalogue:
 
 def _load(model: str, config: DraftConfig, target: Tokenizer | None) -> Engine:
     """Load the engine of a draft by `paceline train draft`, of a draft of another kind, or of a model."""
+    if model != OWN_MTP and not Path(model).expanduser().is_dir():
+        return _load_model(model, config, target)
+    require(config.engine.engine != "llama", "engine", "llama", f"auto or torch for drafter model:{model}, a folder")
     if model == OWN_MTP:
         return _load_own_mtp(config)
     if is_draft(model):
         return _load_trained(model, config)
-    folder = Path(model).expanduser()
-    return (_load_by_kind(folder, config) if folder.is_dir() else None) or _load_model(model, config, target)
+    return _load_by_kind(Path(model).expanduser(), config) or _load_model(model, config, target)
 
 
 def _load_by_kind(folder: Path, config: DraftConfig) -> Engine | None:

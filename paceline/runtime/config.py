@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, TypeVar
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from paceline.protocol.features import MAX_KEPT_FEATURE_BYTES
 from paceline.protocol.proposal import AUTO, NONE
@@ -220,6 +220,13 @@ class TargetConfig(RankSettings):
     step_timeout_ms: float = Field(
         120_000.0, gt=0, description="A step that takes longer hangs: coordinators see no more life in the target."
     )
+
+    @field_validator("engine")
+    @classmethod
+    def _llama_has_one_rank(cls, engine: EngineSettings, others: ValidationInfo) -> EngineSettings:
+        if engine.engine == "llama" and others.data.get("tensor_parallel_size", 1) > 1:
+            raise ValueError("llama.cpp has one rank; split_mode divides a model between GPUs")
+        return engine
 
 
 class DraftConfig(Settings):

@@ -53,14 +53,12 @@ async def services(target: Engine, draft: Engine, model: Path | str) -> AsyncIte
     [("llama", "torch"), ("torch", "llama"), pytest.param("llama", "llama", marks=pytest.mark.full)],
 )
 async def test_any_speculation_writes_the_target_only_text(tmp_path: Path, target: str, draft: str) -> None:
-    engines = {
-        "llama": partial(llama, reproducible=True),
-        "torch": lambda file: load_engine(str(file), EngineSettings(engine="torch", threads=1, reproducible=True)),
-    }
+    exact = EngineSettings(engine="torch", threads=1, reproducible=True)
+    target_engine = llama(reproducible=True) if target == "llama" else load_engine(str(tiny_file()), exact)
     near = near_file(tmp_path)
     draft_engine = llama(near) if draft == "llama" else load_engine(str(near), EngineSettings(threads=1))
     rng = np.random.default_rng(11)
-    async with services(engines[target](tiny_file()), draft_engine, tiny_file()) as client:
+    async with services(target_engine, draft_engine, tiny_file()) as client:
         for sampling, prompt in product(SAMPLINGS, ((5, 6, 7), tuple(range(5, 45)))):
             request = partial(GenerateRequest, token_ids=prompt, sampling=sampling, seed=17, max_new_tokens=32)
             text = await client.generate(request(speculation=TARGET_ONLY))

@@ -15,6 +15,12 @@ from tests.models import gguf_files
     ("arguments", "code", "text"),
     [
         (["target_service", "-tp", "0"], 2, "tensor_parallel_size = 0"),
+        (["target_service", "-tp", "2", "--engine", "llama"], 2, "llama.cpp has one rank"),
+        (
+            ["draft_service", "--drafter", "model:/", "--engine", "llama"],
+            2,
+            "engine = 'llama': must be auto or torch",
+        ),
         (["target_service", "--max-num-seqs", "0"], 2, "engine.max_num_seqs = 0"),
         (["draft_service", "--drafter", "oracle"], 2, "drafters = 'oracle': must be model:NAME"),
         (
