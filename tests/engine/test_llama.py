@@ -21,7 +21,7 @@ from paceline.engine.llama import capi, library
 from paceline.engine.llama.engine import LlamaEngine
 from paceline.engine.llama.invariance import ALIKE, row_invariance
 from paceline.engine.llama.library import LlamaLibrary, any_library
-from paceline.engine.llama.sequences import SessionRows, WavePlanner
+from paceline.engine.llama.sequences import SessionSequences, WavePlanner
 from paceline.engine.llama.steps import LlamaContext
 from paceline.engine.loading import load_engine
 from paceline.protocol.errors import InternalError, InvalidInput, Overloaded, PacelineError, Unsupported
@@ -75,7 +75,7 @@ def _first_at_hand(self: WavePlanner, row: int, wave: Any) -> int | None:
     return next((each for each in self._rows.tips if each not in wave.ends), None)
 
 
-def _position_by_row(self: SessionRows, row: int) -> int:
+def _position_by_row(self: SessionSequences, row: int) -> int:
     return row
 
 
@@ -83,7 +83,7 @@ MUTANTS: list[tuple[type, str, Callable[..., Any]]] = [
     (LlamaContext, "copy", _copies_nothing),
     (LlamaContext, "remove", _removes_nothing),
     (WavePlanner, "_sequence_at", _first_at_hand),
-    (SessionRows, "position", _position_by_row),
+    (SessionSequences, "position", _position_by_row),
 ]
 
 
@@ -284,9 +284,9 @@ def test_reproducible_mode_pads_where_rows_differ_and_would_be_refused_where_tha
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     engine = llama(reproducible=True)
-    assert engine.shape.padded, "with float32 weights a row's bits depend on the number of rows"
+    assert engine.shape.least == 2, "with float32 a single row has other bits than one of many"
     assert row_invariance(engine, (5, 6, 7)) == ALIKE
-    engine.shape = replace(engine.shape, padded=False)
+    engine.shape = replace(engine.shape, least=1)
     assert "behind 24 tokens in steps of 2, 3, 4, 6, 8, 12, 16 rows" in row_invariance(engine, (5, 6, 7))
     monkeypatch.setattr(LlamaEngine, "_padding", lambda self, rows: 0)
     with pytest.raises(Unsupported, match="reproducible mode: with this library rows padded to 16 are other"):

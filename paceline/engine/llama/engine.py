@@ -10,7 +10,7 @@ import numpy as np
 from paceline.engine.blocks import BlockStore
 from paceline.engine.interface import NO_PREFIX, EngineInfo, Logits, Prefix, StepItem, StepPlan
 from paceline.engine.ledger import RETRY_AFTER_MS, LedgerEngine
-from paceline.engine.llama.sequences import SessionRows, Wave, WavePlanner
+from paceline.engine.llama.sequences import SessionSequences, Wave, WavePlanner
 from paceline.engine.llama.steps import BatchRows, LlamaContext
 from paceline.protocol.errors import Overloaded
 from paceline.runtime.config import EngineSettings
@@ -24,13 +24,14 @@ class PassShape:
         rows: most rows of a pass.
         sequences: of the whole cache.
         alone: every session is computed by itself, in a stream of cells of its own, and a tree path by path.
-        padded: every pass has exactly `rows` rows.
+        least: fewest rows of a pass; those that are missing are padding. Where it is over 1, all rows of a pass with
+            logits have logits.
     """
 
     rows: int
     sequences: int
     alone: bool = False
-    padded: bool = False
+    least: int = 1
 
 
 @dataclass
@@ -104,7 +105,7 @@ class LlamaEngine(LedgerEngine[CachedRows]):
         self._context = context
         self.shape = shape
         self._free = [*range(shape.sequences - 1, -1, -1)]
-        self._sessions: dict[int, SessionRows] = {}
+        self._sessions: dict[int, SessionSequences] = {}
         self._caches: dict[int, CachedRows] = {}
         """The latest block of each session that has shared some."""
         self._evicted: list[CachedRows] = []
@@ -125,7 +126,7 @@ class LlamaEngine(LedgerEngine[CachedRows]):
             self._context.copy(source, sequence, start, end)
         self._drop_evicted()
         rows = self._ledger.rows(session)
-        self._sessions[session] = SessionRows([*prefix.token_ids[:rows]], rows, tips={sequence: rows - 1})
+        self._sessions[session] = SessionSequences([*prefix.token_ids[:rows]], rows, tips={sequence: rows - 1})
         return rows
 
     def close(self, session: int) -> None:  # noqa: D102
@@ -152,7 +153,7 @@ class LlamaEngine(LedgerEngine[CachedRows]):
         vocab_size = self.info.fingerprint.vocab_size
         return [logits.of_item(index, item, vocab_size) for index, item in enumerate(plan.items)]
 
-    def _compute(self, plan: StepPlan, sessions: Sequence[SessionRows], logits: _StepLogits) -> None:
+    def _compute(self, plan: StepPlan, sessions: Sequence[SessionSequences], logits: _StepLogits) -> None:
         take = (lambda: None) if self.shape.alone else self._take
         planners = [
             WavePlanner(rows, len(item.token_ids), self._context, take)
@@ -170,14 +171,14 @@ class LlamaEngine(LedgerEngine[CachedRows]):
     def _run_pass(
         self,
         rows: Sequence[tuple[int, int, Sequence[int]]],
-        sessions: Sequence[SessionRows],
+        sessions: Sequence[SessionSequences],
         logits: _StepLogits,
     ) -> None:
         """Compute rows, each an item's index, a row of its session and the sequences that see it.
 
-        If a row of a padded pass has logits, all have: the last layer computes only those, and their number matters.
+        The last layer computes only rows that have logits, so where shapes matter their number does, too.
         """
-        whole = self.shape.padded and any((index, row) in logits.missing for index, row, _ in rows)
+        whole = self.shape.least > 1 and any((index, row) in logits.missing for index, row, _ in rows)
         batch, places = BatchRows(), dict[tuple[int, int], int]()
         for index, row, sequences in rows:
             session, has_logits = sessions[index], (index, row) in logits.missing
@@ -195,7 +196,7 @@ class LlamaEngine(LedgerEngine[CachedRows]):
 
     def _padding(self, rows: int) -> int:
         """Rows behind so many that a pass has only for its shape."""
-        return self.shape.rows - rows if self.shape.padded else 0
+        return max(0, self.shape.least - rows)
 
     def _take(self) -> int | None:
         """A free sequence, one that a block in no use gives up if need be; None: there is none."""

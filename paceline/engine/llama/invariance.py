@@ -54,6 +54,9 @@ def _differing_steps(engine: Engine, text: Sequence[int], length: int) -> Iterat
                 widths.append(width)
         if widths:
             yield f"in steps of {', '.join(map(str, widths))} rows"
+        last = StepItem(0, length, rows, logit_rows=(len(rows) - 1,))
+        if not np.array_equal(_step(engine, last)[0], alone[-1]):
+            yield "with one row's logits of many"
         if not np.array_equal(_after_tree(engine, rows, length), alone[2]):
             yield "after a tree"
         # The library reads every session's cells alike, so a short text shows it.

@@ -308,19 +308,22 @@ def _row_by_row(engine: LlamaEngine, text: Sequence[int]) -> np.ndarray[Any, np.
 
 
 def settle_shape(engine: LlamaEngine, ids: Sequence[int]) -> str:
-    """Measure what a row's bits depend on, and pad passes in reproducible mode where they do.
+    """Measure what a row's bits depend on; in reproducible mode pad passes until it is nothing.
+
+    Two rows are enough where only single rows are computed otherwise, as keys past 512 are by several threads.
 
     Raises:
-        Unsupported: in reproducible mode, if padded rows still differ.
+        Unsupported: in reproducible mode, if rows differ in passes that are all of one width.
     """
     invariance = row_invariance(engine, ids)
-    if engine.shape.alone and invariance != ALIKE:
-        engine.shape = replace(engine.shape, padded=True)
+    if not engine.shape.alone or invariance == ALIKE:
+        return invariance
+    for least in (2, engine.shape.rows):
+        engine.shape = replace(engine.shape, least=least)
         padded = row_invariance(engine, ids)
-        if padded != ALIKE:
-            raise Unsupported(f"reproducible mode: with this library rows padded to {engine.shape.rows} are {padded}")
-        return f"{ALIKE}, padded to {engine.shape.rows}; without: {invariance}"
-    return invariance
+        if padded == ALIKE:
+            return f"{ALIKE}, in passes of {least} to {engine.shape.rows} rows; without padding {invariance}"
+    raise Unsupported(f"reproducible mode: with this library rows padded to {engine.shape.rows} are {padded}")
 
 
 def _numeric_facts(

@@ -27,7 +27,7 @@ class SequenceMemory(Protocol):
 
 
 @dataclass
-class SessionRows:
+class SessionSequences:
     """A session's rows: their tokens, and the sequences whose ends they are.
 
     The first `trunk` rows form a path and stand at their own positions. Those behind are a tree: `parents` are
@@ -133,7 +133,7 @@ class WavePlanner:
     """Chooses sequences for a session's leaves, pass by pass."""
 
     def __init__(
-        self, rows: SessionRows, new_rows: int, memory: SequenceMemory, take: Callable[[], int | None]
+        self, rows: SessionSequences, new_rows: int, memory: SequenceMemory, take: Callable[[], int | None]
     ) -> None:
         """Plan for the last `new_rows` rows; `take` gives a free sequence, or None."""
         self._rows = rows
