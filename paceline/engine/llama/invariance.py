@@ -20,18 +20,21 @@ ALIKE = "alike"
 
 
 def row_invariance(engine: Engine, text: Sequence[int]) -> str:
-    """Compare the bits of rows over steps of several shapes.
+    """`ALIKE`, or all `differences`; equal on equal machines."""
+    steps = "; ".join(differences(engine, text))
+    return f"other than alone: {steps}" if steps else ALIKE
+
+
+def differences(engine: Engine, text: Sequence[int]) -> Iterator[str]:
+    """The steps in which rows have other bits than in steps of one row, the cheapest to find first.
 
     Args:
         engine: has no sessions.
         text: at least one token; repeated as far as needed.
-
-    Returns:
-        `ALIKE`, or the shapes of steps in which rows are others than in steps of one row; equal on equal machines.
     """
-    groups = {length: [*_differing_steps(engine, text, length)] for length in _lengths(engine)}
-    differences = [f"behind {length} tokens {', '.join(steps)}" for length, steps in groups.items() if steps]
-    return f"other than alone: {'; '.join(differences)}" if differences else ALIKE
+    for length in _lengths(engine):
+        for steps in _differing_steps(engine, text, length):
+            yield f"{steps} behind {length} tokens"
 
 
 def _lengths(engine: Engine) -> list[int]:

@@ -17,7 +17,7 @@ import numpy as np
 from paceline.engine.interface import EngineInfo, StepItem, StepPlan
 from paceline.engine.llama.capi import MOST_SEQUENCES, TYPES, Interface, open_interface
 from paceline.engine.llama.engine import LlamaEngine, PassShape
-from paceline.engine.llama.invariance import ALIKE, row_invariance
+from paceline.engine.llama.invariance import ALIKE, differences, row_invariance
 from paceline.engine.llama.library import LlamaLibrary, any_library, chosen_library
 from paceline.engine.llama.steps import LlamaContext
 from paceline.engine.schedule import run_schedule, schedule_length
@@ -315,15 +315,15 @@ def settle_shape(engine: LlamaEngine, ids: Sequence[int]) -> str:
     Raises:
         Unsupported: in reproducible mode, if rows differ in passes that are all of one width.
     """
-    invariance = row_invariance(engine, ids)
-    if not engine.shape.alone or invariance == ALIKE:
-        return invariance
-    for least in (2, engine.shape.rows):
+    if not engine.shape.alone:
+        return row_invariance(engine, ids)
+    difference: str | None = None
+    for least in (1, 2, engine.shape.rows):
         engine.shape = replace(engine.shape, least=least)
-        padded = row_invariance(engine, ids)
-        if padded == ALIKE:
-            return f"{ALIKE}, in passes of {least} to {engine.shape.rows} rows; without padding {invariance}"
-    raise Unsupported(f"reproducible mode: with this library rows padded to {engine.shape.rows} are {padded}")
+        difference = next(differences(engine, ids), None)
+        if difference is None:
+            return f"{ALIKE}, in passes of {least} to {engine.shape.rows} rows"
+    raise Unsupported(f"reproducible mode: with this library padded rows are other than alone: {difference}")
 
 
 def _numeric_facts(
