@@ -44,6 +44,7 @@ KERNELS = ("drafted", "racing", "ranking", "suffix")
 """Modules of `paceline.sampling` that compile."""
 READ_BY_IMPORTS = ("PYTHON", "LD_", "OMP_", "GOMP_", "KMP_", "MKL_", "NUMBA_", "TORCH", "HF_", "GRPC_", "TOKENIZERS_")
 """How variables begin that libraries read while they load: a process with others than ours imports for itself."""
+THREADS = "OMP_NUM_THREADS"
 WISH_BYTES = 1 << 18
 STREAMS = (0, 1, 2)
 MOST_DESCRIPTORS = 32
@@ -150,7 +151,8 @@ def _program(command: object) -> list[str] | None:
 
 
 def _loads_alike(environment: Mapping[str, str]) -> bool:
-    ours = {**os.environ, **thread_environment(1)}
+    """Whether libraries would read the same as they load; a fork sets the number of its threads itself."""
+    ours = {**os.environ, **thread_environment(1), THREADS: environment.get(THREADS)}
     return all(ours.get(name) == value for name, value in environment.items() if name.startswith(READ_BY_IMPORTS))
 
 
@@ -243,6 +245,8 @@ def _become(wish: Mapping[str, Any]) -> NoReturn:
         os.setpgid(0, wish["process_group"])
     os.environ.clear()
     os.environ.update(wish["environment"])
+    if THREADS in os.environ:
+        sys.modules["torch"].set_num_threads(int(os.environ[THREADS]))
     os.chdir(wish["folder"])
     sys.stdin = os.fdopen(0, closefd=False)
     sys.stdout, sys.stderr = (os.fdopen(number, "w", 1, closefd=False) for number in (1, 2))
