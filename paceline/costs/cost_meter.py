@@ -10,15 +10,15 @@ import numpy as np
 
 from paceline.costs.acceptance import MAX_DEPTH
 from paceline.costs.cost_line import LEAST_STEP_MS, CostLine
-from paceline.costs.running_mean import Correction, RunningMean
+from paceline.costs.running_mean import SPEED_MEMORY, Correction, RunningMean
 from paceline.costs.service_costs import LEAST_MOVE, UNKNOWN_LINE
 from paceline.protocol.proposal import MAX_PROPOSAL_NODES
 
 MOST_ROWS = 4096
 """Rows beyond which steps are of one size. Sizes are octaves: steps of 1 row, of 2 and 3, of 4 to 7, …"""
-SIZE_MEMORY = 200.0
+SIZE_MEMORY = SPEED_MEMORY / LEAST_MOVE
 """Steps that the factor of one size remembers. A change of the machine's speed is known after `SPEED_MEMORY` steps.
-It leaves 8 % of itself in the factor of the size that ran meanwhile."""
+In the factor of the size that ran meanwhile it leaves no more of itself than a line may move by unsaid."""
 SURGE = 1.5
 """A step counts at most as this many times the machine's present speed. A shared machine slows down for good by
 about as much, and a single pause moves a line by 4 %."""
