@@ -115,7 +115,6 @@ _CONTEXT_DEFAULTS = {
 }  # fmt: skip
 """Fields that are not named are zero."""
 _TEXT, _ID, _IDS, _POINTER = c.c_char_p, c.c_int32, c.POINTER(c.c_int32), c.c_void_p
-_SIZES = (c.POINTER(c.c_size_t), c.POINTER(c.c_size_t))
 _LOG = c.CFUNCTYPE(None, c.c_int, c.c_char_p, c.c_void_p)
 _FUNCTIONS: tuple[tuple[str, Any, tuple[Any, ...]], ...] = (
     ("llama_backend_init", None, ()),
@@ -146,8 +145,6 @@ _FUNCTIONS: tuple[tuple[str, Any, tuple[Any, ...]], ...] = (
     ("ggml_backend_dev_get", _POINTER, (c.c_size_t,)),
     ("ggml_backend_dev_name", _TEXT, (_POINTER,)),
     ("ggml_backend_dev_description", _TEXT, (_POINTER,)),
-    ("ggml_backend_dev_memory", None, (_POINTER, *_SIZES)),
-    ("ggml_backend_dev_type", c.c_int, (_POINTER,)),
 )
 """Beside the two that return defaults, which `_defaults` calls. A context's parameters depend on the build."""
 
