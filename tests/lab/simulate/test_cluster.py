@@ -146,7 +146,7 @@ def test_requests_of_a_failed_coordinator_go_on_at_another_one() -> None:
     assert record.lost_sessions == 2
 
 
-@pytest.mark.parametrize("k", ["0", "4", "auto"])
+@pytest.mark.parametrize("k", ["0", "4"])
 def test_two_coordinators_that_share_a_target_share_its_steps(k: str) -> None:
     """Steps are flat: whoever's the sessions are, each step serves all, and goodput is the same."""
 
@@ -162,7 +162,6 @@ def test_two_coordinators_that_share_a_target_share_its_steps(k: str) -> None:
         return outcome(found, run_cells(found))
 
     one, two = run(1), run(2)
-    # Two planners know less than one that has seen all requests.
     assert two.tokens_per_second == pytest.approx(one.tokens_per_second, rel=0.1)
     if k == "0":
         assert two.tokens_per_second == pytest.approx(4 / STEP_MS * 1e3, rel=0.1)
@@ -185,21 +184,21 @@ def test_a_coordinators_own_time_bounds_its_rounds() -> None:
     assert 550 < rate(2) < 1000
 
 
-def test_twenty_cells_are_one_cell_twenty_times() -> None:
+def test_ten_cells_are_one_cell_ten_times() -> None:
     def speed(simulated_cells: int, seconds: float) -> ClusterOutcome:
         found = scenario(
             traffic={"requests_per_second": 8.0},
-            cells=20,
+            cells=10,
             simulated_cells=simulated_cells,
             seconds=seconds,
             warmup_seconds=seconds / 10,
         )
         return outcome(found, run_cells(found))
 
-    few, all_of_them = speed(1, 40.0), speed(20, 4.0)
-    # Poisson arrivals: 288 and 576 requests are counted, whose rates have a standard error of 7.2 % together.
-    assert few.tokens_per_second == pytest.approx(all_of_them.tokens_per_second, rel=0.2)
-    assert few.tokens_per_second == pytest.approx(20 * 8 * 10, rel=0.2)
+    few, all_of_them = speed(1, 30.0), speed(10, 4.0)
+    # Poisson arrivals: 216 and 288 requests are counted, whose rates have a standard error of 9 % together.
+    assert few.tokens_per_second == pytest.approx(all_of_them.tokens_per_second, rel=0.25)
+    assert few.tokens_per_second == pytest.approx(10 * 8 * 10, rel=0.25)
     assert few.groups[0].tpot_p50_ms == pytest.approx(STEP_MS)
     assert all_of_them.groups[0].tpot_p50_ms == pytest.approx(STEP_MS)
 
