@@ -13,6 +13,9 @@ from paceline.protocol.errors import InvalidInput
 from paceline.protocol.records import GenerationStats, RoundRecord
 from paceline_lab.simulate.trace import TracedSetting
 
+PROPOSAL_MS = 0.06
+"""Of a core, for a proposal that a draft service prepares, on either side. A simulated run of `auto`, whose code is
+the services' own, takes .13 ms of CPU for each, and replays are nearest with .06 (docs/capacity.md)."""
 FEWEST_STEPS = 3
 """Steps of a size whose median is taken for a point of a line, where there are enough of any."""
 
@@ -36,15 +39,17 @@ def measured_setting(runs: Sequence[GenerationStats], stated: Mapping[str, Any])
     drafted = [record for record in records if record.draft_wait_ms > 0 and record.draft.forward_ms > 0]
     drafted = [record for record in drafted if not record.cache_hit and record.proposed]
     draft = lines.get("draft") or line_of((max(1, each.draft.rows), _level_ms(each)) for each in drafted)
+    alone = lines.get("alone") or line_of((record.target.rows, _step_ms(record)) for record in records)
     return TracedSetting(
-        alone=lines.get("alone") or line_of((record.target.rows, _step_ms(record)) for record in records),
+        alone=alone,
         beside=lines.get("beside", CostLine()),
         draft=draft,
         draft_gap_ms=_average(_beyond_ms(each, draft) for each in drafted if draft.is_known),
         target_one_way_ms=_half(record.wire_ms for record in sent),
         draft_one_way_ms=_half(max(0.0, each.draft_wait_ms - each.draft.service_ms) for each in drafted),
         coordinator_ms=_between_ms(runs),
-        gap_ms=_middle(record.target.queue_ms for record in started),
+        proposal_ms=PROPOSAL_MS,
+        gap_ms=_middle(max(0.0, each.round_ms - alone.ms(each.target.rows)) for each in started if not each.proposed),
     )
 
 
@@ -101,4 +106,6 @@ def _average(values: Iterable[float]) -> float:
 
 
 def _half(values: Iterable[float]) -> float:
-    return _middle(values) / 2
+    """Half of what a trip takes where nobody else's messages are dealt with first: the lowest tenth's."""
+    found = sorted(values)
+    return found[len(found) // 10] / 2 if found else 0.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from random import Random
@@ -69,7 +70,7 @@ class SimulatedService(ABC):
         self.is_up = False
         self._scripts, self._loop = scripts, loop
         self._calls: list[LaneCall] = []
-        self._ended_s = self._seen_s = 0.0
+        self._ended_s = self._seen_s = self._owed_s = 0.0
 
     def start(self) -> None:
         """Begin to serve."""
@@ -91,6 +92,10 @@ class SimulatedService(ABC):
         self._calls = [each for each in self._calls if not each.is_over]
         self._calls.append(call)
         return call
+
+    def owe(self, seconds: float) -> None:
+        """Have messages taken so much of the time of the thread that runs steps: the next one is longer by it."""
+        self._owed_s += seconds
 
     @property
     def load(self) -> int:
@@ -123,7 +128,8 @@ class SimulatedService(ABC):
         if self._loop.time() == self._ended_s:
             ms += gap_ms
         self.steps, self.rows = self.steps + 1, self.rows + plan.rows
-        self.executor.take(ms / 1e3, slow_pace)
+        owed_s, self._owed_s = self._owed_s, 0.0
+        self.executor.take(ms / 1e3 + owed_s, slow_pace)
         self._ended_s = self._loop.time()
 
 
@@ -268,13 +274,15 @@ class SimulatedCoordinator:
         cell = self._cell
         delay_s = partial(cell.delay_s, service.delay)
         up = partial(TimedLane, cell.loop, delay_s, service.processor, _free)
-        down = partial(TimedLane, cell.loop, delay_s, self.processor, self._frame_s)
+        down = partial(TimedLane, cell.loop, delay_s, self.processor, partial(self._frame_s, service))
         return service.open_call(up, down)
 
-    def _frame_s(self, frame: Any) -> float:
-        """What the verdicts of a frame cost this process."""
-        verdicts: int = sum(message.WhichOneof("event") == "verdict" for message in frame.events)
-        return verdicts * self._cell.layout.coordinator_ms / 1e3
+    def _frame_s(self, service: SimulatedService, frame: Any) -> float:
+        """What the verdicts and proposals of a frame cost this process; proposals cost their maker as much."""
+        kinds = Counter(message.WhichOneof("event") for message in frame.events)
+        proposals_s = kinds["proposal"] * self._cell.layout.proposal_ms / 1e3
+        service.owe(proposals_s)
+        return kinds["verdict"] * self._cell.layout.coordinator_ms / 1e3 + proposals_s
 
 
 class SimulatedCell:

@@ -82,6 +82,7 @@ class CellLayout:
 
     Attributes:
         coordinator_ms: a coordinator's own time for a round, one after the other for all of its sessions.
+        proposal_ms: its time for a proposal that comes, and the draft service's for one that leaves.
         max_requests: of a coordinator at once; more are refused.
         idle_targets: how many of the targets, the last ones, are not running at the start.
     """
@@ -90,6 +91,7 @@ class CellLayout:
     drafts: tuple[tuple[DraftSpec, Delay], ...] = ()
     coordinators: int = 1
     coordinator_ms: float = 0.0
+    proposal_ms: float = 0.0
     max_requests: int = 1 << 20
     fan_out: int = 0
     lease: int = 16
@@ -106,8 +108,13 @@ class CellLayout:
     def of(cls, setting: TracedSetting, coordinators: int = 1, replicas: int = 1) -> CellLayout:
         """A recorded run's: so many targets, and as many draft services, if there are any."""
         target = TargetSpec(
-            setting.alone, setting.beside, setting.gap_ms, setting.max_sessions, setting.prefill_chunk
-        )  # fmt: skip
+            setting.alone,
+            setting.beside,
+            setting.gap_ms,
+            setting.max_sessions,
+            setting.prefill_chunk,
+            prefix_cache=True,
+        )
         draft = DraftSpec(setting.draft, setting.prefill_chunk, gap_ms=setting.draft_gap_ms)
         drafts = ((draft, Delay(setting.draft_one_way_ms)),) if setting.draft.is_known else ()
         return cls(
@@ -115,6 +122,7 @@ class CellLayout:
             drafts=drafts * replicas,
             coordinators=coordinators,
             coordinator_ms=setting.coordinator_ms,
+            proposal_ms=setting.proposal_ms,
             fan_out=setting.fan_out,
             lease=setting.lease,
             max_prefetched=setting.max_prefetched,

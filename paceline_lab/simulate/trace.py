@@ -3,7 +3,8 @@
 A trace is a file of JSON lines. The first is the header, each other one a request:
 
     {"format": "paceline-trace", "version": 2, "alone": [[rows, ms], …], "beside": […], "draft": […],
-     "target_one_way_ms": …, "draft_one_way_ms": …, "coordinator_ms": …, "gap_ms": …, "draft_gap_ms": …,
+     "target_one_way_ms": …, "draft_one_way_ms": …, "coordinator_ms": …, "proposal_ms": …,
+     "gap_ms": …, "draft_gap_ms": …,
      "num_draft_tokens": k or null, "fan_out": …, "lease": …, "max_prefetched": …, "concurrency": …, "notes": {…}}
     {"arrival_ms": …, "prompt": […], "answer": […], "ranks": […], "chances": […],
      "rounds": [{"at_ms": …, "committed": …, "proposed": …, "accepted": …, "round_ms": …, "draft_wait_ms": …,
@@ -102,7 +103,8 @@ class TracedSetting:
         alone, beside: a target step by its rows, alone and while a draft works on its cores; empty: none does.
         draft: a draft step by its rows; empty: there is no draft.
         coordinator_ms: the coordinator's own time for a round, one after the other for all sessions.
-        gap_ms: between a step of the target and the next where that needs nothing of a coordinator.
+        proposal_ms: the coordinator's time for a proposal that comes, and the draft service's for one that leaves.
+        gap_ms: from a step of the target to the next beyond its line, where that needs nothing of a coordinator.
         draft_gap_ms: what a step of the draft takes beyond its line: the choice of rows, draws, answers.
         concurrency: requests that run at once, the next beginning when one has ended; 0: each comes at its arrival.
         num_draft_tokens: None: the planner chose.
@@ -115,6 +117,7 @@ class TracedSetting:
     target_one_way_ms: float = 0.0
     draft_one_way_ms: float = 0.0
     coordinator_ms: float = 0.0
+    proposal_ms: float = 0.0
     gap_ms: float = 0.0
     draft_gap_ms: float = 0.0
     num_draft_tokens: int | None = None
@@ -122,13 +125,13 @@ class TracedSetting:
     lease: int = 16
     max_prefetched: int = 24
     max_sessions: int = 256
-    prefill_chunk: int = 256
+    prefill_chunk: int = 128
     concurrency: int = 0
     notes: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         require(self.alone.is_known, "alone", self.alone.points, "a line of one point or more")
-        times = ("target_one_way_ms", "draft_one_way_ms", "coordinator_ms", "gap_ms", "draft_gap_ms")
+        times = ("target_one_way_ms", "draft_one_way_ms", "coordinator_ms", "proposal_ms", "gap_ms", "draft_gap_ms")
         for name in (*times, "lease", "max_prefetched", "fan_out", "concurrency"):
             require(getattr(self, name) >= 0, name, getattr(self, name), "at least 0")
         for name in ("max_sessions", "prefill_chunk"):
