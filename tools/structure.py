@@ -39,8 +39,8 @@ GENERATED = "paceline/v1/"
 LONG_FILE = 400
 LONG_FUNCTION = 35
 SHARED_LINES = 6
-BARE_PARTICIPLES = 0.9
-"""Per cent of all stored names that may be bare participles; it only ever falls, to .3."""
+BARE_PARTICIPLES = 0.3
+"""Per cent of all stored names that may be bare participles; it only ever falls."""
 
 ROOM_OF_DRAFTING = ("coordinator/policy/", "paceline/costs/", "target_service/meter.py")
 """What decides how much to draft."""

@@ -108,19 +108,19 @@ class CellRun:
     def _begin_request(self, group: int) -> None:
         """A request comes; of sessions the next one comes when it has ended."""
         self._requests += 1
-        traced = self._sources[group].request(self._cell.now_ms)
-        run = RequestRun(self._cell, self._requests, traced, self._tally)
-        task = asyncio.create_task(self._serve(run, traced, group))
+        request = self._sources[group].request(self._cell.now_ms)
+        run = RequestRun(self._cell, self._requests, request, self._tally)
+        task = asyncio.create_task(self._serve(run, request, group))
         self._running[task] = run.totals
         task.add_done_callback(lambda task: self._running.pop(task, None) and None)
 
-    async def _serve(self, run: RequestRun, traced: TracedRequest, group: int) -> None:
+    async def _serve(self, run: RequestRun, request: TracedRequest, group: int) -> None:
         meter, pause_ms = self._meters[group], 0.0
         home = self._cell.another_home() or self._cell.coordinators[0]
         try:
             if meter is not None:
                 meter.begin()
-                meter.take_prompt(len(traced.prompt))
+                meter.take_prompt(len(request.prompt))
         except Overloaded as error:
             run.totals.refused = run.totals.limited = True
             pause_ms = error.retry_after_ms or RETRY_MS

@@ -24,34 +24,34 @@ def simulate_scenario(scenario: Scenario) -> ClusterOutcome:
 
 def report_scenario(scenario: Scenario, file: Path, out: Path | None) -> str:
     """Run a scenario; returns the report, which is written where `out` says."""
-    found = simulate_scenario(scenario)
-    text = f"# Simulated cluster: {file.stem}\n\n{outcome_text(found)}"
+    cluster = simulate_scenario(scenario)
+    text = f"# Simulated cluster: {file.stem}\n\n{outcome_text(cluster)}"
     if out is None:
         return text
     facts = describe() | {"scenario": file.name, "seed": str(scenario.seed)}
-    values = {"scenario": scenario.model_dump(mode="json"), "outcome": asdict(found)}
-    return write_report(out, f"simulated-{file.stem}", facts, values, text, plots(found)).read_text()
+    values = {"scenario": scenario.model_dump(mode="json"), "outcome": asdict(cluster)}
+    return write_report(out, f"simulated-{file.stem}", facts, values, text, plots(cluster)).read_text()
 
 
-def outcome_text(found: ClusterOutcome) -> str:
+def outcome_text(cluster: ClusterOutcome) -> str:
     """Tables, and the bottleneck as a sentence."""
     scaled = (
-        f"{found.simulated_cells} of {found.cells} cells were simulated and scaled up; cells share nothing.\n\n"
-        if found.cells > found.simulated_cells
+        f"{cluster.simulated_cells} of {cluster.cells} cells were simulated and scaled up; cells share nothing.\n\n"
+        if cluster.cells > cluster.simulated_cells
         else ""
     )
     return (
-        f"{SIMULATED}\n{scaled}Bottleneck: {found.bottleneck}.\n\n"
-        f"{markdown_table([_speed_row(found)])}\n{markdown_table([_round_row(found)])}\n"
-        f"{markdown_table([_share_row(found)])}\n{markdown_table([group_row(each) for each in found.groups])}"
+        f"{SIMULATED}\n{scaled}Bottleneck: {cluster.bottleneck}.\n\n"
+        f"{markdown_table([_speed_row(cluster)])}\n{markdown_table([_round_row(cluster)])}\n"
+        f"{markdown_table([_share_row(cluster)])}\n{markdown_table([group_row(each) for each in cluster.groups])}"
     )
 
 
-def plots(found: ClusterOutcome) -> list[Plot]:
+def plots(cluster: ClusterOutcome) -> list[Plot]:
     """Latencies by kind of traffic, and what services did with their time."""
-    names = [each.name for each in found.groups]
+    names = [each.name for each in cluster.groups]
     latencies = [
-        Bars(label, [Spread.of([getattr(each, name)]) for each in found.groups])
+        Bars(label, [Spread.of([getattr(each, name)]) for each in cluster.groups])
         for label, name in (
             ("first token p50", "ttft_p50_ms"),
             ("first token p99", "ttft_p99_ms"),
@@ -59,7 +59,7 @@ def plots(found: ClusterOutcome) -> list[Plot]:
             ("per token p99", "tpot_p99_ms"),
         )
     ]
-    shares = _share_row(found)
+    shares = _share_row(cluster)
     busy = Bars("share", [Spread.of([float(str(value).rstrip("%")) / 100]) for value in shares.values()])
     return [
         Plot("Latency (simulated)", "milliseconds", names, latencies),
@@ -67,41 +67,43 @@ def plots(found: ClusterOutcome) -> list[Plot]:
     ]
 
 
-def _speed_row(found: ClusterOutcome) -> dict[str, object]:
+def _speed_row(cluster: ClusterOutcome) -> dict[str, object]:
     return {
-        "GPUs": found.gpus,
-        "tokens/s": round(found.tokens_per_second, 1),
-        "tokens/s per GPU": round(found.tokens_per_second_per_gpu, 2),
-        "cost per million tokens": f"{found.cost_per_million:.3f}" if found.cost_per_million else "no prices stated",
-        "requests counted": found.requests,
-        "refused": found.refused,
-        "unfinished": found.unfinished,
+        "GPUs": cluster.gpus,
+        "tokens/s": round(cluster.tokens_per_second, 1),
+        "tokens/s per GPU": round(cluster.tokens_per_second_per_gpu, 2),
+        "cost per million tokens": f"{cluster.cost_per_million:.3f}"
+        if cluster.cost_per_million
+        else "no prices stated",
+        "requests counted": cluster.requests,
+        "refused": cluster.refused,
+        "unfinished": cluster.unfinished,
     }
 
 
-def _round_row(found: ClusterOutcome) -> dict[str, object]:
+def _round_row(cluster: ClusterOutcome) -> dict[str, object]:
     return {
-        "rounds": found.rounds,
-        "tokens a round": found.tokens_per_round,
-        "proposed": found.proposed_per_drafted_round,
-        "accepted": found.accepted_per_drafted_round,
-        "acceptance": f"{found.acceptance:.1%}",
-        "hits": f"{found.hits:.1%}",
-        "started by the target": f"{found.self_started:.1%}",
-        "rows a step": round(found.rows_per_step, 1),
-        "step over a single row's": round(found.long_steps, 2),
+        "rounds": cluster.rounds,
+        "tokens a round": cluster.tokens_per_round,
+        "proposed": cluster.proposed_per_drafted_round,
+        "accepted": cluster.accepted_per_drafted_round,
+        "acceptance": f"{cluster.acceptance:.1%}",
+        "hits": f"{cluster.hits:.1%}",
+        "started by the target": f"{cluster.self_started:.1%}",
+        "rows a step": round(cluster.rows_per_step, 1),
+        "step over a single row's": round(cluster.long_steps, 2),
     }
 
 
-def _share_row(found: ClusterOutcome) -> dict[str, object]:
+def _share_row(cluster: ClusterOutcome) -> dict[str, object]:
     return {
-        "targets busy": f"{found.target_busy:.1%}",
-        "drafts busy": f"{found.draft_busy:.1%}",
-        "coordinators busy": f"{found.coordinator_busy:.1%}",
-        "KV reserved": f"{found.kv_share:.1%}",
-        "in steps": f"{found.stepping:.1%}",
-        "waiting for a step": f"{found.queueing:.1%}",
-        "waiting for drafts": f"{found.waiting_for_drafts:.1%}",
+        "targets busy": f"{cluster.target_busy:.1%}",
+        "drafts busy": f"{cluster.draft_busy:.1%}",
+        "coordinators busy": f"{cluster.coordinator_busy:.1%}",
+        "KV reserved": f"{cluster.kv_share:.1%}",
+        "in steps": f"{cluster.stepping:.1%}",
+        "waiting for a step": f"{cluster.queueing:.1%}",
+        "waiting for drafts": f"{cluster.waiting_for_drafts:.1%}",
     }
 
 

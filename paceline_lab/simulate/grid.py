@@ -176,11 +176,11 @@ every request at {LEAST_REQUEST} of itself under target-only, and goodput at {LE
 """
 
 
-def grid_text(judged: Sequence[Judgement], *, everything: bool) -> str:
+def grid_text(judgements: Sequence[Judgement], *, everything: bool) -> str:
     """The report: what misses a bar, or everything."""
-    missed = [each for each in judged if not each.holds]
-    rows = [each.row() for each in (judged if everything else missed)]
-    return f"{ABOUT}\n{markdown_table(rows)}\n{len(missed)} of {len(judged)} cases miss a bar.\n"
+    misses = [each for each in judgements if not each.holds]
+    rows = [each.row() for each in (judgements if everything else misses)]
+    return f"{ABOUT}\n{markdown_table(rows)}\n{len(misses)} of {len(judgements)} cases miss a bar.\n"
 
 
 def main() -> None:
@@ -191,15 +191,17 @@ def main() -> None:
     parser.add_argument("--all", action="store_true", help="print what holds, too")
     parser.add_argument("--record", type=Path, help="a file of known misses, to be renewed by what runs")
     parser.add_argument("--out", type=Path, help="folder of the report")
-    given = parser.parse_args()
-    wanted = given.pairs.split(",")
-    chosen = [case for case in cases([int(count) for count in given.sessions.split(",")]) if case.pair in wanted]
-    judged = [judge(case, PLANNED) for case in chosen]
-    text = grid_text(judged, everything=given.all)
-    if given.record is not None:
-        renew_misses(given.record, {each.case.name: each.miss for each in judged})
-    if given.out is not None:
-        write_report(given.out, "planner-grid", describe(), {"cases": [each.row() for each in judged]}, text)
+    arguments = parser.parse_args()
+    pairs = arguments.pairs.split(",")
+    selection = [
+        case for case in cases([int(count) for count in arguments.sessions.split(",")]) if case.pair in pairs
+    ]
+    judgements = [judge(case, PLANNED) for case in selection]
+    text = grid_text(judgements, everything=arguments.all)
+    if arguments.record is not None:
+        renew_misses(arguments.record, {each.case.name: each.miss for each in judgements})
+    if arguments.out is not None:
+        write_report(arguments.out, "planner-grid", describe(), {"cases": [each.row() for each in judgements]}, text)
     print(text)
 
 

@@ -74,7 +74,7 @@ class Lane:
             self.ended = True
             self._on_end()
         else:
-            self.arrived(frame)
+            self.on_arrival(frame)
 
     def end(self, *, keep: bool) -> None:
         """Nothing more leaves. `keep`: what has left still arrives; else it is lost."""
@@ -86,16 +86,16 @@ class Lane:
         self.is_broken = True
         self._moved.set()
 
-    def left(self) -> None:
+    def on_leave(self) -> None:
         """Called when a frame, or the end, has left."""
 
-    def arrived(self, frame: Any) -> None:
+    def on_arrival(self, frame: Any) -> None:
         """Called when a frame has been delivered."""
 
     def _put(self, frame: Any) -> None:
         if not self.is_broken:
             self.travelling.append(frame)
-            self.left()
+            self.on_leave()
 
 
 class LaneCall:
@@ -295,7 +295,7 @@ class TimedLane(Lane):
         self._frame_s = frame_s
         self._arrives_at = 0.0
 
-    def left(self) -> None:
+    def on_leave(self) -> None:
         """Have the frame arrive in time, behind those before it."""
         self._arrives_at = max(self._arrives_at, self._loop.time() + self._delay_s())
         cost_s = 0.0 if self.travelling[-1] is END else self._frame_s(self.travelling[-1])

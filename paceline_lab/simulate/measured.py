@@ -34,8 +34,8 @@ def measured_setting(runs: Sequence[GenerationStats], stated: Mapping[str, Any])
     if not records:
         raise InvalidInput.of("rounds", 0, "two or more in a request, to measure what a step takes")
     lines = {name: CostLine(tuple((rows, ms) for rows, ms in points)) for name, points in stated.items()}
-    sent = [record for record in records if not record.self_started]
-    started = [record for record in records if record.self_started]
+    sent_rounds = [record for record in records if not record.self_started]
+    own_rounds = [record for record in records if record.self_started]
     drafted = [record for record in records if record.draft_wait_ms > 0 and record.draft.forward_ms > 0]
     drafted = [record for record in drafted if not record.cache_hit and record.proposed]
     draft = lines.get("draft") or line_of((max(1, each.draft.rows), _level_ms(each)) for each in drafted)
@@ -45,11 +45,13 @@ def measured_setting(runs: Sequence[GenerationStats], stated: Mapping[str, Any])
         beside=lines.get("beside", CostLine()),
         draft=draft,
         draft_gap_ms=_average(_beyond_ms(each, draft) for each in drafted if draft.is_known),
-        target_one_way_ms=_half(record.wire_ms for record in sent),
+        target_one_way_ms=_half(record.wire_ms for record in sent_rounds),
         draft_one_way_ms=_half(max(0.0, each.draft_wait_ms - each.draft.service_ms) for each in drafted),
         coordinator_ms=_between_ms(runs),
         proposal_ms=PROPOSAL_MS,
-        gap_ms=_middle(max(0.0, each.round_ms - alone.ms(each.target.rows)) for each in started if not each.proposed),
+        gap_ms=_middle(
+            max(0.0, each.round_ms - alone.ms(each.target.rows)) for each in own_rounds if not each.proposed
+        ),
     )
 
 
@@ -58,7 +60,7 @@ def line_of(steps: Iterable[tuple[int, float]]) -> CostLine:
     by_rows: defaultdict[int, list[float]] = defaultdict(list)
     for rows, ms in steps:
         by_rows[rows].append(ms)
-    often = {rows: seen for rows, seen in by_rows.items() if len(seen) >= FEWEST_STEPS} or by_rows
+    often = {rows: times for rows, times in by_rows.items() if len(times) >= FEWEST_STEPS} or by_rows
     points, floor = [], 0.0
     for rows in sorted(often)[:64]:
         floor = max(floor, median(often[rows]))
@@ -83,29 +85,29 @@ def _beyond_ms(record: RoundRecord, line: CostLine) -> float:
 
 def _between_ms(runs: Sequence[GenerationStats]) -> float:
     """The coordinator's time for a round that it sends: the rule, the plan, and what is in no record."""
-    sent = sum(not record.self_started for stats in runs for record in stats.records[1:])
+    sent_rounds = sum(not record.self_started for stats in runs for record in stats.records[1:])
     accepting = chain.from_iterable((r.accept_ms for r in stats.records[1:] if not r.self_started) for stats in runs)
     total = sum(accepting)
     for stats in runs:
         rounds = stats.records[1:]
         if rounds and stats.tokens_per_second:
-            decoded = stats.committed - stats.records[0].accepted - 1
-            total += max(0.0, 1e3 * decoded / stats.tokens_per_second - sum(record.round_ms for record in rounds))
-    return total / sent if sent else 0.0
+            tokens = stats.committed - stats.records[0].accepted - 1
+            total += max(0.0, 1e3 * tokens / stats.tokens_per_second - sum(record.round_ms for record in rounds))
+    return total / sent_rounds if sent_rounds else 0.0
 
 
 def _middle(values: Iterable[float]) -> float:
-    found = [*values]
-    return median(found) if found else 0.0
+    numbers = [*values]
+    return median(numbers) if numbers else 0.0
 
 
 def _average(values: Iterable[float]) -> float:
     """Of what adds up, and differs from step to step."""
-    found = [*values]
-    return mean(found) if found else 0.0
+    numbers = [*values]
+    return mean(numbers) if numbers else 0.0
 
 
 def _half(values: Iterable[float]) -> float:
     """Half of what a trip takes where nobody else's messages are dealt with first: the lowest tenth's."""
-    found = sorted(values)
-    return found[len(found) // 10] / 2 if found else 0.0
+    numbers = sorted(values)
+    return numbers[len(numbers) // 10] / 2 if numbers else 0.0

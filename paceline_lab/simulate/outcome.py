@@ -197,7 +197,8 @@ def _group(scenario: Scenario, cells: Sequence[CellRecord], number: int) -> Grou
     ended = (each for cell in cells for each in cell.totals)
     running = (each for cell in cells for each in cell.running)
     mine, left = (
-        [each for each in found if each.group == number and _is_counted(scenario, each)] for found in (ended, running)
+        [each for each in totals if each.group == number and _is_counted(scenario, each)]
+        for totals in (ended, running)
     )
     served = [each for each in mine if each.rounds]
     first = [each.first_ms - each.arrival_ms for each in served]
@@ -216,5 +217,5 @@ def _group(scenario: Scenario, cells: Sequence[CellRecord], number: int) -> Grou
 
 
 def _mean(values: Iterable[float]) -> float:
-    found = [*values]
-    return sum(found) / len(found) if found else 0.0
+    numbers = [*values]
+    return sum(numbers) / len(numbers) if numbers else 0.0

@@ -70,11 +70,11 @@ def compare(
     """
     rows: list[dict[str, object]] = []
     for count in sessions or (0,):
-        wanted = concurrent(requests, count) if count else tuple(requests)
+        at_once = concurrent(requests, count) if count else tuple(requests)
         at_hand = setting.of_run(concurrency=0) if count else setting
-        plain = simulate(at_hand, wanted, TARGET_ONLY)
+        plain = simulate(at_hand, at_once, TARGET_ONLY)
         runs = [
-            plain if policy.name == TARGET_ONLY.name else simulate(at_hand, wanted, policy) for policy in policies
+            plain if policy.name == TARGET_ONLY.name else simulate(at_hand, at_once, policy) for policy in policies
         ]
         best = max(run.tokens_per_second for run in runs)
         rows += [_row(count or len(requests), run, plain, best) for run in runs]

@@ -124,29 +124,29 @@ class RequestRun:
     """
 
     def __init__(
-        self, cell: SimulatedCell, number: int, traced: TracedRequest, on_tokens: Callable[[int], None]
+        self, cell: SimulatedCell, number: int, request: TracedRequest, on_tokens: Callable[[int], None]
     ) -> None:
-        self.totals = RequestTotals(cell.now_ms, traced.group)
-        self._cell, self._number, self._traced, self._on_tokens = cell, number, traced, on_tokens
-        self._prompt = (*traced.prompt[:-1], MARKS + number)
-        cell.scripts.add(self._prompt, Script(traced.answer, traced.ranks, traced.chances))
+        self.totals = RequestTotals(cell.now_ms, request.group)
+        self._cell, self._number, self._request, self._on_tokens = cell, number, request, on_tokens
+        self._prompt = (*request.prompt[:-1], MARKS + number)
+        cell.scripts.add(self._prompt, Script(request.answer, request.ranks, request.chances))
 
     async def run(self, home: SimulatedCoordinator) -> RequestTotals:
         """Ask a coordinator, and others if it fails."""
-        written: list[int] = []
-        while len(written) < self._traced.tokens:
+        text: list[int] = []
+        while len(text) < self._request.tokens:
             client = ClientEnd(self._on_tokens)
             try:
-                await home.serve(self._message(home, written), client)
+                await home.serve(self._message(home, text), client)
             except Refused:
-                self.totals.refused = not written
+                self.totals.refused = not text
                 break
             except asyncio.CancelledError:
                 if home.is_up:
                     raise
-            written += client.tokens
-            self.totals.tokens = len(written)
-            self._take(client, is_first=len(written) == len(client.tokens))
+            text += client.tokens
+            self.totals.tokens = len(text)
+            self._take(client, is_first=len(text) == len(client.tokens))
             if client.finished is None:
                 home = self._cell.another_home() or home
         self._cell.scripts.forget(self._prompt)
@@ -162,14 +162,14 @@ class RequestRun:
             self.totals.first_ms = self.totals.arrival_ms + stats.time_to_first_token_ms
             self.totals.first_tokens = stats.records[0].accepted + 1
 
-    def _message(self, home: SimulatedCoordinator, written: list[int]) -> Any:
+    def _message(self, home: SimulatedCoordinator, text: list[int]) -> Any:
         request = GenerateRequest(
             token_ids=self._prompt,
             sampling=SamplingParams(temperature=0.0),
             seed=self._number,
-            max_new_tokens=self._traced.tokens,
+            max_new_tokens=self._request.tokens,
             ignore_eos=True,
-            resume_token_ids=tuple(written),
+            resume_token_ids=tuple(text),
             speculation=home.policy.speculation,
         )
         return codec.encode_generate_request(request)

@@ -73,9 +73,9 @@ def simulate(
 
     `replicas`: targets, and as many draft services, that are alike.
     """
-    chosen = tuple(policies) if isinstance(policies, Sequence) else (policies,)
-    layout = CellLayout.of(setting, len(chosen), replicas)
-    return run_virtually(lambda: _run(layout, requests, chosen, disturbance, setting.concurrency))
+    coordinators = tuple(policies) if isinstance(policies, Sequence) else (policies,)
+    layout = CellLayout.of(setting, len(coordinators), replicas)
+    return run_virtually(lambda: _run(layout, requests, coordinators, disturbance, setting.concurrency))
 
 
 async def _run(

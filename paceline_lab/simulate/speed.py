@@ -50,13 +50,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Rounds a second of the simulator, on one core.")
     parser.add_argument("--sessions", default="1,8,64", help="loads, with commas between")
     parser.add_argument("--out", type=Path, help="folder of the report")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     load = load_average()
-    loads = [int(count) for count in given.sessions.split(",")]
+    loads = [int(count) for count in arguments.sessions.split(",")]
     rows = [measured(count, policy) for count in loads for policy in (PLANNED, Policy(4), Policy(4, 0), TARGET_ONLY)]
     table = markdown_table([titled_row(row) for row in rows])
-    if given.out is not None:
-        write_rows(given.out, "simulator-speed", {"load average before": load}, rows, f"{__doc__ or ''}\n{table}")
+    if arguments.out is not None:
+        write_rows(arguments.out, "simulator-speed", {"load average before": load}, rows, f"{__doc__ or ''}\n{table}")
     print(table)
 
 

@@ -105,13 +105,13 @@ def _chain(tokens: int, stretch: float, share: float, random: np.random.Generato
     """Stretches of true and false, geometric in length, `share` of all true."""
     if share in (0.0, 1.0):
         return np.full(tokens, share == 1.0)
-    found: list[bool] = []
+    stretches: list[bool] = []
     inside = bool(random.random() < share)
-    while len(found) < tokens:
+    while len(stretches) < tokens:
         mean = 2 * stretch * (share if inside else 1 - share)
-        found += [inside] * int(random.geometric(min(1.0, 1 / max(1.0, mean))))
+        stretches += [inside] * int(random.geometric(min(1.0, 1 / max(1.0, mean))))
         inside = not inside
-    return np.array(found[:tokens])
+    return np.array(stretches[:tokens])
 
 
 def _text(pair: SyntheticPair, tokens: int, first_id: int, random: np.random.Generator) -> list[int]:
@@ -121,15 +121,15 @@ def _text(pair: SyntheticPair, tokens: int, first_id: int, random: np.random.Gen
     copied = _chain(tokens, pair.copy_length, pair.copied_share, random)
     misleading = random.random(tokens) < pair.false_matches
     text: list[int] = []
-    source = left = 0
+    source = rest = 0
     for place in range(tokens):
-        if not left and place > SHORTEST_SOURCE:
+        if not rest and place > SHORTEST_SOURCE:
             run = int(np.argmin(copied[place:])) if not copied[place:].all() else tokens - place
-            left = run or (int(random.integers(2, 5)) if misleading[place] else 0)
-            source = int(random.integers(place - SHORTEST_SOURCE + 1)) if left else 0
-        if left:
+            rest = run or (int(random.integers(2, 5)) if misleading[place] else 0)
+            source = int(random.integers(place - SHORTEST_SOURCE + 1)) if rest else 0
+        if rest:
             text.append(text[source])
-            source, left = source + 1, left - 1
+            source, rest = source + 1, rest - 1
         else:
             text.append(first_id + place)
     return text

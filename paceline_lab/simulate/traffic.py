@@ -105,7 +105,7 @@ def read_arrivals(file: Path) -> list[float]:
         lines = file.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidInput.of("arrivals", str(file), f"a file that can be read ({error})") from error
-    found, before = [], 0.0
+    times, before = [], 0.0
     for number, line in enumerate(lines, 1):
         try:
             seconds = float(line)
@@ -113,6 +113,6 @@ def read_arrivals(file: Path) -> list[float]:
             raise InvalidInput.of(f"arrivals line {number}", line, "a number of seconds") from error
         require(seconds >= before, f"arrivals line {number}", seconds, f"at least {before:g}, as the line before")
         before = seconds
-        found.append(1e3 * seconds)
-    require(bool(found), "arrivals", str(file), "one line or more")
-    return found
+        times.append(1e3 * seconds)
+    require(bool(times), "arrivals", str(file), "one line or more")
+    return times

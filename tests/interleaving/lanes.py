@@ -91,7 +91,7 @@ class SteppedLane(Lane):
         super().__init__(capacity, on_end)
         self.name = name
         self.since = 0
-        self.arrived = tap  # type: ignore[method-assign, assignment]
+        self.on_arrival = tap  # type: ignore[method-assign, assignment]
         self._loop = loop
 
     @property
@@ -104,7 +104,7 @@ class SteppedLane(Lane):
             return bool(first.HasField("hello"))
         return all(message.WhichOneof("event") in UNMODELLED for message in first.events)
 
-    def left(self) -> None:
+    def on_leave(self) -> None:
         if len(self) == 1:
             self.since = self._loop.calls
 

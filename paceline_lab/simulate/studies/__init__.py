@@ -29,14 +29,14 @@ def run_studies(name: str, out: Path | None, seed: int) -> str:
     """
     known = f"all or one of {', '.join(STUDIES)}"
     require(name == "all" or name in STUDIES, "study", name, known)
-    chosen = STUDIES if name == "all" else {name: STUDIES[name]}
-    return "\n".join(_report(make(seed), out, seed) for make in chosen.values())
+    studies = STUDIES if name == "all" else {name: STUDIES[name]}
+    return "\n".join(_report(make(seed), out, seed) for make in studies.values())
 
 
-def _report(found: Study, out: Path | None, seed: int) -> str:
-    text = f"# {found.question}\n\n{found.settings}\n\n{SIMULATED}\n{found.findings}\n{markdown_table(found.rows)}"
+def _report(study: Study, out: Path | None, seed: int) -> str:
+    text = f"# {study.question}\n\n{study.settings}\n\n{SIMULATED}\n{study.findings}\n{markdown_table(study.rows)}"
     if out is None:
         return text
-    facts = describe() | {"seed": str(seed)} | dict(found.facts)
-    values = {"rows": [dict(row) for row in found.rows]}
-    return write_report(out, found.name, facts, values, text, found.plots).read_text()
+    facts = describe() | {"seed": str(seed)} | dict(study.facts)
+    values = {"rows": [dict(row) for row in study.rows]}
+    return write_report(out, study.name, facts, values, text, study.plots).read_text()

@@ -27,18 +27,18 @@ FAILING_RATE = 8
 
 def study(seed: int) -> Study:
     """Run it."""
-    found = {(cell, rate): _grown(cell, rate, seed) for cell in CELLS for rate in RATES}
+    outcomes = {(cell, rate): _grown(cell, rate, seed) for cell in CELLS for rate in RATES}
     failed = {what: _failing(what, seed) for what in FAILURES}
-    rows = [_row(cell, rate, each) for (cell, rate), each in found.items()]
+    rows = [_row(cell, rate, each) for (cell, rate), each in outcomes.items()]
     rows += [_row(f"four coordinators, {what}", FAILING_RATE, each) for what, each in failed.items()]
-    tails = {cell: [found[cell, rate].groups[0].tpot_p99_ms for rate in RATES] for cell in CELLS}
+    tails = {cell: [outcomes[cell, rate].groups[0].tpot_p99_ms for rate in RATES] for cell in CELLS}
     return Study(
         "study-breaking",
         "What breaks first?",
         f"Two targets ({SMALL.target} on an H100 each), one draft service on an L40S, `auto`, Poisson arrivals, "
         f"prompts of 300 tokens in the median or, where long, 6000. A coordinator takes {ROUND_MS:g} ms a round. "
         "Failures at 4 s of 6, for a second; a lost target's sessions compute their texts again elsewhere.",
-        "".join(f"- {_said(cell, {rate: found[cell, rate] for rate in RATES})}\n" for cell in CELLS)
+        "".join(f"- {_said(cell, {rate: outcomes[cell, rate] for rate in RATES})}\n" for cell in CELLS)
         + "".join(f"- {_said_failure(what, each)}\n" for what, each in failed.items()),
         rows,
         [bars("Per token p99 by requests per second", "milliseconds", [str(rate) for rate in RATES], tails)],

@@ -139,7 +139,7 @@ def _speed(pair: TimedPair, clients: int, seed: int, elsewhere: bool, k: str) ->
         "answer_tokens": {"median": ANSWER_TOKENS},
         "acceptance": ACCEPTANCE,
     }
-    found: ClusterOutcome = run(
+    outcome: ClusterOutcome = run(
         {**pair.target(drafts_itself=not elsewhere), "link": {"ms": 0}},
         traffic,
         drafts={**pair.draft(elsewhere=elsewhere), "link": {"ms": 0}},
@@ -148,13 +148,13 @@ def _speed(pair: TimedPair, clients: int, seed: int, elsewhere: bool, k: str) ->
         coordinators={"round_ms": 0, "max_requests": 4096},
         seconds=8.0,
     )
-    return found.tokens_per_second / clients
+    return outcome.tokens_per_second / clients
 
 
 def _said(each: CapacityGain) -> str:
-    found = [
+    gains = [
         f"{each.gain(n, each.elsewhere):.2f} and {each.gain(n, each.ahead):.2f} (formula {each.pair.claimed(n):.2f}) "
         f"at {n} clients"
         for n in AT
     ]
-    return f"{each.pair.name}: gain waited for and ahead {', '.join(found)}"
+    return f"{each.pair.name}: gain waited for and ahead {', '.join(gains)}"

@@ -70,7 +70,7 @@ def study(seed: int) -> Study:
         f"targets without drafts. A fleet is as many cells as fit, of which up to {MOST_SIMULATED} are simulated, "
         "each with other requests, and scaled up; what grows with a fleet and is in no cell (networks, gateways) is "
         "not here.",
-        "".join(f"- {label}: {found[0]:.2f} times cheaper with drafts\n" for label, found in savings.items())
+        "".join(f"- {label}: {ratios[0]:.2f} times cheaper with drafts\n" for label, ratios in savings.items())
         + f"- Fleets of one to {MOST_SIMULATED} simulated cells differ by at most {spread:.1%} in this ratio.\n",
         [each.row() for each in fleets],
         [bars("Cost without drafts over cost with them", "times", [f"{g} GPUs" for g in FLEETS], savings, 1.0)],
@@ -83,12 +83,12 @@ def _fleets(sessions: int, seed: int) -> list[ComparedFleet]:
     drafted = scenario_of(MODEL.targets(DRAFTED_TARGETS), traffic, drafts=MODEL.drafts(DRAFTS), seed=seed)
     plain = scenario_of(MODEL.targets(PLAIN_TARGETS), traffic, k="0", seed=seed)
     records = [[run_cell(each, cell) for cell in range(MOST_SIMULATED)] for each in (drafted, plain)]
-    found = []
+    fleets = []
     for gpus in FLEETS:
         cells = gpus // CELL_GPUS
         both = [
             outcome(each.model_copy(update={"cells": cells}), ran[:cells])
             for each, ran in zip((drafted, plain), records, strict=True)
         ]
-        found.append(ComparedFleet(gpus, sessions, *both))
-    return found
+        fleets.append(ComparedFleet(gpus, sessions, *both))
+    return fleets

@@ -39,20 +39,20 @@ class DraftRatio:
 
     def rows(self) -> Iterator[dict[str, object]]:
         """Of the table."""
-        for drafts, found in self.drafted.items():
+        for drafts, outcome in self.drafted.items():
             yield {
                 "target": f"{self.model.target}, {self.model.tensor_parallel} {self.model.gpu}",
                 "sessions a target": self.sessions,
                 "drafts a target": drafts / TARGETS,
-                "tokens/s": round(found.tokens_per_second, 1),
+                "tokens/s": round(outcome.tokens_per_second, 1),
                 "target-only tokens/s": round(self.plain.tokens_per_second, 1),
                 "over target-only": round(self.gain(drafts), 3),
-                "cost over target-only": round(found.cost_per_million / self.plain.cost_per_million, 3),
-                "drafts busy": f"{found.draft_busy:.0%}",
-                "tokens a round": round(found.tokens_per_round, 2),
-                "per token p99 ms": round(found.groups[0].tpot_p99_ms, 2),
+                "cost over target-only": round(outcome.cost_per_million / self.plain.cost_per_million, 3),
+                "drafts busy": f"{outcome.draft_busy:.0%}",
+                "tokens a round": round(outcome.tokens_per_round, 2),
+                "per token p99 ms": round(outcome.groups[0].tpot_p99_ms, 2),
                 "target-only p99 ms": round(self.plain.groups[0].tpot_p99_ms, 2),
-                "bottleneck": found.bottleneck,
+                "bottleneck": outcome.bottleneck,
             }
 
 

@@ -33,8 +33,8 @@ class StudiedModel:
     def targets(self, count: int, **more: Any) -> dict[str, Any]:
         """For a scenario."""
         price = PRICES[self.gpu] * self.tensor_parallel
-        found = {"gpu": self.gpu, "model": self.target, "tensor_parallel": self.tensor_parallel}
-        return {"count": count, "price_per_hour": price, **found, **more}
+        size = {"gpu": self.gpu, "model": self.target, "tensor_parallel": self.tensor_parallel}
+        return {"count": count, "price_per_hour": price, **size, **more}
 
     def drafts(self, count: int, **more: Any) -> dict[str, Any]:
         """For a scenario."""
@@ -113,5 +113,5 @@ def bars(
     title: str, unit: str, groups: Sequence[str], values: Mapping[str, Sequence[float]], line: float | None = None
 ) -> Plot:
     """A plot of one value for each label and group."""
-    drawn = [Bars(label, [Spread.of([each]) for each in found]) for label, found in values.items()]
-    return Plot(f"{title} (simulated)", unit, groups, drawn, line)
+    series = [Bars(label, [Spread.of([each]) for each in numbers]) for label, numbers in values.items()]
+    return Plot(f"{title} (simulated)", unit, groups, series, line)

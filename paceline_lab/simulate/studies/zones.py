@@ -24,9 +24,11 @@ def study(seed: int) -> Study:
     """Run it."""
     traffic = {"sessions": SESSIONS}
     plain = run(MIDDLE.targets(1), traffic, k="0", seed=seed)
-    found = {(way, ms): _at(ms, *WAYS[way], seed) for way in WAYS for ms in ONE_WAY_MS}
-    rows = [_row(way, ms, each, found[way, ONE_WAY_MS[0]], plain) for (way, ms), each in found.items()]
-    gains = {way: [found[way, ms].tokens_per_second / plain.tokens_per_second for ms in ONE_WAY_MS] for way in WAYS}
+    outcomes = {(way, ms): _at(ms, *WAYS[way], seed) for way in WAYS for ms in ONE_WAY_MS}
+    rows = [_row(way, ms, each, outcomes[way, ONE_WAY_MS[0]], plain) for (way, ms), each in outcomes.items()]
+    gains = {
+        way: [outcomes[way, ms].tokens_per_second / plain.tokens_per_second for ms in ONE_WAY_MS] for way in WAYS
+    }
     return Study(
         "study-zones",
         "What does distance to the drafts cost?",
