@@ -12,20 +12,18 @@ from dataclasses import dataclass
 import numpy as np
 
 from paceline.engine.interface import (
-    NO_PREFIX,
     Draw,
     Drawing,
     DrawnTokens,
     EngineInfo,
     Logits,
-    Prefix,
     RankedRows,
     RankedTokens,
     Ranking,
     StepItem,
     StepPlan,
 )
-from paceline.engine.ledger import LedgerEngine
+from paceline.engine.paths import PathEngine
 from paceline.models.tokenizer import TableTokenizer
 from paceline.protocol.handshake import Fingerprint
 from paceline.runtime.config import EngineSettings
@@ -131,7 +129,7 @@ class _Ranked:
         return self.rows
 
 
-class ScriptedEngine(LedgerEngine[list[_State]]):
+class ScriptedEngine(PathEngine[_State]):
     """Follows scripts; `Engine`, `DrawingEngine` and `RankingEngine` say what its methods promise.
 
     Args:
@@ -147,15 +145,6 @@ class ScriptedEngine(LedgerEngine[list[_State]]):
         self._scripts = scripts
         self._pass_time = pass_time
         self._paths: dict[int, list[_State]] = {}
-
-    def open(self, session: int, max_rows: int, prefix: Prefix = NO_PREFIX) -> int:  # noqa: D102
-        blocks = self._ledger.open(session, max_rows, prefix)
-        self._paths[session] = [row for rows in blocks for row in rows]
-        return len(self._paths[session])
-
-    def close(self, session: int) -> None:  # noqa: D102
-        self._ledger.close(session)
-        self._paths.pop(session, None)
 
     def step(self, plan: StepPlan) -> Sequence[Logits]:  # noqa: D102
         self._run(plan)
@@ -175,26 +164,14 @@ class ScriptedEngine(LedgerEngine[list[_State]]):
         ]
 
     def _run(self, plan: StepPlan) -> None:
-        self._ledger.check(plan)
-        for item in plan.items:
-            self._step_item(item)
-        self._ledger.apply(plan)
-        self._ledger.share(plan, lambda session, start, end: self._paths[session][start:end])
+        self._extend_paths(plan)
         self._pass_time(plan)
 
-    def _step_item(self, item: StepItem) -> None:
-        rows = self._paths[item.session]
-        rows[item.base_length - len(item.kept_rows) :] = [rows[row] for row in item.kept_rows]
-        for row, token in enumerate(item.token_ids, start=item.kept_tree):
-            parent = item.trunk + item.parent_of(row)
-            rows.append(self._scripts.follow(rows[parent] if parent >= 0 else _InPrompt(), token))
+    def _next_state(self, state: _State | None, token: int) -> _State:
+        return self._scripts.follow(state or _InPrompt(), token)
 
     def _no_logits(self, item: StepItem) -> Logits:
         return np.zeros((len(item.logit_rows), self.info.fingerprint.vocab_size), np.float32)
-
-    def _logit_states(self, item: StepItem) -> list[_State]:
-        rows = self._paths[item.session]
-        return [rows[item.base_length + row] for row in item.logit_rows]
 
 
 class NumberTokenizer(TableTokenizer):

@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.engine.features import FeatureRows
-from paceline.engine.interface import NO_PREFIX, Engine, EngineInfo, Logits, Prefix, StepItem, StepPlan
-from paceline.engine.ledger import LedgerEngine
+from paceline.engine.interface import Engine, EngineInfo, Logits, StepItem, StepPlan
+from paceline.engine.paths import PathEngine
 from paceline.engine.wrapped import WrappedEngine
 from paceline.models.table_names import TableSpec
 from paceline.models.tokenizer import TableTokenizer
@@ -91,7 +91,7 @@ def _state(path_hash: int, layer: int) -> NDArray[np.float32]:
     return (np.frombuffer(digest, np.uint8).astype(np.float32) - np.float32(128)) / np.float32(16)
 
 
-class TableEngine(LedgerEngine[list[_Row]]):
+class TableEngine(PathEngine[_Row]):
     """A table model behind the engine interface; `Engine` says what its methods promise."""
 
     def __init__(self, spec: TableSpec, settings: EngineSettings = _MANY_SESSIONS) -> None:
@@ -107,23 +107,17 @@ class TableEngine(LedgerEngine[list[_Row]]):
         self._latest: dict[int, list[int]] = {}
         """Hashes of the new rows of the latest step, by session."""
 
-    def open(self, session: int, max_rows: int, prefix: Prefix = NO_PREFIX) -> int:  # noqa: D102
-        blocks = self._ledger.open(session, max_rows, prefix)
-        self._paths[session] = [row for rows in blocks for row in rows]
-        return len(self._paths[session])
-
     def close(self, session: int) -> None:  # noqa: D102
-        self._ledger.close(session)
-        self._paths.pop(session, None)
+        super().close(session)
         self._needs.pop(session, None)
 
     def step(self, plan: StepPlan) -> Sequence[Logits]:  # noqa: D102
-        self._ledger.check(plan)
-        self._latest = {}
-        outputs = [self._step_item(item) for item in plan.items]
-        self._ledger.apply(plan)
-        self._ledger.share(plan, lambda session, start, end: self._paths[session][start:end])
-        return outputs
+        self._extend_paths(plan)
+        self._latest = {
+            item.session: [path_hash for path_hash, _ in self._paths[item.session][item.base_length :]]
+            for item in plan.items
+        }
+        return [self._logits_of(item) for item in plan.items]
 
     def keep_features(self, session: int, need: FeatureNeed) -> None:
         """As `FeatureSource`."""
@@ -135,21 +129,14 @@ class TableEngine(LedgerEngine[list[_Row]]):
         rows = [np.concatenate([_state(path, layer) for layer in layers]) for path in self._latest[session]]
         return np.stack(rows)
 
-    def _step_item(self, item: StepItem) -> Logits:
-        rows = self._paths[item.session]
-        start = item.base_length - len(item.kept_rows)
-        rows[start:] = [rows[row] for row in item.kept_rows]
-        for row, token in enumerate(item.token_ids, start=item.kept_tree):
-            parent = item.trunk + item.parent_of(row)
-            rows.append(self._extend(rows[parent] if parent >= 0 else (_EMPTY_PATH, ()), token))
-        self._latest[item.session] = [path_hash for path_hash, _ in rows[item.base_length :]]
+    def _logits_of(self, item: StepItem) -> Logits:
         logits = np.empty((len(item.logit_rows), self._model.spec.vocab), np.float32)
-        for out, row in enumerate(item.logit_rows):
-            logits[out] = self._model.row(rows[item.base_length + row][0])
+        for out, (path_hash, _) in enumerate(self._logit_states(item)):
+            logits[out] = self._model.row(path_hash)
         return logits
 
-    def _extend(self, row: _Row, token: int) -> _Row:
-        path_hash, recent = row
+    def _next_state(self, state: _Row | None, token: int) -> _Row:
+        path_hash, recent = state or (_EMPTY_PATH, ())
         if not self._order:
             return _hash_of((token,), path_hash), ()
         recent = (*recent, token)[-self._order :]
