@@ -39,6 +39,7 @@ from paceline.runtime.config import (
     load_config,
 )
 from paceline.runtime.gateway_config import GatewayConfig
+from paceline.runtime.process import own_cores
 from paceline.runtime.roles import PeerRole
 from paceline.runtime.sources import refusal
 
@@ -131,7 +132,7 @@ def missing_packages() -> list[str]:
 
 def available_cores(environment: Mapping[str, str]) -> int:
     """Cores that this process may use, or fewer if OMP_NUM_THREADS says so."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = own_cores()
     limit = environment.get("OMP_NUM_THREADS", "")
     return min(cores, int(limit)) if limit.isdigit() and int(limit) > 0 else cores
 
@@ -181,7 +182,7 @@ def target_flags(settings: ServeSettings, threads: int) -> Flags:
         **_fields_set(settings, ModelSettings, "engine."),
         **_fields_set(settings, RankSettings),
         **_fields_set(settings, StopSettings, "server."),
-        "engine.engine": settings.engine,
+        "engine.engine": _if_set(settings, "engine"),
         "engine.dtype": settings.dtype,
         "engine.quantization": settings.quantization,
         "engine.threads": threads,
@@ -197,7 +198,7 @@ def draft_flags(settings: ServeSettings, threads: int) -> Flags:
     return {
         **_fields_set(settings, ModelSettings, "engine."),
         **_fields_set(settings, StopSettings, "server."),
-        "engine.engine": settings.draft_engine,
+        "engine.engine": _if_set(settings, "draft_engine"),
         "engine.reproducible": None,
         "engine.threads": threads,
         "drafters": [f"{MODEL}:{model}" for model in settings.draft_models],
@@ -248,6 +249,11 @@ def _metrics(settings: ServeSettings, place: int) -> Flags:
         "server.metrics_port": port + place if port else port,
         "server.vllm_metrics": settings.vllm_metrics or None,
     }
+
+
+def _if_set(settings: ServeSettings, field: str) -> object:
+    """A setting's value; None where the service is to decide: another version's may not know it."""
+    return getattr(settings, field) if field in settings.model_fields_set else None
 
 
 def _fields_set(settings: ServeSettings, kind: type[BaseModel], section: str = "") -> Flags:

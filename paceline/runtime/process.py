@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import os
 import platform
 import re
 import signal
@@ -24,6 +25,11 @@ BAD_CONFIGURATION = 2
 FAILURE = 1
 REFUSALS = (InvalidInput, Unsupported, VocabularyMismatch)
 _REFUSAL = re.compile(rf" ERROR {re.escape(__name__)} ([\w ]+ refused: .*)")
+
+
+def own_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def run_service(name: str, start: Callable[[], Coroutine[Any, Any, None]]) -> None:

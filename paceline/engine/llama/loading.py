@@ -30,6 +30,7 @@ from paceline.protocol.errors import InvalidInput, PacelineError, Unsupported, r
 from paceline.protocol.handshake import Fingerprint
 from paceline.runtime.config import FAST_DTYPE, NOT_QUANTIZED, EngineSettings
 from paceline.runtime.llama_settings import FLASH_ATTENTION, SPLIT_MODES, LlamaSettings
+from paceline.runtime.process import own_cores
 
 logger = logging.getLogger(__name__)
 
@@ -263,16 +264,12 @@ def _context_params(interface: Interface, settings: EngineSettings, shape: PassS
     # It wants room for the logits of one row of every sequence.
     params.n_batch = params.n_ubatch = max(shape.rows, shape.sequences)
     params.n_seq_max = shape.sequences
-    params.n_threads = params.n_threads_batch = settings.threads or _cores()
+    params.n_threads = params.n_threads_batch = settings.threads or own_cores()
     params.type_k, params.type_v = TYPES[llama.cache_type_k], TYPES[llama.cache_type_v]
     params.flash_attn_type = FLASH_ATTENTION[llama.flash_attn]
     params.offload_kqv = settings.device != "cpu"
     params.kv_unified = not shape.alone
     return params
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _tolerance(header: GgufHeader) -> float:
@@ -336,7 +333,7 @@ def _numeric_facts(
         "system": interface.functions.llama_print_system_info().decode(),
         "devices": [f"{name} {description}" for name, _, description in list_devices(interface)],
         "weights": _weights_digest(header),
-        "threads": settings.threads or _cores(),
+        "threads": settings.threads or own_cores(),
         "device": settings.device,
     } | llama
 
