@@ -13,10 +13,11 @@ from typing import Any
 
 from coordinator.recorder import FILE
 from paceline.client import AsyncClient, Generation
+from paceline.costs.cycle import FAN_OUT
 from paceline.local.settings import local_settings
 from paceline.local.supervisor import SupervisedServices
 from paceline.protocol.errors import require
-from paceline.protocol.generation import GenerateRequest, SpeculationSettings
+from paceline.protocol.generation import GenerateRequest
 from paceline.protocol.given_files import read_json_lines
 from paceline.protocol.proposal import COPYING
 from paceline.protocol.sampling import SamplingParams
@@ -24,6 +25,7 @@ from paceline_lab.bench.prompts import Prompt
 from paceline_lab.reporting.progress import measuring, stderr_console
 from paceline_lab.reporting.reports import describe
 from paceline_lab.simulate.measured import measured_setting
+from paceline_lab.simulate.policies import speculation_of
 from paceline_lab.simulate.trace import Trace, TracedRequest, TracedRound, number_anew, write_trace
 
 MAX_SESSIONS = 256
@@ -49,7 +51,7 @@ class RecordPlan:
     temperature: float = 0.0
     num_draft_tokens: int | None = None
     seed: int = 0
-    fan_out: int = 4
+    fan_out: int = FAN_OUT
     notes: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -66,9 +68,7 @@ class RecordPlan:
             seed=self.seed + number,
             max_new_tokens=self.tokens,
             ignore_eos=True,
-            speculation=SpeculationSettings(
-                off=self.num_draft_tokens == 0, num_draft_tokens=self.num_draft_tokens or None
-            ),
+            speculation=speculation_of(self.num_draft_tokens),
         )
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paceline.cli.support import example, split_commas
+from paceline.costs.cycle import FAN_OUT
 from paceline.protocol.errors import require
 from paceline.protocol.proposal import AUTO
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from paceline_lab.simulate.policies import Policy
     from paceline_lab.simulate.trace import TracedSetting
 
-LENGTHS, FAN_OUT = "auto,0,1,2,4,8", 4
+LENGTHS = "auto,0,1,2,4,8"
 commands = typer.Typer()
 EPILOG = example(
     "paceline simulate --trace run.jsonl",

@@ -12,13 +12,10 @@ from paceline.protocol.errors import Overloaded
 from paceline_lab.simulate.requests import RequestRun, RequestTotals
 from paceline_lab.simulate.scenario import Autoscaling, Scenario, Traffic
 from paceline_lab.simulate.script import Scripts
-from paceline_lab.simulate.services import SimulatedCell, SimulatedTarget
+from paceline_lab.simulate.services import RETRY_MS, SimulatedCell, SimulatedTarget
 from paceline_lab.simulate.trace import TracedRequest
 from paceline_lab.simulate.traffic import TrafficSource
 from paceline_lab.simulate.virtual_time import run_virtually
-
-RETRY_MS = 500.0
-"""A client's pause behind a refusal: what coordinators and targets say to it."""
 
 
 @dataclass
@@ -76,10 +73,15 @@ class CellRun:
         self._record = CellRecord()
         self._running: dict[asyncio.Task[None], RequestTotals] = {}
         self._requests = 0
+        self._defects: list[BaseException] = []
         self._scaler: _Autoscaler | None = None
 
     async def run(self) -> CellRecord:
-        """Run until all requests have ended, or the time for that has."""
+        """Run until all requests have ended, or the time for that has.
+
+        Raises:
+            Exception: a request failed as none does for want of room.
+        """
         await self._cell.start()
         arrivals = [asyncio.create_task(self._arrive(group)) for group in range(len(self._sources))]
         if self._scenario.autoscaling is not None:
@@ -91,6 +93,8 @@ class CellRun:
         await asyncio.gather(*arrivals)
         if self._running:
             await asyncio.wait([*self._running], timeout=self._scenario.drain_seconds)
+        if self._defects:
+            raise self._defects[0]
         self._finish(at_begin, at_end)
         return self._record
 
@@ -112,11 +116,16 @@ class CellRun:
         run = RequestRun(self._cell, self._requests, request, self._tally)
         task = asyncio.create_task(self._serve(run, request, group))
         self._running[task] = run.totals
-        task.add_done_callback(lambda task: self._running.pop(task, None) and None)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        del self._running[task]
+        if not task.cancelled() and (defect := task.exception()) is not None:
+            self._defects.append(defect)
 
     async def _serve(self, run: RequestRun, request: TracedRequest, group: int) -> None:
         meter, pause_ms = self._meters[group], 0.0
-        home = self._cell.another_home() or self._cell.coordinators[0]
+        home = await self._cell.find_home()
         try:
             if meter is not None:
                 meter.begin()

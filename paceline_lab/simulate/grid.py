@@ -13,11 +13,12 @@ from itertools import product
 from pathlib import Path
 
 from paceline.costs.cost_line import CostLine
+from paceline.costs.cycle import FAN_OUT
 from paceline_lab.reporting.presentation import markdown_table
 from paceline_lab.reporting.reports import describe, write_report
 from paceline_lab.simulate.disturbances import UNDISTURBED, Disturbance
 from paceline_lab.simulate.known_misses import Miss, renew_misses
-from paceline_lab.simulate.policies import AHEAD_FAN_OUT, PLANNED, TARGET_ONLY, Policy
+from paceline_lab.simulate.policies import PLANNED, TARGET_ONLY, Policy
 from paceline_lab.simulate.run import SimulatedRun, best_of, simulate
 from paceline_lab.simulate.synthetic import PAIRS, synthetic_requests
 from paceline_lab.simulate.trace import TracedRequest, TracedSetting
@@ -35,7 +36,7 @@ FEWEST_REQUESTS = 8
 CONSTANTS = (
     TARGET_ONLY,
     *(Policy(k, 0) for k in (1, 2, 4, 8)),
-    *(Policy(k, AHEAD_FAN_OUT) for k in (2, 4, 8)),
+    *(Policy(k) for k in (2, 4, 8)),
 )
 
 
@@ -81,7 +82,7 @@ class GridCase:
             target_one_way_ms=self.one_way_ms,
             draft_one_way_ms=self.one_way_ms,
             coordinator_ms=0.05,
-            fan_out=AHEAD_FAN_OUT,
+            fan_out=FAN_OUT,
             concurrency=self.sessions,
         )
 

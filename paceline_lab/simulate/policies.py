@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from paceline.costs.cycle import FAN_OUT
 from paceline.protocol.errors import require
 from paceline.protocol.generation import SpeculationSettings
 from paceline.protocol.proposal import AUTO
 
 MAX_CONSTANT = 16
 """Longest proposal of a constant policy."""
-AHEAD_FAN_OUT = 4
-"""Outcomes for each node that are drafted for ahead of time, as coordinators do where nothing else is set."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +23,7 @@ class Policy:
     """
 
     tokens: int | None = None
-    fan_out: int = AHEAD_FAN_OUT
+    fan_out: int = FAN_OUT
 
     def __post_init__(self) -> None:
         require(self.tokens is None or 0 <= self.tokens <= MAX_CONSTANT, "k", self.tokens, f"in [0, {MAX_CONSTANT}]")
@@ -39,10 +38,10 @@ class Policy:
     @property
     def speculation(self) -> SpeculationSettings:
         """What a request says."""
-        return SpeculationSettings(off=self.tokens == 0, num_draft_tokens=self.tokens or None)
+        return speculation_of(self.tokens)
 
     @classmethod
-    def parse(cls, text: str, fan_out: int = AHEAD_FAN_OUT) -> Policy:
+    def parse(cls, text: str, fan_out: int = FAN_OUT) -> Policy:
         """Read `auto`, `4`, which waits for its drafts, or `4+ahead`, which drafts outcomes meanwhile.
 
         Raises:
@@ -54,6 +53,11 @@ class Policy:
         is_constant = number.isdecimal() and (not plus or ahead == "ahead")
         require(is_constant, "k", text, "numbers, auto, or a number and +ahead")
         return cls(int(number), fan_out if plus else 0)
+
+
+def speculation_of(tokens: int | None) -> SpeculationSettings:
+    """What a request says for proposals of so many tokens; 0: drafting is off; None: the coordinator plans."""
+    return SpeculationSettings(off=tokens == 0, num_draft_tokens=tokens or None)
 
 
 PLANNED = Policy()

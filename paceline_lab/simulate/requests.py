@@ -80,10 +80,17 @@ class Refused(Exception):
     """A coordinator refuses a request, or gives it up."""
 
 
-class ClientEnd:
-    """Stands for the client's `grpc.aio.ServicerContext`; `on_tokens` is told of tokens as they come."""
+def _nobody(tokens: int) -> None:
+    """Nobody counts tokens as they come."""
 
-    def __init__(self, on_tokens: Callable[[int], None] = lambda count: None) -> None:
+
+class ClientEnd:
+    """Stands for the client's `grpc.aio.ServicerContext`, and keeps what it gets.
+
+    `on_tokens` is told of tokens as they come, with how many they are.
+    """
+
+    def __init__(self, on_tokens: Callable[[int], None] = _nobody) -> None:
         self.tokens: list[int] = []
         self.finished: Finished | None = None
         self._on_tokens = on_tokens
@@ -124,7 +131,7 @@ class RequestRun:
     """
 
     def __init__(
-        self, cell: SimulatedCell, number: int, request: TracedRequest, on_tokens: Callable[[int], None]
+        self, cell: SimulatedCell, number: int, request: TracedRequest, on_tokens: Callable[[int], None] = _nobody
     ) -> None:
         self.totals = RequestTotals(cell.now_ms, request.group)
         self._cell, self._number, self._request, self._on_tokens = cell, number, request, on_tokens
@@ -148,7 +155,7 @@ class RequestRun:
             self.totals.tokens = len(text)
             self._take(client, is_first=len(text) == len(client.tokens))
             if client.finished is None:
-                home = self._cell.another_home() or home
+                home = await self._cell.find_home()
         self._cell.scripts.forget(self._prompt)
         self.totals.end_ms = self._cell.now_ms
         return self.totals

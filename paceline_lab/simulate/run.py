@@ -73,9 +73,9 @@ def simulate(
 
     `replicas`: targets, and as many draft services, that are alike.
     """
-    coordinators = tuple(policies) if isinstance(policies, Sequence) else (policies,)
-    layout = CellLayout.of(setting, len(coordinators), replicas)
-    return run_virtually(lambda: _run(layout, requests, coordinators, disturbance, setting.concurrency))
+    by_coordinator = tuple(policies) if isinstance(policies, Sequence) else (policies,)
+    layout = CellLayout.of(setting, len(by_coordinator), replicas)
+    return run_virtually(lambda: _run(layout, requests, by_coordinator, disturbance, setting.concurrency))
 
 
 async def _run(
@@ -91,7 +91,7 @@ async def _run(
 
     async def ask(number: int) -> None:
         home = cell.coordinators[number % len(cell.coordinators)]
-        totals[number] = await RequestRun(cell, number, requests[number], _nobody).run(home)
+        totals[number] = await RequestRun(cell, number, requests[number]).run(home)
 
     async def ask_in_turn(numbers: Iterator[int]) -> None:
         for number in numbers:
@@ -124,7 +124,3 @@ def concurrent(requests: Sequence[TracedRequest], sessions: int) -> tuple[Traced
     """So many requests at once: those of a trace, again and again, all arriving at the start."""
     require(sessions >= 1, "sessions", sessions, "at least 1")
     return tuple(replace(requests[number % len(requests)], arrival_ms=0.0) for number in range(sessions))
-
-
-def _nobody(tokens: int) -> None:
-    """Nobody counts tokens as they come."""

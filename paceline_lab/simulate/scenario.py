@@ -11,6 +11,7 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from paceline.costs.cost_line import CostLine
+from paceline.costs.cycle import FAN_OUT
 from paceline.protocol.errors import require
 from paceline.protocol.proposal import AUTO, MAX_PROPOSAL_NODES
 from paceline.runtime.settings import Settings
@@ -18,7 +19,7 @@ from paceline.runtime.sources import load
 from paceline_lab.predict.published import SIZES
 from paceline_lab.predict.roofline import GPUS, WEIGHTS, ModelPlacement
 from paceline_lab.simulate.disturbances import Disturbance, ServiceFailure
-from paceline_lab.simulate.policies import AHEAD_FAN_OUT, Policy
+from paceline_lab.simulate.policies import Policy
 from paceline_lab.simulate.specs import CellLayout, Delay, DraftSpec, TargetSpec
 from paceline_lab.simulate.synthetic import PAIRS, SyntheticPair
 
@@ -145,7 +146,7 @@ class SpeculationScenario(Settings):
     """`k`: as `paceline simulate --k` takes one. The rest as coordinators have it."""
 
     k: str = AUTO
-    fan_out: int = Field(AHEAD_FAN_OUT, ge=0, le=16)
+    fan_out: int = Field(FAN_OUT, ge=0, le=16)
     lease: int = Field(16, ge=0)
     max_prefetched: int = Field(24, ge=0)
 

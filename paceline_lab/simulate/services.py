@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from random import Random
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from coordinator.servicer import GenerationServicer
 from coordinator.sessions.draft_pool import DraftPeer, DraftPool
@@ -40,37 +40,44 @@ from paceline_lab.simulate.specs import CellLayout, Delay, DraftSpec, TargetSpec
 from paceline_lab.simulate.virtual_time import TimedExecutor, VirtualLoop
 from target_service.servicer import TargetServicer
 
+RETRY_MS = 500.0
+"""A client's pause behind a refusal: what coordinators and targets say to it."""
 LINK_S = 60.0
 """Within this time every link is up, whatever its delay."""
 LONGEST_TEXT = 1 << 20
 """The context of simulated models, in tokens."""
 UNBOUNDED_ROWS = 1 << 40
 """KV rows of a service without a bound."""
+Spec = TypeVar("Spec", TargetSpec, DraftSpec)
 
 
-class SimulatedService(ABC):
+class SimulatedService(ABC, Generic[Spec]):
     """A target or a draft service. It may end, and be there again, empty.
+
+    Args:
+        lie: the line that it states at its start is so many times the true one.
 
     Attributes:
         steps, rows: computed.
         factor: its steps take so many times as long as by its line.
-        kv_ms: the sum of its reserved share of KV rows over milliseconds.
-        most_waiting: sessions at once that waited for room.
         lost_sessions: that it had when it failed.
     """
 
     servicer: SessionServicer[Any]
+    engine: ScriptedEngine
+    _spec: Spec
 
-    def __init__(self, name: str, delay: Delay, scripts: Scripts, loop: VirtualLoop) -> None:
+    def __init__(self, name: str, spec: Spec, delay: Delay, scripts: Scripts, loop: VirtualLoop, lie: float) -> None:
         self.name, self.delay = name, delay
         self.executor = TimedExecutor(loop)
         self.processor = Processor(loop)
-        self.steps = self.rows = self.most_waiting = self.lost_sessions = 0
-        self.factor, self.kv_ms = 1.0, 0.0
+        self.steps = self.rows = self.lost_sessions = 0
+        self.factor = 1.0
         self.is_up = False
+        self._spec, self._lie = spec, lie
         self._scripts, self._loop = scripts, loop
         self._calls: list[LaneCall] = []
-        self._ended_s = self._seen_s = self._owed_s = 0.0
+        self._ended_s = self._owed_s = 0.0
 
     def start(self) -> None:
         """Begin to serve."""
@@ -88,7 +95,7 @@ class SimulatedService(ABC):
 
     def open_call(self, up: Callable[..., TimedLane], down: Callable[..., TimedLane]) -> LaneCall:
         """Open a link; one to a service that is down ends at once."""
-        call = LaneCall(self._serve if self.is_up else _refuse, self._loop, up, down)
+        call = LaneCall(self.servicer.serve_link if self.is_up else _refuse, self._loop, up, down)
         self._calls = [each for each in self._calls if not each.is_over]
         self._calls.append(call)
         return call
@@ -107,43 +114,43 @@ class SimulatedService(ABC):
         """Make the service, without sessions."""
 
     @abstractmethod
-    async def _serve(self, context: Any) -> None:
-        """Serve one link."""
-
-    def _engine(self, settings: EngineSettings, kv_rows: int) -> ScriptedEngine:
-        rows = kv_rows or UNBOUNDED_ROWS
-        self.engine = ScriptedEngine(self._scripts, settings, self._pass_time, max_length=LONGEST_TEXT, kv_rows=rows)
-        return self.engine
-
-    @abstractmethod
     def _pass_time(self, plan: StepPlan) -> None:
         """Take a step's time."""
 
-    def _take(self, plan: StepPlan, line: CostLine, context_ms: float, gap_ms: float, slow_pace: float = 1.0) -> None:
+    def _make_engine(self, settings: EngineSettings, kv_rows: int) -> ScriptedEngine:
+        self.engine = ScriptedEngine(
+            self._scripts, settings, self._pass_time, max_length=LONGEST_TEXT, kv_rows=kv_rows or UNBOUNDED_ROWS
+        )
+        return self.engine
+
+    def _take(self, plan: StepPlan, line: CostLine, slow_pace: float = 1.0) -> None:
         """Take the time of a line, of the context behind the rows, and of the gap behind a step right before."""
         ms = line.ms(plan.rows)
-        if context_ms:
-            ms += context_ms * sum(item.base_length for item in plan.items) / 1e3
+        if self._spec.context_ms:
+            ms += self._spec.context_ms * sum(item.base_length for item in plan.items) / 1e3
         ms *= self.factor
         if self._loop.time() == self._ended_s:
-            ms += gap_ms
+            ms += self._spec.gap_ms
         self.steps, self.rows = self.steps + 1, self.rows + plan.rows
         owed_s, self._owed_s = self._owed_s, 0.0
         self.executor.take(ms / 1e3 + owed_s, slow_pace)
         self._ended_s = self._loop.time()
 
 
-class SimulatedTarget(SimulatedService):
-    """A target; `lie`: the line that it states at its start is so many times the true one."""
+class SimulatedTarget(SimulatedService[TargetSpec]):
+    """A target.
 
-    def __init__(
-        self, name: str, spec: TargetSpec, delay: Delay, scripts: Scripts, loop: VirtualLoop, lie: float
-    ) -> None:
-        super().__init__(name, delay, scripts, loop)
-        self._spec, self._lie = spec, lie
+    Attributes:
+        kv_ms: the sum of its reserved share of KV rows over milliseconds.
+        most_waiting: sessions at once that waited for room.
+    """
+
+    kv_ms = 0.0
+    most_waiting = 0
+    _seen_s = 0.0
 
     def _make(self) -> TargetServicer:
-        spec = self._spec
+        spec, self._seen_s = self._spec, self._loop.time()
         settings = EngineSettings().model_copy(
             update={
                 "max_num_seqs": spec.max_sessions,
@@ -154,47 +161,37 @@ class SimulatedTarget(SimulatedService):
             }
         )
         config = TargetConfig().model_copy(update={"engine": settings, "max_queue": spec.max_queue})
-        engine = self._engine(settings, spec.kv_rows)
+        engine = self._make_engine(settings, spec.kv_rows)
         return TargetServicer(engine, self.executor, config, line=spec.alone.scale(self._lie))
-
-    async def _serve(self, context: Any) -> None:
-        await self.servicer.serve_link(context)
 
     def _pass_time(self, plan: StepPlan) -> None:
         spec, rows = self._spec, plan.rows
-        scheduler = self.servicer.scheduler
-        self.most_waiting = max(self.most_waiting, scheduler.waiting)
+        self.most_waiting = max(self.most_waiting, self.servicer.scheduler.waiting)
         alone_ms, beside_ms = spec.alone.ms(rows), spec.beside.ms(rows)
         slow_pace = alone_ms / beside_ms if spec.shares_cores and beside_ms else 1.0
         share = self.engine.kv_rows / (spec.kv_rows or UNBOUNDED_ROWS)
         self.kv_ms += share * 1e3 * (self._loop.time() - self._seen_s)
         self._seen_s = self._loop.time()
-        self._take(plan, spec.alone, spec.context_ms, spec.gap_ms, slow_pace)
+        self._take(plan, spec.alone, slow_pace)
 
 
-class SimulatedDraft(SimulatedService):
-    """A draft service; `lie` as a target's."""
-
-    def __init__(
-        self, name: str, spec: DraftSpec, delay: Delay, scripts: Scripts, loop: VirtualLoop, lie: float
-    ) -> None:
-        super().__init__(name, delay, scripts, loop)
-        self._spec, self._lie = spec, lie
+class SimulatedDraft(SimulatedService[DraftSpec]):
+    """A draft service."""
 
     def _make(self) -> DraftServicer:
         settings = EngineSettings().model_copy(
             update={"max_num_seqs": 1 << 16, "max_sessions_per_link": UNBOUNDED_ROWS, "prefix_reuse": False}
         )
-        engine = self._engine(settings, 0)
+        engine = self._make_engine(settings, 0)
         meter = CostMeter(self._spec.line.scale(self._lie))
         drafter = ModelDrafter(engine, self._spec.prefill_chunk, meter=meter)
         return DraftServicer(Catalogue({drafter.manifest.name: drafter}, (engine,)), self.executor, settings)
 
-    async def _serve(self, context: Any) -> None:
-        await self.servicer.serve_link(context)
-
     def _pass_time(self, plan: StepPlan) -> None:
-        self._take(plan, self._spec.line, self._spec.context_ms, self._spec.gap_ms)
+        self._take(plan, self._spec.line)
+
+
+AnyService = SimulatedTarget | SimulatedDraft
 
 
 class SimulatedCoordinator:
@@ -223,7 +220,7 @@ class SimulatedCoordinator:
         drafts = self._drafts if cell.drafts else None
         self.servicer = GenerationServicer(config, NumberTokenizer(), self._targets, drafts, Gate())
 
-    async def link_to(self, service: SimulatedService) -> None:
+    async def link_to(self, service: AnyService) -> None:
         """Open a link to a service, which gets sessions from now on."""
         if isinstance(service, SimulatedTarget):
             target = TargetPeer(LaneTargetLink(service.name, self._hello, self._connect))
@@ -241,7 +238,7 @@ class SimulatedCoordinator:
             for peer in pool.peers:
                 await peer.link.wait_up(LINK_S)
 
-    def leave(self, service: SimulatedService) -> None:
+    def leave(self, service: AnyService) -> None:
         """Give a target no more sessions."""
         for peer in self._targets.peers:
             if peer.link.address == service.name:
@@ -270,14 +267,14 @@ class SimulatedCoordinator:
     def _connect(self, address: str) -> ChannelEnd:
         return ChannelEnd(partial(self._open_call, self._cell.service(address)))
 
-    def _open_call(self, service: SimulatedService) -> LaneCall:
+    def _open_call(self, service: AnyService) -> LaneCall:
         cell = self._cell
         delay_s = partial(cell.delay_s, service.delay)
         up = partial(TimedLane, cell.loop, delay_s, service.processor, _free)
         down = partial(TimedLane, cell.loop, delay_s, self.processor, partial(self._frame_s, service))
         return service.open_call(up, down)
 
-    def _frame_s(self, service: SimulatedService, frame: Any) -> float:
+    def _frame_s(self, service: AnyService, frame: Any) -> float:
         """What the verdicts and proposals of a frame cost this process; proposals cost their maker as much."""
         kinds = Counter(message.WhichOneof("event") for message in frame.events)
         proposals_s = kinds["proposal"] * self._cell.layout.proposal_ms / 1e3
@@ -313,7 +310,8 @@ class SimulatedCell:
         ]
         if self.drafts and layout.targets[0][0].shares_cores:
             self.targets[0].executor.beside(self.drafts[0].executor)
-        self._services = {each.name: each for each in (*self.targets, *self.drafts)}
+        services: list[AnyService] = [*self.targets, *self.drafts]
+        self._services = {each.name: each for each in services}
         self.coordinators = [
             SimulatedCoordinator(self, policies[number % len(policies)]) for number in range(layout.coordinators)
         ]
@@ -327,21 +325,21 @@ class SimulatedCell:
 
     async def start(self) -> None:
         """Start the services, link the coordinators to them, and have happen what is to."""
-        running = self.targets[: len(self.targets) - self.layout.idle_targets]
-        for service in (*running, *self.drafts):
+        running: list[AnyService] = [*self.targets[: len(self.targets) - self.layout.idle_targets], *self.drafts]
+        for service in running:
             await self.start_service(service)
         for coordinator in self.coordinators:
             await coordinator.wait_up()
         self._begun_s = self.loop.time()
         self._disturb(self._disturbance)
 
-    async def start_service(self, service: SimulatedService) -> None:
+    async def start_service(self, service: AnyService) -> None:
         """Start a service that no coordinator has known so far."""
         service.start()
         for coordinator in self.coordinators:
             await coordinator.link_to(service)
 
-    def service(self, name: str) -> SimulatedService:
+    def service(self, name: str) -> AnyService:
         """The service of a name, which is its address."""
         return self._services[name]
 
@@ -349,14 +347,17 @@ class SimulatedCell:
         """Draw the delay of a message."""
         return delay.draw_ms(self._random) / 1e3
 
-    def another_home(self) -> SimulatedCoordinator | None:
-        """The coordinator with the fewest requests of those that run; None: none does."""
+    async def find_home(self) -> SimulatedCoordinator:
+        """Wait for a coordinator that runs, as clients do: the one with the fewest requests."""
         up = [each for each in self.coordinators if each.is_up]
-        return min(up, key=lambda each: len(each.running), default=None)
+        if not up:
+            await asyncio.sleep(RETRY_MS / 1e3)
+            return await self.find_home()
+        return min(up, key=lambda each: len(each.running))
 
     def _disturb(self, disturbance: Disturbance) -> None:
         for change in disturbance.changes:
-            services: Sequence[SimulatedService] = self.targets if change.service == "target" else self.drafts
+            services: Sequence[AnyService] = self.targets if change.service == "target" else self.drafts
             for service in services:
                 self.loop.call_later(change.at_ms / 1e3, setattr, service, "factor", change.factor)
         for failure in disturbance.failures:

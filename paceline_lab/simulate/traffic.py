@@ -74,9 +74,7 @@ class TrafficSource:
         ids: dict[int, int] = {}
         answer = tuple(ids.setdefault(each, self._next_id + own_tokens + len(ids)) for each in answer)
         self._next_id = (self._next_id + own_tokens + len(ids)) % PREFIXES
-        return TracedRequest(
-            prompt, answer, ranks, chances, at_ms, tenant=traffic.tenant, group=self._group
-        )  # fmt: skip
+        return TracedRequest(prompt, answer, ranks, chances, at_ms, tenant=traffic.tenant, group=self._group)
 
     def _cut(self, tokens: int) -> tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...]]:
         """A piece of a text; one that is too short is repeated."""

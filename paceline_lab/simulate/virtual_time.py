@@ -144,12 +144,6 @@ class TimedExecutor(JobExecutor):
         self.busy_s += self._loop.time() - begun
         self.on_change()
 
-    def delay(self, seconds: float) -> None:
-        """Make the work that is under way longer: others took its cores."""
-        if self._end is not None:
-            self._left_s += seconds
-            self._change_pace()
-
     def close(self) -> None:
         """Drop all work."""
         if self._end is not None:

@@ -8,35 +8,20 @@ from typing import Any
 
 import grpc
 
-from paceline.protocol import codec
-from paceline.protocol.generation import Finished, Tokens
+from paceline_lab.simulate import requests
 
 
-class ClientEnd:
-    """Stands for the client's `grpc.aio.ServicerContext`: keeps what it is told, and may stop reading for a while."""
+class ClientEnd(requests.ClientEnd):
+    """May stop reading for a while, and no request of its fails."""
 
     def __init__(self) -> None:
-        self.tokens: list[int] = []
-        self.finished: Finished | None = None
+        super().__init__()
         self.reads = asyncio.Event()
         self.reads.set()
 
-    def invocation_metadata(self) -> tuple[()]:
-        return ()
-
-    def time_remaining(self) -> None:
-        return None
-
-    def peer(self) -> str:
-        return "client"
-
     async def write(self, message: Any) -> None:
         await self.reads.wait()
-        event = codec.decode_generate_event(message)
-        if isinstance(event, Tokens):
-            self.tokens += event.token_ids
-        elif isinstance(event, Finished):
-            self.finished = event
+        await super().write(message)
 
     async def abort(self, code: grpc.StatusCode, details: str = "", trailing_metadata: Any = ()) -> None:
         raise AssertionError(f"a request fails: {code.name}: {details}")
