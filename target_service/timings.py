@@ -29,4 +29,5 @@ def step_timings(
         service_ms=(clock.now() - arrived_at) * 1e3,
         rows=step.plan.rows,
         sessions=len(step.sessions),
+        prefix_rows=sum(work.prefix_rows for work in step.prefixes),
     )

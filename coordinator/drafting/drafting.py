@@ -18,7 +18,8 @@ from coordinator.drafting.explaining import explain
 from coordinator.drafting.outcomes import OutcomeProposals
 from coordinator.drafting.settings import DraftingSettings, RequestedDrafting
 from coordinator.policy.choosing import Choosing, OfferedDrafter, stats_key
-from coordinator.policy.plan import Options, Plan, Source, fixed_plan
+from coordinator.policy.group import Mode
+from coordinator.policy.plan import DraftRest, Options, Plan, Source, fixed_plan
 from coordinator.policy.planner import Planner, RequestPlanner
 from coordinator.recorder import RequestRecorder
 from coordinator.sessions.draft import DraftSession
@@ -120,9 +121,7 @@ class Drafting:
         The commits of a lease's rounds are sent together. Returns what may be prefetched, if anything may be.
         """
         plan = self._plan
-        in_lease = self._next.leased_rounds > 1 or plan.lease > 0
-        if not in_lease or self._session.is_late or self._pending is None or self._pending.must_leave:
-            self._send_pending()
+        self._send_due(plan)
         if plan.fan_out:
             budget = DraftBudget(plan.branch_depth, self._settings.widths, plan.branch_nodes, plan.fan_out)
             self._session.verifying(round_, budget)
@@ -258,13 +257,34 @@ class Drafting:
             self._planner.stats.change(drafter.stats_key)
             self._planner.stats.reads_features = self._session.need.any
 
+    def _send_due(self, plan: Plan) -> None:
+        """Send the pending commit, unless more of a lease may join it.
+
+        Where the draft rests it isn't sent, and a session that lags too far behind ends.
+        """
+        pending, rest = self._pending, plan.draft_rest
+        if pending is None:
+            return
+        if rest is DraftRest.END or (rest is DraftRest.WAIT and pending.must_leave and not pending.is_awaited):
+            self._pending = None
+            self._session.close()
+            return
+        if rest is DraftRest.WAIT and not pending.is_awaited:
+            return
+        in_lease = self._next.leased_rounds > 1 or plan.lease > 0
+        if not in_lease or self._session.is_late or pending.must_leave:
+            self._send_pending()
+
     def _send_pending(self) -> None:
         pending, self._pending = self._pending, None
         if pending is not None:
             self._session.commit(pending)
 
     def _next_plan(self) -> Plan:
-        self._matches.extend(self._sequence.ids)
+        if self._settings.tokens is None and self._planner.mode is Mode.REST:
+            self._matches.rest()
+        else:
+            self._matches.extend(self._sequence.ids)
         plan, proposal = self._open_plan(), self._next.self_started
         if proposal is None:
             return plan

@@ -115,6 +115,23 @@ class Cycles:
         rows = [(sessions - 1) * (1 + depth) for depth in range(1 + MAX_DEPTH)]
         return max(self._cycles(rows, sessions).items(), key=lambda item: item[1].rate)
 
+    def promise(self, sessions: int, room: int, lag: int) -> float:
+        """The gain over matches that drafts promise the rest of a text, where all sessions do what is best for all.
+
+        Args:
+            sessions: that share the target, each with as much to write and to open.
+            room: tokens that are left to write.
+            lag: tokens that the draft has to compute first. Meanwhile it slows the target's steps down.
+        """
+        rows = [(sessions - 1) * (1 + depth) for depth in range(1 + MAX_DEPTH)]
+        cycles = self._cycles(rows, sessions)
+        plain = cycles.pop(TARGET_ONLY).rate
+        best = max((cycle.rate for cycle in cycles.values()), default=0.0)
+        if self.draft is None or not plain or not best:
+            return 0.0
+        opening_ms = sessions * self.draft.step_ms(lag) * self.target.slowdown(sessions)
+        return (room / plain) / (room / best + opening_ms)
+
     def rates(self, around: Surroundings) -> tuple[Strategy, Rates]:
         """The strategy that is best for one session where the others do as said, and its rates."""
         step_ms, slowdown = self.target.steps(), self.target.slowdown(around.rows + 1)

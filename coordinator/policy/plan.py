@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from enum import StrEnum
+from dataclasses import dataclass, replace
+from enum import Enum, StrEnum, auto
 
+from coordinator.policy.group import Mode
 from paceline.protocol.proposal import Proposal
 from paceline.sampling.match import HALF_TRUSTED, Match
 
@@ -22,6 +23,17 @@ class Source(StrEnum):
     """Drafted just in time: the round waits for it."""
 
 
+class DraftRest(Enum):
+    """Whether the draft service hears of what is committed."""
+
+    NONE = auto()
+    """It does."""
+    WAIT = auto()
+    """Not now; a session that lags too far behind ends."""
+    END = auto()
+    """The session ends."""
+
+
 @dataclass(frozen=True)
 class Plan:
     """The plan of the next round: the source and size of its proposal, and how far to draft for its outcomes.
@@ -35,6 +47,7 @@ class Plan:
         branch_depth, branch_nodes: longest path and most nodes of an outcome's proposal.
         lease: rounds after this one that the target may start by itself.
         shadow: whether the draft is asked for the shadow of committed tokens, though it proposed none of them.
+        draft_rest: whether the draft hears what was committed.
     """
 
     source: Source = Source.NONE
@@ -47,6 +60,7 @@ class Plan:
     branch_nodes: int = 0
     lease: int = 0
     shadow: bool = False
+    draft_rest: DraftRest = DraftRest.NONE
 
 
 @dataclass(frozen=True)
@@ -80,6 +94,14 @@ class Options:
     lease: int = 0
     self_started: bool = False
     can_prefetch: bool = False
+
+    def under(self, mode: Mode, steps_to_drafts: int | None) -> Options:
+        """The options that a mode of the group leaves; no lease lasts beyond the step at which drafts begin."""
+        if mode is Mode.DRAFTS:
+            return self
+        match = self.match if mode is Mode.MATCHES else None
+        lease = self.lease if steps_to_drafts is None else min(self.lease, steps_to_drafts)
+        return replace(self, match=match, cached_proposal=None, drafts=False, lease=lease)
 
 
 def fixed_plan(

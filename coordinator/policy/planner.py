@@ -16,8 +16,9 @@ from weakref import WeakKeyDictionary, proxy
 
 from coordinator.policy.acceptance_stats import AcceptanceStats, RequestStats
 from coordinator.policy.cycles import Cycles, Rates, Strategy
+from coordinator.policy.group import Mode
 from coordinator.policy.loss_budget import ALLOWED_SHARE, LossBudget
-from coordinator.policy.plan import Options, Plan, Source
+from coordinator.policy.plan import DraftRest, Options, Plan, Source
 from coordinator.policy.pricing import NOTHING, Choice, ProposalPricing
 from coordinator.policy.round_times import DraftPeerCosts, DraftTimes, TargetPeerCosts, TargetTimes
 from coordinator.sessions.round_draft import MAX_PENDING_TOKENS
@@ -90,7 +91,7 @@ class RequestPlanner:
         self._leases = self._drafts_ahead = False
         """Whether the target may start rounds by itself (then a round that is sent costs the sending, too), and
         whether the last plan drafts for outcomes."""
-        self._rounds = 0
+        self._rounds = self._sessions = 0
 
     @property
     def target(self) -> TargetTimes | None:
@@ -116,7 +117,13 @@ class RequestPlanner:
     @property
     def expects_drafts(self) -> bool:
         """Whether drafting was expected to pay when the last request began: then the prompt is drafted on at once."""
-        return self.stats.pool.pays
+        return self.stats.pool.pays and self.mode is Mode.DRAFTS
+
+    @property
+    def mode(self) -> Mode:
+        """What the request may do with the others of its target."""
+        target = self.target
+        return Mode.DRAFTS if target is None else target.mode
 
     def plan(self, options: Options) -> Plan:
         """The plan of the next round."""
@@ -124,13 +131,17 @@ class RequestPlanner:
             for stats in self.stats.both:
                 stats.take_ahead(options.cached_proposal)
         target, self._leases = self._target, options.lease > 0
-        if options.room <= 0 or target is None:
+        if options.room <= 0 or (target is None and self.mode is Mode.DRAFTS):
             plan = Plan()
-        elif not target.is_known:
+        elif target is None or not target.is_known:
             plan = Plan(lease=options.lease)
         else:
-            plan = self._best(target, options)
-        self._drafts_ahead = plan.fan_out > 0
+            mode = target.mode
+            plan = self._best(target, options.under(mode, target.group.steps_to_drafts(target.sessions)))
+            if mode is not Mode.DRAFTS:
+                draft_rest = DraftRest.END if target.group.is_paused(target.sessions) else DraftRest.WAIT
+                plan = replace(plan, draft_rest=draft_rest)
+        self._drafts_ahead, self._sessions = plan.fan_out > 0, 0 if target is None else target.sessions
         return plan
 
     def worth_verifying(self, proposal: Proposal) -> Proposal | None:
@@ -145,8 +156,15 @@ class RequestPlanner:
         return pricing.match_value(match, room)[1] if pricing and match else 0
 
     def worth_prefetching(self, match: Match, room: int) -> int:
-        """How far to follow a match after its next token, which must come first; 0: not at all."""
-        return self.worth_copying(match.advance(1), room)
+        """How far to follow a match after its next token, which must come first; 0: not at all.
+
+        A proposal ends the target's lease, so it must be worth the sending of the round behind it, too.
+        """
+        pricing, following = self._pricing, match.advance(1)
+        if pricing is None or following is None:
+            return 0
+        value, nodes = pricing.match_value(following, room)
+        return nodes if value > pricing.sending_cost else 0
 
     def verdict_due_ms(self, nodes: int, *, was_sent: bool) -> float:
         """Time from a round's sending, or from the verdict with which the target started it, to its own verdict."""
@@ -182,7 +200,10 @@ class RequestPlanner:
         self._target.learn(record, beside=plan.fan_out > 0, late=was_waiting)
         if was_waiting and proposal is not None and not first_draft and self.draft is not None:
             self.draft.learn(record)
-        self._book(self._target, plan, record, proposal)
+        if self._sessions == 1:
+            self._book(self._target, plan, record, proposal)
+        if self._sessions == self._target.sessions:
+            self._target.group.learn(record, self._sessions, self._target.steps())
 
     def _book(self, target: TargetTimes, plan: Plan, record: RoundRecord, proposal: Proposal | None) -> None:
         proposed = len(proposal) if proposal is not None else 0
@@ -218,19 +239,32 @@ class RequestPlanner:
         if options.self_started:
             return ahead
         choice = self._choice(pricing, options)
-        debt_rounds = self.loss_budget.rounds_until(choice.risk_ms)
+        debt_rounds = self._rounds_until(choice.risk_ms)
         # A round that drafts ahead has to be sent, too, whether it proposes anything or not.
-        if debt_rounds or choice.value <= (-pricing.sending_cost(options) if fan_out else 0.0):
+        if debt_rounds or choice.value <= (-pricing.sending_cost if fan_out and options.lease else 0.0):
             choice = NOTHING
         if choice is NOTHING and not fan_out:
             return self._count(Strategy(), self._rest(pricing, options, debt_rounds))
         plan = choice.plan
         strategy = Strategy(plan.source, plan.depth, drafts_ahead=fan_out > 0)
         if plan.source is Source.WAIT:
-            plan = pricing.open_ended(plan, options.room, self.loss_budget.left_ms)
+            plan = pricing.open_ended(plan, options.room, self._left_ms)
         if options.leased_rounds:
             plan = Plan()
         return self._count(strategy, replace(plan, fan_out=fan_out, branch_depth=branch, branch_nodes=nodes))
+
+    @property
+    def _left_ms(self) -> float:
+        """The loss that is still allowed. The group bounds that of its requests, whose own would be their share."""
+        return self.loss_budget.left_ms if self._is_alone else self.loss_budget.limit_ms
+
+    def _rounds_until(self, cost_ms: float) -> int:
+        """The rounds to wait until the request's own loss budget allows a cost; the group's bound is its mode."""
+        return self.loss_budget.rounds_until(cost_ms) if self._is_alone else 0
+
+    @property
+    def _is_alone(self) -> bool:
+        return self._target is None or self._target.sessions == 1
 
     def _count(self, strategy: Strategy, plan: Plan) -> Plan:
         self.round_counts[strategy] += 1
@@ -244,6 +278,7 @@ class RequestPlanner:
             for stats in self.stats.both
         )
         best, rates = own.rates(pool.balance(target.sessions))
+        target.group.promise = replace(pool, draft=self.draft).promise(target.sessions, options.room, options.lag)
         if draft is not None and not self._rounds and options.room >= MAX_DEPTH:
             # A new request has the statistics of all; later its own differ, and near its end its room is small.
             self.stats.pool.pays = best.source is not Source.NONE
@@ -253,7 +288,7 @@ class RequestPlanner:
         """The proposal of greatest value, which may be below 0; `NOTHING` where there is none."""
         match = pricing.match_choice(options)
         self._take_match(match)
-        choices = (match, pricing.cached_choice(options), pricing.wait_choice(options, self.loss_budget.left_ms))
+        choices = (match, pricing.cached_choice(options), pricing.wait_choice(options, self._left_ms))
         real_choices = [choice for choice in choices if choice.plan.source is not Source.NONE]
         return max(real_choices, key=lambda choice: choice.value, default=NOTHING)
 
@@ -267,7 +302,7 @@ class RequestPlanner:
             return 0, 0
         around = self.rates.around
         slower_ms = pricing.target.step_ms(1 + around.rows, beside=True) - pricing.target.step_ms(1 + around.rows)
-        if self.loss_budget.rounds_until(0.0 if around.drafts_ahead else slower_ms):
+        if self._rounds_until(0.0 if around.drafts_ahead else slower_ms):
             return 0, 0
         depth = pricing.usual_depth(options.room)
         return (options.fan_out, depth) if depth else (0, 0)
@@ -280,7 +315,7 @@ class RequestPlanner:
         missed_tokens = 0.0 if options.can_prefetch else self.stats.own.texts.match_value.value
         lease = debt_rounds or options.lease
         if missed_tokens > 0:
-            lease = int(min(lease, 2 * pricing.sending_cost(options) / missed_tokens))
+            lease = int(min(lease, 2 * pricing.sending_cost / missed_tokens))
         if self.draft is not None and options.drafts and options.lag and options.open_ms:
             step_ms = pricing.target.step_ms(1 + self.rates.around.rows)
             lease = int(min(lease, self.draft.catch_up_ms(options.lag, options.open_ms) / step_ms))

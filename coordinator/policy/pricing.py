@@ -69,7 +69,8 @@ class ProposalPricing:
         """The choice of a proposal that is there already."""
         value, nodes = worth
         risk_ms = self.target.send_ms.value + self._rows_ms(nodes)[-1]
-        return Choice(value - self.sending_cost(options), risk_ms, Plan(source, nodes, nodes))
+        cost = self.sending_cost if options.lease else 0.0
+        return Choice(value - cost, risk_ms, Plan(source, nodes, nodes))
 
     def wait_choice(self, options: Options, left_ms: float) -> Choice:
         """The best proposal to draft just in time. Its risk must be allowed twice, since it may be as late again.
@@ -134,9 +135,14 @@ class ProposalPricing:
         """Length of the average chain that is worth its rows."""
         return self._best_first(survival(self.stats.tokens.chances(min(room, MAX_DEPTH))))[1]
 
-    def sending_cost(self, options: Options) -> float:
-        """Tokens that are lost by sending a round that the target could start by itself."""
-        return self.rates.own * self.target.send_ms.value if options.lease else 0.0
+    @property
+    def sending_cost(self) -> float:
+        """Tokens that are lost by sending a round that the target could start by itself.
+
+        The others of the step wait for it, or it misses the step, whichever costs less (`target_service.batching`).
+        """
+        send_ms, step_ms = self.target.send_ms.value, self.target.step_ms(1 + self.rates.around.rows)
+        return min(self._all_rates * send_ms, self.rates.own * max(send_ms, step_ms))
 
     def _best_first(self, chances: Sequence[float]) -> tuple[float, int]:
         """The greatest value of the first n nodes, n ≥ 1, and that n; (0, 0) when none is worth anything."""
@@ -162,5 +168,8 @@ class ProposalPricing:
 
     def _prices(self, rows_ms: Sequence[float]) -> list[float]:
         """Tokens that all sessions of the step lose in these times."""
-        all_rates = self.rates.own + self.rates.around.rate
-        return [all_rates * more_ms for more_ms in rows_ms]
+        return [self._all_rates * more_ms for more_ms in rows_ms]
+
+    @property
+    def _all_rates(self) -> float:
+        return self.rates.own + self.rates.around.rate

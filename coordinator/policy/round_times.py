@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 from weakref import WeakSet
 
+from coordinator.policy.group import Group, Mode
 from paceline.costs.acceptance import MAX_DEPTH
 from paceline.costs.cost_line import CostLine
 from paceline.costs.cycle import proposal_ms
@@ -54,6 +55,7 @@ class TargetTimes:
         send_ms: additional time of a round that the coordinator sends: the trips, and the wait for a step.
         late_send_ms: the same for rounds that waited for their draft, which may miss the step that others share.
         requests: this coordinator's requests there.
+        group: what they may do, by what they gain together.
     """
 
     peer: TargetPeerCosts
@@ -62,6 +64,7 @@ class TargetTimes:
     send_ms: RunningMean = field(default_factory=_trips)
     late_send_ms: RunningMean = field(default_factory=_trips)
     requests: WeakSet[Any] = field(default_factory=WeakSet)
+    group: Group = field(default_factory=Group)
 
     @property
     def is_known(self) -> bool:
@@ -72,6 +75,11 @@ class TargetTimes:
     def sessions(self) -> int:
         """The number of all coordinators' sessions that share its steps, as far as it is known."""
         return max(1, len(self.requests), self.peer.costs.sessions)
+
+    @property
+    def mode(self) -> Mode:
+        """What the requests may do now."""
+        return self.group.mode(self.sessions)
 
     def step_ms(self, rows: float, *, beside: bool = False) -> float:
         """Time of a self-started round whose step has so many rows; `beside`: a draft works during the step."""

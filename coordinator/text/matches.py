@@ -57,6 +57,10 @@ class Matches:
         self._length = len(committed)
         self.best = max((match for match in matches if match is not None), key=Match.score, default=None)
 
+    def rest(self) -> None:
+        """Have no match until the next search, which makes up for what was not searched."""
+        self.best = None
+
     def _follow(self, volumes: Sequence[Volume], committed: Sequence[int]) -> None:
         """Follow the new tokens in texts that were followed before, and the last tokens in new texts."""
         new, last = committed[self._length :], committed[-LONGEST_MATCH:]

@@ -12,7 +12,10 @@ MAX_RECORDS = 4096
 
 @dataclass(frozen=True)
 class StepTimings:
-    """Durations of one answer on the service's own clock; `service_ms` includes the other three."""
+    """Durations of one answer on the service's own clock; `service_ms` includes the other three.
+
+    `rows` and `sessions` are the whole step's; `prefix_rows` are those that compute prefixes of opening sessions.
+    """
 
     queue_ms: float = 0.0
     forward_ms: float = 0.0
@@ -20,6 +23,7 @@ class StepTimings:
     service_ms: float = 0.0
     rows: int = 0
     sessions: int = 0
+    prefix_rows: int = 0
 
 
 @dataclass(frozen=True)

@@ -241,20 +241,22 @@ class RowLogprobs(_message.Message):
     def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class StepTimings(_message.Message):
-    __slots__ = ("queue_ms", "forward_ms", "sample_ms", "service_ms", "rows", "sessions")
+    __slots__ = ("queue_ms", "forward_ms", "sample_ms", "service_ms", "rows", "sessions", "prefix_rows")
     QUEUE_MS_FIELD_NUMBER: _ClassVar[int]
     FORWARD_MS_FIELD_NUMBER: _ClassVar[int]
     SAMPLE_MS_FIELD_NUMBER: _ClassVar[int]
     SERVICE_MS_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
     SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_ROWS_FIELD_NUMBER: _ClassVar[int]
     queue_ms: float
     forward_ms: float
     sample_ms: float
     service_ms: float
     rows: int
     sessions: int
-    def __init__(self, queue_ms: _Optional[float] = ..., forward_ms: _Optional[float] = ..., sample_ms: _Optional[float] = ..., service_ms: _Optional[float] = ..., rows: _Optional[int] = ..., sessions: _Optional[int] = ...) -> None: ...
+    prefix_rows: int
+    def __init__(self, queue_ms: _Optional[float] = ..., forward_ms: _Optional[float] = ..., sample_ms: _Optional[float] = ..., service_ms: _Optional[float] = ..., rows: _Optional[int] = ..., sessions: _Optional[int] = ..., prefix_rows: _Optional[int] = ...) -> None: ...
 
 class CostLine(_message.Message):
     __slots__ = ("rows", "ms")

@@ -9,6 +9,7 @@ from unittest import mock
 
 import pytest
 
+from coordinator.policy.group import Mode
 from coordinator.policy.plan import Options, Plan
 from coordinator.sessions.round_draft import MAX_PENDING_TOKENS
 from draft_service.session import DraftingSession
@@ -116,6 +117,8 @@ def chain(*tokens: int) -> Proposal:
 
 class RandomPlanner:
     """Goes into runs and drafts for outcomes as it likes, within what a planner may do."""
+
+    mode = Mode.DRAFTS
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)

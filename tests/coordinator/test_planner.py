@@ -115,10 +115,12 @@ def test_the_account_holds_though_the_draft_becomes_ten_times_slower() -> None:
 def test_whether_the_next_request_opens_its_draft_is_what_all_requests_know() -> None:
     world, request = taught(0.9)
     assert request.expects_drafts
+    request.close()
     request = world.request(Acceptance.COUPLED)
     request.plan(OPTIONS)
     request.plan(dataclasses.replace(OPTIONS, room=1))  # its text ends
     request.plan(dataclasses.replace(OPTIONS, drafts=False))  # its draft is late
+    request.close()
     assert world.request(Acceptance.COUPLED).expects_drafts
     _, request = taught(0.0)
     request.plan(OPTIONS)
@@ -252,8 +254,9 @@ def test_second_children_are_asked_for_where_they_pay() -> None:
 
 
 def test_what_one_request_learned_the_next_one_knows_and_a_sampled_one_does_not() -> None:
-    world, _ = taught(0.02)
-    assert world.request().plan(OPTIONS).source is Source.NONE
+    world, request = taught(0.02)
+    assert request.plan(OPTIONS).source is Source.NONE
+    request.close()
     assert world.request(greedy=False).plan(OPTIONS).source is Source.WAIT
 
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from unittest import mock
 
 from coordinator.policy.choosing import Choosing, OfferedDrafter
+from coordinator.policy.group import Mode
 from coordinator.policy.plan import Options, Plan, Source
 from coordinator.policy.planner import RequestPlanner
 
@@ -98,6 +99,7 @@ def any_policy(pick: Pick, wishes: list[Wish]) -> Iterator[None]:
         "worth_prefetching": lambda _, match, room: min(room, pick(DEEPEST)),
         "verdict_due_ms": lambda *_, **__: float(10 * pick(2)),
         "expects_drafts": property(lambda _: pick(2) == 0),
+        "mode": property(lambda _: [*Mode][min(pick(4), Mode.DRAFTS)]),
     }
     with ExitStack() as stack:
         for name, change in changes.items():

@@ -1,0 +1,164 @@
+"""What the requests that share a target gain or lose together by drafting, and so what they may do now. Pure.
+
+A request's own account can't see what it costs the others: its rows lengthen their steps, its draft takes their
+cores, and none of that is in a cost line. So the requests of a target are judged together, by what they measure. In a
+mode the group commits tokens in some time; at rest it would have committed one token a step in the same time. A mode
+that loses too much against that is left for a pause, which doubles each time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
+
+from coordinator.policy.loss_budget import ALLOWED_TOKENS
+from paceline.costs.running_mean import MEMORY, OUTLIER, RunningMean
+from paceline.protocol.records import RoundRecord
+
+ALLOWED_STEPS = ALLOWED_TOKENS[0]
+"""Steps of rest that a mode may lose before it is left: a trial costs each request two tokens."""
+FIRST_PAUSE = 128 * ALLOWED_STEPS
+"""Steps of the first pause after a loss, of which the trial was 1/128; each further one is twice as long. What was
+measured longer ago than a pause counts no more."""
+LOOK_STEPS = FIRST_PAUSE / 32
+"""Steps of matches alone by which drafts are judged, before they begin and again when that is forgotten."""
+MOST_PAUSE = 64 * FIRST_PAUSE
+MARGIN = 1.05
+"""Gain over matches that drafts must promise before they are tried: closed forms flatter drafting by a tenth."""
+
+
+class Mode(IntEnum):
+    """What the requests of a group may do."""
+
+    REST = 0
+    """Nothing is proposed: no match is searched for, and no draft works."""
+    MATCHES = 1
+    """Matches are proposed; no draft works."""
+    DRAFTS = 2
+    """Drafts work, too."""
+
+
+@dataclass
+class ModeAccount:
+    """The account of one mode under one load.
+
+    Attributes:
+        tokens, steps: of the latest rounds, what they committed, and what resting would have in the same time.
+        loss: what the mode lost since it was opened, in steps of rest; below 0 it is a gain.
+        pause: length of the next pause, steps.
+        opens_at: end of the present pause.
+        last_at: when it ran last.
+    """
+
+    tokens: float = 0.0
+    steps: float = 0.0
+    loss: float = 0.0
+    pause: float = FIRST_PAUSE
+    opens_at: float = 0.0
+    last_at: float = 0.0
+
+    @property
+    def gain(self) -> float:
+        """What the latest rounds committed beside resting; 1 before any is known."""
+        return self.tokens / self.steps if self.steps else 1.0
+
+    def add(self, tokens: float, steps: float, best_other: float, now: float) -> None:
+        """Count a share of the group's tokens and steps. `best_other`: the gain of the mode that it stands in for."""
+        kept, self.last_at = max(0.0, 1 - steps / MEMORY), now
+        self.tokens, self.steps = kept * self.tokens + tokens, kept * self.steps + steps
+        self.loss = max(self.loss + steps * best_other - tokens, -ALLOWED_STEPS)
+        if self.loss <= -ALLOWED_STEPS:
+            self.pause = FIRST_PAUSE
+        elif self.loss > ALLOWED_STEPS:
+            self.opens_at, self.pause = now + self.pause, min(2 * self.pause, MOST_PAUSE)
+            self.forget()
+
+    def forget(self) -> None:
+        """Forget what was measured."""
+        self.tokens = self.steps = self.loss = 0.0
+
+
+@dataclass
+class Group:
+    """The requests of one coordinator that share a target.
+
+    Attributes:
+        steps: steps of rest that fit into the time since the group began; the clock of pauses.
+        promise: the gain over matches that drafts promise by the planner's closed form.
+    """
+
+    steps: float = 0.0
+    promise: float = 0.0
+    _rest_ms: dict[int, RunningMean] = field(default_factory=dict)
+    _accounts: dict[tuple[int, Mode], ModeAccount] = field(default_factory=dict)
+
+    def mode(self, sessions: int) -> Mode:
+        """What the requests may do now; one alone has an account of its own."""
+        if sessions <= 1:
+            return Mode.DRAFTS
+        matches, drafts = self.account(sessions, Mode.MATCHES), self.account(sessions, Mode.DRAFTS)
+        may_match = matches.opens_at <= self.steps
+        if self.steps_to_drafts(sessions) == 0:
+            pays = drafts.gain > max(1.0, matches.gain) if drafts.steps >= LOOK_STEPS else True
+            if pays:
+                return Mode.DRAFTS
+        return Mode.MATCHES if may_match else Mode.REST
+
+    def steps_to_drafts(self, sessions: int) -> int | None:
+        """Steps after which drafts may begin or go on; 0: they may now. None: they are not worth a trial."""
+        matches, drafts = self.account(sessions, Mode.MATCHES), self.account(sessions, Mode.DRAFTS)
+        if self.is_paused(sessions) or (drafts.steps < LOOK_STEPS and self.promise <= MARGIN):
+            return None
+        return 0 if matches.opens_at > self.steps else max(0, math.ceil(LOOK_STEPS - matches.steps))
+
+    def is_paused(self, sessions: int) -> bool:
+        """Whether drafts lost too much, so that none will work soon."""
+        return self.account(sessions, Mode.DRAFTS).opens_at > self.steps
+
+    def account(self, sessions: int, mode: Mode) -> ModeAccount:
+        """The account of a mode under a load, which is told by the nearest power of two."""
+        load = round(math.log2(sessions))
+        account = self._accounts.get((load, mode))
+        if account is None:
+            others = [key for key in self._accounts if key[1] is mode]
+            nearest = min(others, key=lambda key: abs(key[0] - load), default=None)
+            account = ModeAccount() if nearest is None else replace(self._accounts[nearest], loss=0.0)
+            self._accounts[load, mode] = account
+        if self.steps > account.last_at + FIRST_PAUSE:
+            account.forget()
+        return account
+
+    def rest_ms(self, sessions: int, step_ms: Callable[[float], float]) -> float:
+        """Time of a step at rest, as measured with as many sessions, or else with nearly as many.
+
+        Args:
+            sessions: in the step, each with one row.
+            step_ms: by the target's line: of a step by its rows.
+        """
+        if not self._rest_ms:
+            return step_ms(sessions)
+        nearest = min(self._rest_ms, key=lambda other: abs(other - sessions))
+        return self._rest_ms[nearest].value * step_ms(sessions) / step_ms(nearest)
+
+    def learn(self, record: RoundRecord, sessions: int, step_ms: Callable[[float], float]) -> None:
+        """Learn from a round of a request that follows the group, during which the sessions stayed the same."""
+        if sessions <= 1:
+            return
+        mode, step = self.mode(sessions), record.target
+        is_rest = record.self_started and not record.proposed and step.rows == step.sessions == sessions
+        if is_rest and mode is not Mode.DRAFTS:
+            rest = self._rest_ms.setdefault(sessions, RunningMean(record.round_ms, 0.0))
+            rest.add(min(record.round_ms, OUTLIER * rest.value))
+        rest_ms = self.rest_ms(sessions, step_ms)
+        if rest_ms <= 0:
+            return
+        steps = min(record.round_ms, OUTLIER * rest_ms + record.draft_wait_ms) / rest_ms / sessions
+        self.steps += steps
+        if mode is Mode.REST or step.prefix_rows:  # a prompt is not the mode's price
+            return
+        matches = self.account(sessions, Mode.MATCHES)
+        best_other = max(1.0, matches.gain) if mode is Mode.DRAFTS else 1.0
+        account = self.account(sessions, mode)
+        account.add((record.accepted + 1) / sessions, steps, best_other, self.steps)

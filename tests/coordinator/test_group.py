@@ -1,0 +1,141 @@
+"""The group of a target's requests: which mode it is in by what it measures, and what being wrong may cost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from coordinator.policy.group import ALLOWED_STEPS, FIRST_PAUSE, LOOK_STEPS, MARGIN, Group, Mode
+from coordinator.policy.plan import Options
+from paceline.protocol.records import RoundRecord, StepTimings
+from paceline.sampling.match import Match
+
+STEP_MS = 20.0
+WAVE = 96
+"""Steps of a request at rest."""
+Gain = Callable[[Mode], float]
+"""Tokens of a mode beside rest."""
+
+
+def step_ms(rows: float) -> float:
+    return STEP_MS + 0.5 * rows
+
+
+def run(group: Group, sessions: int, gain: Gain, steps: int, *, prefix_rows: int = 0) -> tuple[float, list[Mode]]:
+    """Steps of all sessions, one token a round; returns the time beside rest's, and the mode of each step."""
+    modes: list[Mode] = []
+    rest_ms, ms = step_ms(sessions), 0.0
+    for _ in range(steps):
+        mode = group.mode(sessions)
+        modes.append(mode)
+        round_ms = rest_ms / gain(mode)
+        ms += round_ms
+        step = StepTimings(
+            forward_ms=round_ms, rows=sessions + prefix_rows, sessions=sessions, prefix_rows=prefix_rows
+        )
+        proposed = int(mode is not Mode.REST and gain(mode) != 1.0)
+        for _ in range(sessions):
+            record = RoundRecord(9, round_ms, 0, 0, step, 0, proposed, 0, cache_hit=False, self_started=True)
+            group.learn(record, sessions, step_ms)
+    return ms / (steps * rest_ms), modes
+
+
+def share(modes: list[Mode], mode: Mode) -> float:
+    return modes.count(mode) / len(modes)
+
+
+@pytest.mark.parametrize("sessions", [2, 4, 16, 64])
+@pytest.mark.parametrize("worst", [0.3, 0.7, 0.9])
+def test_modes_that_lose_cost_a_bounded_trial_whose_share_falls(sessions: int, worst: float) -> None:
+    group = Group(promise=2.0)
+    losing = {Mode.REST: 1.0, Mode.MATCHES: worst, Mode.DRAFTS: worst}.__getitem__
+    first, _ = run(group, sessions, losing, WAVE)
+    # The last round of a trial is known to have lost only when it is over.
+    assert first * WAVE - WAVE <= 2 * (ALLOWED_STEPS + 1 / worst)
+    later, modes = run(group, sessions, losing, 30 * WAVE)
+    assert later <= 1.01
+    assert share(modes, Mode.REST) >= 0.9
+
+
+@pytest.mark.parametrize("sessions", [2, 8, 64])
+def test_what_gains_is_kept(sessions: int) -> None:
+    group = Group(promise=1.5)
+    gains = {Mode.REST: 1.0, Mode.MATCHES: 1.1, Mode.DRAFTS: 1.5}.__getitem__
+    ratio, modes = run(group, sessions, gains, 10 * WAVE)
+    assert ratio <= 1 / 1.45
+    assert share(modes, Mode.DRAFTS) >= 0.93
+    assert modes[: int(LOOK_STEPS)] == [Mode.MATCHES] * int(LOOK_STEPS), "drafts are judged beside matches"
+
+
+def test_drafts_that_bring_less_than_matches_are_left_though_they_gain() -> None:
+    group = Group(promise=1.2)
+    gains = {Mode.REST: 1.0, Mode.MATCHES: 1.6, Mode.DRAFTS: 1.2}.__getitem__
+    ratio, modes = run(group, 4, gains, 10 * WAVE)
+    assert share(modes, Mode.MATCHES) >= 0.95
+    assert ratio <= 1 / 1.55
+
+
+def test_drafts_that_promise_too_little_are_not_tried() -> None:
+    _, modes = run(Group(promise=MARGIN), 4, lambda mode: 1.0, 4 * WAVE)
+    assert Mode.DRAFTS not in modes
+
+
+def test_what_turns_useless_is_left_and_taken_again_once_it_is_good() -> None:
+    group = Group(promise=1.5)
+    good = {Mode.REST: 1.0, Mode.MATCHES: 1.0, Mode.DRAFTS: 1.5}.__getitem__
+    bad = {Mode.REST: 1.0, Mode.MATCHES: 1.0, Mode.DRAFTS: 0.5}.__getitem__
+    run(group, 8, good, 2 * WAVE)
+    ratio, _ = run(group, 8, bad, 2 * WAVE)
+    assert ratio * 2 * WAVE - 2 * WAVE <= 2 * ALLOWED_STEPS + 1 / 0.5, "a gain counts no more than what may be lost"
+    _, modes = run(group, 8, good, int(FIRST_PAUSE) + WAVE)
+    assert modes[-1] is Mode.DRAFTS
+
+
+def test_one_request_alone_has_an_account_of_its_own() -> None:
+    group = Group()
+    run(group, 1, lambda mode: 0.1, WAVE)
+    assert group.mode(1) is Mode.DRAFTS
+
+
+def test_a_prompt_in_the_step_is_not_the_modes_price() -> None:
+    group = Group()
+    _, modes = run(group, 4, lambda mode: 0.2, WAVE, prefix_rows=128)
+    assert set(modes) == {Mode.MATCHES}
+
+
+def test_a_slower_machine_is_not_the_modes_price_where_rounds_without_proposals_show_it() -> None:
+    group = Group()
+    run(group, 4, lambda mode: 1.0, WAVE)
+    _, modes = run(group, 4, lambda mode: 1.0 if mode is Mode.REST else 0.999999, WAVE)
+    assert set(modes) == {Mode.MATCHES}
+
+
+def test_a_load_that_was_never_run_begins_with_what_the_nearest_one_knows() -> None:
+    group = Group(promise=1.5)
+    gains = {Mode.REST: 1.0, Mode.MATCHES: 1.0, Mode.DRAFTS: 1.5}.__getitem__
+    run(group, 16, gains, WAVE)
+    assert group.mode(8) is Mode.DRAFTS
+    losing = {Mode.REST: 1.0, Mode.MATCHES: 0.5, Mode.DRAFTS: 0.5}.__getitem__
+    other = Group()
+    run(other, 16, losing, WAVE)
+    assert other.mode(32) is Mode.REST
+
+
+def test_no_lease_of_a_look_lasts_beyond_its_end_so_that_all_begin_to_draft_together() -> None:
+    group = Group(promise=1.5)
+    leases: list[int] = []
+    while group.mode(4) is Mode.MATCHES:
+        leases.append(Options(room=60, lease=16).under(group.mode(4), group.steps_to_drafts(4)).lease)
+        run(group, 4, lambda mode: 1.0, 1)
+    assert leases == sorted(leases, reverse=True)
+    assert (leases[0], leases[-1]) == (LOOK_STEPS, 1)
+    assert group.mode(4) is Mode.DRAFTS
+
+
+def test_a_mode_leaves_the_options_that_it_has() -> None:
+    options = Options(room=60, match=Match(3, (1, 2)), drafts=True, lease=16)
+    rest, matches, drafts = (options.under(mode, None) for mode in Mode)
+    assert (rest.match, rest.drafts, rest.lease) == (None, False, 16)
+    assert (matches.match, matches.drafts) == (options.match, False)
+    assert drafts is options
