@@ -225,7 +225,7 @@ class Drafting:
             drafted = await self._session.take(plan.patience_ms / 1e3)
             if drafted.proposal is not None:
                 return drafted
-            if self._session.is_late:
+            if self._session.is_late and not self._session.lag:  # not while it computes the text
                 self._planner.take_late((clock.now() - waiting) * 1e3, plan.depth)
         if plan.source is Source.CACHED and self._cached_draft.proposal is not None:
             return replace(self._cached_draft, proposal=self._cached_draft.proposal.first(plan.nodes))

@@ -101,25 +101,17 @@ class AcceptanceStats:
         tokens: how often the drafter's tokens are, or would have been, accepted.
         texts: statistics that do not depend on the drafter.
         hits: share of rounds with outcome drafting whose outcome had a proposal when it came.
-        hit_length: tokens of such a proposal when its outcome came.
         pays: of the pool of all requests: whether drafting was the best strategy when the last request began.
     """
 
     tokens: TokenAcceptance = field(default_factory=TokenAcceptance)
     texts: TextStats = field(default_factory=TextStats)
     hits: RunningMean = field(default_factory=lambda: RunningMean(PRIOR_CHANCE))
-    hit_length: RunningMean = field(default_factory=lambda: RunningMean(0.0, 0.0))
     pays: bool = True
 
     def child(self) -> AcceptanceStats:
         """The copy that one request begins with."""
-        return AcceptanceStats(self.tokens.child(), self.texts.child(), self.hits.child(), self.hit_length.child())
-
-    def take_ahead(self, proposal: Proposal | None) -> None:
-        """Count a round with outcome drafting; `proposal` is that of its outcome, None: a miss."""
-        self.hits.add(float(proposal is not None))
-        if proposal is not None:
-            self.hit_length.add(max(proposal.depths, default=0))
+        return AcceptanceStats(self.tokens.child(), self.texts.child(), self.hits.child())
 
 
 class RequestStats:

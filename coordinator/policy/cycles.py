@@ -66,13 +66,11 @@ class Rates:
 
     Attributes:
         own: the rate of this request at its best, less the others' loss by its rows.
-        disturbance: the others' loss of rate while a draft works during their steps.
         around: the load by the others.
         drafts_ahead: whether the best strategy drafts for outcomes.
     """
 
     own: float = 0.0
-    disturbance: float = 0.0
     around: Surroundings = NO_OTHERS
     drafts_ahead: bool = False
 
@@ -134,20 +132,18 @@ class Cycles:
 
     def rates(self, around: Surroundings) -> tuple[Strategy, Rates]:
         """The strategy that is best for one session where the others do as said, and its rates."""
-        step_ms, slowdown = self.target.steps(), self.target.slowdown(around.rows + 1)
+        step_ms = self.target.steps()
         alone_ms = step_ms(around.rows + 1)
 
         def net_rate(strategy: Strategy, cycle: Cycle) -> float:
-            loss = around.rate * (step_ms(around.rows + strategy.rows) - alone_ms + slowdown * cycle.draft_ms)
+            loss = around.rate * (step_ms(around.rows + strategy.rows) - alone_ms)
             return Cycle(cycle.tokens - loss, cycle.ms).rate
 
         net_rates = {strategy: net_rate(strategy, cycle) for strategy, cycle in self.all(around).items()}
         best = max(net_rates, key=net_rates.__getitem__)
-        # A draft at work beside the step slows it for all, so only all together choose that. Where they do, a wait
-        # for the draft disturbs nobody any more.
+        # A draft at work beside the step slows it for all, so only all together choose that.
         drafts_ahead = best.drafts_ahead if around.sessions == 1 else around.drafts_ahead
-        disturbance = 0.0 if around.drafts_ahead else around.rate * slowdown
-        return best, Rates(net_rates[best], disturbance, around, drafts_ahead)
+        return best, Rates(net_rates[best], around, drafts_ahead)
 
     def _cycles(self, others: Sequence[float], drafting: float) -> dict[Strategy, Cycle]:
         """The cycle of every strategy.
@@ -177,12 +173,10 @@ class Cycles:
 
     def _ahead_cycle(self, depth: int, rows: float, draft_ms: float, level_ms: float) -> Cycle:
         """The cycle with outcome drafting. Hits wait for nothing; misses wait for the draft, or go without it."""
-        target, tokens, hit_length = self.target, self._tokens, self.stats.hit_length
+        target, tokens = self.target, self._tokens
         beside_ms = target.steps(beside=True)
         step_ms, single_ms = beside_ms(rows + 1 + depth), beside_ms(rows + 1) + target.send_ms.value
         drafted = tokens_ahead(step_ms, level_ms, depth)
-        if hit_length.weight:
-            drafted = min(depth, round(hit_length.value))
         hits = self.stats.hits.value if drafted else 0.0
         without = Cycle(1.0, single_ms, max(0.0, single_ms - step_ms))
         waiting = wait_cycle(tokens[depth], step_ms, draft_ms, target.late_send_ms.value)

@@ -22,6 +22,8 @@ ALLOWED_STEPS = ALLOWED_TOKENS[0]
 FIRST_PAUSE = 128 * ALLOWED_STEPS
 """Steps of the first pause after a loss, of which the trial was 1/128; each further one is twice as long. What was
 measured longer ago than a pause counts no more."""
+SHORT_PAUSE = FIRST_PAUSE / 4
+"""Steps of the pause after a mode that had gained as much as it then lost: a bad stretch may be over."""
 LOOK_STEPS = FIRST_PAUSE / 32
 """Steps of matches alone by which drafts are judged, before they begin and again when that is forgotten."""
 MOST_PAUSE = 64 * FIRST_PAUSE
@@ -70,7 +72,7 @@ class ModeAccount:
         self.tokens, self.steps = kept * self.tokens + tokens, kept * self.steps + steps
         self.loss = max(self.loss + steps * best_other - tokens, -ALLOWED_STEPS)
         if self.loss <= -ALLOWED_STEPS:
-            self.pause = FIRST_PAUSE
+            self.pause = SHORT_PAUSE
         elif self.loss > ALLOWED_STEPS:
             self.opens_at, self.pause = now + self.pause, min(2 * self.pause, MOST_PAUSE)
             self.forget()
@@ -98,24 +100,25 @@ class Group:
         """What the requests may do now; one alone has an account of its own."""
         if sessions <= 1:
             return Mode.DRAFTS
-        matches, drafts = self.account(sessions, Mode.MATCHES), self.account(sessions, Mode.DRAFTS)
-        may_match = matches.opens_at <= self.steps
         if self.steps_to_drafts(sessions) == 0:
-            pays = drafts.gain > max(1.0, matches.gain) if drafts.steps >= LOOK_STEPS else True
-            if pays:
-                return Mode.DRAFTS
-        return Mode.MATCHES if may_match else Mode.REST
+            return Mode.DRAFTS
+        return Mode.MATCHES if self._is_open(sessions, Mode.MATCHES) else Mode.REST
 
     def steps_to_drafts(self, sessions: int) -> int | None:
-        """Steps after which drafts may begin or go on; 0: they may now. None: they are not worth a trial."""
+        """Steps after which drafts may begin or go on; 0: they may now. None: they are not worth it."""
         matches, drafts = self.account(sessions, Mode.MATCHES), self.account(sessions, Mode.DRAFTS)
-        if self.is_paused(sessions) or (drafts.steps < LOOK_STEPS and self.promise <= MARGIN):
+        is_measured = drafts.steps >= LOOK_STEPS
+        pays = drafts.gain > max(1.0, matches.gain) if is_measured else self.promise > MARGIN
+        if not pays or self.is_paused(sessions):
             return None
-        return 0 if matches.opens_at > self.steps else max(0, math.ceil(LOOK_STEPS - matches.steps))
+        return max(0, math.ceil(LOOK_STEPS - matches.steps)) if self._is_open(sessions, Mode.MATCHES) else 0
 
     def is_paused(self, sessions: int) -> bool:
         """Whether drafts lost too much, so that none will work soon."""
-        return self.account(sessions, Mode.DRAFTS).opens_at > self.steps
+        return not self._is_open(sessions, Mode.DRAFTS)
+
+    def _is_open(self, sessions: int, mode: Mode) -> bool:
+        return self.account(sessions, mode).opens_at <= self.steps
 
     def account(self, sessions: int, mode: Mode) -> ModeAccount:
         """The account of a mode under a load, which is told by the nearest power of two."""

@@ -129,7 +129,7 @@ class RequestPlanner:
         """The plan of the next round."""
         if self._drafts_ahead:
             for stats in self.stats.both:
-                stats.take_ahead(options.cached_proposal)
+                stats.hits.add(float(options.cached_proposal is not None))
         target, self._leases = self._target, options.lease > 0
         if options.room <= 0 or (target is None and self.mode is Mode.DRAFTS):
             plan = Plan()
@@ -207,8 +207,7 @@ class RequestPlanner:
 
     def _book(self, target: TargetTimes, plan: Plan, record: RoundRecord, proposal: Proposal | None) -> None:
         proposed = len(proposal) if proposal is not None else 0
-        drafts_ahead = self.rates.around.drafts_ahead
-        token_ms = target.without_ms(record, proposed, beside=plan.fan_out > 0, others_beside=drafts_ahead)
+        token_ms = target.without_ms(record, proposed, beside=plan.fan_out > 0)
         if not self._leases:
             token_ms += target.send_ms.value
         if record.self_started and proposal is None and not plan.fan_out:
@@ -282,6 +281,8 @@ class RequestPlanner:
         if draft is not None and not self._rounds and options.room >= MAX_DEPTH:
             # A new request has the statistics of all; later its own differ, and near its end its room is small.
             self.stats.pool.pays = best.source is not Source.NONE
+        if self.draft is not None and best.source is Source.NONE:
+            self.draft.forget()
         return rates
 
     def _choice(self, pricing: ProposalPricing, options: Options) -> Choice:

@@ -92,7 +92,7 @@ class ProposalPricing:
             wait_ms = waits_ms[depth - 1] + first_ms
             # As many nodes as steps are a chain.
             for nodes, accepted in enumerate((*chain, *tree[1:]), depth):
-                value = accepted - prices[nodes] - wait_ms * self._wait_price - sent_price
+                value = accepted - prices[nodes] - wait_ms * self.rates.own - sent_price
                 risk_ms = wait_ms + way_ms + rows_ms[nodes]
                 if value > best and (2 * risk_ms <= left_ms or nodes == 1):
                     best = value
@@ -110,7 +110,7 @@ class ProposalPricing:
         if self.coupled and plan.nodes == plan.depth:
             waits_ms = self.draft.waits(self.rates.around.drafting)[: min(room, MAX_DEPTH)]
             depth = max(plan.depth, sum(ms <= most_ms for ms in waits_ms))
-            price = self._row_price + self.draft.step_ms(self.rates.around.drafting) * self._wait_price
+            price = self._row_price + self.draft.step_ms(self.rates.around.drafting) * self.rates.own
             plan = replace(plan, depth=depth, nodes=depth, least_chance=min(1.0, price))
         return replace(plan, patience_ms=most_ms)
 
@@ -154,11 +154,6 @@ class ProposalPricing:
     @property
     def _row_price(self) -> float:
         return self._prices(self._rows_ms(1))[1]
-
-    @property
-    def _wait_price(self) -> float:
-        """Tokens that a millisecond of the draft's work costs this request, and others by its disturbance."""
-        return self.rates.own + self.rates.disturbance
 
     def _rows_ms(self, most: int) -> list[float]:
         """Milliseconds that n more rows add to a step, for n = 0 to `most`."""

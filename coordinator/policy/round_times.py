@@ -90,15 +90,15 @@ class TargetTimes:
         factor, line_ms = self.factor.value, self._line(beside).ms
         return lambda rows: factor * line_ms(rows)
 
-    def without_ms(self, record: RoundRecord, rows: int, *, beside: bool, others_beside: bool) -> float:
+    def without_ms(self, record: RoundRecord, rows: int, *, beside: bool) -> float:
         """Time of a self-started round in place of this one, whose step would have `rows` rows less.
 
         It is computed from the step that ran, which met the same moment of the machine, less the share of its rows
-        and of a draft `beside` it by the target's lines. With `others_beside` a draft would have worked in any case.
+        and of a draft `beside` it by the target's lines.
         """
         all_rows = max(1, record.target.rows)
-        others_ms = self._line(others_beside).ms(max(1, all_rows - rows))
-        said_ms = self._line(beside or others_beside).ms(all_rows)
+        others_ms = self._line(False).ms(max(1, all_rows - rows))
+        said_ms = self._line(beside).ms(all_rows)
         step_ms = _step_of(record)
         if said_ms <= 0 or step_ms <= 0:
             return self.factor.value * others_ms
@@ -170,6 +170,10 @@ class DraftTimes:
         # Rows that were there already took no time, so a draft that was faster than its line counts as 1.
         self.factor.learn(max(said_ms, record.draft.forward_ms), said_ms)
         _learn_wait(self.wire, record.draft_wait_ms - record.draft.forward_ms, said_ms)
+
+    def forget(self) -> None:
+        """Forget part of the factor, as while nobody waits for the draft: what is not measured is not known."""
+        self.factor.learn(1.0, 1.0)
 
     def learn_late(self, waited_ms: float, depth: int) -> None:
         """Learn that a proposal had not come after `waited_ms`: it is taken to need twice as long."""
