@@ -15,15 +15,18 @@ from dataclasses import dataclass, field, replace
 
 from coordinator.policy.acceptance_stats import AcceptanceStats
 from coordinator.policy.cycles import Rates
-from coordinator.policy.growth import MOST_LAST, SMALLEST_CHANCE, expected_of_trees
 from coordinator.policy.plan import Options, Plan, Source
 from coordinator.policy.round_times import DraftTimes, TargetTimes
 from paceline.costs.acceptance import MAX_DEPTH, survival
+from paceline.costs.running_mean import MEMORY
 from paceline.protocol.proposal import MAX_PROPOSAL_NODES, Proposal
 from paceline.sampling.match import Match
 
 MAX_MATCH_TOKENS = MAX_PROPOSAL_NODES // 2
 """Longest continuation of an n-gram match: chances by length are told apart up to there."""
+
+SMALLEST_CHANCE = 1 / MEMORY
+"""Nodes that are reached more rarely than any mean can tell from never are not considered."""
 
 
 @dataclass(frozen=True)
@@ -79,24 +82,17 @@ class ProposalPricing:
         """
         if not options.drafts or options.cached_proposal is not None or self.draft is None:
             return NOTHING
-        by_depth = self.stats.tokens.chances(min(options.room, MAX_DEPTH))
-        by_rank = self.stats.tokens.others() if options.trees else []
-        chains, trees = expected_of_trees(by_depth, ()), expected_of_trees(by_depth, by_rank)
-        rows_ms = self._rows_ms(len(chains) + MOST_LAST)
-        prices = self._prices(rows_ms)
         sent_price = self.rates.own * (self.target.late_send_ms.value if options.lease else 0.0)
         first_ms, way_ms = self.draft.catch_up_ms(options.lag, options.open_ms), self.target.send_ms.value
         waits_ms = self.draft.waits(self.rates.around.drafting)
         best, best_plan = -math.inf, NOTHING
-        for depth, (chain, tree) in enumerate(zip(chains, trees, strict=False), 1):
-            wait_ms = waits_ms[depth - 1] + first_ms
-            # As many nodes as steps are a chain.
-            for nodes, accepted in enumerate((*chain, *tree[1:]), depth):
-                value = accepted - prices[nodes] - wait_ms * self.rates.own - sent_price
-                risk_ms = wait_ms + way_ms + rows_ms[nodes]
-                if value > best and (2 * risk_ms <= left_ms or nodes == 1):
-                    best = value
-                    best_plan = Choice(value, risk_ms, Plan(Source.WAIT, nodes, depth, patience_ms=wait_ms))
+        for depth, (accepted, nodes) in enumerate(self._trees(min(options.room, MAX_DEPTH), options), 1):
+            wait_ms, rows_ms = waits_ms[depth - 1] + first_ms, self._rows_ms(nodes)
+            value = accepted - self._prices(rows_ms)[nodes] - wait_ms * self.rates.own - sent_price
+            risk_ms = wait_ms + way_ms + rows_ms[nodes]
+            if value > best and (2 * risk_ms <= left_ms or nodes == 1):
+                best = value
+                best_plan = Choice(value, risk_ms, Plan(Source.WAIT, nodes, depth, patience_ms=wait_ms))
         return best_plan
 
     def open_ended(self, plan: Plan, room: int, left_ms: float) -> Plan:
@@ -115,13 +111,24 @@ class ProposalPricing:
         return replace(plan, patience_ms=most_ms)
 
     def tree_nodes(self, depth: int, options: Options) -> int:
-        """Nodes of a proposal of this depth: a second child is added where its chance exceeds a row's price."""
-        if not options.trees or not depth:
-            return depth
-        chances = (1.0, *survival(self.stats.tokens.chances(depth)))
-        second, price = self.stats.tokens.others()[0], self._row_price
-        extra = sum((parent - child) * second > price for parent, child in itertools.pairwise(chances))
-        return min(depth + extra, MAX_PROPOSAL_NODES)
+        """Nodes of a proposal of this depth."""
+        return self._trees(depth, options)[-1][1] if depth else 0
+
+    def _trees(self, most: int, options: Options) -> list[tuple[float, int]]:
+        """Expected accepted tokens and nodes of a tree by its depth, from 1 to `most`.
+
+        A chain gets a second child where its chance exceeds a row's price.
+        """
+        reached = (1.0, *survival(self.stats.tokens.chances(most)))
+        second, price = self.stats.tokens.others()[0] if options.trees else 0.0, self._row_price
+        tokens, nodes, trees = 0.0, 0, []
+        for parent, child in itertools.pairwise(reached):
+            extra = (parent - child) * second
+            tokens, nodes = tokens + child, nodes + 1
+            if extra > price and nodes < MAX_PROPOSAL_NODES:
+                tokens, nodes = tokens + extra, nodes + 1
+            trees.append((tokens, nodes))
+        return trees
 
     def match_value(self, match: Match, room: int) -> tuple[float, int]:
         """Value and length of the best continuation of a match."""
