@@ -70,7 +70,7 @@ async def serve(config: TargetConfig, place: Place | None = None) -> None:
 
 
 def _measure(engine: Engine) -> CostLine:
-    from target_service.meter import measure_engine
+    from target_service.measuring import measure_engine
 
     return measure_engine(engine)
 

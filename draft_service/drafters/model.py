@@ -22,9 +22,10 @@ from draft_service.drafters.state import SessionState
 from draft_service.drafters.tree import TREE_ROWS, DraftTree, Node
 from paceline.costs.acceptance import TokenAcceptance
 from paceline.costs.cost_line import CostLine
-from paceline.costs.cost_meter import CostMeter, measure_line
+from paceline.costs.cost_meter import CostMeter
 from paceline.engine.features import FeatureEngine, FeatureRows
 from paceline.engine.interface import Engine, Logits, RankedRows, Ranking, RankingEngine, StepItem, StepPlan
+from paceline.engine.measuring import measure_line
 from paceline.protocol.draft import DraftBudget, Verifying
 from paceline.protocol.errors import InvalidInput, require
 from paceline.protocol.features import NO_FEATURES

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_left
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -48,6 +49,19 @@ class CostLine:
             return cls(tuple((float(rows), float(ms)) for rows, ms in pairs))
         except ValueError as error:
             raise InvalidInput.of(field, text, "ROWS:MS with commas between") from error
+
+    @classmethod
+    def rising(cls, points: Iterable[tuple[float, float, float]]) -> CostLine:
+        """The line of points (rows, ms, weight); neighbours that fall share their weighted mean (isotonic)."""
+        runs: list[tuple[list[float], float, float]] = []
+        for rows, ms, weight in points:
+            run = [rows], ms, weight
+            while runs and runs[-1][1] > run[1]:
+                before_rows, before_ms, before_weight = runs.pop()
+                total = before_weight + run[2]
+                run = [*before_rows, *run[0]], (before_ms * before_weight + run[1] * run[2]) / total, total
+            runs.append(run)
+        return cls(tuple((rows, max(ms, LEAST_STEP_MS)) for run, ms, _ in runs for rows in run))
 
     @property
     def is_known(self) -> bool:

@@ -84,7 +84,7 @@ def load_readers(options: PlanOptions) -> LoadedReaders:
         InvalidInput: a model that isn't there, or a draft of another target.
         VocabularyMismatch: drafters whose vocabularies don't fit.
     """
-    from target_service.meter import measure_engine
+    from target_service.measuring import measure_engine
 
     if not is_table(options.target):
         from paceline.engine.weights import set_threads

@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.costs.cost_line import CostLine
-from paceline.costs.cost_meter import MEASURING_MS, REPEATS, CostMeter, measure_line
+from paceline.costs.cost_meter import CostMeter
 from paceline.costs.running_mean import OUTLIER
 from paceline.costs.service_costs import LEAST_MOVE
+from paceline.engine.measuring import MEASURING_MS, REPEATS, measure_line
 
 OCTAVES = (1, 2, 4, 8, 16, 32, 64)
 BASE = CostLine(tuple((rows, 10.0 + rows) for rows in (1, 2, 4, 8, 16)))

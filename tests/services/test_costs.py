@@ -21,7 +21,7 @@ from paceline.engine.table.engine import SimulatedEngine, TableEngine
 from paceline.protocol.draft import Commit, DraftBudget
 from paceline.protocol.proposal import ROOT, Outcome
 from paceline.protocol.target import Prefetch, Round, Verdict
-from target_service.meter import measure_engine
+from target_service.measuring import measure_engine
 from target_service.session import Session
 from tests.services.expected import own_tokens
 from tests.services.harness import (
