@@ -20,7 +20,7 @@ from pathlib import Path
 from paceline.protocol.errors import require
 from paceline_lab.bench.prompts import load_prompts
 from paceline_lab.bench.record import RecordPlan, record_trace
-from paceline_lab.bench.simulated.services import SimulatedPair
+from paceline_lab.bench.simulated_pair import SimulatedPair
 from paceline_lab.reporting.presentation import markdown_table
 from paceline_lab.reporting.reports import describe, load_average, write_report
 from paceline_lab.simulate.policies import Policy

@@ -189,35 +189,11 @@ def peers(
     typer.echo(f"report: {report}")
 
 
-@bench.command(
-    epilog=example(
-        "paceline bench overlap --only efficiency",
-        "paceline bench overlap --only delay --verify-ms 30 --add",
-    )
-)
-def overlap(
-    only: Annotated[str, typer.Option(help="efficiency, delay, with commas between.")] = "efficiency,delay",
-    verify_ms: Annotated[str, typer.Option(help="T_verify: 30, 11.45.")] = "30,11.45",
-    acceptance: Annotated[str, typer.Option(help="Of delay: 0.6, 0.8, 0.9, 0.95.")] = "0.6,0.8,0.9,0.95",
-    generations: Annotated[int, typer.Option(help="Generations of a cell; not of delay.")] = 9,
-    tokens: Annotated[int, typer.Option(help="Tokens of a generation; not of delay.")] = 256,
-    add: Annotated[bool, typer.Option("--add", help="Keep what else today's report holds.")] = False,
-    out: Out = REPORTS,
-    name: Name = "overlap",
-) -> None:
-    """Drafting behind verification on simulated models: how near it comes to its ideal, also at a distance."""
-    _need_benchmarks("overlap")
-    from paceline_lab.bench.simulated.overlap import OverlapPlan, measure_overlap
-
-    acceptances = tuple(_number("acceptance", text) for text in split_commas(acceptance))
-    times = tuple(_number("verify_ms", text) for text in split_commas(verify_ms))
-    plan = OverlapPlan(split_commas(only), times, acceptances, generations, tokens)
-    typer.echo(f"report: {measure_overlap(plan, out, name, add=add)}")
-
-
 @bench.command(epilog=example("paceline bench ab http --users 1,64", "paceline bench ab overlap --against ../before"))
 def ab(
-    experiment: Annotated[str, typer.Argument(help="http, tracing, load, overlap, fresh, edits, drafting.")],
+    experiment: Annotated[
+        str, typer.Argument(help="http, tracing, load, overlap, efficiency, fresh, edits, drafting.")
+    ],
     model: Annotated[str, typer.Option(help="The target of fresh, edits and drafting.")] = DEFAULT_MODEL,
     users: Annotated[str, typer.Option(help="Requests at once, with commas between.", show_default="its own")] = "",
     tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 128,

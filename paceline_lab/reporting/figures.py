@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 RESAMPLES = 10_000
 CONFIDENCE = 0.95
@@ -29,33 +28,19 @@ class Spread:
         return cls(float(np.median(values)), min(values), max(values), len(values))
 
 
-def median_with_lower_bound(values: Sequence[float]) -> tuple[float, float]:
-    """Return the median, and its one-sided 95 % lower bound by bootstrap."""
-    return Spread.of(values).median, lower_bound(values)
-
-
 def percentile(values: Sequence[float], percent: float) -> float:
     """Return a percentile, linear between neighbours; 0 without values."""
     return float(np.percentile(values, percent)) if values else 0.0
 
 
-def lower_bound(
-    values: Sequence[float],
-    *,
-    statistic: Callable[[NDArray[np.float64]], NDArray[np.float64]] = lambda samples: np.median(samples, axis=-1),
-    resamples: int = RESAMPLES,
-    seed: int = 0,
-) -> float:
-    """Return the one-sided 95 % lower bound of a statistic by the percentile bootstrap; 0 without values.
+def lower_bound(values: Sequence[float]) -> float:
+    """Return the one-sided 95 % lower bound of the median by the percentile bootstrap; 0 without values.
 
-    Args:
-        values: one figure a pair; pairs are resampled whole, so what disturbs both sides of a pair cancels.
-        statistic: [resamples, values] → [resamples].
-        resamples: number of samples.
-        seed: seed of the samples, so that a report can be computed again from its JSON.
+    A value is one figure of a pair; pairs are resampled whole, so what disturbs both sides of a pair cancels. The
+    samples are the same each time, so that a report can be computed again from its JSON.
     """
     if not values:
         return 0.0
     figures = np.asarray(values, np.float64)
-    samples = figures[np.random.default_rng(seed).integers(0, figures.size, (resamples, figures.size))]
-    return float(np.percentile(statistic(samples), 100 * (1 - CONFIDENCE)))
+    samples = figures[np.random.default_rng(0).integers(0, figures.size, (RESAMPLES, figures.size))]
+    return float(np.percentile(np.median(samples, axis=-1), 100 * (1 - CONFIDENCE)))

@@ -54,11 +54,6 @@ def spread_text(spread: Spread, digits: int = 1) -> str:
     return f"{spread.median:.{digits}f} ({spread.low:.{digits}f} to {spread.high:.{digits}f})"
 
 
-def verdict(value: float, bar: float) -> str:
-    """Return `met` or `missed` with the bar, which a value must reach; a negative bar bounds the magnitude."""
-    return f"{'met' if value >= bar else 'missed'} (bar {abs(bar):.3g})"
-
-
 def failures_text(title: str, failures: Mapping[str, str]) -> str:
     """Write a line for each failure, with its reason; nothing without failures."""
     lines = "".join(f"- {name}: {' '.join(why.split())}\n" for name, why in failures.items())

@@ -20,13 +20,13 @@ from typer.testing import CliRunner
 from paceline.cli.main import app
 from paceline.protocol.errors import PacelineError
 from paceline.protocol.generation import GenerateRequest
-from paceline.protocol.records import GenerationStats
+from paceline.protocol.records import GenerationStats, RoundRecord, StepTimings
 from paceline_lab.bench.ab import command, experiments
 from paceline_lab.bench.ab.arms import Arm, ArmRun, ArmServices, ArmsTurn, Case, RunningServices, Stage
 from paceline_lab.bench.ab.command import in_order, run_stage, with_arms
 from paceline_lab.bench.ab.experiments import EXPERIMENTS, AbOptions
 from paceline_lab.bench.ab.report import ab_markdown, arm_lines
-from paceline_lab.bench.simulated.services import OFF, SimulatedPair, drafted, request
+from paceline_lab.bench.simulated_pair import OFF, SimulatedPair, drafted, request, share_of_ideal
 from paceline_lab.bench.users import RequestOutcome, UserRequest
 from tests.warm import PACELINE
 
@@ -149,6 +149,33 @@ def test_figures_of_requests_that_ran_at_once() -> None:
     assert run.cpu_us == {"target": pytest.approx(25_000)}
     other = ArmRun.of([answer([0.1, 0.2, 0.3], 2, 4), answer([0.2, 0.4], 2, 2)], 0.5, {})
     assert run.text != other.text
+
+
+def rounds(*forward_ms: float) -> tuple[RoundRecord, ...]:
+    """Rounds that accept 2 of 4, each behind a draft's steps of so many ms; 0: its proposal was there."""
+    common = {"base_length": 1, "round_ms": 99.0, "draft_wait_ms": 500.0, "wire_ms": 1.0, "accept_ms": 0.0}
+    return tuple(
+        RoundRecord(
+            **common,  # type: ignore[arg-type]
+            target=StepTimings(),
+            proposed=4,
+            accepted=2,
+            cache_hit=not ms,
+            draft=StepTimings(forward_ms=ms or 8.0, queue_ms=50.0, service_ms=60.0),
+        )
+        for ms in forward_ms
+    )
+
+
+def test_the_ideal_pays_for_verification_and_for_the_drafting_of_misses_alone() -> None:
+    records = (*rounds(9.0, 0.0, 6.0), replace(rounds(0.0)[0], proposed=0, accepted=0))
+    stats = GenerationStats(rounds=4, committed=13, tokens_per_second=100.0, records=records)
+    # Behind the first round 10 tokens took 100 ms; the last round's proposal was no hit, since it had none.
+    assert share_of_ideal(stats, 30.0) == pytest.approx((3 * 30 + 6 + 8) / 100)
+    alone = replace(answer([0.1, 0.2], 2, 4), stats=stats)
+    assert ArmRun.of([alone], 0.5, {}, step_ms=30.0).figures["of the ideal"] == pytest.approx(1.04)
+    assert ArmRun.of([alone], 0.5, {}).figures["of the ideal"] == 0.0
+    assert ArmRun.of([alone, alone], 0.5, {}, step_ms=30.0).figures["of the ideal"] == 0.0
 
 
 def turn(number: int, **speeds: float) -> ArmsTurn:

@@ -9,8 +9,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from paceline.engine.table.engine import TableModel
 from paceline.models.table_names import TableSpec
-from paceline_lab.bench.simulated.distributions import Table, raced_ranks, table_of
+from paceline.protocol.sampling import NoiseKey
+from paceline.sampling.noise import Stream
+from paceline.sampling.racing import race, race_best
+from paceline_lab.bench.ab.experiments import DRAFT_OF_ACCEPTANCE
+
+Table = NDArray[np.float32]
+"""Logits [contexts, V]."""
 
 GUESSES = (1, 2, 4, 8)
 DRAWS = 6
@@ -70,6 +77,25 @@ def _softmax(logits: Table) -> NDArray[np.float64]:
     return np.asarray(weights / weights.sum(axis=1, keepdims=True), np.float64)
 
 
+def table_of(spec: TableSpec) -> Table:
+    """Every row of a distribution's table."""
+    model = TableModel(spec)
+    return np.stack([model.context(row) for row in range(spec.contexts)])
+
+
+def raced_ranks(target: Table, draft: Table, draws: int) -> NDArray[np.int64]:
+    """Ranks [draws · contexts] by the services' own race; beyond the most guesses all ranks count as one."""
+    last = max(GUESSES) + 2
+    ranks = []
+    for draw in range(draws):
+        key = NoiseKey(0, draw)
+        for position, (p, q) in enumerate(zip(target, draft, strict=True)):
+            token = race(p, key, Stream.DRAFT, position)
+            best = race_best(q, last - 1, key, Stream.DRAFT, position)
+            ranks.append(1 + best.index(token) if token in best else last)
+    return np.array(ranks)
+
+
 @cache
 def text() -> Table:
     return table_of(TableSpec.parse("distribution=text"))
@@ -86,6 +112,12 @@ def test_a_named_distribution_has_the_measured_columns(name: str) -> None:
     assert found.overlap == pytest.approx(measured.overlap, abs=TOLERANCE)
     assert found.best == pytest.approx(measured.best, abs=TOLERANCE)
     assert found.after_mismatch == pytest.approx(measured.after_mismatch, abs=MISMATCH_TOLERANCE)
+
+
+@pytest.mark.parametrize("acceptance", DRAFT_OF_ACCEPTANCE)
+def test_drafts_have_the_acceptance_that_they_are_listed_under(acceptance: float) -> None:
+    draft = table_of(TableSpec.parse(DRAFT_OF_ACCEPTANCE[acceptance]))
+    assert (raced_ranks(text(), draft, draws=4) == 1).mean() == pytest.approx(acceptance, abs=0.005)
 
 
 def test_equal_overlap_is_not_enough() -> None:

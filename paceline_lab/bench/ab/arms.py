@@ -17,9 +17,11 @@ import psutil
 from paceline.client import AsyncClient
 from paceline.local.settings import local_settings
 from paceline.local.supervisor import SupervisedServices
+from paceline.models.table_names import TableSpec, is_table
 from paceline.protocol.errors import PacelineError
 from paceline.protocol.generation import GenerateRequest, SpeculationSettings
 from paceline.protocol.proposal import AUTO
+from paceline_lab.bench.simulated_pair import share_of_ideal
 from paceline_lab.bench.users import GrpcUsers, HttpUsers, RequestOutcome, UserRequest
 from paceline_lab.reporting.figures import percentile
 
@@ -48,7 +50,8 @@ class ArmServices:
         with SupervisedServices(settings, folder, opens_http=self.opens_http, **options) as services:
             async with AsyncClient(services.address) as client:
                 http = HttpUsers(services.address_of("gateway")) if self.opens_http else None
-                yield RunningServices(services, GrpcUsers(client), http)
+                step_ms = TableSpec.parse(self.model).step_ms if is_table(self.model) else 0.0
+                yield RunningServices(services, GrpcUsers(client), http, step_ms)
 
 
 @dataclass(frozen=True)
@@ -129,18 +132,25 @@ class ArmRun:
     text: int
 
     @classmethod
-    def of(cls, answers: Sequence[UserRequest], seconds: float, cpu_s: Mapping[str, float]) -> ArmRun:
-        """Fold answers that came to their ends; an answer over HTTP doesn't say how many rounds it took."""
+    def of(
+        cls, answers: Sequence[UserRequest], seconds: float, cpu_s: Mapping[str, float], step_ms: float = 0.0
+    ) -> ArmRun:
+        """Fold answers that came to their ends; an answer over HTTP doesn't say how many rounds it took.
+
+        `step_ms`: how long a step of a simulated target waits; a request by itself has a share of the ideal then.
+        """
         texts = [each.token_ids for each in answers]
         tokens = sum(map(len, texts))
         gaps = [gap for each in answers for gap in each.gaps_ms]
         slowest_ms = max(each.token_ms for each in answers)
         rounds = sum(each.stats.rounds for each in answers)
+        is_alone = step_ms > 0 and len(answers) == 1 and rounds > 1
         figures = {
             "first token ms": statistics.median(each.first_ms for each in answers),
             "between messages ms p50": percentile(gaps, 50),
             "p99": percentile(gaps, 99),
             "tokens a round": tokens / rounds if rounds else 0.0,
+            "of the ideal": share_of_ideal(answers[0].stats, step_ms) if is_alone else 0.0,
         }
         cpu_us = {label: 1e6 * process_s / tokens for label, process_s in cpu_s.items()}
         text = zlib.crc32(repr(texts).encode())
@@ -149,11 +159,12 @@ class ArmRun:
 
 @dataclass(frozen=True)
 class RunningServices:
-    """Services that run, and their users."""
+    """Services that run, and their users; `step_ms`: how long a step of a simulated target waits, else 0."""
 
     services: SupervisedServices
     grpc: GrpcUsers
     http: HttpUsers | None
+    step_ms: float = 0.0
 
     async def run(self, arm: Arm, requests: Sequence[GenerateRequest]) -> ArmRun:
         """Send an arm's requests at once, behind short ones that bring prompts of real models into the caches.
@@ -173,7 +184,8 @@ class RunningServices:
         for answer in answers:
             if answer.outcome is not RequestOutcome.SERVED:
                 raise PacelineError(f"a request of the arm {arm.name!r} was {answer.outcome}: {answer.why}")
-        return ArmRun.of(answers, seconds, {label: cpu_s - before[label] for label, cpu_s in after.items()})
+        cpu_s = {label: process_s - before[label] for label, process_s in after.items()}
+        return ArmRun.of(answers, seconds, cpu_s, self.step_ms)
 
     def _cpu_s(self) -> dict[str, float]:
         """Return the CPU seconds that each process has used so far; this process counts as the clients'."""

@@ -16,16 +16,22 @@ from paceline.protocol.proposal import AUTO, NGRAM
 from paceline.protocol.sampling import SamplingParams
 from paceline.runtime.config import DEFAULT_MODEL
 from paceline_lab.bench.ab.arms import Arm, ArmServices, Case, Stage
+from paceline_lab.bench.ab.span_sink import span_sink
 from paceline_lab.bench.prompts import load_prompts
-from paceline_lab.bench.simulated.distributions import DRAFT_OF_ACCEPTANCE
-from paceline_lab.bench.simulated.echo import echo_server
-from paceline_lab.bench.simulated.services import OFF, SimulatedPair, drafted, request
+from paceline_lab.bench.simulated_pair import OFF, SimulatedPair, drafted, request
 
 K = 4
 PAIR = SimulatedPair("distribution=middling", 11.45, 2.0)
 """A step of a large model on a GPU, and one of its draft."""
 ROWS_COST = {"rows cost little": 0.05, "rows cost much": 0.5}
 """Milliseconds of a target's row."""
+DRAFT_OF_ACCEPTANCE = {
+    0.8: "distribution=middling,disturb=0.663",
+    0.9: "distribution=close,disturb=0.316",
+}
+"""Drafts whose coupled match at temperature 1 is the key: a named distribution with another `disturb`.
+
+Each `disturb` is the root, to three digits, of that match less the key (`tests/lab/test_distributions.py`)."""
 ANSWER = "Answer with the whole file in one code block and with nothing else."
 
 
@@ -79,7 +85,7 @@ def tracing(options: AbOptions, stack: ExitStack) -> Iterator[Stage]:
     """what tracing every request costs beside the same services without an exporter, on a simulated pair."""
     off = replace(services_of(PAIR), environment={"OTEL_SDK_DISABLED": "true"})
     # Exported five times a second, so that the export falls into the run that made the spans.
-    export = {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://{stack.enter_context(echo_server())}"}
+    export = {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://{stack.enter_context(span_sink())}"}
     tracer = replace(off, label="traced", environment={"OTEL_BSP_SCHEDULE_DELAY": "200", **export})
     arms = Arm("off", off), Arm("traced", tracer)
     yield Stage("every request", arms, options.waves((1, 8, 32), drafted(K)), apart=True)
@@ -96,11 +102,18 @@ def load(options: AbOptions, stack: ExitStack) -> Iterator[Stage]:
 
 def overlap(options: AbOptions, stack: ExitStack) -> Iterator[Stage]:
     """what drafting during verification brings over drafting after it, on simulated pairs."""
-    for verify_ms, acceptance, share in product((30.0, 11.45), (0.8, 0.9), (0.5, 1.0)):
+    for verify_ms, acceptance, share in product((30.0, 11.45), DRAFT_OF_ACCEPTANCE, (0.5, 1.0)):
         pair = SimulatedPair(DRAFT_OF_ACCEPTANCE[acceptance], verify_ms, share * verify_ms / K)
         name = f"acceptance {acceptance:g}, T_verify {verify_ms:g} ms, k · T_draft {share * verify_ms:g} ms"
         arms = Arm("after", services_of(pair, "after", 0)), Arm("during", services_of(pair, "during"))
         yield Stage(name, arms, options.waves((1,), drafted(K)))
+
+
+def efficiency(options: AbOptions, stack: ExitStack) -> Iterator[Stage]:
+    """how near drafting during verification comes to its ideal, with steps as long as the best published system's."""
+    for verify_ms, draft in product((11.45, 30.0), ("close", "middling")):
+        services = services_of(SimulatedPair(f"distribution={draft}", verify_ms, 2.54))
+        yield Stage(f"{draft}, T_verify {verify_ms:g} ms", [Arm("during", services)], options.waves((1,), drafted(K)))
 
 
 def fresh(options: AbOptions, stack: ExitStack) -> Iterator[Stage]:
@@ -138,7 +151,7 @@ def drafting(options: AbOptions, stack: ExitStack) -> Iterator[Stage]:
 
 
 EXPERIMENTS: Mapping[str, Callable[[AbOptions, ExitStack], Iterator[Stage]]] = {
-    each.__name__: each for each in (http, tracing, load, overlap, fresh, edits, drafting)
+    each.__name__: each for each in (http, tracing, load, overlap, efficiency, fresh, edits, drafting)
 }
 SETTLING = {"fresh": 3}
 """Warm-up turns of an experiment for which one is too few: the planner has to know its drafts."""

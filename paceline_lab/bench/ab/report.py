@@ -14,7 +14,8 @@ NOTES = """\
 Arms run one after the other in a turn, every second turn backwards. A ratio is of one turn; bounds are of its median
 over turns, one-sided 95 %, by bootstrap. The first arm's second run, `again`, shows what noise does to a ratio.
 `slowest` is the speed of the slowest request behind its first message. Prompts of real models are cached, but where
-services start anew. CPU is the mean over turns, since the system counts it in steps of 10 ms.
+services start anew. `of the ideal` is the time of a simulated pair's rounds at no cost of coordination, over the time
+that they took; of one user. CPU is the mean over turns, since the system counts it in steps of 10 ms.
 """
 
 

@@ -15,7 +15,7 @@ from paceline.local.settings import local_settings
 from paceline.local.supervisor import SupervisedServices
 from paceline.protocol.proposal import NGRAM
 from paceline_lab.bench.resources import ResourceWatch, Samples
-from paceline_lab.bench.simulated.services import OFF, request
+from paceline_lab.bench.simulated_pair import OFF, request
 from paceline_lab.bench.users import GrpcUsers, HttpUsers, RequestOutcome, UserRequest
 
 TEXTS = 16

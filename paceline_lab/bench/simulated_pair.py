@@ -6,15 +6,11 @@ and two cores serve every process.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
-from paceline.local.settings import local_settings
-from paceline.local.supervisor import SupervisedServices
 from paceline.protocol.generation import GenerateRequest, SpeculationSettings
 from paceline.protocol.proposal import AUTO, MODEL
-from paceline.protocol.records import RoundRecord
+from paceline.protocol.records import GenerationStats
 
 OFF = SpeculationSettings(off=True)
 
@@ -44,10 +40,6 @@ class SimulatedPair:
         """Return the drafter as `paceline serve` takes it."""
         return f"{AUTO}:{self.draft}"
 
-    def services(self, folder: Path, coordinator: Mapping[str, object] | None = None) -> SupervisedServices:
-        """Return the pair's services, to start; `coordinator` has settings of the coordinator."""
-        return SupervisedServices(local_settings(self.target, self.drafter), folder, coordinator=coordinator)
-
 
 def _model_name(distribution: str, step_ms: float, row_ms: float) -> str:
     return f"table:{distribution},step_ms={step_ms:g},row_ms={row_ms:g}"
@@ -66,6 +58,13 @@ def drafted(k: int | None) -> SpeculationSettings:
     return SpeculationSettings() if k is None else SpeculationSettings(drafter=MODEL, num_draft_tokens=k)
 
 
-def is_hit(record: RoundRecord) -> bool:
-    """Return whether a token that was drafted for the round's outcome was there when the verdict came."""
-    return record.cache_hit and record.proposed > 0
+def share_of_ideal(stats: GenerationStats, verify_ms: float) -> float:
+    """Return the time of a generation's rounds at no cost of coordination, over the time that they took.
+
+    A round then costs T_verify; if its proposal was not there when the verdict before it came, also the draft's
+    steps for it. The first round is left out, as it is of `tokens_per_second`: it waits for the prompt.
+    """
+    first, *records = stats.records
+    misses = [record for record in records if not (record.cache_hit and record.proposed)]
+    ideal_ms = verify_ms * len(records) + sum(record.draft.forward_ms for record in misses)
+    return ideal_ms * stats.tokens_per_second / (1e3 * (stats.committed - first.accepted - 1))

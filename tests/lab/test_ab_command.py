@@ -1,0 +1,31 @@
+"""What `paceline bench ab` refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from paceline.cli.main import app
+
+runner = CliRunner()
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        (["ab", "load", "--users", "0"], ("users", "0")),
+        (["ab", "load", "--users", "many"], ("users", "many")),
+        (["ab", "load", "--turns", "0"], ("turns", "0")),
+        (["ab", "load", "--tokens", "1"], ("tokens", "1", "at least 2")),
+        (["ab", "load", "--arms", "off"], ("arms", "off", "target-only, k = 4, auto")),
+        (["ab", "load", "--against", "gone"], ("against", "gone", "folder")),
+        (["ab", "loads"], ("experiment", "loads", "http, tracing, load")),
+    ],
+)
+def test_what_no_grid_has_is_refused_by_name(given: list[str], named: tuple[str, str], tmp_path: Path) -> None:
+    result = runner.invoke(app, ["bench", *given, "--out", str(tmp_path)])
+    assert result.exit_code == 2
+    assert all(part in result.stderr for part in named), result.stderr
+    assert not list(tmp_path.iterdir())
