@@ -1,1 +1,0 @@
-"""Predicted against served: tokens a round and speed, over prompts, temperatures, drafters, lengths and load."""
