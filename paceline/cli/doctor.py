@@ -7,28 +7,21 @@ import platform
 import statistics
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
-from typing import Annotated, Any, Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import grpc
 import typer
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from pydantic import Field
 from rich.console import Console
 
 from paceline.cli.app import EXIT_ERROR, app
-from paceline.cli.support import (
-    ApiKeyFile,
-    ClientTls,
-    TlsCa,
-    TlsCertificate,
-    TlsKey,
-    TlsRoles,
-    example,
-    has_engine,
-    read_api_key,
-)
+from paceline.cli.request_options import API_KEY_VARIABLE, RoleTlsOptions, read_api_key
+from paceline.cli.support import example, has_engine
 from paceline.client import DEFAULT_ADDRESS, Client
 from paceline.models.pullable import PULLABLE
 from paceline.models.resolve import is_pulled, model_home
@@ -42,6 +35,7 @@ from paceline.rpc.statuses import from_rpc_error
 from paceline.runtime.config import DRAFT_PORT, LOCALHOST, TARGET_PORT, PeerSettings
 from paceline.runtime.llama_settings import LlamaSettings
 from paceline.runtime.logs import one_line
+from paceline.runtime.options import takes_settings
 from paceline.runtime.roles import PeerRole
 
 BASE_PACKAGES = ("grpcio", "protobuf", "pydantic", "rich", "typer")
@@ -62,38 +56,31 @@ class Finding:
     ok: bool | None = None
 
 
-@dataclass(frozen=True)
-class Addresses:
-    """The services to ask; `draft` None: no draft service is expected."""
+class DoctorOptions(RoleTlsOptions):
+    """The services to ask."""
 
-    coordinator: str = DEFAULT_ADDRESS
-    draft: str | None = DEFAULT_DRAFT
-    target: str = DEFAULT_TARGET
-    timeout_s: float = 3.0
-    tls: ClientTls = field(default_factory=ClientTls)
-    api_key: str | None = field(default=None, repr=False)
+    coordinator: str = Field(DEFAULT_ADDRESS, description="HOST:PORT of the coordinator.")
+    draft: str = Field(DEFAULT_DRAFT, description="HOST:PORT of the draft service, or none.")
+    target: str = Field(DEFAULT_TARGET, description="HOST:PORT of the target service.")
+    api_key_file: Path | None = Field(
+        None, description=f"A file with the API key alone; unset: the variable {API_KEY_VARIABLE}."
+    )
+    timeout: float = Field(3.0, description="Seconds to wait for each answer.")
+
+    @property
+    def expects_draft(self) -> bool:
+        """Whether there should be a draft service."""
+        return self.draft not in ("", NONE)
 
 
 @app.command(epilog=example("paceline doctor", f"paceline doctor --coordinator {DEFAULT_ADDRESS} --draft none"))
-def doctor(
-    coordinator: Annotated[str, typer.Option(help="HOST:PORT of the coordinator.")] = DEFAULT_ADDRESS,
-    draft: Annotated[str, typer.Option(help="HOST:PORT of the draft service, or none.")] = DEFAULT_DRAFT,
-    target: Annotated[str, typer.Option(help="HOST:PORT of the target service.")] = DEFAULT_TARGET,
-    tls_ca: TlsCa = None,
-    tls_certificate: TlsCertificate = None,
-    tls_key: TlsKey = None,
-    tls_roles: TlsRoles = True,
-    api_key_file: ApiKeyFile = None,
-    timeout: Annotated[float, typer.Option(help="Seconds to wait for each answer.")] = 3.0,
-) -> None:
+@takes_settings(DoctorOptions)
+def doctor(**flags: Any) -> None:
     """Check versions, devices, models and services; the exit code says whether all is well."""
     console = Console(soft_wrap=True)
     marks = {True: "[green]ok[/green]  ", False: "[red]BAD[/red] ", None: "    "}
     is_well = True
-    draft_address, key = None if draft == NONE else draft, read_api_key(api_key_file)
-    tls = ClientTls(tls_ca, tls_certificate, tls_key, tls_roles)
-    addresses = Addresses(coordinator, draft_address, target, timeout, tls, key)
-    for finding in examine(addresses):
+    for finding in examine(DoctorOptions(**flags)):
         is_well &= finding.ok is not False
         console.print(f"{marks[finding.ok]} [bold]{finding.subject:<22}[/bold]", end="")
         console.print(one_line(finding.detail), markup=False, highlight=False)
@@ -101,15 +88,16 @@ def doctor(
     raise typer.Exit(0 if is_well else EXIT_ERROR)
 
 
-def examine(addresses: Addresses) -> Iterator[Finding]:
+def examine(options: DoctorOptions) -> Iterator[Finding]:
     """Yield the findings in order."""
+    api_key = read_api_key(options.api_key_file)
     yield from _versions()
     yield from _models()
     statuses: list[ServiceStatus] = []
-    yield from _worker("target", addresses, addresses.target, statuses)
-    if addresses.draft:
-        yield from _worker("draft", addresses, addresses.draft, statuses)
-    yield from _coordinator(addresses)
+    yield from _worker("target", options, options.target, statuses)
+    if options.expects_draft:
+        yield from _worker("draft", options, options.draft, statuses)
+    yield from _coordinator(options, api_key)
     yield from _tokenizers(statuses)
 
 
@@ -169,15 +157,15 @@ def _models() -> Iterator[Finding]:
 
 
 def _worker(
-    name: Literal["target", "draft"], addresses: Addresses, address: str, statuses: list[ServiceStatus]
+    name: Literal["target", "draft"], options: DoctorOptions, address: str, statuses: list[ServiceStatus]
 ) -> Iterator[Finding]:
     """Health, round trip and status of the target or draft service; adds its status if it has one."""
-    health = _health(name, addresses, address)
+    health = _health(name, options, address)
     yield from health
     if not health[0].ok:
         return
     try:
-        status = service_status(name, addresses.tls.peer(PeerRole(name), address), addresses.timeout_s)
+        status = service_status(name, options.peer_of(PeerRole(name), address), options.timeout)
     except grpc.RpcError as error:
         yield Finding(f"{name} status", from_rpc_error(error).message, ok=False)
         return
@@ -185,7 +173,7 @@ def _worker(
     model, resident_mib = status.fingerprint.model or "no model", status.resident_bytes >> 20
     rows = f"{status.kv_rows} of {status.max_kv_rows} KV rows"
     yield Finding(f"{name} status", f"{model}, {status.sessions} sessions, {rows}, {resident_mib} MiB resident")
-    yield from _steps(name, addresses.tls.peer(PeerRole(name), address), addresses.timeout_s)
+    yield from _steps(name, options.peer_of(PeerRole(name), address), options.timeout)
 
 
 def _steps(name: Literal["target", "draft"], peer: PeerSettings, timeout_s: float) -> Iterator[Finding]:
@@ -203,10 +191,10 @@ def _steps(name: Literal["target", "draft"], peer: PeerSettings, timeout_s: floa
         yield Finding(subject, f"{times} rows" if times else "not measured")
 
 
-def _health(name: str, addresses: Addresses, address: str) -> list[Finding]:
-    with open_sync_channel(addresses.tls.peer(PeerRole(name), address)) as channel:
+def _health(name: str, options: DoctorOptions, address: str) -> list[Finding]:
+    with open_sync_channel(options.peer_of(PeerRole(name), address)) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
-        check = partial(stub.Check, health_pb2.HealthCheckRequest(), timeout=addresses.timeout_s)
+        check = partial(stub.Check, health_pb2.HealthCheckRequest(), timeout=options.timeout)
         try:
             answer = check(wait_for_ready=True)
             trips = [_timed_ms(check) for _ in range(ROUND_TRIPS)]
@@ -225,20 +213,20 @@ def _timed_ms(call: Any) -> float:
     return (time.perf_counter() - start) * 1e3
 
 
-def _coordinator(addresses: Addresses) -> Iterator[Finding]:
-    health = _health("coordinator", addresses, addresses.coordinator)
+def _coordinator(options: DoctorOptions, api_key: str | None) -> Iterator[Finding]:
+    health = _health("coordinator", options, options.coordinator)
     yield from health
     if not health[0].ok:
         return
     try:
-        peer, timeout_s = addresses.tls.peer(PeerRole.COORDINATOR, addresses.coordinator), addresses.timeout_s
-        with Client(peer, timeout_s=timeout_s, api_key=addresses.api_key) as client:
+        peer, timeout_s = options.peer_of(PeerRole.COORDINATOR, options.coordinator), options.timeout
+        with Client(peer, timeout_s=timeout_s, api_key=api_key) as client:
             models = client.describe_models()
     except PacelineError as error:
         yield Finding("models", error.message, ok=False)
         return
     for model in models:
-        yield from _links(model, draft_expected=addresses.draft is not None)
+        yield from _links(model, draft_expected=options.expects_draft)
 
 
 def _links(model: ModelDescription, *, draft_expected: bool) -> Iterator[Finding]:

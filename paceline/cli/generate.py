@@ -16,27 +16,10 @@ from rich.console import Console
 from paceline.cli import display
 from paceline.cli.app import app
 from paceline.cli.explanation import explanation_json, explanation_tables
-from paceline.cli.one_request import (
-    DEFAULT_MAX_NEW_TOKENS,
-    MaxNewTokens,
-    NumDraftTokens,
-    Url,
-    draft_tokens,
-    open_client,
-)
 from paceline.cli.prompt_report import prompt_json, prompt_table
+from paceline.cli.request_options import RequestOptions, open_client, read_api_key
 from paceline.cli.serve import check_models
-from paceline.cli.support import (
-    ApiKeyFile,
-    Timeout,
-    TlsCa,
-    TlsCertificate,
-    TlsKey,
-    example,
-    need_engine,
-    read_api_key,
-    write_trace,
-)
+from paceline.cli.support import example, need_engine, write_trace
 from paceline.client import DEFAULT_ADDRESS, Client, Collector, Generation
 from paceline.local.settings import ServeSettings, local_settings
 from paceline.local.supervisor import SupervisedServices
@@ -46,6 +29,7 @@ from paceline.protocol.given_files import read_text
 from paceline.protocol.proposal import AUTO, NONE, Acceptance
 from paceline.protocol.sampling import Grammar, GrammarKind, SamplingParams
 from paceline.runtime.config import DEFAULT_MODEL, NOT_QUANTIZED, PeerSettings
+from paceline.runtime.options import takes_settings
 from paceline.runtime.stopping import signals_interrupt
 from paceline.timeline.saved import EXTENSION, ROUNDS, rounds_json
 
@@ -74,12 +58,12 @@ def _models(number: str) -> str:
         'paceline generate --chat "Name a river." --json-schema \'{"type": "string", "maxLength": 20}\' -n 3',
     )
 )
+@takes_settings(RequestOptions)
 def generate(
     prompt: Annotated[str | None, typer.Option(help="Plain text to go on from.")] = None,
     prompt_file: Annotated[Path | None, typer.Option(help="A file with that text.")] = None,
     chat: Annotated[str | None, typer.Option(help="A user message, rendered with the chat template.")] = None,
     system: Annotated[str | None, typer.Option(help="A system message before it.")] = None,
-    max_new_tokens: MaxNewTokens = DEFAULT_MAX_NEW_TOKENS,
     temperature: Annotated[float | None, typer.Option(help="0 is greedy.", show_default=_models("1"))] = None,
     top_k: Annotated[
         int | None, typer.Option(help="Keep the k most probable tokens; 0: all.", show_default=_models("0"))
@@ -122,24 +106,18 @@ def generate(
         str | None,
         typer.Option(help="As serve names it: auto, ngram, model, model:NAME, mtp, none.", show_default="the first"),
     ] = None,
-    num_draft_tokens: NumDraftTokens = AUTO,
     prediction: Annotated[
         Path | None, typer.Option(help="A file with text that most of the output will repeat.")
     ] = None,
-    coordinator: Url = DEFAULT_ADDRESS,
+    coordinator: Annotated[str, typer.Option(help="HOST:PORT of a coordinator.")] = DEFAULT_ADDRESS,
     local: Annotated[bool, typer.Option("--local", help="Start services for this one command.")] = False,
     model: Annotated[str, typer.Option(help="With --local: the target model.")] = DEFAULT_MODEL,
     quantization: Annotated[
         str, typer.Option(help="With --local: none, or int8, the target's weights in 8 bits.")
     ] = NOT_QUANTIZED,
-    tls_ca: TlsCa = None,
-    tls_certificate: TlsCertificate = None,
-    tls_key: TlsKey = None,
     tls_server_name: Annotated[
         str | None, typer.Option(help="Name in the coordinator's certificate.", show_default="the host")
     ] = None,
-    api_key_file: ApiKeyFile = None,
-    timeout: Timeout = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per sample.")] = False,
     prompt_logprobs: Annotated[
         int | None,
@@ -153,9 +131,11 @@ def generate(
         Path | None, typer.Option(help="Write a timeline of the rounds for Perfetto.", show_default="none")
     ] = None,
     rounds: Annotated[bool, typer.Option("--rounds", help="With --json: the record of every round.")] = False,
+    **flags: Any,
 ) -> None:
     """Generate text and stream it, coloured by the origin of each token."""
     messages = _messages(prompt, prompt_file, chat, system)
+    shared = RequestOptions(**flags)
     require(not (compare and (as_json or n > 1)), "compare", compare, "left out with --json and --n")
     require(trace_file is None or n == 1, "trace_file", str(trace_file), "left out with --n")
     require(as_json or not rounds, "rounds", rounds, "given with --json only")
@@ -179,7 +159,7 @@ def generate(
             grammar=_grammar(json_schema, regex, lark),
         ),
         seed=seed,
-        max_new_tokens=max_new_tokens,
+        max_new_tokens=shared.max_new_tokens,
         stop=tuple(stop or ()),
         prompt_logprobs=prompt_logprobs,
         acceptance=acceptance,
@@ -187,7 +167,7 @@ def generate(
         # The services that --local starts have one drafter, whatever its name.
         speculation=SpeculationSettings(
             drafter=drafter if drafter and not (local and drafter != NONE) else "",
-            num_draft_tokens=draft_tokens(num_draft_tokens),
+            num_draft_tokens=shared.draft_tokens,
             explain=explain,
         ),
     )
@@ -195,16 +175,10 @@ def generate(
     if local:
         settings = local_settings(model, drafter or AUTO, quantization)
         with signals_interrupt(), _local_services(settings, quiet=as_json) as services:
-            _generate_at(services.reach("coordinator"), None, timeout, options)
+            _generate_at(services.reach("coordinator"), None, shared.timeout, options)
     else:
-        peer = PeerSettings(
-            address=coordinator,
-            tls_ca=tls_ca,
-            tls_certificate=tls_certificate,
-            tls_key=tls_key,
-            server_name=tls_server_name,
-        )
-        _generate_at(peer, read_api_key(api_key_file), timeout, options)
+        peer = shared.peer(coordinator, tls_server_name)
+        _generate_at(peer, read_api_key(shared.api_key_file), shared.timeout, options)
 
 
 def _messages(

@@ -4,38 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
 from paceline.cli.app import app
 from paceline.cli.gantt import gantt
-from paceline.cli.one_request import (
-    DEFAULT_MAX_NEW_TOKENS,
-    Drafter,
-    MaxNewTokens,
-    NumDraftTokens,
-    Seed,
-    Temperature,
-    Url,
-    one_request,
-    run_request,
-)
-from paceline.cli.support import (
-    ApiKeyFile,
-    Timeout,
-    TlsCa,
-    TlsCertificate,
-    TlsKey,
-    example,
-    write_trace,
-)
-from paceline.client import DEFAULT_ADDRESS
+from paceline.cli.request_options import OneRequest
+from paceline.cli.support import example, write_trace
 from paceline.protocol.errors import require
-from paceline.protocol.proposal import AUTO
 from paceline.protocol.records import RoundRecord
-from paceline.runtime.config import PeerSettings
+from paceline.runtime.options import takes_settings
 from paceline.timeline.saved import read_rounds
 
 
@@ -46,6 +26,7 @@ from paceline.timeline.saved import read_rounds
         "paceline trace --request response.json --out trace.json",
     )
 )
+@takes_settings(OneRequest)
 def trace(
     request: Annotated[
         Path | None, typer.Option(help="A saved response with rounds, of HTTP or of generate --json --rounds.")
@@ -56,17 +37,7 @@ def trace(
     show: Annotated[
         bool | None, typer.Option("--gantt/--no-gantt", help="Show the rounds here.", show_default="without --out")
     ] = None,
-    url: Url = DEFAULT_ADDRESS,
-    max_new_tokens: MaxNewTokens = DEFAULT_MAX_NEW_TOKENS,
-    temperature: Temperature = 0.0,
-    seed: Seed = None,
-    drafter: Drafter = "",
-    num_draft_tokens: NumDraftTokens = AUTO,
-    tls_ca: TlsCa = None,
-    tls_certificate: TlsCertificate = None,
-    tls_key: TlsKey = None,
-    api_key_file: ApiKeyFile = None,
-    timeout: Timeout = None,
+    **flags: Any,
 ) -> None:
     """Show the rounds of a saved request, or of one that is run now, on a time axis."""
     count = sum(value is not None for value in (request, prompt, chat))
@@ -74,17 +45,7 @@ def trace(
     if request is not None:
         records: Sequence[RoundRecord] = read_rounds(request)
     else:
-        new_request = one_request(
-            prompt,
-            chat,
-            max_new_tokens=max_new_tokens,
-            temperature=temperature,
-            seed=seed,
-            drafter=drafter,
-            num_draft_tokens=num_draft_tokens,
-        )
-        peer = PeerSettings(address=url, tls_ca=tls_ca, tls_certificate=tls_certificate, tls_key=tls_key)
-        records = run_request(new_request, peer, api_key_file, timeout).stats.records
+        records = OneRequest(**flags).run(prompt, chat).stats.records
     if out is not None:
         write_trace(out, records)
     if show or (show is None and out is None):

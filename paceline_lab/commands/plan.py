@@ -8,15 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from paceline.cli.support import (
-    ClientTls,
-    TlsCa,
-    TlsCertificate,
-    TlsKey,
-    TlsRoles,
-    example,
-    split_commas,
-)
+from paceline.cli.request_options import RoleTlsOptions
+from paceline.cli.support import example, split_commas
 from paceline.protocol.errors import InvalidInput, require
 from paceline.runtime.config import DEFAULT_MODEL, EngineSettings, load_config
 from paceline.runtime.options import takes_settings
@@ -39,6 +32,7 @@ EPILOG = example(
 
 @commands.command(epilog=EPILOG)
 @takes_settings(EngineSettings, only=("threads", "device", "dtype", "trust_remote_code"))
+@takes_settings(RoleTlsOptions)
 def plan(
     sample: Annotated[
         Path,
@@ -61,10 +55,6 @@ def plan(
     draft_url: Annotated[
         list[str] | None, typer.Option(help="HOST:PORT of its draft service; repeatable.", show_default="none")
     ] = None,
-    tls_ca: TlsCa = None,
-    tls_certificate: TlsCertificate = None,
-    tls_key: TlsKey = None,
-    tls_roles: TlsRoles = True,
     out: Annotated[Path, typer.Option(help="Folder of the report and of the work behind it.")] = Path("plan"),
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the folder's work.")] = False,
     temperature: Annotated[str, typer.Option(help="Temperatures, with commas between.")] = "0,0.8",
@@ -101,6 +91,8 @@ def plan(
 ) -> None:
     """Predict acceptance, speed and cost of drafters on your texts, and recommend a setting, or none."""
     need_benchmarks("plan")
+    tls_flags = {name: flags.pop(name) for name in RoleTlsOptions.model_fields.keys() & flags.keys()}
+    tls = RoleTlsOptions.model_validate(tls_flags)
     engine = load_config(EngineSettings, None, flags)
     from paceline.costs.cost_line import CostLine
     from paceline_lab.plan.options import PlanOptions, TimesOptions, drafters_named
@@ -112,7 +104,6 @@ def plan(
     from paceline_lab.predict.sample import SampleOptions
 
     target = target_of(sample, target) or target or DEFAULT_MODEL
-    tls = ClientTls(tls_ca, tls_certificate, tls_key, tls_roles)
     services = _services(target_url, draft_url or [], drafter or [], tls)
     options = PlanOptions(
         target=target,
@@ -147,18 +138,17 @@ def plan(
     typer.echo(f"written: {page} and {page.with_suffix('.md').name} beside it")
 
 
-def _services(target: str, drafts: list[str], drafters: list[str], tls: ClientTls) -> ServicesOptions | None:
+def _services(target: str, drafts: list[str], drafters: list[str], tls: RoleTlsOptions) -> ServicesOptions | None:
     """Return the running services that read the texts; None: this machine reads them."""
     from paceline_lab.predict.services import ServicesOptions
 
     if not target:
         limit = "left out without --target-url"
         require(not drafts, "draft_url", drafts, limit)
-        require(tls == ClientTls(), "tls", "given", limit)
+        require(tls == RoleTlsOptions(), "tls", "given", limit)
         return None
-    return ServicesOptions(
-        tls.peer(PeerRole.TARGET, target), tuple(tls.peer(PeerRole.DRAFT, each) for each in drafts), tuple(drafters)
-    )
+    draft_peers = tuple(tls.peer_of(PeerRole.DRAFT, each) for each in drafts)
+    return ServicesOptions(tls.peer_of(PeerRole.TARGET, target), draft_peers, tuple(drafters))
 
 
 def _numbers(field: str, text: str) -> tuple[float, ...]:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from paceline.cli.doctor import Addresses, Finding, examine
+from paceline.cli.doctor import DoctorOptions, Finding, examine
 from paceline.cli.main import app
 from paceline.protocol.generation import GenerateRequest
 from tests.warm import PACELINE
@@ -158,7 +158,8 @@ def test_doctor_finds_what_does_not_answer() -> None:
 
 def test_doctor_names_versions_and_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
-    findings = {finding.subject: finding for finding in examine(Addresses(FREE_PORT, None, FREE_PORT, timeout_s=0.2))}
+    options = DoctorOptions(coordinator=FREE_PORT, draft="none", target=FREE_PORT, timeout=0.2)
+    findings = {finding.subject: finding for finding in examine(options)}
     assert "torch" in findings["engine"].detail
     assert "cpu" in findings["devices"].detail
     assert findings["model cache"] == Finding("model cache", str(tmp_path))
