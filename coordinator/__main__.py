@@ -10,8 +10,7 @@ import grpc
 
 from coordinator.pools import Pools
 from coordinator.servicer import GenerationServicer
-from coordinator.text.corpus import load_corpus
-from coordinator.text.library import EVERY_TENANT, Library
+from coordinator.text.library import EVERY_TENANT, Library, load_corpus
 from paceline.access.gate import gate_of
 from paceline.models.generation_defaults import load_defaults
 from paceline.models.tokenizer import Tokenizer, load_tokenizer

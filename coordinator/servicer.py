@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import grpc
 
-from coordinator.describing import describe
 from coordinator.drafting.drafting import Drafting
 from coordinator.drafting.settings import DraftingSettings
 from coordinator.observer import RequestObserver
@@ -17,15 +16,16 @@ from coordinator.policy.planner import Planner
 from coordinator.prepare import ServedModel, prepare
 from coordinator.recorder import RequestRecorder
 from coordinator.round import run_rounds
-from coordinator.sessions.draft_pool import DraftPool
+from coordinator.sessions.draft_pool import DraftPeer, DraftPool
 from coordinator.sessions.target import TargetSession
-from coordinator.sessions.target_pool import TargetPool
+from coordinator.sessions.target_pool import TargetPeer, TargetPool
 from coordinator.stats import StatsBuilder
 from coordinator.text.library import Library
 from coordinator.text.outbox import Outbox
 from coordinator.text.sequence import GenerationTask, Sequence
 from paceline.access.gate import Caller, Gate
 from paceline.access.places import RunningPlaces
+from paceline.costs.cost_line import CostLine
 from paceline.models.generation_defaults import NO_DEFAULTS, GenerationDefaults
 from paceline.models.prompts import PromptReader
 from paceline.models.reasoning import ReasoningMarks
@@ -33,7 +33,17 @@ from paceline.models.tokenizer import Tokenizer
 from paceline.protocol import codec
 from paceline.protocol.errors import InternalError
 from paceline.protocol.features import FeatureType
-from paceline.protocol.generation import Finished, GenerateEvent, GenerateRequest, Started
+from paceline.protocol.generation import (
+    MAX_PEERS,
+    Finished,
+    GenerateEvent,
+    GenerateRequest,
+    ModelDescription,
+    PeerDescription,
+    PeerKind,
+    Started,
+)
+from paceline.protocol.handshake import Fingerprint, Welcome
 from paceline.protocol.proposal import AUTO, NGRAM, NONE, Acceptance
 from paceline.rpc.frames import first_to_end
 from paceline.rpc.statuses import typed_errors
@@ -213,3 +223,46 @@ def _metadata(context: grpc.aio.ServicerContext[Any, Any], key: str) -> str:
     """The client's metadata under a key; empty: it sent none."""
     value = dict(context.invocation_metadata() or ()).get(key, "")
     return value if isinstance(value, str) else value.decode("ascii", "replace")
+
+
+def describe(model: ServedModel, targets: TargetPool, drafts: DraftPool | None, tenant: str = "") -> ModelDescription:
+    """Describe the served model and the peers that take new sessions, for a caller of this tenant."""
+    return ModelDescription(
+        name=model.name,
+        target=_fingerprint(targets.welcomes),
+        draft=_fingerprint(drafts.welcomes if drafts else ()),
+        max_length=model.max_length,
+        drafters=model.drafters,
+        target_ready=targets.is_up,
+        draft_ready=drafts is not None and drafts.is_up,
+        peers=tuple(_peers(targets, drafts))[:MAX_PEERS],
+        sampling=model.defaults.sampling,
+        max_new_tokens=model.defaults.max_new_tokens,
+        tenant=tenant,
+    )
+
+
+def _fingerprint(welcomes: tuple[Welcome, ...]) -> Fingerprint:
+    return welcomes[0].fingerprint if welcomes else Fingerprint()
+
+
+def _peers(targets: TargetPool, drafts: DraftPool | None) -> Iterator[PeerDescription]:
+    yield from (_peer(PeerKind.TARGET, peer, peer.costs.alone) for peer in targets.peers)
+    if drafts is not None:
+        yield from (_peer(PeerKind.DRAFT, peer, peer.costs.line) for peer in drafts.peers)
+
+
+def _peer(kind: PeerKind, peer: TargetPeer | DraftPeer, line: CostLine) -> PeerDescription:
+    link, costs = peer.link, peer.costs
+    return PeerDescription(
+        kind=kind,
+        address=link.address,
+        up=link.is_up,
+        problem="" if link.is_up else link.why_down().message,
+        fingerprint=link.welcome.fingerprint if link.welcome else Fingerprint(),
+        sessions=peer.sessions,
+        step_sessions=costs.sessions,
+        step_rows=costs.rows,
+        queue=costs.queue,
+        step_ms=line.ms(1) if line.is_known else 0.0,
+    )

@@ -22,7 +22,7 @@ from draft_service.step import SessionCall, StepResults, run_steps
 from paceline.access.places import Places
 from paceline.costs.service_costs import UNKNOWN_LINE, DraftCosts
 from paceline.engine.executor import Executor
-from paceline.engine.feature_rows import decode_features
+from paceline.engine.features import decode_features
 from paceline.protocol.draft import Commit, DraftBudget, DraftedProposal, DraftOpen, DraftOpened, Shadow, Verifying
 from paceline.protocol.errors import require_ids
 from paceline.protocol.features import Features

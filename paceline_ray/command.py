@@ -20,7 +20,7 @@ from paceline.local.settings import missing_packages
 from paceline.protocol.errors import PacelineError, require
 from paceline.runtime.config import DEFAULT_MODEL
 from paceline.runtime.options import takes_settings
-from paceline.runtime.stopping import signals_interrupt
+from paceline.runtime.process import signals_interrupt
 from paceline_ray.records import WITHOUT_ROOM
 from paceline_ray.settings import DEFAULT_NAME, NOT_ON_RAY, ConfigFiles, RaySettings, plan_deployment
 

@@ -12,11 +12,10 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from paceline.drafters.layers.manifest import DraftManifest, TrainedKind, load_manifest
-from paceline.drafters.layers.packing import WeightFormat, pack
+from paceline.drafters.layers.manifest import DraftManifest, TrainedKind, WeightFormat, load_manifest, pack
 from paceline.drafters.layers.stack import VOCABULARY_FILE, WEIGHTS_FILE, Stack, load_tensors
+from paceline.models.pull import file_digest
 from paceline.models.resolve import MANIFEST_FILE
-from paceline.models.wheels import file_digest
 from paceline.protocol.errors import require
 from paceline.runtime.files import replace_file, replace_text
 from paceline_training.text_pass import learned_logits

@@ -249,8 +249,7 @@ def pack_draft(
 ) -> None:
     """Copy a draft to be shipped: small, without the work folder, its files' SHA-256 in the manifest."""
     need_engine("train pack")
-    from paceline.drafters.layers.manifest import TrainedKind, load_manifest
-    from paceline.drafters.layers.packing import WeightFormat
+    from paceline.drafters.layers.manifest import TrainedKind, WeightFormat, load_manifest
     from paceline_training.checkpoint import pack_draft
 
     ours = TrainedKind(load_manifest(draft).kind).is_stack

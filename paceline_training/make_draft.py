@@ -15,14 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 
-from paceline.drafters.layers.loading import load_draft_engine
 from paceline.drafters.layers.manifest import DraftManifest, TargetFingerprint, check_target, load_manifest
-from paceline.drafters.layers.stack import WEIGHTS_FILE, copy_weights
+from paceline.drafters.layers.stack import WEIGHTS_FILE, copy_weights, load_draft_engine
 from paceline.drafters.layers.student import Target
 from paceline.drafters.layers.vocabulary import DraftVocabulary
 from paceline.engine.loading import load_engine
 from paceline.engine.weights import set_threads
-from paceline.models.wheels import file_digest
+from paceline.models.pull import file_digest
 from paceline.protocol.errors import require
 from paceline.runtime.config import DEFAULT_MODEL, EngineSettings
 from paceline.sampling.racing import warm_up

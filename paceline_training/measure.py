@@ -17,9 +17,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from paceline.drafters.layers.loading import load_draft_engine
 from paceline.drafters.layers.manifest import DraftManifest, load_manifest
-from paceline.drafters.layers.stack import WEIGHTS_FILE
+from paceline.drafters.layers.stack import WEIGHTS_FILE, load_draft_engine
 from paceline.engine.interface import Engine
 from paceline.engine.loading import load_engine
 from paceline.engine.weights import set_threads

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from paceline.drafters.heads.medusa import MedusaHeads
+from paceline.drafters.heads.lookahead import MedusaHeads
 from paceline.drafters.layers.student import Target
 from paceline.drafters.layers.vocabulary import DraftVocabulary
 from paceline.engine.cpu.linear import frozen_linear

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from paceline.drafters.heads.mtp_network import MtpForm, MtpNetwork
+from paceline.drafters.heads.mtp import MtpForm, MtpNetwork
 from paceline.drafters.layers.student import Target, build_student
 from paceline.drafters.layers.vocabulary import DraftVocabulary
 from paceline.engine.weights import layers_of

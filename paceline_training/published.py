@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from paceline.drafters.layers.packing import WeightFormat, pack
+from paceline.drafters.layers.manifest import WeightFormat, pack
 from paceline.drafters.layers.stack import WEIGHTS_FILE
 from paceline.drafters.layers.student import Target
 from paceline.drafters.layers.vocabulary import DraftVocabulary

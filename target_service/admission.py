@@ -18,11 +18,50 @@ from paceline.grammars.sessions import Grammars, GrammarSession
 from paceline.protocol.errors import Overloaded, PacelineError, Unsupported
 from paceline.protocol.session import SessionSpec
 from paceline.rpc.sessions import RETRY_AFTER_MS, SessionOwner
-from target_service.prefixes import PendingPrefixes
+from target_service.batching import Turns
 from target_service.session import Session, make_processors
-from target_service.turns import Turns
 
 logger = logging.getLogger(__name__)
+
+
+class PendingPrefixes:
+    """Blocks by key, and the opening session that computes each.
+
+    Invariant: only admitted sessions claim blocks, and they compute them or
+    end, so no session waits for ever.
+    """
+
+    def __init__(self) -> None:
+        self._claims: dict[bytes, int] = {}
+
+    def holds(self, session: Session) -> bool:
+        """Whether another session computes a block that this one needs."""
+        if session.awaits not in self._claims:
+            usable = session.reusable(session.prefill_length)
+            digests = (key.digest for key in reversed(session.keys) if key.end <= usable)
+            session.awaits = next((digest for digest in digests if digest in self._claims), None)
+        return session.awaits is not None
+
+    def claim(self, session: Session) -> None:
+        """Claim the blocks that no other session computes for a session that is admitted."""
+        for key in session.keys:
+            self._claims.setdefault(key.digest, session.key)
+
+    def release(self, session: Session, rows: int) -> None:
+        """Release the sessions that wait for the first `rows` rows of a session's prefix, which are computed."""
+        self._drop(session, rows)
+
+    def end(self, session: Session) -> None:
+        """Release all that wait for the session."""
+        self._drop(session, session.prefill_length)
+
+    def _drop(self, session: Session, rows: int) -> None:
+        while session.released_blocks < len(session.keys) and session.keys[session.released_blocks].end <= rows:
+            digest = session.keys[session.released_blocks].digest
+            if self._claims.get(digest) == session.key:
+                del self._claims[digest]
+            session.released_blocks += 1
+
 
 Reservations = list[int | PacelineError]
 """For each session that was tried: the rows of its prefix that are cached, or why it can't be served."""

@@ -10,8 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 
-from paceline.engine.feature_rows import encode_features
-from paceline.engine.features import feature_source
+from paceline.engine.features import encode_features, feature_source
 from paceline.engine.interface import Engine
 from paceline.protocol.errors import PacelineError
 from paceline.protocol.features import FeatureRequest, Features

@@ -35,7 +35,7 @@ from paceline.rpc.sessions import SessionOwner, SessionScheduler
 from paceline.runtime import clock, metrics, telemetry
 from paceline.runtime.config import TargetConfig
 from target_service.admission import Admission, make_room
-from target_service.batching import Batcher
+from target_service.batching import Batcher, alternating
 from target_service.features import committed_features
 from target_service.meter import TargetMeter, count_step
 from target_service.progress import EngineProgress
@@ -43,7 +43,6 @@ from target_service.prompt_rows import reported_rows
 from target_service.session import Session, check_open, rows_to_reserve, shared_prefix
 from target_service.step import PrefillWork, RoundWork, Step, StepResult, gather_step, run_step
 from target_service.timings import opened_event, step_timings
-from target_service.turns import alternating
 from target_service.verifier import drafted_paths
 
 logger = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from typing import Any
 
 from paceline.cli.config import PROGRAMS
 from paceline.runtime.fields import Setting, every_setting
-from paceline.runtime.toml_text import toml_value
+from paceline.runtime.sources import toml_value
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "configuration.md"
 INTRODUCTION = """\

@@ -1,4 +1,4 @@
-"""Checks of a target's answers: token ids are in the served vocabulary, and lengths are those that were asked for.
+"""What a target answers for a session: checked, watched for, and at last given up.
 
 A target writes the text, so nothing can tell whether it drew honestly. An answer that no honest target could send
 ends the request with an error that names the field.
@@ -6,10 +6,14 @@ ends the request with an error that names the field.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import asyncio
+import math
+from collections.abc import Callable, Iterable, Sequence
 
-from paceline.protocol.errors import ProtocolMismatch
-from paceline.protocol.target import PromptPiece, Verdict
+from paceline.protocol.errors import PeerUnavailable, ProtocolMismatch
+from paceline.protocol.target import PromptPiece, Round, TargetCommand, TargetEvent, Verdict
+from paceline.rpc.peer_link import PeerLink
+from paceline.runtime import clock
 
 
 def check_verdict(verdict: Verdict, vocab_size: int, logprobs: int | None) -> None:
@@ -63,3 +67,103 @@ def _expect(holds: bool, name: str, value: object, limit: str) -> None:
     if not holds:
         facts = {"field": name, "value": str(value), "limit": limit}
         raise ProtocolMismatch(f"the target sent {name} = {value}: must be {limit}", metadata=facts)
+
+
+TargetLinkLike = PeerLink[TargetCommand, TargetEvent]
+
+
+class AnswerWatch:
+    """Gives a round up when its target has sent nothing for the session for `timeout_s`.
+
+    A busy target (a full queue, a long prompt, a long step) names the session in each of its signs of life, however
+    long that lasts. A target that hangs, has lost the round or withholds the verdict does not. Where the whole link
+    is silent, the target is dead and the link is dropped. Otherwise only this session is lost.
+
+    Args:
+        timeout_s: longest silence about a session, seconds.
+        on_lost: called with an error when the session is lost and the link is not.
+    """
+
+    def __init__(self, timeout_s: float, on_lost: Callable[[PeerUnavailable], None]) -> None:
+        self._timeout_s = timeout_s
+        self._on_lost = on_lost
+        self._began_at = self._heard_at = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def begin(self, link: TargetLinkLike, round_: Round) -> None:
+        """Watch a round until `end`."""
+        self._began_at = self._heard_at = clock.now()
+        self._look_in(self._timeout_s, link, round_)
+
+    def note_sign(self) -> None:
+        """Note that the target sent something for the session, or named it in a sign of life."""
+        self._heard_at = clock.now()
+
+    def take_worked_s(self) -> float:
+        """Seconds up to the latest sign in which the target worked on the round. A second call counts from there."""
+        worked_s, self._began_at = self._heard_at - self._began_at, self._heard_at
+        return worked_s
+
+    def end(self) -> None:
+        """Stop watching: the round is answered, or nobody waits for it any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _look_in(self, pause_s: float, link: TargetLinkLike, round_: Round) -> None:
+        self._timer = asyncio.get_running_loop().call_later(pause_s, self._look, link, round_)
+
+    def _look(self, link: TargetLinkLike, round_: Round) -> None:
+        left_s = self._timeout_s - self._silence_s(link)
+        if left_s > 0:
+            self._look_in(left_s, link, round_)
+        elif link.silent_s >= self._timeout_s:
+            link.drop(self._error("sent nothing", link, round_))
+        else:
+            self._on_lost(self._error("is not at work on the session and sent nothing for it", link, round_))
+
+    def _silence_s(self, link: TargetLinkLike) -> float:
+        return clock.now() - self._heard_at
+
+    def _error(self, what: str, link: TargetLinkLike, round_: Round) -> PeerUnavailable:
+        waited_s = clock.now() - self._began_at
+        return PeerUnavailable(
+            f"{link.name} at {link.address} {what} for {self._timeout_s:g} s (session {round_.session_id}, "
+            f"base length {round_.base_length}, unanswered for {waited_s:.1f} s)",
+            metadata={
+                "peer": link.name,
+                "address": link.address,
+                "session": str(round_.session_id),
+                "base_length": str(round_.base_length),
+                "unanswered_s": f"{waited_s:.1f}",
+            },
+        )
+
+
+MAX_SPARED = 4
+"""Most losses of one round for which the time that its target worked is not counted. With more of them, the round is
+what its targets die of."""
+
+
+class LossPatience:
+    """One round's patience: `wait_s` from its first loss, without the time in which a target worked on its session.
+
+    A session that waits at its second target, in a queue or for a prefix, has a target meanwhile. If that one dies,
+    too, the time since the first died does not end the session.
+    """
+
+    def __init__(self, wait_s: float) -> None:
+        self._wait_s = wait_s
+        self._deadline = math.inf
+        self._behind_work = 0
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the round is given up; infinite before the first loss."""
+        return self._deadline - clock.now()
+
+    def note_loss(self, worked_s: float) -> None:
+        """Count the loss of a target that worked on the session for `worked_s`."""
+        self._behind_work += worked_s > 0
+        spared_s = worked_s if self._behind_work <= MAX_SPARED else 0.0
+        self._deadline = min(self._deadline + spared_s, clock.now() + self._wait_s)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from coordinator.sessions.peer import Peer
-from coordinator.sessions.pool import Pool
+from coordinator.sessions.pool import Peer, Pool
 from paceline.costs.service_costs import DEFAULT, DraftCosts
 from paceline.protocol.draft import Commit, DraftCommand, DraftEvent, Verifying
 from paceline.protocol.features import NO_FEATURES, FeatureNeed

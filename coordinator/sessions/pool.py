@@ -1,18 +1,157 @@
-"""A pool of peers of one kind, on which sessions are placed."""
+"""A pool of peers of one kind, on which sessions are placed.
+
+A session goes to the peer that has its prefix cached, unless that one is overloaded; else to the least loaded. The
+coordinator does not ask what a service has cached. It remembers which tokens it sent to which peer, in a bounded
+memory of blocks. A service may have dropped some since: a wrong guess costs a prefill, never a token.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Generic, TypeVar
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Generic, Protocol, TypeVar
 
-from coordinator.sessions.peer import Peer
-from coordinator.sessions.placement import PrefixMemory, choose
 from paceline.protocol.errors import Overloaded, PacelineError, PeerUnavailable, fresh
 from paceline.protocol.handshake import Welcome
+from paceline.protocol.session import Close
+from paceline.rpc.frames import InSession
+from paceline.rpc.peer_link import PeerLink
 from paceline.rpc.retries import Retries, RetryBudget
 from paceline.runtime import clock
+
+Command = TypeVar("Command", bound=InSession)
+Event = TypeVar("Event", bound=InSession)
+ReceivedEvent = TypeVar("ReceivedEvent", bound=InSession, contravariant=True)
+
+
+class PeerSession(Protocol[ReceivedEvent]):
+    """One request's end of a session. Both methods run on the event loop and must not block."""
+
+    def on_event(self, event: ReceivedEvent) -> None:
+        """Handle what the peer sent for this session."""
+
+    def on_lost(self, error: PacelineError) -> None:
+        """The link broke, and this session with it."""
+
+
+class Peer(Generic[Command, Event]):
+    """Gives sessions their ids and hands them their events.
+
+    `refuses_until`: until then, on the monotonic clock, the peer gets no new session; `refusal` is the reason.
+    `foreign_sessions`: the number of sessions of other coordinators, as the service stated last.
+    """
+
+    def __init__(self, link: PeerLink[Command, Event]) -> None:
+        self.link = link
+        self.refuses_until = 0.0
+        self.refusal: PacelineError | None = None
+        self.foreign_sessions = 0
+        self.on_idle: Callable[[], None] = lambda: None
+        """Called when the last session has gone."""
+        self._sessions: dict[int, PeerSession[Event]] = {}
+        link.on_event = self._on_event
+        link.on_down = self._on_down
+
+    @property
+    def sessions(self) -> int:
+        """The number of this coordinator's sessions."""
+        return len(self._sessions)
+
+    @property
+    def load(self) -> int:
+        """The number of all coordinators' sessions as far as it is known, including those that wait."""
+        return self.sessions + self.foreign_sessions
+
+    def attach(self, session: PeerSession[Event]) -> int:
+        """Give a session its id on the standing link."""
+        session_id = self.link.next_session_id()
+        self._sessions[session_id] = session
+        return session_id
+
+    def detach(self, session_id: int) -> None:
+        """Forget a session, and close it on the peer if the link is up."""
+        self._sessions.pop(session_id, None)
+        if self.link.is_up:
+            self.link.send(Close(session_id))  # type: ignore[arg-type]  # every kind of link has Close
+        if not self._sessions:
+            self.on_idle()
+
+    def _on_event(self, event: Event) -> None:
+        session = self._sessions.get(event.session_id)
+        if session is not None:
+            session.on_event(event)
+
+    def _on_down(self, error: PacelineError) -> None:
+        sessions, self._sessions = list(self._sessions.values()), {}
+        for session in sessions:
+            session.on_lost(error)
+        self.on_idle()
+
+
+Place = TypeVar("Place", bound=Hashable)
+
+BLOCK_TOKENS = 64
+"""Tokens that are remembered together; a shorter common prefix is not worth a busier peer."""
+MAX_BLOCKS = 1 << 16
+"""About four million tokens; a block takes some 200 bytes."""
+MOST_UNEVEN = 2.0
+"""A peer with up to this many times the least load may be preferred for its cache. A step's time grows at most in
+proportion to its sessions, so a session there is at worst half as fast."""
+ALWAYS_EVEN = 4
+"""Loads that differ by up to this many sessions count as even: small batches cost little more than one session."""
+
+
+class PrefixMemory:
+    """Remembers which tokens were sent to which place: the latest `max_blocks` blocks of all places together."""
+
+    def __init__(self, max_blocks: int = MAX_BLOCKS) -> None:
+        self._blocks: OrderedDict[tuple[Hashable, int], None] = OrderedDict()
+        self._max_blocks = max_blocks
+
+    def remember(self, place: Hashable, token_ids: Sequence[int], tenant: str = "") -> None:
+        """Note that a place has these tokens of this tenant now."""
+        for key in _keys(tenant, token_ids):
+            self._blocks[place, key] = None
+            self._blocks.move_to_end((place, key))
+        while len(self._blocks) > self._max_blocks:
+            self._blocks.popitem(last=False)
+
+    def longest(self, places: Sequence[Place], token_ids: Sequence[int], tenant: str = "") -> dict[Place, int]:
+        """The number of leading tokens that each place has of a prefix, in whole blocks.
+
+        Tenants are separate, as in the targets' caches. So a session's place tells nobody what other tenants sent.
+        """
+        blocks = dict.fromkeys(places, 0)
+        holding = list(places)
+        for key in _keys(tenant, token_ids):
+            holding = [place for place in holding if (place, key) in self._blocks]
+            if not holding:
+                break
+            for place in holding:
+                blocks[place] += 1
+        return {place: count * BLOCK_TOKENS for place, count in blocks.items()}
+
+
+def choose(loads: Mapping[Place, float], cached_tokens: Mapping[Place, int]) -> Place:
+    """Choose a session's place: of those not overloaded the one with most of its prefix, then the least loaded.
+
+    Args:
+        loads: the number of sessions of each place; at least one place.
+        cached_tokens: the number of the prefix's tokens that each place has.
+    """
+    most = max(MOST_UNEVEN * min(loads.values()), min(loads.values()) + ALWAYS_EVEN)
+    return max(loads, key=lambda place: (loads[place] <= most, cached_tokens[place], -loads[place]))
+
+
+def _keys(tenant: str, token_ids: Sequence[int]) -> Iterator[int]:
+    """A key for each whole block: a hash of the tenant and of all tokens up to the block's end."""
+    key = hash(tenant)
+    for end in range(BLOCK_TOKENS, len(token_ids) + 1, BLOCK_TOKENS):
+        key = hash((key, *token_ids[end - BLOCK_TOKENS : end]))
+        yield key
+
 
 AnyPeer = TypeVar("AnyPeer", bound=Peer[Any, Any])
 Fits = Callable[[AnyPeer], bool]

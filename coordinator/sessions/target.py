@@ -11,12 +11,10 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-from coordinator.sessions.answer_watch import AnswerWatch
-from coordinator.sessions.answers import check_verdict
+from coordinator.sessions.answers import AnswerWatch, LossPatience, check_verdict
 from coordinator.sessions.feature_feed import FeatureFeed
-from coordinator.sessions.loss_patience import LossPatience
-from coordinator.sessions.prefetched_proposals import PrefetchedProposals
 from coordinator.sessions.prompt_report import PromptReport, ReaderTooSlow
+from coordinator.sessions.speculation_cache import PrefetchedProposals
 from coordinator.sessions.target_pool import TargetPeer, TargetPool
 from coordinator.sessions.verified_round import TargetNext, VerifiedRound
 from coordinator.text.sequence import GenerationTask

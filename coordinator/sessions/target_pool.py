@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 
-from coordinator.sessions.peer import Peer
-from coordinator.sessions.pool import Pool
+from coordinator.sessions.pool import Peer, Pool
 from paceline.costs.service_costs import TargetCosts
 from paceline.protocol.target import TargetCommand, TargetEvent
 

@@ -14,7 +14,7 @@ from paceline.costs.service_costs import DEFAULT
 from paceline.drafters.names import check_drafters
 from paceline.engine.interface import Engine
 from paceline.engine.loading import load_engine
-from paceline.engine.vocabulary.translation import translate_engine
+from paceline.engine.vocabulary.engine import translate_engine
 from paceline.grammars.sessions import Grammars
 from paceline.models.resolve import is_draft, resolve_draft
 from paceline.models.tokenizer import Tokenizer, load_tokenizer
@@ -152,7 +152,7 @@ def _load_own_mtp(config: DraftConfig) -> Engine:
 def _load_trained(folder: str, config: DraftConfig) -> Engine:
     """A draft that `paceline train draft` made, on the embedding and head of its target."""
     # Table models start in a fraction of the time that torch takes to be imported.
-    from paceline.drafters.layers.loading import load_draft_engine
+    from paceline.drafters.layers.stack import load_draft_engine
 
     return load_draft_engine(folder, config.engine, config.target_model)
 

@@ -16,8 +16,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from paceline.protocol.errors import InvalidInput, require
-from paceline.runtime.files import replace_text
-from paceline.runtime.live_files import read_live
+from paceline.runtime.files import read_live, replace_text
 
 KEY_PREFIX = "pl-"
 """Lets people and secret scanners recognise a key."""

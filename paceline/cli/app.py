@@ -1,9 +1,17 @@
-"""The `paceline` command itself: one line for every error, whatever the command."""
+"""The `paceline` command itself: one line for every error, whatever the command.
+
+Commands of other packages, found by entry points and loaded when they are called.
+
+A distribution registers a `typer.Typer` under the group `paceline.commands`, by
+the name of its command. So this package imports none of those that build on it,
+and `paceline serve` loads no benchmark.
+"""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from functools import cache
 from importlib import metadata
 from typing import Annotated, Any, NoReturn
 
@@ -11,11 +19,41 @@ import typer
 from typer.core import TyperGroup
 
 from paceline.cli.config import config
-from paceline.cli.extensions import extension_names, load_extension
 from paceline.cli.keys import keys
 from paceline.protocol.errors import InvalidInput, PacelineError
 from paceline.runtime.logs import one_line
 from paceline.runtime.options import usage_error
+
+GROUP = "paceline.commands"
+
+
+def extension_names() -> list[str]:
+    """The registered commands, in alphabetical order."""
+    return sorted(_entries())
+
+
+def load_extension(name: str) -> Any:
+    """A registered command, or None where nobody registered the name.
+
+    Raises:
+        PacelineError: naming the command, its distribution and what went wrong when it was imported.
+    """
+    entry = _entries().get(name)
+    if entry is None:
+        return None
+    holder = typer.Typer(rich_markup_mode="rich", add_completion=False)
+    try:
+        holder.add_typer(entry.load())
+    except ImportError as error:
+        distribution = entry.dist.name if entry.dist else "an unknown distribution"
+        raise PacelineError(f"`paceline {name}` of {distribution} can't be loaded: {error}") from error
+    return typer.main.get_group(holder).commands[name]
+
+
+@cache
+def _entries() -> dict[str, metadata.EntryPoint]:
+    return {entry.name: entry for entry in metadata.entry_points(group=GROUP)}
+
 
 EXIT_ERROR = 1
 EXIT_BAD_INPUT = 2

@@ -16,8 +16,7 @@ from paceline.runtime.config import CoordinatorConfig, DraftConfig, TargetConfig
 from paceline.runtime.fields import every_setting
 from paceline.runtime.gateway_config import GatewayConfig
 from paceline.runtime.options import parse
-from paceline.runtime.sources import SourcedConfig
-from paceline.runtime.toml_text import config_text
+from paceline.runtime.sources import SourcedConfig, config_text
 
 config = typer.Typer(help="The services' settings: shown, checked, described.", no_args_is_help=True)
 

@@ -30,7 +30,7 @@ from paceline.protocol.generation import ModelDescription
 from paceline.protocol.handshake import ServiceStatus
 from paceline.protocol.proposal import NONE
 from paceline.rpc.channel import open_sync_channel
-from paceline.rpc.service_status import service_costs, service_status
+from paceline.rpc.link_kinds import service_costs, service_status
 from paceline.rpc.statuses import from_rpc_error
 from paceline.runtime.config import DRAFT_PORT, LOCALHOST, TARGET_PORT, PeerSettings
 from paceline.runtime.llama_settings import LlamaSettings

@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 
 from paceline.cli.app import app
-from paceline.cli.explanation import explanation_tables
+from paceline.cli.display import explanation_tables
 from paceline.cli.request_options import OneRequest
 from paceline.cli.support import example
 from paceline.protocol.proposal import Acceptance

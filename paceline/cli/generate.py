@@ -15,8 +15,7 @@ from rich.console import Console
 
 from paceline.cli import display
 from paceline.cli.app import app
-from paceline.cli.explanation import explanation_json, explanation_tables
-from paceline.cli.prompt_report import prompt_json, prompt_table
+from paceline.cli.display import explanation_json, explanation_tables, prompt_json, prompt_table
 from paceline.cli.request_options import RequestOptions, open_client, read_api_key
 from paceline.cli.serve import check_models
 from paceline.cli.support import example, need_engine, write_trace
@@ -30,7 +29,7 @@ from paceline.protocol.proposal import AUTO, NONE, Acceptance
 from paceline.protocol.sampling import Grammar, GrammarKind, SamplingParams
 from paceline.runtime.config import DEFAULT_MODEL, NOT_QUANTIZED, PeerSettings
 from paceline.runtime.options import takes_settings
-from paceline.runtime.stopping import signals_interrupt
+from paceline.runtime.process import signals_interrupt
 from paceline.timeline.saved import EXTENSION, ROUNDS, rounds_json
 
 

@@ -11,8 +11,8 @@ from paceline.cli.app import app
 from paceline.cli.support import example, need_engine
 from paceline.models import pull as pulling
 from paceline.models import resolve
+from paceline.models.pull import folder_bytes
 from paceline.models.pullable import PULLABLE, PullProgress
-from paceline.models.wheels import folder_bytes
 from paceline.runtime.config import DEFAULT_MODEL
 
 models = typer.Typer(help="Models on this machine: list, pull and remove them.", no_args_is_help=True)

@@ -20,8 +20,8 @@ from paceline.models.resolve import resolve
 from paceline.protocol.errors import require
 from paceline.runtime.config import DEFAULT_MODEL
 from paceline.runtime.options import ConfigFile, gather, takes_settings
+from paceline.runtime.process import signals_interrupt
 from paceline.runtime.roles import PeerRole
-from paceline.runtime.stopping import signals_interrupt
 
 VARIABLES = ("PACELINE_SERVE_SPECULATIVE_CONFIG", "PACELINE_SERVE_LOG_DIR")
 """Variables of the options that are no settings."""

@@ -11,7 +11,7 @@ import typer
 
 from paceline.protocol.errors import InvalidInput, PacelineError
 from paceline.protocol.records import RoundRecord
-from paceline.timeline.chrome import chrome_trace
+from paceline.timeline.layout import chrome_trace
 
 
 def example(*commands: str) -> str:

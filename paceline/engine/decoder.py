@@ -9,7 +9,7 @@ compaction must give the logits of the model's own plain forward pass.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -27,9 +27,9 @@ from paceline.engine.checks import (
     self_check,
 )
 from paceline.engine.cpu.fused import fuse_layers
-from paceline.engine.cpu.linear import can_pack, outside_reads, pack_linears
+from paceline.engine.cpu.linear import can_pack, frozen_linear, outside_reads, pack_linears
 from paceline.engine.cpu.row_decoder import RowDecoder, can_decode
-from paceline.engine.cpu.row_products import PanelLinear, has_wide_vectors
+from paceline.engine.cpu.row_products import PanelLinear, has_wide_vectors, in_int8
 from paceline.engine.cpu.thread_pool import ThreadPool
 from paceline.engine.cuda.buckets import PAGE_ROWS
 from paceline.engine.cuda.graphs import GraphRunner, runner_for
@@ -39,7 +39,6 @@ from paceline.engine.hidden_states import feature_offer
 from paceline.engine.interface import Engine, EngineInfo
 from paceline.engine.memory import MemoryPlan, plan_memory
 from paceline.engine.probe import probe_attention
-from paceline.engine.quantization import quantized_name, refuse_quantization, round_linears
 from paceline.engine.reproducible.engine import ReproducibleEngine
 from paceline.engine.reproducible.experts import tile_experts
 from paceline.engine.reproducible.isolation import isolation_check
@@ -54,6 +53,50 @@ from paceline.protocol.handshake import Fingerprint
 from paceline.runtime.config import FAST_DTYPE, NOT_QUANTIZED, EngineSettings
 
 logger = logging.getLogger(__name__)
+
+
+def quantized_name(name: str, settings: EngineSettings) -> str:
+    """A model's name, which tells how its weights are stored: a coordinator takes targets of one name alone."""
+    return name if settings.quantization == NOT_QUANTIZED else f"{name}#{settings.quantization}"
+
+
+def refuse_quantization(
+    settings: EngineSettings, device: torch.device, dtypes: Collection[torch.dtype | str], ranks: int = 1
+) -> None:
+    """Refuse by name what weights of eight bits are not implemented for.
+
+    Args:
+        settings: which may ask for them.
+        device: where the model will run.
+        dtypes: of its weights.
+        ranks: how many will share it.
+
+    Raises:
+        Unsupported: naming the setting that stands against it.
+    """
+    if settings.quantization == NOT_QUANTIZED:
+        return
+    reasons = (
+        (device.type != "cpu", f"on {device.type}: CPUs only"),
+        (ranks > 1, f"with tensor_parallel_size = {ranks}: one process only"),
+        (settings.reproducible, "with reproducible = true: its tiles are of float32"),
+        (set(dtypes) != {torch.float32}, f"with weights of {', '.join(map(str, dtypes))}: torch.float32 only"),
+        (not has_wide_vectors(), "on this CPU: it has no vectors of 512 bits"),
+    )
+    for applies, reason in reasons:
+        if applies:
+            raise Unsupported(f"quantization = {settings.quantization} {reason}")
+
+
+@torch.inference_mode()
+def round_linears(model: torch.nn.Module) -> None:
+    """Give every linear layer the weights that its integers and scales stand for; a tied embedding keeps its own."""
+    pack_linears(model, _round_linear)
+
+
+def _round_linear(linear: torch.nn.Linear) -> torch.nn.Linear:
+    integers, scales = in_int8(linear.weight.detach())
+    return frozen_linear(integers.to(scales.dtype).mul_(scales), linear.bias)
 
 
 def load_decoder_engine(source: ModelSource, model: str, settings: EngineSettings) -> Engine:

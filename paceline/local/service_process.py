@@ -27,11 +27,11 @@ from paceline.runtime.config import (
     TargetConfig,
     load_config,
 )
-from paceline.runtime.environment import of_program
 from paceline.runtime.gateway_config import GatewayConfig
+from paceline.runtime.options import of_program
 from paceline.runtime.process import BAD_CONFIGURATION, find_refusal
 from paceline.runtime.settings import Settings
-from paceline.runtime.toml_text import toml_value
+from paceline.runtime.sources import toml_value
 
 LOG_LINES = 15
 HEALTH_SECONDS = 1.0

@@ -29,7 +29,7 @@ from paceline.local.service_process import (
 from paceline.local.tls import operator_of, peer_tls, server_tls
 from paceline.protocol.errors import PacelineError
 from paceline.protocol.handshake import ServiceStatus
-from paceline.rpc.service_status import service_status
+from paceline.rpc.link_kinds import service_status
 from paceline.runtime.config import PeerSettings
 from paceline.runtime.process import describe_exit
 from paceline.runtime.roles import PeerRole

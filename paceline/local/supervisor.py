@@ -12,12 +12,13 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from paceline.local.cores import Cores, by_rule
 from paceline.local.service_process import STOP_SECONDS, ServiceFailed, ServiceProcess, ServiceRefused
 from paceline.local.services import POLL_SECONDS, START_SECONDS, LocalServices
 from paceline.local.settings import (
+    Cores,
     ServeSettings,
     available_cores,
+    by_rule,
     check_settings,
     coordinator_flags,
     draft_flags,

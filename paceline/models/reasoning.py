@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache, partial
 
+from paceline.models.rendering import Turn
 from paceline.models.tokenizer import Tokenizer
-from paceline.models.turns import Turn
 from paceline.protocol.errors import InvalidInput, Unsupported
 
 TAGS = (

@@ -6,23 +6,62 @@ work. A watching thread has Python raise `RenderStopped` in the rendering thread
 template's operations, so one that takes long or much by itself (`'x' * 10**10`) is stopped behind it, not within.
 It is raised where the template runs, not where Python meanwhile collects an object, whoever's it is: such a call
 would be cut short, and the exception lost.
+
+Turns of a chat in the shape that chat templates read, and how table models write them.
+
+The variables that a chat template reads beside the chat.
 """
 
 from __future__ import annotations
 
 import ctypes
+import json
 import math
+import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from paceline.models.turns import Turn
 from paceline.protocol.errors import InvalidInput
+
+Turn = Mapping[str, Any]
+"""A message or a tool as JSON, in the names of OpenAI's chat."""
+Scalar = str | bool | int | float | None
+"""A value of a variable that a chat template reads."""
+
+
+def keys_and_strings(value: object) -> tuple[list[str], list[str]]:
+    """Every key of objects in a JSON value, and every string that is none; without recursion, whatever the depth."""
+    keys, strings, parts = list[str](), list[str](), [value]
+    while parts:
+        part = parts.pop()
+        if isinstance(part, str):
+            strings.append(part)
+        elif isinstance(part, Mapping):
+            keys.extend(part)
+            parts.extend(part.values())
+        elif isinstance(part, Sequence):
+            parts.extend(part)
+    return keys, strings
+
+
+def letter_turns(turns: Sequence[Turn], tools: Sequence[Turn]) -> str:
+    """A chat as table models read it: a line a turn; calls of functions as Hermes writes them."""
+    tool_lines = "".join(f"tool {json.dumps(tool)}\n" for tool in tools)
+    return tool_lines + "".join(f"{turn['role']}: {_turn_text(turn)}\n" for turn in turns)
+
+
+def _turn_text(turn: Turn) -> str:
+    calls = [call["function"] for call in turn.get("tool_calls") or ()]
+    call_texts = [json.dumps({"name": call["name"], "arguments": call["arguments"]}) for call in calls]
+    content = [turn["content"]] if turn.get("content") else []
+    return "\n".join([*content, *(f"<tool_call>\n{call}\n</tool_call>" for call in call_texts)])
+
 
 MAX_RENDER_MS = 2_000
 """Templates of published models write 4,096 messages within 200 ms on two slow cores; chosen beyond that."""
@@ -202,3 +241,26 @@ def refused_by_template(turns: Sequence[Turn], error: Exception) -> InvalidInput
 
 def _refusal(turns: Sequence[Turn], limit: str) -> InvalidInput:
     return InvalidInput.of("messages", [turn.get("role") for turn in turns], limit)
+
+
+_GENERATION_TAGS = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")
+"""Tags of transformers' own around an answer, which Jinja doesn't know; they read nothing."""
+_OURS = frozenset(
+    ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "raise_exception")
+)
+"""Variables that rendering itself sets, and no request may."""
+
+
+def template_variables(template: str) -> frozenset[str]:
+    """Names that a template reads and a request may set; none, if the template can't be parsed.
+
+    Names of special tokens are not told from others.
+    """
+    from jinja2 import Environment, TemplateError, meta
+
+    environment = Environment(extensions=["jinja2.ext.loopcontrols"])  # noqa: S701 - it renders nothing
+    try:
+        tree = environment.parse(_GENERATION_TAGS.sub("", template))
+    except TemplateError:
+        return frozenset()
+    return frozenset(meta.find_undeclared_variables(tree)) - _OURS - environment.globals.keys() - {"strftime_now"}

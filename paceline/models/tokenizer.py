@@ -12,12 +12,18 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from paceline.models.byte_pieces import piece_bytes
-from paceline.models.chat_template import template_variables
 from paceline.models.model_facts import read_tokenizer
-from paceline.models.rendering import refused_by_template, render_within_limits
+from paceline.models.rendering import (
+    Scalar,
+    Turn,
+    keys_and_strings,
+    letter_turns,
+    refused_by_template,
+    render_within_limits,
+    template_variables,
+)
 from paceline.models.resolve import resolve
 from paceline.models.table_names import TableSpec, is_table
-from paceline.models.turns import Scalar, Turn, keys_and_strings, letter_turns
 from paceline.protocol.errors import InvalidInput, Unsupported, require
 from paceline.protocol.generation import ChatMessage
 
@@ -153,6 +159,8 @@ class TableTokenizer:
     texts in the place of letters.
     """
 
+    template_variables: frozenset[str] = frozenset()
+
     def __init__(
         self, vocab_size: int, eos_token_id: int | None, added_tokens: Mapping[str, int] = MappingProxyType({})
     ) -> None:
@@ -162,7 +170,7 @@ class TableTokenizer:
         self._bytes = vocab_size > _BYTES
         self.max_token_bytes = 1 if self._bytes else max([_LETTER_BYTES, *(len(text) for text in added_tokens)])
         texts = {i: text for text, i in added_tokens.items()}
-        self._added_tokens = added_tokens
+        self.added_tokens = added_tokens
         self._letters = () if self._bytes else tuple(texts.get(i) or _letter(i) for i in range(vocab_size))
         self._ids = {letter: i for i, letter in enumerate(self._letters) if i != eos_token_id}
         self.fingerprint = vocabulary_fingerprint((self._name(i), i) for i in range(vocab_size))
@@ -188,10 +196,6 @@ class TableTokenizer:
     ) -> tuple[int, ...]:
         return self.encode(self.template_text(turns, tools, settings))
 
-    @property
-    def template_variables(self) -> frozenset[str]:  # noqa: D102
-        return frozenset()
-
     def template_text(  # noqa: D102
         self,
         turns: Sequence[Turn],
@@ -201,10 +205,6 @@ class TableTokenizer:
         answer_follows: bool = True,
     ) -> str:
         return letter_turns(turns, tools if self._bytes else ()) + "assistant: " * answer_follows
-
-    @property
-    def added_tokens(self) -> Mapping[str, int]:  # noqa: D102
-        return self._added_tokens
 
     @property
     def hidden_tokens(self) -> Mapping[int, str]:  # noqa: D102

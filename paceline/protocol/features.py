@@ -113,7 +113,7 @@ class Features:
     """Hidden states of the committed tokens from `first_position` on, in the order of the session's need.
 
     `data` holds little-endian values of `shape` [rows, layers, hidden]. For int8, `scales` [rows · layers] has the
-    factor of each layer of a row. `paceline.engine.feature_rows` reads the values; on the way they are only cut into
+    factor of each layer of a row. `paceline.engine.features` reads the values; on the way they are only cut into
     rows.
     """
 

@@ -8,8 +8,7 @@ from typing import Generic
 
 from paceline.costs.cost_line import MAX_POINTS, CostLine
 from paceline.costs.service_costs import Costs, DraftCosts, DrafterLine, TargetCosts, changed_lines, merge_costs
-from paceline.protocol.codec.bounds import Most, bound, check_bounds
-from paceline.protocol.codec.copying import Copier, copier, register
+from paceline.protocol.codec.copying import Copier, Most, bound, check_bounds, copier, register
 from paceline.protocol.errors import PacelineError, require
 from paceline.protocol.handshake import MAX_DRAFTERS, MAX_FRAME_BYTES
 from paceline.protocol.proposal import MAX_DRAFTER_BYTES

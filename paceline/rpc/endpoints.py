@@ -12,7 +12,7 @@ from pathlib import Path
 
 from paceline.protocol.errors import InvalidInput, require
 from paceline.runtime import metrics
-from paceline.runtime.live_files import read_live
+from paceline.runtime.files import read_live
 
 logger = logging.getLogger(__name__)
 

@@ -7,23 +7,28 @@ handler, `on_down` of the coordinator's link), and all its sessions are over.
 
 A malformed message costs its session a `Failure`. A malformed frame (too large, a second hello, no hello) ends the
 link with a typed status. Malformed costs and features are logged, ignored, and change nothing.
+
+Status and costs of a target or draft service, by one call.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
+from paceline.costs.service_costs import DraftCosts, TargetCosts
+from paceline.protocol import codec
 from paceline.protocol.codec import draft, target
-from paceline.protocol.codec.bounds import Elsewhere, Most, bound, check_bounds
-from paceline.protocol.codec.copying import Copier, OneOf
+from paceline.protocol.codec.copying import Copier, Elsewhere, Most, OneOf, bound, check_bounds
 from paceline.protocol.draft import DraftCommand, DraftEvent
 from paceline.protocol.errors import ProtocolMismatch, VocabularyMismatch
-from paceline.protocol.handshake import PROTOCOL_VERSION, Fingerprint
+from paceline.protocol.handshake import PROTOCOL_VERSION, Fingerprint, ServiceStatus
 from paceline.protocol.target import MAX_AT_WORK, AtWork, TargetCommand, TargetEvent
+from paceline.rpc.channel import open_sync_channel
 from paceline.rpc.cost_messages import DRAFT_COSTS, TARGET_COSTS
 from paceline.rpc.frames import InSession, Message
+from paceline.runtime.config import PeerSettings
 from paceline.v1 import draft_service_pb2 as draft_pb
 from paceline.v1 import draft_service_pb2_grpc as draft_grpc
 from paceline.v1 import target_service_pb2 as target_pb
@@ -115,3 +120,38 @@ def check_version(version: int) -> None:
             f"protocol_version = {version}: must be {PROTOCOL_VERSION}",
             metadata={"field": "protocol_version", "value": str(version), "limit": str(PROTOCOL_VERSION)},
         )
+
+
+ANSWER_SECONDS = 10.0
+
+
+def service_status(kind: str, peer: str | PeerSettings, timeout_s: float = ANSWER_SECONDS) -> ServiceStatus:
+    """The status of a service, given by host:port or its settings; every kind but `target` counts as a draft service.
+
+    Raises:
+        grpc.RpcError: the service can't be reached, or has no such call.
+    """
+    return codec.decode_service_status(_ask(kind, peer, timeout_s).status)
+
+
+def service_costs(
+    kind: Literal["target", "draft"], peer: str | PeerSettings, timeout_s: float = ANSWER_SECONDS
+) -> TargetCosts | DraftCosts:
+    """The costs of a service, given by host:port or its settings; lines that it doesn't send are unknown.
+
+    Raises:
+        grpc.RpcError: the service can't be reached, or has no such call.
+        InvalidInput: its costs are malformed.
+    """
+    costs: TargetCosts | DraftCosts = _link(kind).costs.decode(_ask(kind, peer, timeout_s).costs)
+    return costs
+
+
+def _ask(kind: str, peer: str | PeerSettings, timeout_s: float) -> Any:
+    settings = PeerSettings(address=peer) if isinstance(peer, str) else peer
+    with open_sync_channel(settings) as channel:
+        return _link(kind).ask_status(_link(kind).stub(channel), timeout_s)
+
+
+def _link(kind: str) -> LinkKind[Any, Any]:
+    return TARGET if kind == "target" else DRAFT

@@ -23,7 +23,7 @@ from paceline.rpc.tls import server_credentials
 from paceline.runtime import clock
 from paceline.runtime.config import ServerSettings
 from paceline.runtime.files import replace_text
-from paceline.runtime.stopping import signals_stop, stop_with_stdin
+from paceline.runtime.process import signals_stop, stop_with_stdin
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ import grpc
 from paceline.protocol.errors import InvalidInput
 from paceline.runtime import metrics
 from paceline.runtime.config import PeerSettings, ServerSettings
-from paceline.runtime.live_files import read_live
+from paceline.runtime.files import read_live
 
 logger = logging.getLogger(__name__)
 

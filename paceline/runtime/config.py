@@ -1,6 +1,6 @@
 """Every setting of every service: typed, bounded, frozen, documented here and nowhere else.
 
-Values come from a TOML file, overridden by variables (`paceline.runtime.environment`),
+Values come from a TOML file, overridden by variables (`paceline.runtime.options`),
 overridden by command-line flags (`paceline.runtime.options`). All are made from
 these types: a field's name, default, bounds and description are its flag's.
 Nothing below the command line reads the environment. Unknown keys fail, naming

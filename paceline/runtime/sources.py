@@ -1,18 +1,24 @@
-"""Values from several sources become one checked configuration that knows the source of each."""
+"""Values from several sources become one checked configuration that knows the source of each.
+
+Settings as TOML text.
+"""
 
 from __future__ import annotations
 
+import json
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from paceline.protocol.errors import InvalidInput
 from paceline.protocol.given_files import read_text
 from paceline.protocol.proposal import NONE
+from paceline.runtime.fields import Setting
 
 ConfigType = TypeVar("ConfigType", bound=BaseModel)
 DEFAULT = "default"
@@ -106,3 +112,41 @@ def _set_dotted(values: dict[str, object], keys: list[str], value: object) -> No
             raise InvalidInput.of(key, inner, "a table")
         values = inner
     values[keys[-1]] = value
+
+
+def toml_value(value: object) -> str:
+    """A value in TOML, which is as in JSON but for a character that JSON leaves unescaped."""
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(toml_value(each) for each in value)}]"
+    plain = str(value) if isinstance(value, Path) else value
+    return json.dumps(plain, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def config_text(configuration: SourcedConfig[Any], settings: Iterable[Setting]) -> str:
+    """A whole configuration, each setting with its source. Unset settings are comments, since TOML has no null."""
+
+    def section_of(setting: Setting) -> str:
+        return setting.key.rpartition(".")[0]
+
+    lines: list[str] = []
+    for section, members in groupby(sorted(settings, key=section_of), section_of):
+        setting_lines = list(_lines(configuration, members))
+        unset = all(line.startswith("#") for line in setting_lines)
+        lines += ["", f"# [{section}]" if unset else f"[{section}]"] if section else []
+        lines += setting_lines
+    return "\n".join(lines) + "\n"
+
+
+def _lines(configuration: SourcedConfig[Any], settings: Iterable[Setting]) -> Iterator[str]:
+    for setting in settings:
+        value, name = value_of(configuration.config, setting.key), setting.key.rpartition(".")[2]
+        source = configuration.source_of(setting.key)
+        yield f"# {name} is unset" if value is None else f"{name} = {toml_value(value)}  # {source}"
+
+
+def value_of(config: BaseModel, key: str) -> object:
+    """The value of a setting; None also where its whole section is unset."""
+    value: object = config
+    for name in key.split("."):
+        value = getattr(value, name, None)
+    return value

@@ -36,8 +36,7 @@ from paceline.protocol.records import RoundRecord, StepTimings
 from paceline.protocol.trace_context import TraceContext
 from paceline.runtime import clock
 from paceline.runtime.config import TraceSettings
-from paceline.runtime.otel_environment import TRACES
-from paceline.runtime.sampler import sampler_from
+from paceline.runtime.otel_environment import TRACES, sampler_from
 from paceline.runtime.spans import (
     Attributes,
     AttributeValue,

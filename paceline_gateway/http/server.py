@@ -22,7 +22,7 @@ from paceline.rpc.tls import TlsFiles, TlsMaterial, server_credentials, server_f
 from paceline.runtime.config import ServerSettings
 from paceline.runtime.files import replace_text
 from paceline.runtime.gateway_config import GatewayConfig
-from paceline.runtime.stopping import signals_stop, stop_with_stdin
+from paceline.runtime.process import signals_stop, stop_with_stdin
 from paceline_gateway.http.connections import BoundedConnection, WaitingConnections
 from paceline_gateway.http.guard import RunningRequests
 

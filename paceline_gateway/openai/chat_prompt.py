@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from paceline.models.prompts import PIECE_BYTES
+from paceline.models.rendering import Turn, keys_and_strings
 from paceline.models.tokenizer import Tokenizer
-from paceline.models.turns import Turn, keys_and_strings
 from paceline.protocol.errors import InvalidInput
 from paceline.protocol.generation import GenerateRequest
 from paceline.protocol.sampling import Grammar

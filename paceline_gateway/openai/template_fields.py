@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from paceline.models.turns import Scalar
+from paceline.models.rendering import Scalar
 from paceline.protocol.errors import Unsupported, require
 from paceline_gateway.openai.types import TemplateFields
 from paceline_gateway.upstream.services import Services

@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from paceline.models.turns import Turn
+from paceline.models.rendering import Turn
 from paceline.protocol.errors import InvalidInput, Unsupported, require
 from paceline.protocol.given_files import json_value
 from paceline_gateway.http.shapes import MAX_TEXT_PARTS, parts_of, require_shallow

@@ -14,8 +14,8 @@ from itertools import takewhile
 from typing import Any
 
 from paceline.models.reasoning import TAGS, template_tags
+from paceline.models.rendering import Turn
 from paceline.models.tokenizer import Tokenizer
-from paceline.models.turns import Turn
 from paceline.protocol.errors import InvalidInput, Unsupported
 from paceline_gateway.reply.format import OPENING_OBJECT, CallFormat, ParameterFormat, ReasoningTags, ReplyFormat
 

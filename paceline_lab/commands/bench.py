@@ -15,7 +15,7 @@ from paceline.cli.support import example, split_commas
 from paceline.protocol.errors import InvalidInput, require
 from paceline.protocol.proposal import AUTO, Acceptance
 from paceline.runtime.config import DEFAULT_MODEL
-from paceline.runtime.stopping import signals_interrupt
+from paceline.runtime.process import signals_interrupt
 from paceline_lab import REPORTS
 from paceline_lab.commands.extras import need_benchmarks
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coordinator.sessions.draft_pool import DraftPeer
-from coordinator.sessions.peer import Command, Event, Peer
+from coordinator.sessions.pool import Command, Event, Peer
 from coordinator.sessions.target_pool import TargetPeer
 from paceline.protocol.codec import error_of
 from paceline.protocol.draft import Commit, DraftBudget, DraftCommand, DraftedProposal, DraftEvent, DraftOpen, Shadow

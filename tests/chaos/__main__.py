@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.runtime.stopping import signals_interrupt
+from paceline.runtime.process import signals_interrupt
 from tests.chaos.cluster import ChaosCluster
 from tests.chaos.faults import POINTS, Fault, plan
 from tests.chaos.report import as_record, earlier_records, write

@@ -20,7 +20,7 @@ from pathlib import Path
 from random import Random
 
 from paceline.local.service_process import Flags, ProcessName
-from paceline.runtime.stopping import signals_interrupt
+from paceline.runtime.process import signals_interrupt
 from paceline_lab.bench.resources import KINDS, Drift, ResourceWatch, Samples
 from paceline_lab.reporting.presentation import markdown_table
 from paceline_lab.reporting.reports import describe, load_average, write_report

@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 from typer.testing import CliRunner
 
-from paceline.cli.explanation import NO_EXPLANATION, account_text, explanation_json, explanation_tables
+from paceline.cli.display import NO_EXPLANATION, account_text, explanation_json, explanation_tables
 from paceline.cli.main import app
 from paceline.local.settings import ServeSettings
 from paceline.local.supervisor import SupervisedServices

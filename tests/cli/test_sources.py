@@ -16,7 +16,7 @@ from paceline.protocol.errors import InvalidInput
 from paceline.runtime.config import CoordinatorConfig, DraftConfig, TargetConfig
 from paceline.runtime.fields import Setting, every_setting
 from paceline.runtime.options import gather, parse
-from paceline.runtime.toml_text import value_of
+from paceline.runtime.sources import value_of
 
 SETTINGS = [(kind, setting) for kind in PROGRAMS.values() for setting in every_setting(kind)]
 SERVICE_LINKS = {

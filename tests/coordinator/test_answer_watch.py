@@ -7,9 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from coordinator.sessions import answer_watch, loss_patience
-from coordinator.sessions.answer_watch import AnswerWatch
-from coordinator.sessions.loss_patience import MAX_SPARED
+from coordinator.sessions import answers
+from coordinator.sessions.answers import MAX_SPARED, AnswerWatch
 from paceline.protocol.errors import InvalidInput, PacelineError, PeerUnavailable
 from paceline.protocol.session import Close
 from paceline.protocol.target import MAX_AT_WORK, AtWork, Round, TargetOpen, TargetOpened
@@ -41,8 +40,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
-        for module in (answer_watch, loss_patience):
-            monkeypatch.setattr(module, "clock", SimpleNamespace(now=lambda: self.now))
+        monkeypatch.setattr(answers, "clock", SimpleNamespace(now=lambda: self.now))
 
     async def pass_half(self) -> None:
         """Half of the patience goes by, and whoever looks at the clock has looked."""

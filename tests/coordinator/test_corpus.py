@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.text import corpus as corpus_module
-from coordinator.text.corpus import load_corpus
+from coordinator.text import library as corpus_module
+from coordinator.text.library import load_corpus
 from paceline.models.tokenizer import TableTokenizer
 from paceline.protocol.errors import InvalidInput
 from paceline.protocol.proposal import CORPUS

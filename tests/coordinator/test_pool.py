@@ -13,11 +13,11 @@ from unittest import mock
 
 import pytest
 
-from coordinator.sessions import membership as membership_module
+from coordinator import pools as membership_module
+from coordinator.pools import Membership
 from coordinator.sessions import pool as pool_module
 from coordinator.sessions.draft_pool import DraftPeer
-from coordinator.sessions.membership import Membership
-from coordinator.sessions.placement import ALWAYS_EVEN, BLOCK_TOKENS, PrefixMemory, choose
+from coordinator.sessions.pool import ALWAYS_EVEN, BLOCK_TOKENS, PrefixMemory, choose
 from coordinator.sessions.target_pool import TargetPeer, TargetPool
 from paceline.protocol.errors import Overloaded, PacelineError, PeerUnavailable, VocabularyMismatch
 from paceline.protocol.handshake import Fingerprint, ServiceStatus

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from paceline.cli.main import app
 from paceline.costs.service_costs import DraftCosts, TargetCosts
 from paceline.protocol.generation import GenerateRequest, SpeculationSettings
-from paceline.rpc.service_status import service_costs
+from paceline.rpc.link_kinds import service_costs
 from tests.e2e.cluster import Cluster
 
 TARGET = "table:vocab=64,seed=1,step_ms=6,row_ms=1"

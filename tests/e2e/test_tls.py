@@ -23,7 +23,7 @@ from paceline.local.settings import ServeSettings
 from paceline.local.supervisor import SupervisedServices
 from paceline.protocol.errors import PacelineError, PeerUnavailable, PermissionDenied, UntrustedPeer
 from paceline.protocol.generation import GenerateRequest
-from paceline.rpc.service_status import service_status
+from paceline.rpc.link_kinds import service_status
 from paceline.rpc.statuses import from_rpc_error
 from paceline.runtime.config import PeerSettings
 from paceline.runtime.roles import PeerRole

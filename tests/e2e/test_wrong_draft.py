@@ -18,8 +18,8 @@ from paceline.protocol.generation import GenerateRequest, Provenance, Speculatio
 from paceline.protocol.handshake import MAX_FRAME_BYTES, Fingerprint, Welcome
 from paceline.protocol.proposal import AUTO, ROOT, Acceptance, Outcome, Proposal, SparseDistribution
 from paceline.rpc.frames import MESSAGE_OVERHEAD_BYTES, FrameWriter
-from paceline.rpc.link import serve_link
 from paceline.rpc.link_kinds import DRAFT
+from paceline.rpc.servicer import serve_link
 from paceline.v1 import draft_service_pb2_grpc as pb_grpc
 from tests.e2e.cluster import TARGET, Cluster, cluster_fixture, eventually, free_port
 

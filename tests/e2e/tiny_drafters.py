@@ -19,8 +19,8 @@ from paceline.drafters.formats.target_weights import TargetWeights
 from paceline.drafters.heads.block import BlockDraft, build_block_engine
 from paceline.drafters.heads.block_network import BlockForm, BlockNetwork, Sight
 from paceline.drafters.heads.mtp import build_mtp_engine
-from paceline.drafters.layers.loading import load_draft_engine
 from paceline.drafters.layers.manifest import TargetFingerprint, TrainedKind
+from paceline.drafters.layers.stack import load_draft_engine
 from paceline.drafters.layers.student import Target
 from paceline.drafters.layers.vocabulary import DraftVocabulary
 from paceline.engine.decoder import build_engine

@@ -13,8 +13,7 @@ from transformers import PreTrainedConfig
 
 from paceline.drafters.layers.vocabulary import DraftVocabulary
 from paceline.engine import hidden_states
-from paceline.engine.feature_rows import decode_features, encode_features
-from paceline.engine.features import FeatureRows
+from paceline.engine.features import FeatureRows, decode_features, encode_features
 from paceline.engine.interface import Logits, StepItem, StepPlan
 from paceline.engine.parallel.engine import ParallelEngine
 from paceline.engine.table.engine import TABLE_FEATURES, load_table, table_features

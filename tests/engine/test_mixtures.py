@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from paceline.engine.cpu.row_products import has_wide_vectors
+from paceline.engine.decoder import round_linears
 from paceline.engine.interface import Prefix, StepItem, StepPlan
-from paceline.engine.quantization import round_linears
 from paceline.protocol.errors import Unsupported
 from tests.engine import tiny
 from tests.engine.families import CONTEXT, SERVED, Family, named

@@ -105,7 +105,7 @@ def test_a_model_of_another_dtype_than_asked_for_is_refused() -> None:
 
 
 def test_a_cpu_without_wide_vectors_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.engine.quantization.has_wide_vectors", lambda: False)
+    monkeypatch.setattr("paceline.engine.decoder.has_wide_vectors", lambda: False)
     with pytest.raises(Unsupported, match="quantization = int8 on this CPU"):
         engine_of(target())
 

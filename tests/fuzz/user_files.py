@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from coordinator.text.corpus import load_corpus
+from coordinator.text.library import load_corpus
 from paceline.access.keys import load_keys
 from paceline.drafters.layers.manifest import load_manifest
 from paceline.local.settings import speculative_drafter

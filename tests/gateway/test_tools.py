@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from paceline.models.rendering import Turn
 from paceline.models.tokenizer import TransformersTokenizer, load_tokenizer
-from paceline.models.turns import Turn
 from paceline.protocol.errors import InvalidInput, Unsupported
 from paceline.protocol.generation import Provenance, Tokens
 from paceline.protocol.sampling import Grammar, GrammarKind

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.local.cores import Cores, by_rule
-from paceline.local.settings import ServeSettings, check_settings
+from paceline.local.settings import Cores, ServeSettings, by_rule, check_settings
 from paceline.protocol.errors import InvalidInput
 
 MODEL = "table:vocab=300,seed=1"

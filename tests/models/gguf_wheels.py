@@ -5,8 +5,8 @@ from __future__ import annotations
 import zipfile
 from pathlib import Path
 
+from paceline.models.pull import file_digest
 from paceline.models.pullable import Wheel
-from paceline.models.wheels import file_digest
 
 
 def write_wheels(gguf_file: Path, folder: Path, parts: int, files: int = 1) -> tuple[Wheel, ...]:

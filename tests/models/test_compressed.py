@@ -163,6 +163,6 @@ def test_what_is_not_unpacked_is_refused_by_its_key(folder: Path, name: str) -> 
 
 
 def test_the_library_is_asked_for_where_it_is_not_installed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.models.compressed.find_spec", lambda name: None)
+    monkeypatch.setattr("paceline.models.quantized.find_spec", lambda name: None)
     with pytest.raises(InvalidInput, match=r"pip install 'paceline\[compressed\]'"):
         load_engine(str(folder), SETTINGS)

@@ -17,11 +17,10 @@ from transformers import LlamaForCausalLM
 
 from paceline.engine.loading import load_engine
 from paceline.models import gguf
-from paceline.models.pull import kept_wheels, pull, remove
+from paceline.models.pull import file_digest, folder_bytes, kept_wheels, pull, remove
 from paceline.models.pullable import PULLABLE, PullableModel, PullProgress
 from paceline.models.resolve import is_pulled, pulled_path, resolve
 from paceline.models.tokenizer import load_tokenizer
-from paceline.models.wheels import file_digest, folder_bytes
 from paceline.protocol.errors import InternalError, InvalidInput, PeerUnavailable
 from paceline.protocol.generation import ChatMessage
 from tests.engine.llama_engines import llama_settings

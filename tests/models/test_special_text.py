@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from paceline.models.chat_template import template_variables
+from paceline.models.rendering import template_variables
 from paceline.models.tokenizer import MAX_SPECIAL_TEXTS, TransformersTokenizer, load_tokenizer
 from paceline.protocol.errors import InvalidInput
 from paceline.protocol.generation import ChatMessage

@@ -11,7 +11,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message_factory import GetMessageClass
 
 from paceline.protocol import codec
-from paceline.protocol.codec.bounds import Elsewhere, Most, bounds_of, check_bounds
+from paceline.protocol.codec.copying import Elsewhere, Most, bounds_of, check_bounds
 from paceline.protocol.errors import InvalidInput
 from paceline.protocol.target import MAX_AT_WORK
 from paceline.rpc import link_kinds

@@ -20,7 +20,7 @@ import pytest
 
 from paceline.client import AsyncClient, Client
 from paceline.protocol.generation import Finished, GenerateRequest, Provenance, SpeculationSettings, Tokens
-from paceline.rpc.service_status import service_status
+from paceline.rpc.link_kinds import service_status
 from tests.e2e.cluster import Cluster, eventually
 from tests.ray.driving import BACK_SECONDS, ENVIRONMENT, RAY, Deployed, TwoNodes, controller_pids, two_nodes
 from tests.ray.two_nodes import CPUS_OF_A_NODE

@@ -21,9 +21,9 @@ from paceline.protocol.session import Close, SessionSpec
 from paceline.protocol.target import Round, TargetCommand, TargetEvent, TargetOpen, TargetOpened, Verdict
 from paceline.rpc.channel import MAX_MESSAGE_BYTES, open_channel
 from paceline.rpc.frames import FrameWriter
-from paceline.rpc.link import serve_link
 from paceline.rpc.link_kinds import TARGET
 from paceline.rpc.peer_link import TargetLink
+from paceline.rpc.servicer import serve_link
 from paceline.rpc.statuses import from_rpc_error
 from paceline.runtime.config import PeerSettings
 from paceline.v1 import target_service_pb2 as pb

@@ -24,8 +24,8 @@ from paceline.protocol.handshake import MAX_FRAME_BYTES, MAX_FRAME_MESSAGES, Fin
 from paceline.protocol.session import Close, Failure
 from paceline.protocol.target import TargetOpened, Verdict
 from paceline.rpc import frames as frames_module
-from paceline.rpc import link as link_module
 from paceline.rpc import peer_link
+from paceline.rpc import servicer as link_module
 from paceline.rpc.channel import Keepalive
 from paceline.v1 import target_service_pb2 as pb
 from tests.rpc.harness import (

@@ -23,7 +23,7 @@ from paceline.rpc.endpoints import Endpoint, EndpointSource, EndpointWatch
 from paceline.rpc.tls import server_files
 from paceline.runtime import metrics
 from paceline.runtime.config import ServerSettings
-from paceline.runtime.live_files import MAX_LIVE_BYTES, read_live
+from paceline.runtime.files import MAX_LIVE_BYTES, read_live
 from paceline.runtime.roles import PeerRole
 from tests.metrics.scrape import Exposition
 from tests.rpc.harness import background, until

@@ -16,10 +16,10 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from paceline.protocol.errors import InvalidInput, Overloaded, PacelineError, PeerUnavailable
 from paceline.rpc.channel import open_channel, open_sync_channel
-from paceline.rpc.link import serve_link
 from paceline.rpc.link_kinds import DRAFT
 from paceline.rpc.peer_link import TargetLink
 from paceline.rpc.server import MAX_CALLS, RunningServer, address_of, run_server
+from paceline.rpc.servicer import serve_link
 from paceline.rpc.statuses import typed_errors
 from paceline.runtime.config import PeerSettings, ServerSettings
 from paceline.v1 import draft_service_pb2 as draft_pb

@@ -15,7 +15,7 @@ from paceline.protocol.records import RoundRecord, StepTimings
 from paceline.protocol.trace_context import TraceContext, decode_tracestate
 from paceline.runtime import span_export, telemetry
 from paceline.runtime.config import TraceSettings
-from paceline.runtime.sampler import sampler_from
+from paceline.runtime.otel_environment import sampler_from
 from paceline.runtime.spans import FinishedSpan
 from tests.e2e.cluster import eventually
 from tests.rpc.otlp import Receiver, attributes_of, length_ms, otlp_receiver

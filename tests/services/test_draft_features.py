@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from draft_service import feature_waits
-from paceline.engine.feature_rows import encode_features
+from paceline.engine.features import encode_features
 from paceline.engine.table.engine import table_features
 from paceline.protocol.draft import DraftBudget, DraftedProposal, Shadow, Verifying
 from paceline.protocol.features import Features, FeatureType

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 import target_service.features as sent_by_target
-from paceline.engine.feature_rows import decode_features
-from paceline.engine.features import FeatureRows
+from paceline.engine.features import FeatureRows, decode_features
 from paceline.engine.table.engine import TABLE_FEATURES
 from paceline.protocol.features import FeatureNeed, FeatureRequest, Features, FeatureType
 from paceline.protocol.proposal import ROOT, Acceptance, Outcome, Proposal

@@ -12,7 +12,7 @@ from paceline.protocol.draft import DraftBudget
 from paceline.protocol.session import Close, Failure
 from paceline.protocol.target import TargetOpened
 from paceline.rpc.sessions import RETRY_AFTER_MS
-from target_service.turns import Turns
+from target_service.batching import Turns
 from tests.services.harness import (
     Events,
     RecordingEngine,

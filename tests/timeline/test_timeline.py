@@ -12,12 +12,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from paceline.cli.gantt import MOST_ROUNDS, gantt
+from paceline.cli.trace import MOST_ROUNDS, gantt
 from paceline.protocol.errors import InvalidInput
 from paceline.protocol.records import RoundRecord, StepTimings
 from paceline.timeline import layout
-from paceline.timeline.chrome import chrome_trace
-from paceline.timeline.layout import PlacedRound, Track, place_rounds
+from paceline.timeline.layout import PlacedRound, Track, chrome_trace, place_rounds
 from paceline.timeline.saved import read_rounds, rounds_json
 from tests.timeline.trace_rules import broken_rules
 

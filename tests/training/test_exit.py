@@ -8,9 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from paceline.drafters.layers.loading import load_draft_engine
 from paceline.drafters.layers.manifest import TrainedKind, load_manifest
-from paceline.drafters.layers.stack import WEIGHTS_FILE, load_draft
+from paceline.drafters.layers.stack import WEIGHTS_FILE, load_draft, load_draft_engine
 from paceline.protocol.errors import InvalidInput
 from paceline_training.kinds import TraineeShape
 from tests.training.tiny_target import SETTINGS, load_target, save_target, served_as_trained

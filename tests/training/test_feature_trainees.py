@@ -15,10 +15,8 @@ from typer.testing import CliRunner
 
 from draft_service.drafters.catalogue import build_catalogue
 from paceline.cli.main import app
-from paceline.drafters.layers.loading import load_draft_engine
-from paceline.drafters.layers.manifest import TargetFingerprint, TrainedKind, load_manifest
-from paceline.drafters.layers.packing import WeightFormat
-from paceline.drafters.layers.stack import WEIGHTS_FILE
+from paceline.drafters.layers.manifest import TargetFingerprint, TrainedKind, WeightFormat, load_manifest
+from paceline.drafters.layers.stack import WEIGHTS_FILE, load_draft_engine
 from paceline.drafters.layers.student import Target
 from paceline.drafters.layers.vocabulary import DraftVocabulary
 from paceline.engine.fingerprint import weights_digest

@@ -15,9 +15,8 @@ from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from paceline.cli.main import app
-from paceline.drafters.layers.loading import load_draft_engine
 from paceline.drafters.layers.manifest import DraftManifest, TrainedKind, load_manifest
-from paceline.drafters.layers.stack import WEIGHTS_FILE
+from paceline.drafters.layers.stack import WEIGHTS_FILE, load_draft_engine
 from paceline.drafters.layers.student import Target
 from paceline.engine.loading import load_engine
 from paceline.models.tokenizer import load_tokenizer

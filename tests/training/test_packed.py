@@ -16,15 +16,13 @@ from typer.testing import CliRunner
 
 from draft_service.drafters.catalogue import build_catalogue
 from paceline.cli.main import app
-from paceline.drafters.layers.loading import ReducedVocabularyEngine
-from paceline.drafters.layers.manifest import load_manifest
-from paceline.drafters.layers.packing import WeightFormat, pack, unpack
-from paceline.drafters.layers.stack import WEIGHTS_FILE, load_draft
+from paceline.drafters.layers.manifest import WeightFormat, load_manifest, pack, unpack
+from paceline.drafters.layers.stack import WEIGHTS_FILE, ReducedVocabularyEngine, load_draft
 from paceline.drafters.layers.student import trained_weights
 from paceline.models import resolve as models
+from paceline.models.pull import file_digest
 from paceline.models.pullable import PULLABLE
 from paceline.models.resolve import MANIFEST_FILE, resolve_draft, shipped_draft, shipped_kinds
-from paceline.models.wheels import file_digest
 from paceline.protocol.errors import InvalidInput
 from paceline.runtime.config import DraftConfig
 from paceline_training.checkpoint import pack_draft

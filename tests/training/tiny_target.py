@@ -10,8 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from paceline.drafters.layers.loading import load_draft_engine
-from paceline.drafters.layers.stack import load_draft
+from paceline.drafters.layers.stack import load_draft, load_draft_engine
 from paceline.drafters.layers.student import Target, build_student
 from paceline.drafters.layers.vocabulary import DraftVocabulary
 from paceline.engine.interface import Logits

@@ -25,8 +25,7 @@ from torch import nn
 
 from paceline.drafters.formats.draft_files import read_config_if_any, read_tensors
 from paceline.drafters.formats.target_weights import TargetWeights
-from paceline.drafters.heads.lookahead import LookaheadEngine
-from paceline.drafters.heads.medusa import MedusaHeads
+from paceline.drafters.heads.lookahead import LookaheadEngine, MedusaHeads
 from paceline.engine.cpu.linear import frozen_linear
 from paceline.engine.interface import EngineInfo
 from paceline.engine.weights import select_device, select_dtype, set_threads

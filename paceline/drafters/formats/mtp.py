@@ -32,8 +32,7 @@ from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, PreTrained
 from paceline.drafters.formats.draft_files import TensorFiles, read_config
 from paceline.drafters.formats.speculators_eagle3 import refuse_lossy
 from paceline.drafters.formats.target_weights import TargetWeights
-from paceline.drafters.heads.mtp import build_mtp_engine
-from paceline.drafters.heads.mtp_network import MtpForm, MtpNetwork
+from paceline.drafters.heads.mtp import MtpForm, MtpNetwork, build_mtp_engine
 from paceline.engine.features import FeatureEngine
 from paceline.engine.weights import select_device, select_dtype
 from paceline.models.text_part import SAME_LAYERS

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from paceline.drafters.heads.block_network import BlockNetwork, block_attention
-from paceline.drafters.heads.paths import RowList
+from paceline.drafters.heads.own_features import RowList
 from paceline.drafters.heads.target_features import NOTHING, SessionFeatures, check_rows
 from paceline.engine.attention import whole_context
 from paceline.engine.features import FeatureRows

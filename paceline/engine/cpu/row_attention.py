@@ -25,7 +25,7 @@ from paceline.engine.interface import StepItem
 from paceline.engine.kv import SessionKV
 from paceline.protocol.proposal import ROOT
 from paceline.runtime.compiled import compiled
-from paceline.sampling.exponential import REORDER, exp
+from paceline.sampling.ranking import REORDER, exp
 
 DTYPE = torch.float32
 """The dtype of its arithmetic, of keys and of values."""

@@ -16,7 +16,7 @@ from numba import types
 from numba.extending import intrinsic
 
 from paceline.runtime.compiled import compiled
-from paceline.sampling.exponential import REORDER, exp
+from paceline.sampling.ranking import REORDER, exp
 
 ITEM = 4
 """Bytes of a float32."""

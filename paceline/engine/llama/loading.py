@@ -23,9 +23,9 @@ from paceline.engine.llama.steps import LlamaContext
 from paceline.engine.schedule import run_schedule, schedule_length
 from paceline.models.gguf_config import vocabulary
 from paceline.models.gguf_header import GgufHeader, read_header
+from paceline.models.pull import file_digest
 from paceline.models.resolve import ModelSource
 from paceline.models.tokenizer import vocabulary_fingerprint
-from paceline.models.wheels import file_digest
 from paceline.protocol.errors import InvalidInput, PacelineError, Unsupported, require
 from paceline.protocol.handshake import Fingerprint
 from paceline.runtime.config import FAST_DTYPE, NOT_QUANTIZED, EngineSettings

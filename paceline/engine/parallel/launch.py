@@ -24,8 +24,7 @@ from paceline.engine.parallel.place import Place
 from paceline.protocol.errors import PacelineError
 from paceline.runtime.config import LOCALHOST, EngineSettings
 from paceline.runtime.logs import LogFormat, format_in_use, log_to_stderr
-from paceline.runtime.process import FAILURE, describe_exit
-from paceline.runtime.stopping import stop_signals
+from paceline.runtime.process import FAILURE, describe_exit, stop_signals
 from paceline.sampling import racing
 
 logger = logging.getLogger(__name__)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cached_property
 
-from paceline.protocol.codec.bounds import MAX_NAME_BYTES, UNREAD, Most, bound
-from paceline.protocol.codec.copying import OneOf, copier
+from paceline.protocol.codec.copying import MAX_NAME_BYTES, UNREAD, Most, OneOf, bound, copier
 from paceline.protocol.codec.failures import FAILURE
 from paceline.protocol.codec.parts import (
     CLOSE,

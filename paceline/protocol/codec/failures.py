@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.protocol.codec.bounds import MAX_NAME_BYTES, MAX_TEXT_BYTES, bound
-from paceline.protocol.codec.copying import Part, copier
+from paceline.protocol.codec.copying import MAX_NAME_BYTES, MAX_TEXT_BYTES, Part, bound, copier
 from paceline.protocol.errors import Code, PacelineError, from_wire, require
 from paceline.protocol.session import Failure
 from paceline.v1 import draft_service_pb2 as draft_pb

@@ -4,8 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from paceline.protocol.codec.bounds import MAX_NAME_BYTES, MAX_TEXT_BYTES, Elsewhere, Most, bound, check_bounds
-from paceline.protocol.codec.copying import OneOf, Part, copier, each, enumeration
+from paceline.protocol.codec.copying import (
+    MAX_NAME_BYTES,
+    MAX_TEXT_BYTES,
+    Elsewhere,
+    Most,
+    OneOf,
+    Part,
+    bound,
+    check_bounds,
+    copier,
+    each,
+    enumeration,
+)
 from paceline.protocol.codec.parts import (
     ACCEPTANCE,
     TREE_WIDTHS,

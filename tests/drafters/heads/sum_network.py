@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from paceline.drafters.heads.own_features import OWN_REACH, RowInputs, RowOutputs
-from paceline.drafters.heads.paths import RowList
+from paceline.drafters.heads.own_features import OWN_REACH, RowInputs, RowList, RowOutputs
 from paceline.drafters.heads.target_features import NOTHING
 from paceline.engine.interface import NO_PREFIX, EngineInfo, Logits, Prefix, StepPlan
 from paceline.engine.ledger import Ledger

@@ -11,8 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.drafters.heads.lookahead import LookaheadEngine
-from paceline.drafters.heads.medusa import MedusaHeads
+from paceline.drafters.heads.lookahead import LookaheadEngine, MedusaHeads
 from paceline.drafters.heads.target_features import KEPT_POSITIONS, SessionFeatures
 from paceline.engine.features import FeatureEngine
 from paceline.engine.interface import EngineInfo, Logits, StepItem, StepPlan

@@ -13,8 +13,7 @@ import torch
 from torch import nn
 
 from paceline.drafters.formats.mtp import find_mtp, load_mtp
-from paceline.drafters.heads.mtp import build_mtp_engine
-from paceline.drafters.heads.mtp_network import MtpNetwork
+from paceline.drafters.heads.mtp import MtpNetwork, build_mtp_engine
 from paceline.engine.features import FeatureEngine
 from paceline.engine.interface import Logits, StepItem, StepPlan
 from paceline.models.tokenizer import TableTokenizer
