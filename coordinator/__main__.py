@@ -15,9 +15,8 @@ from paceline.access.gate import gate_of
 from paceline.models.generation_defaults import load_defaults
 from paceline.models.tokenizer import Tokenizer, load_tokenizer
 from paceline.protocol.errors import require
-from paceline.rpc.exposure import warn_if_exposed
 from paceline.rpc.frames import first_to_end
-from paceline.rpc.server import MAX_CALLS, run_server
+from paceline.rpc.server import MAX_CALLS, run_server, warn_if_exposed
 from paceline.runtime import logs, metrics, telemetry
 from paceline.runtime.config import CoordinatorConfig
 from paceline.runtime.options import parse_config

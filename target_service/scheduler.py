@@ -24,8 +24,7 @@ from typing import ParamSpec, TypeVar
 from paceline.costs.cost_line import CostLine
 from paceline.costs.service_costs import TargetCosts
 from paceline.engine.executor import Executor
-from paceline.engine.interface import Engine
-from paceline.engine.prompt_rows import prompt_logit_rows
+from paceline.engine.interface import Engine, prompt_logit_rows
 from paceline.grammars.sessions import Grammars, Masks
 from paceline.protocol.errors import PacelineError, PeerUnavailable, UnknownSession
 from paceline.protocol.features import Features

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from paceline.runtime.metrics.catalogue import CATALOGUE, MetricLabel, MetricSpec
-from paceline.runtime.metrics.vllm_names import VLLM_NAMES, VllmName
+from paceline.runtime.metrics.exporters import VLLM_NAMES, VllmName
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "metrics.md"
 MOST_SHOWN = 6

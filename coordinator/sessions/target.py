@@ -11,9 +11,8 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-from coordinator.sessions.answers import AnswerWatch, LossPatience, check_verdict
+from coordinator.sessions.answers import AnswerWatch, LossPatience, PromptReport, ReaderTooSlow, check_verdict
 from coordinator.sessions.feature_feed import FeatureFeed
-from coordinator.sessions.prompt_report import PromptReport, ReaderTooSlow
 from coordinator.sessions.speculation_cache import PrefetchedProposals
 from coordinator.sessions.target_pool import TargetPeer, TargetPool
 from coordinator.sessions.verified_round import TargetNext, VerifiedRound

@@ -11,7 +11,7 @@ import torch
 
 from paceline.engine.attention import PRODUCT_COPIES, AttentionFacts
 from paceline.engine.cuda.footprint import static_bytes
-from paceline.engine.prompt_rows import prompt_logit_rows
+from paceline.engine.interface import prompt_logit_rows
 from paceline.models.gguf_header import read_header
 from paceline.protocol.errors import InvalidInput, require
 from paceline.protocol.features import FeatureOffer

@@ -12,11 +12,10 @@ from paceline.engine.checks import refuse_config
 from paceline.engine.cpu.linear import cpu_has_bfloat16
 from paceline.engine.cpu.row_products import has_wide_vectors
 from paceline.engine.memory import available_ram, refuse_unpacked_beyond, refuse_weights_beyond
-from paceline.models.config_limits import refuse_numbers
+from paceline.models.config_limits import refuse_ignored, refuse_ignored_rotation, refuse_numbers
 from paceline.models.gguf import gguf_sources
 from paceline.models.gguf_config import model_config
 from paceline.models.gguf_header import read_header
-from paceline.models.ignored_settings import refuse_ignored, refuse_ignored_rotation
 from paceline.models.model_files import CONFIG_FILE, config_of, read_model_json_if_any, refuse_elsewhere
 from paceline.models.packed import unpack_tensors, unpacked_bytes
 from paceline.models.quantized import unpacking, without_quantization

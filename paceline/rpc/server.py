@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,6 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from paceline.protocol.errors import InvalidInput, PeerUnavailable
 from paceline.rpc.authorization import RoleInterceptor
 from paceline.rpc.channel import Options, keepalive_options, message_options
-from paceline.rpc.exposure import warn_if_exposed
 from paceline.rpc.frames import first_to_end
 from paceline.rpc.statuses import abort_with
 from paceline.rpc.tls import server_credentials
@@ -26,6 +26,39 @@ from paceline.runtime.files import replace_text
 from paceline.runtime.process import signals_stop, stop_with_stdin
 
 logger = logging.getLogger(__name__)
+
+
+def warn_if_exposed(settings: ServerSettings, what: str, remedy: str) -> None:
+    """Warn if other machines can reach the server.
+
+    Args:
+        settings: where the server listens.
+        what: what is unsafe, such as "plaintext" or "requests without a key".
+        remedy: the settings that make it safe, such as "set server.tls_certificate and server.tls_key".
+    """
+    if not is_loopback(settings.host):
+        logger.warning(
+            "unsafe to expose: %s on server.host = %s, port %d; %s, or server.host = 127.0.0.1",
+            what, settings.host, settings.port, remedy,
+        )  # fmt: skip
+
+
+def warn_of_callers(settings: ServerSettings) -> None:
+    """Warn if anybody who reaches this server may use it; for servers that know callers by TLS alone."""
+    if settings.tls_client_ca is None:
+        warn_if_exposed(settings, "any caller may open sessions", "set server.tls_client_ca")
+    elif settings.tls_roles == "off":
+        what = "any certificate of server.tls_client_ca may open sessions"
+        warn_if_exposed(settings, what, 'set server.tls_roles = "required"')
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches an address; of names, only `localhost` counts."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
 
 MIN_PING_INTERVAL_MS = 500
 """Peers ping every 5 s; gRPC's default would cut them off for that."""

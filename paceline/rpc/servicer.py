@@ -18,7 +18,6 @@ from paceline.protocol.errors import DeadlineExceeded, InternalError, PacelineEr
 from paceline.protocol.handshake import Hello, ServiceStatus, Welcome
 from paceline.protocol.session import Close
 from paceline.rpc.cost_messages import CostsSender
-from paceline.rpc.exposure import warn_of_callers
 from paceline.rpc.frames import FrameWriter, InSession, Message, check_frame, first_to_end
 from paceline.rpc.link_kinds import (
     HANDSHAKE_TIMEOUT_S,
@@ -28,7 +27,7 @@ from paceline.rpc.link_kinds import (
     check_fingerprint,
     check_version,
 )
-from paceline.rpc.server import run_server
+from paceline.rpc.server import run_server, warn_of_callers
 from paceline.rpc.sessions import LinkSessions, SessionScheduler
 from paceline.rpc.statuses import abort_with, unexpected_error
 from paceline.runtime.config import ServerSettings

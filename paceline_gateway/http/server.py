@@ -16,8 +16,7 @@ from typing import Any, cast
 import uvicorn
 
 from paceline.protocol.errors import InvalidInput
-from paceline.rpc.exposure import warn_if_exposed
-from paceline.rpc.server import address_of
+from paceline.rpc.server import address_of, warn_if_exposed
 from paceline.rpc.tls import TlsFiles, TlsMaterial, server_credentials, server_files
 from paceline.runtime.config import ServerSettings
 from paceline.runtime.files import replace_text

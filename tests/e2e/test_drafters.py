@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from draft_service import feature_waits
+from draft_service import scheduler
 from draft_service.drafters.model import ModelDraft, ModelDrafter
 from paceline.client import Generation
 from paceline.drafters.formats.kinds import kind_of, load_onto
@@ -106,7 +106,7 @@ def echoing_heads(folder: Path, target: TargetWeights) -> Engine:
 
 async def test_heads_read_the_feature_before_the_last_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Such heads say what the target said of the last token: that token, if they read the feature before it."""
-    monkeypatch.setattr(feature_waits, "ROUND_PATIENCE_S", 60.0)
+    monkeypatch.setattr(scheduler, "ROUND_PATIENCE_S", 60.0)
     async with services(echoing_heads, tmp_path, NotingDrafter) as (client, noting):
         await client.generate(request(CHAIN, 0.0))
         said = [(draft.branch.root, draft.proposal().token_ids) for draft in noting.drafts]

@@ -13,7 +13,7 @@ from coordinator.drafting.drafting import Drafting
 from coordinator.sessions.draft import DraftSession
 from coordinator.sessions.speculation_cache import SpeculationCache
 from coordinator.sessions.target import TargetSession
-from draft_service.feature_waits import FeatureWaits
+from draft_service.scheduler import FeatureWaits
 from paceline.protocol.draft import DraftBudget
 from paceline.protocol.errors import PacelineError
 from paceline.protocol.target import Round, Verdict

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from paceline.runtime.metrics.catalogue import CATALOGUE, of_service
-from paceline.runtime.metrics.vllm_names import VLLM_NAMES
+from paceline.runtime.metrics.exporters import VLLM_NAMES
 from tests.metrics.conftest import Observed
 from tests.metrics.scrape import Exposition, faults, selectors
 from tools.dashboard import FILE as DASHBOARD

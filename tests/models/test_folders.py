@@ -17,8 +17,7 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 
 from paceline.engine.loading import load_engine
 from paceline.engine.parallel.decoder import load_decoder_share
-from paceline.models.config_limits import refuse_numbers
-from paceline.models.ignored_settings import refuse_ignored
+from paceline.models.config_limits import refuse_ignored, refuse_numbers
 from paceline.models.tokenizer import load_tokenizer
 from paceline.protocol.errors import DamagedFile, InvalidInput, PacelineError, Unsupported
 from tests.engine import tiny

@@ -20,8 +20,8 @@ from paceline.protocol.errors import PacelineError, PeerUnavailable, PermissionD
 from paceline.protocol.target import TargetOpened
 from paceline.rpc import authorization
 from paceline.rpc.channel import open_channel
-from paceline.rpc.exposure import warn_if_exposed, warn_of_callers
 from paceline.rpc.peer_link import TargetLink
+from paceline.rpc.server import warn_if_exposed, warn_of_callers
 from paceline.rpc.statuses import from_rpc_error
 from paceline.runtime.config import CoordinatorConfig, PeerSettings, PoolSettings, ServerSettings
 from paceline.runtime.roles import PeerRole, role_in

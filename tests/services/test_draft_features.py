@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from draft_service import feature_waits
+from draft_service import scheduler
 from paceline.engine.features import encode_features
 from paceline.engine.table.engine import table_features
 from paceline.protocol.draft import DraftBudget, DraftedProposal, Shadow, Verifying
@@ -84,8 +84,8 @@ async def test_a_drafter_that_reads_none_is_given_none(draft: Events) -> None:
 @pytest.fixture
 def patience(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """A service that waits for features for ever."""
-    monkeypatch.setattr(feature_waits, "PROMPT_PATIENCE_S", NEVER_S)
-    monkeypatch.setattr(feature_waits, "ROUND_PATIENCE_S", NEVER_S)
+    monkeypatch.setattr(scheduler, "PROMPT_PATIENCE_S", NEVER_S)
+    monkeypatch.setattr(scheduler, "ROUND_PATIENCE_S", NEVER_S)
     return monkeypatch
 
 
@@ -107,7 +107,7 @@ async def test_a_wait_in_vain_is_the_last_until_features_come(
     spy: FeatureSpy, spied: Events, patience: pytest.MonkeyPatch
 ) -> None:
     with patience.context() as short:
-        short.setattr(feature_waits, "PROMPT_PATIENCE_S", 0.01)
+        short.setattr(scheduler, "PROMPT_PATIENCE_S", 0.01)
         await spied.proposal(draft_open(1, PREFIX, K4))
     await spied.proposal(commit_of(1, PREFIX, 0, TEXT[5:7]))
     spied.send(features(0, 3))

@@ -15,9 +15,8 @@ from transformers import AutoModelForCausalLM
 
 from paceline.engine.cpu.row_products import has_wide_vectors
 from paceline.engine.decoder import build_engine
-from paceline.engine.interface import Engine, Logits, StepItem, StepPlan
+from paceline.engine.interface import PROMPT_LOGITS, Engine, Logits, StepItem, StepPlan, prompt_logit_rows
 from paceline.engine.loading import load_engine
-from paceline.engine.prompt_rows import PROMPT_LOGITS, prompt_logit_rows
 from paceline.models.resolve import resolve
 from paceline.models.table_names import TableSpec
 from paceline.models.tokenizer import TableTokenizer

@@ -10,11 +10,11 @@ behind the first hop sees the same bits.
 
 from __future__ import annotations
 
-from paceline.protocol.codec import draft, failures, generation, handshake, target
+from paceline.protocol.codec import draft, generation, parts, target
 
-encode_hello, decode_hello = handshake.HELLO.encode, handshake.HELLO.decode
-encode_welcome, decode_welcome = handshake.WELCOME.encode, handshake.WELCOME.decode
-encode_service_status, decode_service_status = handshake.SERVICE_STATUS.encode, handshake.SERVICE_STATUS.decode
+encode_hello, decode_hello = parts.HELLO.encode, parts.HELLO.decode
+encode_welcome, decode_welcome = parts.WELCOME.encode, parts.WELCOME.decode
+encode_service_status, decode_service_status = parts.SERVICE_STATUS.encode, parts.SERVICE_STATUS.decode
 encode_target_command, decode_target_command = target.COMMAND.encode, target.COMMAND.decode
 encode_target_event, decode_target_event = target.EVENT.encode, target.EVENT.decode
 encode_draft_command, decode_draft_command = draft.COMMAND.encode, draft.COMMAND.decode
@@ -23,4 +23,4 @@ encode_generate_request, decode_generate_request = generation.encode_request, ge
 encode_generate_event, decode_generate_event = generation.EVENT.encode, generation.EVENT.decode
 decode_models = generation.decode_models
 encode_model_description, decode_model_description = generation.MODEL.encode, generation.MODEL.decode
-failure_of, error_of, session_id_of = failures.failure_of, failures.error_of, failures.session_id_of
+failure_of, error_of, session_id_of = parts.failure_of, parts.error_of, parts.session_id_of

@@ -6,9 +6,9 @@ from dataclasses import replace
 from functools import cached_property
 
 from paceline.protocol.codec.copying import MAX_NAME_BYTES, UNREAD, Most, OneOf, bound, copier
-from paceline.protocol.codec.failures import FAILURE
 from paceline.protocol.codec.parts import (
     CLOSE,
+    FAILURE,
     FEATURES,
     OUTCOME,
     PROPOSAL,

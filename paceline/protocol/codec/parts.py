@@ -1,4 +1,6 @@
-"""What several messages have in common: the messages inside them, and fields that are checked or written alike."""
+"""What several messages have in common: the messages inside them, fields that are checked or written alike, the
+handshake, and errors inside a link.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +13,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 
 from paceline.protocol.codec.copying import (
     MAX_NAME_BYTES,
+    MAX_TEXT_BYTES,
     UNREAD,
     Copier,
     Elsewhere,
@@ -23,7 +26,7 @@ from paceline.protocol.codec.copying import (
     enumeration,
     register,
 )
-from paceline.protocol.errors import InvalidInput, Unsupported, require
+from paceline.protocol.errors import Code, InvalidInput, PacelineError, Unsupported, from_wire, require
 from paceline.protocol.features import (
     MAX_FEATURE_BYTES,
     MAX_FEATURE_LAYERS,
@@ -34,7 +37,7 @@ from paceline.protocol.features import (
     FeatureType,
 )
 from paceline.protocol.generation import MAX_INPUT_TOKENS, MAX_STOP_TOKENS
-from paceline.protocol.handshake import Fingerprint
+from paceline.protocol.handshake import MAX_DRAFTERS, PROTOCOL_VERSION, Fingerprint, Hello, ServiceStatus, Welcome
 from paceline.protocol.proposal import (
     MAX_DRAFTER_BYTES,
     MAX_PROPOSAL_NODES,
@@ -57,9 +60,11 @@ from paceline.protocol.sampling import (
     SamplingParams,
     UnstatedNumber,
 )
-from paceline.protocol.session import MAX_TENANT_BYTES, Close, SessionSpec
+from paceline.protocol.session import MAX_TENANT_BYTES, Close, Failure, SessionSpec
 from paceline.protocol.target import RowLogprobs
 from paceline.protocol.trace_context import decode_traceparent
+from paceline.v1 import draft_service_pb2 as draft_pb
+from paceline.v1 import target_service_pb2 as target_pb
 from paceline.v1 import types_pb2 as pb
 
 MAX_UINT32 = (1 << 32) - 1
@@ -273,3 +278,79 @@ copier(FeatureRequest, pb.FeatureRequest, dtype=_DTYPE)
 
 
 FEATURES = copier(Features, pb.Features, unused_fields=["layer_ids"], session_id=SESSION_ID, dtype=_DTYPE)
+
+
+LinkMessage = target_pb.TargetCommand | target_pb.TargetEvent | draft_pb.DraftCommand | draft_pb.DraftEvent
+
+MAX_FACTS = 64
+"""Most named facts of one failure; ours have at most ten."""
+
+
+def _check_failure(message: pb.Failure) -> None:
+    size = sum(len(name.encode()) + len(value.encode()) for name, value in message.metadata.items())
+    require(size <= MAX_TEXT_BYTES, "failure metadata bytes", size, f"at most {MAX_TEXT_BYTES}")
+
+
+bound(pb.Failure, "failure", reason=MAX_NAME_BYTES, message=MAX_TEXT_BYTES, metadata=MAX_FACTS)
+# Session 0 is allowed here: it answers a message that named no session.
+FAILURE = copier(
+    Failure,
+    pb.Failure,
+    _check_failure,
+    code=Part(decode=lambda code: code if code in Code.__members__.values() else int(Code.INTERNAL)),
+    metadata=Part(dict, dict),
+)
+
+
+def failure_of(session_id: int, error: PacelineError, session_closed: bool = False) -> Failure:
+    """The `Failure` that carries an exception to the other side of a link."""
+    return Failure(
+        session_id=session_id,
+        code=int(error.code),
+        reason=error.reason,
+        message=error.message,
+        metadata=dict(error.metadata),
+        retry_after_ms=error.retry_after_ms,
+        retry_safe=error.retry_safe,
+        session_closed=session_closed,
+    )
+
+
+def error_of(failure: Failure) -> PacelineError:
+    """The exception that a `Failure` carries."""
+    return from_wire(
+        failure.reason, failure.message, metadata=failure.metadata, retry_after_ms=failure.retry_after_ms
+    )
+
+
+def session_id_of(message: LinkMessage) -> int:
+    """The session of a message that may be malformed in every other way; 0 if it names none."""
+    oneof = message.DESCRIPTOR.oneofs[0].name
+    kind = message.WhichOneof(oneof)
+    return 0 if kind is None else int(getattr(message, kind).session_id)
+
+
+bound(pb.Hello, "hello", incarnation=MAX_TEXT_BYTES)
+bound(
+    pb.Welcome,
+    "welcome",
+    incarnation=MAX_TEXT_BYTES,
+    drafters=Most(MAX_DRAFTERS, each=MAX_DRAFTER_BYTES),
+    drafter_needs=MAX_DRAFTERS,
+    default_name=MAX_DRAFTER_BYTES,
+)
+bound(pb.ServiceStatus, "status", incarnation=MAX_TEXT_BYTES)
+
+# Versions are compared by the link, not here: an old hello must still be readable.
+HELLO = copier(Hello, pb.Hello)
+
+
+def _check_welcome(message: pb.Welcome) -> None:
+    """A welcome of our own protocol version must state its limits."""
+    if message.protocol_version == PROTOCOL_VERSION:
+        for field in ("max_length", "max_sessions", "max_proposal_nodes", "max_frame_bytes"):
+            require(getattr(message, field) >= 1, f"welcome.{field}", getattr(message, field), "at least 1")
+
+
+WELCOME = copier(Welcome, pb.Welcome, _check_welcome)
+SERVICE_STATUS = copier(ServiceStatus, pb.ServiceStatus)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from paceline.protocol.codec.copying import UNREAD, Copier, Most, OneOf, bound, check_bounds, copier
-from paceline.protocol.codec.failures import FAILURE
 from paceline.protocol.codec.parts import (
     CLOSE,
+    FAILURE,
     FEATURES,
     SESSION_ID,
     TRACEPARENT,

@@ -1,11 +1,14 @@
 """OpenTelemetry metrics of every service, over OTLP and for Prometheus; off, and at no cost, unless asked for."""
 
 from paceline.runtime.metrics.exporters import configure, exposition, is_on, shutdown
-from paceline.runtime.metrics.requests import RequestMeter, fell_back, http_request_done, reload_failed
-from paceline.runtime.metrics.steps import (
+from paceline.runtime.metrics.requests import (
+    RequestMeter,
     features_came,
+    fell_back,
+    http_request_done,
     prefix_admitted,
     proposal_sent,
+    reload_failed,
     session_failed,
     session_refused,
     shadow_sent,
