@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from paceline.engine.cpu.thread_pool import ThreadPool, finish, phases, take, use_threads, wait
+from paceline.engine.cpu.thread_pool import ThreadPool, finish, phases, take, wait
 from paceline.runtime.compiled import compiled
 
 PIECES = 500
@@ -68,17 +68,13 @@ def test_a_helper_that_comes_late_is_not_waited_for_and_changes_nothing() -> Non
     np.testing.assert_array_equal(second, expected())
 
 
-def test_pools_compute_with_as_many_threads_as_are_asked_for() -> None:
-    pool, numbers = ThreadPool(3), queue.SimpleQueue[int]()
+def test_a_pool_computes_with_all_of_its_threads() -> None:
+    pool, numbers, together = ThreadPool(3), queue.SimpleQueue[int](), threading.Barrier(3)
 
     def work(number: int) -> None:
         numbers.put(number)
         together.wait(10)
 
-    for threads in (1, 2, 8):
-        use_threads(threads)
-        together = threading.Barrier(min(threads, 3))
-        pool.run(work)
-    use_threads(8)
-    assert sorted(numbers.get(timeout=10) for _ in range(6)) == [0, 0, 0, 1, 1, 2]
+    pool.run(work)
+    assert sorted(numbers.get(timeout=10) for _ in range(3)) == [0, 1, 2]
     assert numbers.empty()

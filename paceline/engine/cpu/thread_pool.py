@@ -12,7 +12,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
-from weakref import WeakSet
 
 import numpy as np
 from llvmlite import ir
@@ -39,9 +38,6 @@ class ThreadPool:
 
     def __init__(self, threads: int) -> None:
         self.threads = threads
-        self.active_threads = threads
-        """Threads that run the next job, at most `threads`; buffers are sized for all `threads`."""
-        _pools.add(self)
         self._helpers = ThreadPoolExecutor(max(threads - 1, 1), thread_name_prefix="compute")
 
     def run(self, work: Work) -> None:
@@ -49,18 +45,9 @@ class ThreadPool:
 
         A helper that comes late finds nothing left to take, so nobody waits for it.
         """
-        for number in range(1, self.active_threads):
+        for number in range(1, self.threads):
             self._helpers.submit(work, number)
         work(0)
-
-
-_pools: WeakSet[ThreadPool] = WeakSet()
-
-
-def use_threads(threads: int) -> None:
-    """Have every pool of this process compute with so many threads from its next job on, or with all that it has."""
-    for pool in _pools:
-        pool.active_threads = min(threads, pool.threads)
 
 
 def phases(count: int) -> NDArray[np.int64]:
