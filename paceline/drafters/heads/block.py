@@ -14,11 +14,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from paceline.drafters.heads.block_network import BlockNetwork, block_attention
 from paceline.drafters.heads.own_features import RowList
-from paceline.drafters.heads.target_features import NOTHING, SessionFeatures, check_rows
+from paceline.drafters.heads.target_features import NOTHING, FeatureDraft, SessionFeatures, check_rows
 from paceline.engine.attention import whole_context
 from paceline.engine.features import FeatureRows
 from paceline.engine.fingerprint import numeric_fingerprint
@@ -29,25 +28,13 @@ from paceline.engine.memory import plan_memory
 from paceline.engine.transformer import ComputeThreads
 from paceline.models.tokenizer import Tokenizer
 from paceline.protocol.errors import require
-from paceline.protocol.features import FeatureNeed
 from paceline.protocol.handshake import Fingerprint
 from paceline.runtime.config import EngineSettings
 
 Tokens = tuple[int, ...]
 
 
-@dataclass(frozen=True, eq=False)
-class BlockDraft:
-    """A network as it was loaded or trained, and what belongs to it.
-
-    Attributes:
-        need: the target's hidden states that it reads, in the order in which it joins them.
-        target_ids: [head size] target id of each of its own, ascending; None: they are the target's.
-    """
-
-    network: BlockNetwork
-    need: FeatureNeed
-    target_ids: NDArray[np.int32] | None = None
+BlockDraft = FeatureDraft[BlockNetwork]
 
 
 @dataclass(frozen=True)
@@ -88,9 +75,7 @@ class BlockEngine(LedgerEngine[None]):
         super().__init__(info, settings)
         network = self._network = draft.network
         self.need = draft.need
-        # The head of a padded vocabulary may have logits for ids of no token: the last ones, since ids ascend.
-        ids = np.arange(info.fingerprint.vocab_size) if draft.target_ids is None else draft.target_ids
-        self._ids = ids[ids < info.fingerprint.vocab_size]
+        self._ids = draft.head_ids(info.fingerprint.vocab_size)
         self.feature_width = network.fc.in_features
         self.reach = network.form.tokens
         self._empty = network.norm.weight.new_zeros(network.context_width)

@@ -8,15 +8,15 @@ engine, and the first token has equal logits for all ids.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from paceline.drafters.heads.eagle import EagleNetwork
 from paceline.drafters.heads.own_features import RowInputs, RowOutputs
+from paceline.drafters.heads.target_features import FeatureDraft
 from paceline.engine.attention import whole_context
 from paceline.engine.checks import refuse_rope
 from paceline.engine.cpu.linear import can_pack, pack_linears
@@ -34,24 +34,11 @@ from paceline.engine.transformer import ServedDecoder, TransformerEngine
 from paceline.engine.weights import set_threads
 from paceline.models.tokenizer import Tokenizer
 from paceline.protocol.errors import InvalidInput
-from paceline.protocol.features import FeatureNeed
 from paceline.protocol.handshake import Fingerprint
 from paceline.protocol.proposal import ROOT
 from paceline.runtime.config import EngineSettings
 
-
-@dataclass(frozen=True, eq=False)
-class EagleDraft:
-    """A network as it was loaded or trained, and what belongs to it.
-
-    Attributes:
-        need: the target's hidden states that it reads, in the order in which it joins them.
-        target_ids: [head size] target id of each of its own, ascending; None: they are the target's.
-    """
-
-    network: EagleNetwork
-    need: FeatureNeed
-    target_ids: NDArray[np.int32] | None = None
+EagleDraft = FeatureDraft[EagleNetwork]
 
 
 class _PackedRows(TransformerEngine):
@@ -95,9 +82,7 @@ class EagleRows(LedgerEngine[torch.Tensor]):
         super().__init__(decoder.info, decoder.settings)
         self._network = draft.network
         vocab_size = decoder.info.fingerprint.vocab_size
-        # The draft of a padded vocabulary may have logits for ids of no token: the last ones, since ids ascend.
-        ids = np.arange(vocab_size) if draft.target_ids is None else draft.target_ids
-        self._ids = ids[ids < vocab_size]
+        self._ids = draft.head_ids(vocab_size)
         self._rows = _PackedRows(decoder)
         self.need, self.feature_width = draft.need, draft.network.feature_width
         self.empty_feature = draft.network.embed_tokens.weight.new_zeros(draft.network.hidden_size)

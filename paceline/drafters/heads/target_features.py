@@ -3,19 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from paceline.engine.features import FeatureRows
 from paceline.engine.interface import StepItem
 from paceline.protocol.errors import InvalidInput, require
+from paceline.protocol.features import FeatureNeed
 from paceline.protocol.proposal import MAX_PROPOSAL_NODES
 
 NOTHING = -1
 """In place of a position: no feature is given."""
 KEPT_POSITIONS = 4 * MAX_PROPOSAL_NODES
 """Positions before a step's trunk whose features are kept: only rows of the last rounds are computed again."""
+
+
+Network = TypeVar("Network", bound=torch.nn.Module)
+
+
+@dataclass(frozen=True, eq=False)
+class FeatureDraft(Generic[Network]):
+    """A network that reads the target's features, as it was loaded or trained, and what belongs to it.
+
+    Attributes:
+        need: the target's hidden states that it reads, in the order in which it joins them.
+        target_ids: [head size] target id of each of its own, ascending; None: they are the target's.
+    """
+
+    network: Network
+    need: FeatureNeed
+    target_ids: NDArray[np.int32] | None = None
+
+    def head_ids(self, vocab_size: int) -> NDArray[np.signedinteger[Any]]:
+        """Target id of each logit of the head.
+
+        The head of a padded vocabulary may have logits for ids of no token: the last ones, since ids ascend.
+        """
+        ids = np.arange(vocab_size) if self.target_ids is None else self.target_ids
+        return ids[ids < vocab_size]
 
 
 class SessionFeatures:
