@@ -6,8 +6,6 @@ Production uses cert-manager or the like. Needs the library `cryptography` (the 
 from __future__ import annotations
 
 import ipaddress
-import os
-import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -21,6 +19,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from paceline.protocol.errors import InvalidInput
 from paceline.runtime.config import LOCALHOST
+from paceline.runtime.files import replace_text
 from paceline.runtime.roles import PeerRole
 
 AUTHORITY = "ca"
@@ -40,8 +39,8 @@ class Credential:
 
     def write(self, folder: Path, name: str) -> None:
         """Write NAME.crt and NAME.key, whole or not at all; only the owner may read the key."""
-        _replace(folder / f"{name}.key", self.key, 0o600)
-        _replace(folder / f"{name}.crt", self.certificate, 0o644)
+        replace_text(folder / f"{name}.key", self.key.decode(), 0o600)
+        replace_text(folder / f"{name}.crt", self.certificate.decode(), 0o644)
 
 
 @dataclass(frozen=True)
@@ -194,10 +193,3 @@ def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     return key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
-
-
-def _replace(file: Path, content: bytes, mode: int) -> None:
-    temporary = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
-    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as out:
-        out.write(content)
-    temporary.replace(file)
