@@ -28,7 +28,7 @@ from paceline.access.places import RunningPlaces
 from paceline.costs.cost_line import CostLine
 from paceline.models.generation_defaults import NO_DEFAULTS, GenerationDefaults
 from paceline.models.prompts import PromptReader
-from paceline.models.reasoning import ReasoningMarks
+from paceline.models.reasoning import reasoning_marks
 from paceline.models.tokenizer import Tokenizer
 from paceline.protocol import codec
 from paceline.protocol.errors import InternalError
@@ -89,7 +89,7 @@ class GenerationServicer(pb_grpc.GenerationServiceServicer):
             config.max_feature_bytes,
         )
         self._tokenizer = tokenizer
-        self._marks = ReasoningMarks.from_tokenizer(tokenizer)
+        self._marks = reasoning_marks(tokenizer)
         self._target = target
         self._draft = draft
         self._planner = Planner()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.models.reasoning import ReasoningMarks, SpanFollower
+from paceline.models.reasoning import ReasoningMarks, SpanFollower, reasoning_marks
 from paceline.models.tokenizer import Tokenizer
 from paceline.protocol.generation import ChatMessage
 from paceline_training.corpus import Role, TokenIds
@@ -41,7 +41,7 @@ def mark_thinking(tokens: NDArray[np.int32], roles: NDArray[np.int8], tokenizer:
     text without one, by a closing mark before any opening one.
     """
     marked_roles = roles.copy()
-    marks = ReasoningMarks.from_tokenizer(tokenizer)
+    marks = reasoning_marks(tokenizer)
     answer = np.flatnonzero(roles == Role.ANSWER)
     if marks is None or not answer.size:
         return marked_roles

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache, partial
+from functools import cache, lru_cache
 
 from paceline.models.rendering import Turn
 from paceline.models.tokenizer import Tokenizer
@@ -36,14 +36,6 @@ class ReasoningMarks:
     closing: bytes
     spelling: Callable[[int], bytes]
     borders: frozenset[int] = frozenset()
-
-    @classmethod
-    def from_tokenizer(cls, tokenizer: Tokenizer) -> ReasoningMarks | None:
-        """The first pair of tags that are tokens, else the pair that the template uses; None: the model has none.
-
-        Where they are tokens nothing else is a marker: their text in other tokens is text.
-        """
-        return _marks_of(tokenizer)
 
     def follow(self, token_ids: Sequence[int]) -> SpanFollower:
         """A follower behind a prompt, in a span if the prompt's last turn opens one and leaves it open."""
@@ -111,23 +103,23 @@ def template_tags(tokenizer: Tokenizer) -> tuple[str, str] | None:
 
 
 @lru_cache(maxsize=4)
-def _marks_of(tokenizer: Tokenizer) -> ReasoningMarks | None:
-    """Cached, since it renders the template, and training calls it for each text."""
+def reasoning_marks(tokenizer: Tokenizer) -> ReasoningMarks | None:
+    """The first pair of tags that are tokens, else the pair that the template uses; None: the model has none.
+
+    Where they are tokens nothing else is a marker: their text in other tokens is text. Cached, since it renders the
+    template, and training calls it for each text.
+    """
     tokens, hidden = tokenizer.added_tokens, frozenset(tokenizer.hidden_tokens)
-    for tags in TAGS:
-        if tokens.keys() >= {*tags}:
-            markers = {tokens[tag]: tag.encode() for tag in tags}
-            return _marks(tags, partial(_marker_bytes, markers), hidden - markers.keys())
+    token_tags = next((tags for tags in TAGS if tokens.keys() >= {*tags}), None)
+    if token_tags is not None:
+        markers = {tokens[tag]: tag.encode() for tag in token_tags}
+        return _marks(token_tags, lambda token_id: markers.get(token_id, b""), hidden - markers.keys())
     text_tags = template_tags(tokenizer)
     return _marks(text_tags, cache(tokenizer.text_bytes), hidden) if text_tags else None
 
 
 def _marks(tags: tuple[str, str], spelling: Callable[[int], bytes], borders: frozenset[int]) -> ReasoningMarks:
     return ReasoningMarks(tags[0].encode(), tags[1].encode(), spelling, borders)
-
-
-def _marker_bytes(markers: Mapping[int, bytes], token_id: int) -> bytes:
-    return markers.get(token_id, b"")
 
 
 def _text_or_none(tokenizer: Tokenizer, turns: Sequence[Turn]) -> str | None:

@@ -6,7 +6,7 @@ import pytest
 
 from coordinator.text.outbox import merge
 from coordinator.text.sequence import Sequence
-from paceline.models.reasoning import ReasoningMarks
+from paceline.models.reasoning import reasoning_marks
 from paceline.models.tokenizer import TableTokenizer, TransformersTokenizer
 from paceline.protocol import codec
 from paceline.protocol.errors import InvalidInput
@@ -72,7 +72,7 @@ def sequence_of(template: str, resumed: str) -> tuple[Sequence, TransformersToke
     tokenizer = TransformersTokenizer(inner)
     prompt = tokenizer.render_turns([{"role": "user", "content": "why"}])
     task = task_of(prompt=prompt, resume_token_ids=tuple(tokenizer.encode(resumed)), max_length=999)
-    return Sequence(task, tokenizer, ReasoningMarks.from_tokenizer(tokenizer)), tokenizer
+    return Sequence(task, tokenizer, reasoning_marks(tokenizer)), tokenizer
 
 
 @pytest.mark.parametrize(

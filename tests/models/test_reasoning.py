@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from paceline.models.reasoning import ReasoningMarks
+from paceline.models.reasoning import ReasoningMarks, reasoning_marks
 from paceline.models.tokenizer import TableTokenizer, TransformersTokenizer
 from paceline_training.chat import closes_first
 from tests.gateway.templates import OPENED, templated
@@ -55,17 +55,17 @@ def test_marks_belong_to_the_span() -> None:
 
 def test_marks_are_tokens_of_the_tokenizer() -> None:
     tokenizer = templated(OPENED)
-    marks = ReasoningMarks.from_tokenizer(tokenizer)
+    marks = reasoning_marks(tokenizer)
     assert marks is not None
     assert (marks.opening, marks.closing) == (b"<think>", b"</think>")
     assert [i for i in range(tokenizer.vocab_size) if marks.spelling(i)] == [*tokenizer.encode("<think></think>")]
     assert marks.borders == set(tokenizer.hidden_tokens)
     assert marks.follow(tokenizer.render_turns([{"role": "user", "content": "why"}])).is_open
-    assert ReasoningMarks.from_tokenizer(TableTokenizer(300, None)) is None
+    assert reasoning_marks(TableTokenizer(300, None)) is None
 
 
 def test_without_such_tokens_marks_are_what_the_template_knows_in_any_tokens() -> None:
-    marks = ReasoningMarks.from_tokenizer(NO_TOKENS)
+    marks = reasoning_marks(NO_TOKENS)
     assert marks is not None
     asked = NO_TOKENS.render_turns([{"role": "user", "content": "why"}])
     assert marks.follow(asked).is_open
@@ -78,7 +78,7 @@ def test_without_such_tokens_marks_are_what_the_template_knows_in_any_tokens() -
     ) == ("it</think><think>not")
     assert (closes_first(marks, text), closes_first(marks, text[12:])) == (True, False)
     plain = TransformersTokenizer(saving.byte_level_tokenizer())
-    assert ReasoningMarks.from_tokenizer(plain) is None, "its template knows of none"
+    assert reasoning_marks(plain) is None, "its template knows of none"
 
 
 @pytest.mark.parametrize(
