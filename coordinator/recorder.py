@@ -8,27 +8,15 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
 
 from paceline.costs.cost_line import CostLine
+from paceline.protocol.draft import Shadow
 
 logger = logging.getLogger(__name__)
 
 FILE = "requests.jsonl"
 """In the folder that `record_to` names; one line a request, appended as it ends."""
-
-
-class ShadowLike(Protocol):
-    """The shadow of committed positions: rank and probability of each in the draft's own order."""
-
-    @property
-    def first_position(self) -> int: ...  # noqa: D102
-    @property
-    def ranks(self) -> Sequence[int]: ...  # noqa: D102
-    @property
-    def probabilities(self) -> Sequence[float]: ...  # noqa: D102
 
 
 class RequestRecorder:
@@ -47,7 +35,7 @@ class RequestRecorder:
         self._shadows: dict[int, tuple[int, float]] = {}
         self._lines: dict[str, CostLine] = {}
 
-    def take_shadow(self, shadow: ShadowLike) -> None:
+    def take_shadow(self, shadow: Shadow) -> None:
         """Add the shadow of some committed positions."""
         if self._folder is not None:
             standings = zip(shadow.ranks, shadow.probabilities, strict=True)

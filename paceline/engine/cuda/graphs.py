@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from numpy.typing import NDArray
@@ -45,21 +45,15 @@ def host_buffer(size: Sequence[int], dtype: torch.dtype, device: torch.device) -
     return torch.empty(*size, dtype=dtype, pin_memory=device.type == "cuda")
 
 
-class StepRunner(Protocol):
-    """Runs steps. `body` must be a function of buffers whose addresses stay, and of the shape alone."""
-
-    def run(self, shape: Hashable, body: Callable[[], None]) -> None:
-        """Run `body`, or replay what it did before for the shape."""
-
-
-class DirectRunner:
+class StepRunner:
     """Runs every step as it is."""
 
-    def run(self, shape: Hashable, body: Callable[[], None]) -> None:  # noqa: D102
+    def run(self, shape: Hashable, body: Callable[[], None]) -> None:
+        """Run `body`, a function of buffers whose addresses stay, and of the shape alone."""
         body()
 
 
-class GraphRunner:
+class GraphRunner(StepRunner):
     """Runs a shape as it is the first time, and from then on as a CUDA graph.
 
     The first run is the warm-up that a capture needs: libraries load kernels and take their workspaces then.
@@ -110,4 +104,4 @@ class GraphRunner:
 
 def runner_for(device: torch.device, *, graphs: bool) -> StepRunner:
     """The runner for a device."""
-    return GraphRunner(device) if graphs and device.type == "cuda" else DirectRunner()
+    return GraphRunner(device) if graphs and device.type == "cuda" else StepRunner()

@@ -20,7 +20,7 @@ from paceline.engine.cuda.footprint import (
     STATIC_ROWS,
     STATIC_STATES,
 )
-from paceline.engine.cuda.graphs import DirectRunner, StepRunner, download, host_buffer, upload
+from paceline.engine.cuda.graphs import StepRunner, download, host_buffer, upload
 from paceline.engine.cuda.layout import layout_of, part
 from paceline.engine.cuda.noise import check_words, race_candidates
 from paceline.engine.cuda.packing import PackedStep, pack
@@ -78,7 +78,7 @@ class StaticEngine(DecoderEngine[_PageBlock]):
         )
         super().__init__(decoder, blocks)
         self._runner = runner
-        self._direct: StepRunner = DirectRunner()
+        self._direct = StepRunner()
         self._hidden = 0 if self.info.features is None else self.info.features.hidden
         with torch.inference_mode():
             self._pool = PagePool(decoder.kv_shape, self.info.max_kv_rows)

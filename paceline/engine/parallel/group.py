@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime
 import hashlib
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,51 +33,16 @@ INLINE_INTS = 1024
 Bytes = NDArray[np.uint8]
 
 
-class RankGroup(Protocol):
-    """The ranks that share a model. Every call is made by all of them, in the same order.
+class RankGroup:
+    """The ranks that share a model: processes, over torch.distributed.
 
-    Any call may raise what the transport raises once a rank is gone; the group is of no use after that.
+    Every call is made by all of them, in the same order. Any call may raise what the transport raises once a rank is
+    gone; the group is of no use after that.
+
+    Attributes:
+        rank: this process's number; 0 serves.
+        size: number of ranks.
     """
-
-    @property
-    def rank(self) -> int:
-        """This process's number; 0 serves."""
-
-    @property
-    def size(self) -> int:
-        """Number of ranks."""
-
-    def tell(self, command: Ints) -> None:
-        """Rank 0: send a command to all others."""
-
-    def hear(self) -> Ints:
-        """Others: wait for rank 0's next command."""
-
-    def sum(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Add up a tensor over all ranks, in place; returns it."""
-
-    def exchange(self, data: Bytes) -> Bytes:
-        """Every rank's bytes [size, n], on every rank."""
-
-    def collect(self, data: Bytes) -> Bytes | None:
-        """Every rank's bytes [size, n] on rank 0, None elsewhere."""
-
-    def agree(self, same: str, max_kv_rows: int) -> int:
-        """Wait for the slowest rank to load.
-
-        Returns:
-            The KV rows that every rank has room for.
-
-        Raises:
-            InvalidInput: a rank's `same` is not rank 0's.
-        """
-
-    def close(self) -> None:
-        """Leave; harmless when a rank is gone."""
-
-
-class ProcessRanks:
-    """Ranks as processes, over torch.distributed; one a process."""
 
     def __init__(self, place: Place, device: torch.device, listener: int | None = None) -> None:
         """Join the group; returns once all ranks have.
@@ -100,7 +65,15 @@ class ProcessRanks:
         self._talk = dist.new_group(backend="gloo", timeout=limit)
         self._sums = dist.new_group(backend=sums, timeout=limit)
 
-    def agree(self, same: str, max_kv_rows: int) -> int:  # noqa: D102
+    def agree(self, same: str, max_kv_rows: int) -> int:
+        """Wait for the slowest rank to load.
+
+        Returns:
+            The KV rows that every rank has room for.
+
+        Raises:
+            InvalidInput: a rank's `same` is not rank 0's.
+        """
         facts = np.append(np.frombuffer(hashlib.sha256(same.encode()).digest(), np.int64), max_kv_rows)
         buffer = torch.empty((self.size, facts.size), dtype=torch.int64)
         dist.all_gather(list(buffer), torch.from_numpy(facts))
@@ -110,7 +83,8 @@ class ProcessRanks:
                 raise InvalidInput.of(f"what rank {rank} loaded", "another model", "rank 0's")
         return int(rank_facts[:, -1].min())
 
-    def tell(self, command: Ints) -> None:  # noqa: D102
+    def tell(self, command: Ints) -> None:
+        """Rank 0: send a command to all others."""
         first = torch.zeros(INLINE_INTS, dtype=torch.int64)
         first[0] = command.size
         rest = torch.from_numpy(command)
@@ -120,7 +94,8 @@ class ProcessRanks:
         if inline < command.size:
             dist.broadcast(rest[inline:].clone(), 0, group=self._talk)
 
-    def hear(self) -> Ints:  # noqa: D102
+    def hear(self) -> Ints:
+        """Others: wait for rank 0's next command."""
         first = torch.zeros(INLINE_INTS, dtype=torch.int64)
         dist.broadcast(first, 0, group=self._talk)
         length = int(first[0])
@@ -130,21 +105,25 @@ class ProcessRanks:
         dist.broadcast(rest, 0, group=self._talk)
         return np.asarray(torch.cat([first[1:], rest]).numpy())
 
-    def sum(self, tensor: torch.Tensor) -> torch.Tensor:  # noqa: D102
+    def sum(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Add up a tensor over all ranks, in place; returns it."""
         dist.all_reduce(tensor, group=self._sums)
         return tensor
 
-    def exchange(self, data: Bytes) -> Bytes:  # noqa: D102
+    def exchange(self, data: Bytes) -> Bytes:
+        """Every rank's bytes [size, n], on every rank."""
         buffer = torch.empty((self.size, data.size), dtype=torch.uint8)
         dist.all_gather(list(buffer), torch.from_numpy(data), group=self._talk)
         return np.asarray(buffer.numpy())
 
-    def collect(self, data: Bytes) -> Bytes | None:  # noqa: D102
+    def collect(self, data: Bytes) -> Bytes | None:
+        """Every rank's bytes [size, n] on rank 0, None elsewhere."""
         buffer = torch.empty((self.size, data.size), dtype=torch.uint8) if self.rank == 0 else None
         dist.gather(torch.from_numpy(data), None if buffer is None else list(buffer), 0, group=self._talk)
         return None if buffer is None else np.asarray(buffer.numpy())
 
-    def close(self) -> None:  # noqa: D102
+    def close(self) -> None:
+        """Leave; harmless when a rank is gone."""
         dist.destroy_process_group()
 
 

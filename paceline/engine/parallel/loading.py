@@ -11,7 +11,7 @@ import torch
 from paceline.engine.interface import Engine, Logits, StepPlan
 from paceline.engine.parallel.draws import Share, vocabulary_shares
 from paceline.engine.parallel.engine import ParallelEngine, follow
-from paceline.engine.parallel.group import ProcessRanks
+from paceline.engine.parallel.group import RankGroup
 from paceline.engine.parallel.place import Place
 from paceline.engine.table.engine import load_table
 from paceline.engine.wrapped import WrappedEngine
@@ -36,7 +36,7 @@ def lead(
         model: anything that `paceline.models.resolve.resolve` knows.
         settings: of the whole service; threads are divided between the ranks of a machine.
         place: of this rank.
-        listener: see `ProcessRanks`.
+        listener: see `RankGroup`.
         on_lost: called once with the reason, on any thread, when the group has failed.
 
     Raises:
@@ -50,7 +50,7 @@ def lead(
         # Before the ranks meet: each would refuse it, and the reason is logged once.
         check_degree(load_decoder_config(source, settings), place.size)
     device = rank_device(model, settings, place)
-    group = ProcessRanks(place, device, listener)
+    group = RankGroup(place, device, listener)
     own, reference = _load_share(model, settings, place, group, device)
     engine = ParallelEngine(own, group, on_lost)
     if reference is not None:
@@ -68,7 +68,7 @@ def serve_rank(model: str, settings: EngineSettings, place: Place) -> None:
         Exception: the group has failed.
     """
     device = rank_device(model, settings, place)
-    group = ProcessRanks(place, device, None)
+    group = RankGroup(place, device, None)
     engine, _ = _load_share(model, settings, place, group, device)
     logger.info("following: rank=%d of %d", place.rank, place.size)
     keep_loaded()
@@ -109,7 +109,7 @@ class TableShare(WrappedEngine):
 
 
 def _load_share(
-    model: str, settings: EngineSettings, place: Place, group: ProcessRanks, device: torch.device
+    model: str, settings: EngineSettings, place: Place, group: RankGroup, device: torch.device
 ) -> tuple[Engine, PlainReference | None]:
     """One rank's engine, and on rank 0 what a decoder's self-check compares with."""
     settings = _of_one_rank(settings, place)

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from paceline.engine.parallel.group import Bytes
+from paceline.engine.parallel.group import Bytes, RankGroup
 from paceline.engine.parallel.wire import Ints
 
 T = TypeVar("T")
@@ -24,8 +24,8 @@ class _Table:
         self.brought: list[Any] = [None] * size
 
 
-class ThreadRanks:
-    """A `RankGroup` whose ranks are threads."""
+class ThreadRanks(RankGroup):
+    """Ranks that are threads."""
 
     def __init__(self, rank: int, size: int, table: _Table) -> None:
         self.rank, self.size = rank, size
