@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -13,13 +14,27 @@ from tests.warm import warm_processes
 
 settings.register_profile("no deadline", deadline=None)  # a busy machine takes its time
 settings.load_profile("no deadline")
+YOUNG_OBJECTS = 20_000
+"""Between looks for garbage; the interpreter's 700 take a twentieth of a run's time."""
 
 
+@pytest.hookimpl(trylast=True)  # behind the one that makes the reporter
 def pytest_configure(config: pytest.Config) -> None:
     """Have failures shown when they happen: a run that is cut off later has said what failed."""
     terminal = config.pluginmanager.get_plugin("terminalreporter")
     if terminal is not None and not hasattr(config, "workerinput"):
         config.pluginmanager.register(FailuresAtOnce(terminal))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[Any]:
+    """Keep what is imported from the garbage collector: nothing of it goes, and it takes a second to look through."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -28,6 +43,7 @@ def pytest_runtestloop() -> Iterator[Any]:
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)  # other tests have the other cores
     with warm_processes():
+        gc.set_threshold(YOUNG_OBJECTS)  # in this process alone: services collect as they do for a user
         return (yield)
 
 
