@@ -17,16 +17,18 @@ BENCH_FLAGS ?= --drafter ngram --kind copy,code-edit
 # Where it is set, every process of the tests and the benchmarks compiles all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup pull demo test test-full check types rest-of-check format bench attack chaos fuzz soak compat image-check picture page page-pictures stubs protos dist clean
+.PHONY: setup pull demo test test-full check format bench attack chaos fuzz soak compat image-check picture page page-pictures stubs protos dist clean
 
 setup: $(STAMP)
 
 $(STAMP): pyproject.toml drafts/pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed: make setup PYTHON=/path/to/python" >&2; exit 2; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile $(TORCH)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt \
 		-e '.[engine,grammar,http,otel,ray,bench,dev]' -e ./drafts
+	@# By all cores, where pip has one; packages have templates that are no Python.
+	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib paceline* coordinator draft_service target_service || true
 	$(BIN)/python -m tools.kubectl
 	@touch $(STAMP)
 
@@ -39,22 +41,16 @@ demo: pull
 
 demo: export DEMO_PROMPT = $(value PROMPT)
 
+# Tests wait for a third of their time: a worker more than the two cores that they are tried on.
 # A test that no signal ends, since it hangs in C, ends its process with the stacks of all threads.
 test: pull
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m 'not full' --durations=40 \
+	$(BIN)/python -m pytest -q -n 3 --dist loadfile -m 'not full' --durations=40 \
 		-o faulthandler_timeout=660 -o faulthandler_exit_on_timeout=true
 
 test-full: pull
 	$(BIN)/python -m tools.full_report
 
-# Types take a core for longer than all else: the rest has the other one.
 check: setup
-	@$(MAKE) --no-print-directory -j 2 types rest-of-check
-
-types: setup
-	$(BIN)/mypy
-
-rest-of-check: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/buf lint
@@ -65,6 +61,7 @@ rest-of-check: setup
 	$(BIN)/python -m tools.metrics --check
 	$(BIN)/python -m tools.dashboard --check
 	$(BIN)/lint-imports
+	$(BIN)/mypy
 
 format: setup
 	$(BIN)/ruff check --fix .

@@ -338,7 +338,7 @@ def test_acceptance_rules_are_taken_and_have_fingerprints_of_their_own(gateway: 
 
 def test_models_and_tokens(gateway: GatewayCluster) -> None:
     (model,) = gateway.openai.models.list().data
-    assert (model.id, model.object, model.max_model_len) == (MODEL, "model", 30000)  # type: ignore[attr-defined]  # vLLM's
+    assert (model.id, model.object, model.max_model_len) == (MODEL, "model", 30000)
     assert gateway.openai.models.retrieve(MODEL).id == MODEL
     tokenized = gateway.post("/tokenize", {"prompt": "aé", "return_token_strs": True}).json
     strings = ["a", "\ufffd", "\ufffd"]
