@@ -52,13 +52,18 @@ def documented() -> list[tuple[str, list[str]]]:
     return sorted({(name, tuple(words)): (name, words) for name, words in found}.values())
 
 
+@cache
+def paceline() -> Any:
+    """The command with all below it."""
+    return typer.main.get_command(app)
+
+
 def check_paceline(arguments: list[str]) -> None:
     """Parse the arguments of `paceline` as it would, and run nothing."""
     if arguments[0] in SERVICES:
         check_module(SERVICES[arguments[0]], arguments[1:])
         return
-    command: Any = typer.main.get_command(app)
-    name, context = "paceline", None
+    command, name, context = paceline(), "paceline", None
     while True:
         context = command.make_context(name, arguments, parent=context)
         if not hasattr(command, "resolve_command"):

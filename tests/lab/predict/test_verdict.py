@@ -206,7 +206,7 @@ def test_ahead_is_as_fast_as_simulated_rounds_however_far_the_drafts_are(one_way
         draft_one_way_ms=one_way_ms,
         concurrency=1,
     )
-    requests = synthetic_requests(PAIRS["good"], 2, 400, seed=3)
+    requests = synthetic_requests(PAIRS["good"], 2, 200, seed=3)
     drafts = [traced_draft(request) for request in requests]
     times = traced_times(setting, "d", apart=True)
     speed = ahead(times, "d", lambda depth: expected_rounds(drafts, ProposalShape(depth)), 4, 1)

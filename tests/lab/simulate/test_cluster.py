@@ -47,16 +47,16 @@ def simulated(found: Scenario) -> CellRecord:
 
 
 def test_requests_one_at_a_time_wait_as_long_as_the_formula_of_an_m_d_1_queue_says() -> None:
-    """Each takes 10 steps of 10 ms; at half of what the target can do the mean wait is ρ·D / 2(1 − ρ) = 50 ms."""
+    """Each takes 2 steps of 50 ms; at half of what the target can do the mean wait is ρ·D / 2(1 − ρ) = 50 ms."""
     record = simulated(
         scenario(
-            target={"max_sessions": 1, "max_queue": 10_000},
-            traffic={"requests_per_second": 5.0},
+            target={"step": [[1, 50.0]], "max_sessions": 1, "max_queue": 10_000},
+            traffic={"requests_per_second": 5.0, "answer_tokens": {"median": 2}},
             seconds=200.0,
             seed=1,
         )
     )
-    waits = [each.first_ms - each.arrival_ms - STEP_MS for each in record.totals]
+    waits = [each.first_ms - each.arrival_ms - 50.0 for each in record.totals]
     assert len(waits) > 900
     # The mean of so many waits has a standard error of about 6 %.
     assert statistics.mean(waits) == pytest.approx(50.0, rel=0.18)
@@ -175,7 +175,7 @@ def test_a_coordinators_own_time_bounds_its_rounds() -> None:
             traffic={"sessions": 16, "answer_tokens": {"median": 100}},
             coordinators={"count": coordinators, "round_ms": 2},
             speculation={"k": "0", "lease": 0},
-            seconds=6.0,
+            seconds=4.0,
             warmup_seconds=1.0,
         )
         return outcome(found, run_cells(found)).tokens_per_second
@@ -187,7 +187,8 @@ def test_a_coordinators_own_time_bounds_its_rounds() -> None:
 def test_ten_cells_are_one_cell_ten_times() -> None:
     def speed(simulated_cells: int, seconds: float) -> ClusterOutcome:
         found = scenario(
-            traffic={"requests_per_second": 8.0},
+            target={"step": [[1, 50.0]]},
+            traffic={"requests_per_second": 8.0, "answer_tokens": {"median": 2}},
             cells=10,
             simulated_cells=simulated_cells,
             seconds=seconds,
@@ -198,9 +199,9 @@ def test_ten_cells_are_one_cell_ten_times() -> None:
     few, all_of_them = speed(1, 30.0), speed(10, 4.0)
     # Poisson arrivals: 216 and 288 requests are counted, whose rates have a standard error of 9 % together.
     assert few.tokens_per_second == pytest.approx(all_of_them.tokens_per_second, rel=0.25)
-    assert few.tokens_per_second == pytest.approx(10 * 8 * 10, rel=0.25)
-    assert few.groups[0].tpot_p50_ms == pytest.approx(STEP_MS)
-    assert all_of_them.groups[0].tpot_p50_ms == pytest.approx(STEP_MS)
+    assert few.tokens_per_second == pytest.approx(10 * 8 * 2, rel=0.25)
+    assert few.groups[0].tpot_p50_ms == pytest.approx(50.0)
+    assert all_of_them.groups[0].tpot_p50_ms == pytest.approx(50.0)
 
 
 def test_a_tenant_beyond_its_limit_is_refused_as_keys_are() -> None:
@@ -242,7 +243,7 @@ def test_shares_of_requests_time_are_of_the_time_behind_their_first_rounds() -> 
         traffic={"sessions": 2, "prompt_tokens": {"median": 6000}, "answer_tokens": {"median": 16}},
         drafts=[{**QUICK_DRAFT, "prefill_chunk": 256}],
         speculation={"k": "4"},
-        seconds=4.0,
+        seconds=2.0,
     )
     cells = run_cells(found)
     result = outcome(found, cells)
@@ -274,8 +275,8 @@ def test_unfinished_requests_are_told_of_each_kind_of_traffic(kinds: int) -> Non
 
 def test_targets_come_when_load_is_high_and_are_paid_for() -> None:
     found = scenario(
-        target={"count": 3},
-        traffic={"sessions": 8, "answer_tokens": {"median": 100}},
+        target={"count": 3, "step": [[1, 50.0]]},
+        traffic={"sessions": 8, "answer_tokens": {"median": 20}},
         autoscaling={"least": 1, "up_above": 3, "down_below": 1, "every_seconds": 1, "start_seconds": 4},
         seconds=20.0,
     )
