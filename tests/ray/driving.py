@@ -19,8 +19,14 @@ from tests.warm import PACELINE
 COMMAND_SECONDS = 120.0
 BACK_SECONDS = 60.0
 """A killed actor serves again within this time, on a machine that other tests keep busy."""
-# A token would be read from the user's home, or written there.
-ENVIRONMENT = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
+ENVIRONMENT = {
+    **os.environ,
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_AUTH_MODE": "disabled",  # a token would be read from the user's home, or written there
+    # Workers that no actor asks for import Ray all the same: half a minute of a core.
+    "RAY_prestart_worker_first_driver": "0",
+    "RAY_enable_worker_prestart": "0",
+}
 RAY = (*PACELINE, "ray")
 """`paceline ray`, of this interpreter."""
 Line = dict[str, Any]
