@@ -18,6 +18,7 @@ from paceline.protocol.proposal import Acceptance
 from paceline.protocol.sampling import SamplingParams
 from paceline.sampling.distribution import probabilities, processed_scores, sparse_support, support_scores
 from tests.e2e.cluster import NEAR, TARGET, Cluster
+from tests.sampling import plain
 
 ROUNDS = 2000
 REQUESTS = 20
@@ -32,15 +33,6 @@ def overlap(p: Row, q: Row) -> float:
     return float(np.minimum(p, q).sum())
 
 
-def coupled(p: Row, q: Row) -> float:
-    """Coupled: Σ_i 1 / Σ_j max(p_j/p_i, q_j/q_i) (Daliri, Musco, Suresh, arXiv 2408.07978)."""
-    total = 0.0
-    for p_i, q_i in zip(p, q, strict=True):
-        if p_i > 0 and q_i > 0:
-            total += 1 / float(np.maximum(p / p_i, q / q_i).sum())
-    return total
-
-
 def row(model: str, history: tuple[int, ...], *, sparse: bool) -> Row:
     scores = processed_scores(TableModel(TableSpec.parse(model)).logits(history)[np.newaxis], SamplingParams())[0]
     if sparse:
@@ -48,7 +40,9 @@ def row(model: str, history: tuple[int, ...], *, sparse: bool) -> Row:
     return probabilities(scores)
 
 
-@pytest.mark.parametrize(("acceptance", "formula"), [(Acceptance.REJECTION, overlap), (Acceptance.COUPLED, coupled)])
+@pytest.mark.parametrize(
+    ("acceptance", "formula"), [(Acceptance.REJECTION, overlap), (Acceptance.COUPLED, plain.coupled_match)]
+)
 async def test_acceptance_is_what_the_formula_says(
     cluster: Cluster, acceptance: Acceptance, formula: Callable[[Row, Row], float]
 ) -> None:

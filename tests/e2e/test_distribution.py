@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
@@ -18,6 +19,7 @@ from paceline.protocol.sampling import SamplingParams
 from paceline.sampling.distribution import probabilities, processed_scores
 from tests.e2e.cluster import Cluster
 from tests.e2e.statistics import LEVEL, Tokens, chi_square_p
+from tests.sampling import plain
 
 VOCAB = 3
 LENGTH = 5
@@ -35,16 +37,11 @@ OPPOSITE = TARGET + ",invert=1"
 def enumerate_distribution(sampling: SamplingParams, length: int = LENGTH) -> dict[Tokens, float]:
     """Probability of every text of so many tokens under plain, non-speculative sampling."""
     model = TableModel(TableSpec.parse(TARGET))
-    distribution: dict[Tokens, float] = {(): 1.0}
-    for _ in range(length):
-        longer: dict[Tokens, float] = {}
-        for text, mass in distribution.items():
-            scores = processed_scores(model.logits((*PROMPT, *text))[np.newaxis], sampling)[0]
-            row = probabilities(scores)
-            for token in range(VOCAB):
-                longer[(*text, token)] = mass * float(row[token])
-        distribution = longer
-    return distribution
+
+    def row(text: Tokens) -> Sequence[float]:
+        return [*probabilities(processed_scores(model.logits((*PROMPT, *text))[np.newaxis], sampling)[0])]
+
+    return plain.texts(row, length)
 
 
 def p_value(texts: Sequence[Tokens], sampling: SamplingParams) -> float:
@@ -83,8 +80,14 @@ def opposite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         assert "mistake" not in running.processes["coordinator"].log_tail(1_000_000), "of an honest draft"
 
 
-@pytest.mark.parametrize("drafter", ["model", "ngram"])
-@pytest.mark.parametrize("acceptance", list(Acceptance))
+@pytest.mark.parametrize(
+    ("acceptance", "drafter"),
+    [
+        # One drafter: `test_coupled_identity` has it that a coupled text is the same with any.
+        (Acceptance.COUPLED, "model"),
+        *itertools.product((Acceptance.REJECTION, Acceptance.BLOCK), ("model", "ngram")),
+    ],
+)
 async def test_text_has_the_targets_distribution(opposite: Cluster, acceptance: Acceptance, drafter: str) -> None:
     speculation = SpeculationSettings(drafter=drafter, num_draft_tokens=1)
     async with opposite.async_client() as client:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -24,6 +22,7 @@ from tests.e2e.cluster import Cluster, cluster_fixture
 from tests.e2e.statistics import LEVEL, Tokens, chi_square_p
 from tests.e2e.streams import output_of, stream
 from tests.e2e.test_distribution import sample
+from tests.sampling import plain
 
 VOCAB = 5
 END = 4
@@ -33,8 +32,8 @@ MODEL = TableModel(TableSpec.parse(TARGET))
 PROMPT: Tokens = (0, 2, 1)
 LENGTH = 6
 SAMPLES = 150
-LANGUAGE = "(ab?|cd)+"
-GRAMMAR = Grammar(GrammarKind.REGEX, LANGUAGE)
+ENDINGS = ("", "b", "d")
+GRAMMAR = Grammar(GrammarKind.REGEX, "(ab?|cd)+")
 PENALISED = SamplingParams(
     temperature=0.9,
     repetition_penalty=0.4,
@@ -58,49 +57,20 @@ SPECULATIONS = (
 
 request = partial(GenerateRequest, token_ids=PROMPT, max_new_tokens=LENGTH)
 services = cluster_fixture(TARGET, OPPOSITE)
-
-
-def next_token_distribution(params: SamplingParams, output: Sequence[int]) -> list[float]:
-    """p after an output, from the definitions: no code of the package's chain."""
-    history = [*PROMPT, *output]
-    scores = [float(x) for x in MODEL.logits(history)]
-    for token in range(VOCAB):
-        scores[token] += dict(params.logit_bias).get(token, 0.0)
-        if token in history:
-            scores[token] *= params.repetition_penalty if scores[token] < 0 else 1 / params.repetition_penalty
-        count = list(output).count(token)
-        scores[token] -= params.frequency_penalty * count + params.presence_penalty * (count > 0)
-    for token in range(VOCAB):
-        bad = any([*history, token][-len(word) :] == list(word) for word in params.bad_words)
-        early = token == END and len(output) < params.min_tokens
-        if bad or early or (params.grammar and not may_come(output, token)):
-            scores[token] = -math.inf
-    weights = [math.exp(score / params.temperature) for score in scores]
-    return [weight / sum(weights) for weight in weights]
-
-
-def may_come(output: Sequence[int], token: int) -> bool:
-    text = "".join(chr(97 + each) for each in output)
-    if token == END:
-        return re.fullmatch(LANGUAGE, text) is not None
-    return any(re.fullmatch(LANGUAGE, text + chr(97 + token) + ending) for ending in ("", "b", "d"))
+processed = pytest.mark.parametrize("params", [PENALISED, CONSTRAINED], ids=["penalised", "constrained"])
 
 
 def enumerate_distribution(params: SamplingParams) -> dict[Tokens, float]:
-    done: dict[Tokens, float] = {}
-    running: dict[Tokens, float] = {(): 1.0}
-    for _ in range(LENGTH):
-        longer: dict[Tokens, float] = {}
-        for text, mass in running.items():
-            for token, p in enumerate(next_token_distribution(params, text)):
-                if p > 0:
-                    (done if token == END else longer)[(*text, token)] = mass * p
-        running = longer
-    return done | running
+    """The chance of every text, from the definitions: no code of the package's chain."""
+
+    def row(text: Tokens) -> Sequence[float]:
+        return plain.processed_row(MODEL.logits((*PROMPT, *text)).tolist(), PROMPT, text, params, END, ENDINGS)
+
+    return plain.texts(row, LENGTH, END)
 
 
-@pytest.mark.parametrize("params", [PENALISED, CONSTRAINED], ids=["penalised", "constrained"])
-@pytest.mark.parametrize("acceptance", list(Acceptance))
+@processed
+@pytest.mark.parametrize("acceptance", [Acceptance.REJECTION, Acceptance.BLOCK])
 async def test_text_has_the_processed_distribution(
     services: Cluster, acceptance: Acceptance, params: SamplingParams
 ) -> None:
@@ -132,7 +102,7 @@ def test_the_statistic_sees_what_is_left_out(without: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("params", [PENALISED, CONSTRAINED], ids=["penalised", "constrained"])
+@processed
 async def test_any_speculation_writes_the_target_only_text(
     services: Cluster, params: SamplingParams, temperature: float
 ) -> None:
@@ -214,11 +184,12 @@ async def test_samples_share_prompt_and_seed_and_not_their_noise(services: Clust
         assert [each.token_ids for each in sync.generate_samples(4, base)] == [each.token_ids for each in samples]
 
 
-async def test_samples_have_the_distribution_too(services: Cluster) -> None:
-    drafted = partial(request, sampling=PENALISED, seed=77, speculation=CHAIN)
+@processed
+async def test_samples_of_one_seed_have_the_distribution_too(services: Cluster, params: SamplingParams) -> None:
+    drafted = partial(request, sampling=params, seed=77, speculation=CHAIN)
     async with services.async_client() as client:
         sampled = await sample(client, lambda seed: drafted(sample_index=seed), SAMPLES, fewest_rounds=1)
-    assert chi_square_p(sampled, enumerate_distribution(PENALISED)) > LEVEL
+    assert chi_square_p(sampled, enumerate_distribution(params)) > LEVEL
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [

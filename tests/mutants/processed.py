@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from paceline.models.tokenizer import TableTokenizer
 from paceline.protocol.proposal import Acceptance
@@ -19,9 +16,10 @@ from paceline.sampling.distribution import processed_scores
 from paceline.sampling.grammar import TokenTable, Vocabulary, Walk
 from paceline.sampling.processors import Processors
 from tests.mutants.rounds import MIDDLING, PROMPT, TARGET, VOCAB, Rounds, Scores
+from tests.sampling import plain
 
 END = VOCAB - 1
-LANGUAGE = "(ab?|b[bc])+c?"
+LANGUAGE, ENDINGS = "(ab?|b[bc])+c?", ("", "b", "c", "a", "ab")
 SAMPLING = SamplingParams(
     repetition_penalty=1.6,
     presence_penalty=0.7,
@@ -128,38 +126,10 @@ def cut(output: Sequence[int], length: int) -> Path:
     return tuple(output[: min(ends, length)])
 
 
-def plain_distribution(history: Sequence[int], sampling: SamplingParams) -> NDArray[np.float64]:
-    """p [V] after a history, written from the definitions."""
-    output = history[len(PROMPT) :]
-    scores = TARGET.logits(history).astype(np.float64).copy()
-    for token, bias in sampling.logit_bias:
-        scores[token] += bias
-    for token in range(VOCAB):
-        if token in history:
-            scores[token] *= sampling.repetition_penalty if scores[token] < 0 else 1 / sampling.repetition_penalty
-        count = list(output).count(token)
-        scores[token] -= sampling.frequency_penalty * count + sampling.presence_penalty * (count > 0)
-        if sampling.grammar and not _may_come("".join(chr(97 + each) for each in output), token):
-            scores[token] = -math.inf
-    weights = np.exp(scores - scores.max())
-    return np.asarray(weights / weights.sum(), np.float64)
-
-
-def _may_come(text: str, token: int) -> bool:
-    if token == END:
-        return re.fullmatch(LANGUAGE, text) is not None
-    return any(re.fullmatch(LANGUAGE, text + chr(97 + token) + ending) for ending in ("", "b", "c", "a", "ab"))
-
-
 def enumerate_processed_distribution(length: int, sampling: SamplingParams) -> dict[Path, float]:
-    """The distribution of plain sampling."""
-    done: dict[Path, float] = {}
-    running: dict[Path, float] = {(): 1.0}
-    for _ in range(length):
-        longer: dict[Path, float] = {}
-        for text, mass in running.items():
-            for token, p in enumerate(plain_distribution((*PROMPT, *text), sampling)):
-                if p > 0:
-                    (done if token == END else longer)[(*text, token)] = mass * float(p)
-        running = longer
-    return done | running
+    """The distribution of plain sampling, written from the definitions."""
+
+    def row(text: Path) -> Sequence[float]:
+        return plain.processed_row(TARGET.logits((*PROMPT, *text)).tolist(), PROMPT, text, sampling, END, ENDINGS)
+
+    return plain.texts(row, length, END)

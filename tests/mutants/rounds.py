@@ -25,6 +25,7 @@ from paceline.sampling.distribution import probabilities, processed_scores, spar
 from paceline.sampling.drafted import draft_key, redraw
 from paceline.sampling.noise import Stream
 from paceline.sampling.racing import race
+from tests.sampling import plain
 
 VOCAB = 4
 DISTRIBUTION = f"table:vocab={VOCAB},seed=3,contexts=101,sharpness=1.2"
@@ -162,11 +163,4 @@ class BlockRounds(Rounds):
 
 def enumerate_distribution(length: int) -> dict[tuple[int, ...], float]:
     """The distribution of plain sampling."""
-    distribution: dict[tuple[int, ...], float] = {(): 1.0}
-    for _ in range(length):
-        longer: dict[tuple[int, ...], float] = {}
-        for text, mass in distribution.items():
-            row = probabilities(plain_scores(TARGET, (*PROMPT, *text)))
-            longer |= {(*text, token): mass * float(row[token]) for token in range(VOCAB)}
-        distribution = longer
-    return distribution
+    return plain.texts(lambda text: probabilities(plain_scores(TARGET, (*PROMPT, *text))).tolist(), length)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.protocol.sampling import NoiseKey
+from paceline.protocol.sampling import NoiseKey, SamplingParams
 
+Text = tuple[int, ...]
 Table = dict[tuple[int, ...], NDArray[np.float64]]
 """A distribution [V] for each prefix."""
 
@@ -47,6 +49,46 @@ def coupled_match(p: NDArray[np.float64], q: NDArray[np.float64]) -> float:
     """P(both draw the same token from shared noise) = Σ_i 1 / Σ_j max(p_j / p_i, q_j / q_i) (2408.07978)."""
     both = np.flatnonzero((p > 0) & (q > 0))
     return float(sum(1.0 / np.maximum(p / p[i], q / q[i]).sum() for i in both))
+
+
+def texts(row: Callable[[Text], Sequence[float]], length: int, end: int | None = None) -> dict[Text, float]:
+    """The chance of every text up to its end token, or of `length` tokens; `row`: p of the token after a text."""
+    ended: dict[Text, float] = {}
+    running: dict[Text, float] = {(): 1.0}
+    for _ in range(length):
+        longer: dict[Text, float] = {}
+        for text, mass in running.items():
+            for token, p in enumerate(row(text)):
+                if p > 0:
+                    (ended if token == end else longer)[(*text, token)] = mass * float(p)
+        running = longer
+    return ended | running
+
+
+def processed_row(
+    logits: Sequence[float], prompt: Text, output: Text, params: SamplingParams, end: int, endings: Sequence[str] = ()
+) -> list[float]:
+    """p after an output whose ids are letters, a grammar a regex; `endings` complete its beginnings."""
+    history, biases = (*prompt, *output), dict(params.logit_bias)
+    scores = [float(logit) + biases.get(token, 0.0) for token, logit in enumerate(logits)]
+    for token in range(len(scores)):
+        if token in history:
+            scores[token] *= params.repetition_penalty if scores[token] < 0 else 1 / params.repetition_penalty
+        count = output.count(token)
+        scores[token] -= params.frequency_penalty * count + params.presence_penalty * (count > 0)
+        bad = any((*history, token)[-len(word) :] == word for word in params.bad_words)
+        early = token == end and len(output) < params.min_tokens
+        if bad or early or (params.grammar and not _may_come(params.grammar.text, output, token, end, endings)):
+            scores[token] = -math.inf
+    weights = [math.exp(score / params.temperature) for score in scores]
+    return [weight / sum(weights) for weight in weights]
+
+
+def _may_come(language: str, output: Text, token: int, end: int, endings: Sequence[str]) -> bool:
+    text = "".join(chr(97 + each) for each in output)
+    if token == end:
+        return re.fullmatch(language, text) is not None
+    return any(re.fullmatch(language, text + chr(97 + token) + ending) for ending in endings)
 
 
 def random_table(rng: np.random.Generator, vocab_size: int, depth: int, alpha: float = 1.0) -> Table:
