@@ -1,4 +1,4 @@
-"""The real model: speculation writes the target's own text, token for token."""
+"""The real model, and its own draft: speculation writes the target's own text, token for token."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ from typing import Any
 import pytest
 
 from paceline.protocol.generation import ChatMessage, FinishReason, GenerateRequest, SpeculationSettings
+from paceline.protocol.proposal import Acceptance
 from paceline.protocol.sampling import Grammar, GrammarKind, SamplingParams
+from paceline.runtime.config import DEFAULT_MODEL as MODEL
 from tests.e2e.cluster import Cluster
 from tests.e2e.test_records import assert_parts_add_up
 
 pytestmark = [pytest.mark.real_model, pytest.mark.timeout(1800)]
 
-MODEL = "smollm2-135m"
-DRAFTERS = (f"model:{MODEL}#layers=0,1,2,29",)
+OWN = "model:default"
+"""The draft of paceline-drafts, found by the target's name."""
+DRAFTERS = (f"model:{MODEL}#layers=0,1,2,29", OWN)
 PROMPTS = (
     "Repeat this sentence three times: The quick brown fox jumps over the lazy dog.",
     "Write a short story about a lighthouse keeper.",
@@ -122,6 +125,27 @@ def test_json_of_a_schema_always_parses(real: Cluster) -> None:
 
 def test_penalised_text_is_the_target_only_text(real: Cluster) -> None:
     check(real, PROMPTS[1], 24, 3, tuple(replace(each, **EVERYTHING) for each in SAMPLINGS[:1]))
+
+
+RIVERS = request("Name three rivers.", 32, SamplingParams(0.7), SpeculationSettings(drafter=OWN, num_draft_tokens=3))
+
+
+def test_the_models_own_draft_is_there_and_changes_no_text(real: Cluster) -> None:
+    with real.client() as client:
+        drafted = client.generate(RIVERS)
+        plain = client.generate(replace(RIVERS, speculation=SpeculationSettings(off=True)))
+    assert drafted.token_ids == plain.token_ids
+    assert drafted.stats.num_accepted_draft_tokens > 2
+
+
+@pytest.mark.parametrize("acceptance", [Acceptance.REJECTION, Acceptance.BLOCK])
+def test_what_it_draws_from_int8_weights_is_drawn_again(real: Cluster, acceptance: Acceptance) -> None:
+    samplings = (SamplingParams(1.5), SamplingParams(0.8, top_k=20, top_p=0.9))
+    with real.client() as client:
+        for sampling in samplings:
+            drafted = client.generate(replace(RIVERS, sampling=sampling, acceptance=acceptance))
+            assert drafted.stats.num_draft_tokens > 20
+    assert "mistake" not in real.processes["coordinator"].log_tail(1_000_000)
 
 
 @pytest.mark.full

@@ -10,8 +10,9 @@ import pytest
 from paceline.client import Generation
 from paceline.protocol.generation import ChatMessage, GenerateRequest, SpeculationSettings
 from paceline.protocol.sampling import SamplingParams
+from paceline.runtime.config import DEFAULT_MODEL
 from tests.e2e.cluster import Cluster, eventually
-from tests.e2e.test_real_model import MODEL, PROMPTS
+from tests.e2e.test_real_model import PROMPTS
 
 pytestmark = [pytest.mark.real_model, pytest.mark.full, pytest.mark.timeout(1800)]
 
@@ -31,10 +32,10 @@ def fixed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     threads: dict[str, object] = {"engine.threads": 1}
     with Cluster(
         tmp_path_factory.mktemp("fixed"),
-        target_model=MODEL,
+        target_model=DEFAULT_MODEL,
         drafters=("model:default",),
         target_flags=threads | {"engine.reproducible": True},
-        draft_flags=threads | {"target_model": MODEL},
+        draft_flags=threads | {"target_model": DEFAULT_MODEL},
         coordinator_flags={"draft_timeout_ms": 5000.0, "target_wait_ms": 120_000.0},
     ) as running:
         yield running
