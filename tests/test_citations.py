@@ -1,4 +1,4 @@
-"""What code and documents cite is there, and a dangling citation of each kind is found."""
+"""A dangling citation of each kind is found; `make check` looks for them in this checkout."""
 
 from __future__ import annotations
 
@@ -32,10 +32,6 @@ def plant(root: Path, files: dict[str, str]) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     return root
-
-
-def test_nothing_dangles_in_this_checkout() -> None:
-    assert dangling_citations(ROOT) == []
 
 
 def test_nothing_dangles_in_a_tree_of_every_kind_of_citation(tmp_path: Path) -> None:

@@ -14,8 +14,7 @@ from paceline.runtime.metrics.exporters import VLLM_NAMES
 from tests.metrics.conftest import Observed
 from tests.metrics.scrape import Exposition, faults, selectors
 from tools.dashboard import FILE as DASHBOARD
-from tools.dashboard import dashboard
-from tools.metrics import PAGE, page
+from tools.metrics import PAGE
 
 ROOT = Path(__file__).parents[2]
 OTEL = ROOT / "deploy" / "otel"
@@ -51,11 +50,6 @@ def documented(service: str) -> dict[str, tuple[str, set[str]]]:
 def own(exposition: Exposition) -> dict[str, tuple[str, set[str]]]:
     names = [name for name in exposition.types if not name.startswith("vllm:") and name != "target_info"]
     return {name: (exposition.types[name], exposition.labels_of(name)) for name in names}
-
-
-def test_pages_are_fresh() -> None:
-    assert PAGE.read_text() == page()
-    assert json.loads(DASHBOARD.read_text()) == dashboard()
 
 
 @pytest.mark.parametrize("service", ["coordinator", "target", "draft"])
