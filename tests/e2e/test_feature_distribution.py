@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from paceline.protocol.sampling import SamplingParams
 from paceline.sampling import acceptance as rules
 from tests.e2e.statistics import LEVEL, Tokens, chi_square_p
 from tests.e2e.tiny_drafters import DRAFTERS, services, target_model
+from tests.sampling import plain
 
 PROMPT = tuple(range(1, 12))
 LENGTH, CHOICES, SAMPLES, AT_ONCE = 4, 3, 600, 4
@@ -27,17 +27,15 @@ SAMPLING = SamplingParams(temperature=1.2, top_k=CHOICES)
 def enumerate_texts(temperature: float) -> dict[Tokens, float]:
     """The chance of every text, as transformers computes it."""
     model: Any = target_model()
-    texts: dict[Tokens, float] = {(): 1.0}
-    for _ in range(LENGTH):
-        with torch.no_grad():
-            logits = model(torch.tensor([[*PROMPT, *text] for text in texts])).logits[:, -1]
+
+    @torch.no_grad()
+    def row(text: Tokens) -> list[float]:
+        logits = model(torch.tensor([[*PROMPT, *text]])).logits[0, -1]
         best, ids = (logits / temperature).topk(CHOICES)
-        chances = best.softmax(-1)
-        texts = {
-            (*text, int(ids[row, place])): chance * float(chances[row, place])
-            for (row, (text, chance)), place in itertools.product(enumerate(texts.items()), range(CHOICES))
-        }
-    return texts
+        chances: list[float] = torch.zeros_like(logits).scatter(0, ids, best.softmax(-1)).tolist()
+        return chances
+
+    return plain.texts(row, LENGTH)
 
 
 async def _sampled(drafter: str, folder: Path, acceptance: Acceptance) -> Sequence[Tokens]:

@@ -453,26 +453,17 @@ def test_the_largest_piece_of_a_report_takes_a_small_part_of_a_frame() -> None:
         PromptPiece(1, 1, (row,) * (MAX_PIECE_ROWS + 1))
 
 
-def test_peers_that_know_no_reports_ask_for_none_and_offer_none() -> None:
-    opened = codec.decode_target_command(
-        target_pb.TargetCommand(open=target_pb.TargetOpen(session_id=1, spec=_spec()))
-    )
+def test_peers_that_know_no_reports_and_no_features_ask_for_none_and_offer_none() -> None:
+    opened = codec.decode_target_command(target_pb.TargetCommand(open={"session_id": 1, "spec": _spec()}))
     assert isinstance(opened, TargetOpen)
-    assert (opened.prompt_logprobs, opened.prompt_logprobs_known) == (None, 0)
+    assert (opened.prompt_logprobs, opened.prompt_logprobs_known, opened.features) == (None, 0, None)
     assert codec.decode_generate_request(generation_pb.GenerateRequest(prompt="x")).prompt_logprobs is None
-    older = pb.Welcome(protocol_version=1, max_length=1, max_sessions=1, max_proposal_nodes=1, max_frame_bytes=1)
-    assert not codec.decode_welcome(older).reports_prompts
-
-
-def test_peers_that_know_no_features_ask_for_none_and_offer_none() -> None:
     older = pb.Welcome(
         protocol_version=1, max_length=1, max_sessions=1, max_proposal_nodes=1, max_frame_bytes=1, drafters=["a"]
     )
     welcome = codec.decode_welcome(older)
+    assert not welcome.reports_prompts
     assert (welcome.features, welcome.need_of("a").any, welcome.need_of("").any) == (None, False, False)
-    opened = codec.decode_target_command(target_pb.TargetCommand(open={"session_id": 1, "spec": _spec()}))
-    assert isinstance(opened, TargetOpen)
-    assert opened.features is None
 
 
 def test_an_offer_names_the_layer_that_it_lacks_and_the_row_that_no_message_holds() -> None:
