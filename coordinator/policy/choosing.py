@@ -13,6 +13,7 @@ from operator import itemgetter
 
 from coordinator.policy.acceptance_stats import AcceptanceStats
 from coordinator.policy.cycles import Cycles
+from coordinator.policy.group import Mode
 from coordinator.policy.planner import RATES_KEPT, Planner, RequestPlanner
 from coordinator.policy.round_times import DraftPeerCosts, DraftTimes, TargetTimes
 from paceline.costs.service_costs import DEFAULT
@@ -94,7 +95,7 @@ class Choosing:
         """
         self._rounds += 1
         target = self._request.target
-        if self._rounds % ROUNDS_BETWEEN or target is None:
+        if self._rounds % ROUNDS_BETWEEN or target is None or self._request.mode is not Mode.DRAFTS:
             return None
         offers = [(offer.rate(target, can_ahead=self._can_ahead), offer) for offer in self._offers()]
         own_rate = next((rate for rate, offer in offers if offer.drafter.name == current), None)

@@ -20,12 +20,15 @@ from paceline.protocol.records import RoundRecord
 ALLOWED_STEPS = ALLOWED_TOKENS[0]
 """Steps of rest that a mode may lose before it is left: a trial costs each request two tokens."""
 FIRST_PAUSE = 128 * ALLOWED_STEPS
-"""Steps of the first pause after a loss, of which the trial was 1/128; each further one is twice as long. What was
-measured longer ago than a pause counts no more."""
+"""Steps of the first pause after a loss, of which the trial was 1/128; each further one is twice as long."""
 SHORT_PAUSE = FIRST_PAUSE / 4
 """Steps of the pause after a mode that had gained as much as it then lost: a bad stretch may be over."""
 LOOK_STEPS = FIRST_PAUSE / 32
-"""Steps of matches alone by which drafts are judged, before they begin and again when that is forgotten."""
+"""Steps of rest by which matches are judged, and of matches by which drafts are: before they begin, and again."""
+KEPT_STEPS = FIRST_PAUSE
+"""What was measured longer ago counts no more, since the machine's speed and the texts change: looks are 3 to 6 %."""
+SURE_STEPS = 4 * LOOK_STEPS
+"""Steps of drafts after which their gain is compared with that of matches; before that it is what began with them."""
 MOST_PAUSE = 64 * FIRST_PAUSE
 MARGIN = 1.05
 """Gain over matches that drafts must promise before they are tried: closed forms flatter drafting by a tenth."""
@@ -100,6 +103,8 @@ class Group:
         """What the requests may do now; one alone has an account of its own."""
         if sessions <= 1:
             return Mode.DRAFTS
+        if self._steps_to_see(sessions, Mode.REST):
+            return Mode.REST
         if self.steps_to_drafts(sessions) == 0:
             return Mode.DRAFTS
         return Mode.MATCHES if self._is_open(sessions, Mode.MATCHES) else Mode.REST
@@ -107,11 +112,15 @@ class Group:
     def steps_to_drafts(self, sessions: int) -> int | None:
         """Steps after which drafts may begin or go on; 0: they may now. None: they are not worth it."""
         matches, drafts = self.account(sessions, Mode.MATCHES), self.account(sessions, Mode.DRAFTS)
-        is_measured = drafts.steps >= LOOK_STEPS
+        is_measured = drafts.steps >= SURE_STEPS
         pays = drafts.gain > max(1.0, matches.gain) if is_measured else self.promise > MARGIN
         if not pays or self.is_paused(sessions):
             return None
-        return max(0, math.ceil(LOOK_STEPS - matches.steps)) if self._is_open(sessions, Mode.MATCHES) else 0
+        looks = [Mode.REST, *([Mode.MATCHES] if self._is_open(sessions, Mode.MATCHES) else [])]
+        return sum(self._steps_to_see(sessions, mode) for mode in looks)
+
+    def _steps_to_see(self, sessions: int, mode: Mode) -> int:
+        return max(0, math.ceil(LOOK_STEPS - self.account(sessions, mode).steps))
 
     def is_paused(self, sessions: int) -> bool:
         """Whether drafts lost too much, so that none will work soon."""
@@ -127,9 +136,11 @@ class Group:
         if account is None:
             others = [key for key in self._accounts if key[1] is mode]
             nearest = min(others, key=lambda key: abs(key[0] - load), default=None)
-            account = ModeAccount() if nearest is None else replace(self._accounts[nearest], loss=0.0)
+            # Before the first look at rest, the target's own line tells its time.
+            fresh = ModeAccount(steps=LOOK_STEPS if mode is Mode.REST else 0.0)
+            account = fresh if nearest is None else replace(self._accounts[nearest], loss=0.0)
             self._accounts[load, mode] = account
-        if self.steps > account.last_at + FIRST_PAUSE:
+        if self.steps > account.last_at + KEPT_STEPS:
             account.forget()
         return account
 
@@ -150,18 +161,21 @@ class Group:
         if sessions <= 1:
             return
         mode, step = self.mode(sessions), record.target
-        is_rest = record.self_started and not record.proposed and step.rows == step.sessions == sessions
-        if is_rest and mode is not Mode.DRAFTS:
-            rest = self._rest_ms.setdefault(sessions, RunningMean(record.round_ms, 0.0))
+        if (
+            mode is Mode.REST
+            and record.self_started
+            and not record.proposed
+            and step.rows == step.sessions == sessions
+        ):
+            rest = self._rest_ms.setdefault(sessions, RunningMean(record.round_ms, 0.0, MEMORY * sessions))
             rest.add(min(record.round_ms, OUTLIER * rest.value))
         rest_ms = self.rest_ms(sessions, step_ms)
         if rest_ms <= 0:
             return
         steps = min(record.round_ms, OUTLIER * rest_ms + record.draft_wait_ms) / rest_ms / sessions
         self.steps += steps
-        if mode is Mode.REST or step.prefix_rows:  # a prompt is not the mode's price
+        if step.prefix_rows:  # a prompt is not the mode's price
             return
-        matches = self.account(sessions, Mode.MATCHES)
-        best_other = max(1.0, matches.gain) if mode is Mode.DRAFTS else 1.0
-        account = self.account(sessions, mode)
-        account.add((record.accepted + 1) / sessions, steps, best_other, self.steps)
+        tokens = steps if mode is Mode.REST else (record.accepted + 1) / sessions
+        best_other = max(1.0, self.account(sessions, Mode.MATCHES).gain) if mode is Mode.DRAFTS else 1.0
+        self.account(sessions, mode).add(tokens, steps, best_other, self.steps)

@@ -64,7 +64,10 @@ class Planner:
 
     def stats(self, rule: Acceptance, greedy: bool, drafter: str) -> AcceptanceStats:
         """A drafter's acceptance statistics; greedy and sampled texts differ too much to share them."""
-        return self._stats.setdefault((rule, greedy, drafter), AcceptanceStats())
+        key = rule, greedy, drafter
+        if key not in self._stats:
+            self._stats[key] = AcceptanceStats()
+        return self._stats[key]
 
 
 class RequestPlanner:

@@ -120,7 +120,7 @@ class ProposalPricing:
         A chain gets a second child where its chance exceeds a row's price.
         """
         reached = (1.0, *survival(self.stats.tokens.chances(most)))
-        second, price = self.stats.tokens.others()[0] if options.trees else 0.0, self._row_price
+        second, price = self.stats.tokens.others()[0] if options.trees else 0.0, max(self._row_price, SMALLEST_CHANCE)
         tokens, nodes, trees = 0.0, 0, []
         for parent, child in itertools.pairwise(reached):
             extra = (parent - child) * second

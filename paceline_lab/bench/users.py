@@ -159,21 +159,28 @@ class HttpUsers:
 
 
 def completion(request: GenerateRequest) -> bytes:
-    """Write a request for a streamed completion as bytes of HTTP."""
+    """Write a request for a streamed completion, or for that of a chat, as bytes of HTTP."""
     speculation = request.speculation
-    body = {
-        "prompt": list(request.token_ids or ()),
+    body: dict[str, object] = {
         "seed": request.seed,
         "max_tokens": request.max_new_tokens,
         "ignore_eos": request.ignore_eos,
         "stream": True,
+        "stream_options": {"include_usage": True},
         "return_token_ids": True,  # or a token that has no text yet would have no event
         "paceline": {"off": True}
         if speculation.off
         else {"drafter": speculation.drafter, "num_draft_tokens": speculation.num_draft_tokens},
     }
+    if request.messages:
+        path = b"chat/completions"
+        body["temperature"] = request.sampling.temperature
+        body["messages"] = [{"role": each.role, "content": each.content} for each in request.messages]
+    else:
+        path = b"completions"
+        body["prompt"] = list(request.token_ids or ())
     content = json.dumps(body).encode()
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+    head = b"POST /v1/%s HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n" % path
     return b"%sContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s" % (head, len(content), content)
 
 
@@ -187,6 +194,8 @@ async def _receive(user: UserRequest, reader: asyncio.StreamReader) -> UserReque
     async for line in reader:
         if line.startswith(b"data: {") and TOKEN_MARK in line and TOKEN_MARK + b"]" not in line:
             user.arrive(line)
+        elif line.startswith(b"data: {") and b'"metrics"' in line:
+            user.stats = _stats_of(line)
         elif line.startswith(b"data: [DONE]"):
             return user.end(RequestOutcome.SERVED)
     return user.end(RequestOutcome.LOST, why=f"status {status}, and no end of the text")
@@ -195,3 +204,16 @@ async def _receive(user: UserRequest, reader: asyncio.StreamReader) -> UserReque
 def _ids_of(line: bytes) -> list[int]:
     token_ids: list[int] = json.loads(line.removeprefix(b"data: "))["choices"][0]["token_ids"]
     return token_ids
+
+
+def _stats_of(line: bytes) -> GenerationStats:
+    """Return the statistics of the last chunk; a round commits a token beside those that it accepts."""
+    chunk = json.loads(line.removeprefix(b"data: "))
+    figures, tokens = chunk["metrics"]["speculative_decoding"], chunk["usage"]["completion_tokens"]
+    return GenerationStats(
+        rounds=tokens - figures["num_accepted_draft_tokens"],
+        committed=tokens,
+        num_spec_steps=figures["num_spec_steps"],
+        num_draft_tokens=figures["num_draft_tokens"],
+        num_accepted_draft_tokens=figures["num_accepted_draft_tokens"],
+    )

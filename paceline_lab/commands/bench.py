@@ -6,6 +6,7 @@ import math
 import re
 import tempfile
 from collections.abc import Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -191,9 +192,7 @@ def peers(
 
 @bench.command(epilog=example("paceline bench ab http --users 1,64", "paceline bench ab overlap --against ../before"))
 def ab(
-    experiment: Annotated[
-        str, typer.Argument(help="http, tracing, load, overlap, efficiency, fresh, edits, drafting.")
-    ],
+    experiment: Annotated[str, typer.Argument(help="http, tracing, overlap, efficiency, fresh, edits, drafting.")],
     model: Annotated[str, typer.Option(help="The target of fresh, edits and drafting.")] = DEFAULT_MODEL,
     users: Annotated[str, typer.Option(help="Requests at once, with commas between.", show_default="its own")] = "",
     tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 128,
@@ -209,6 +208,61 @@ def ab(
 
     options = AbOptions(model, tuple(_count("users", text) for text in split_commas(users)), tokens)
     typer.echo(f"report: {measure_ab(experiment, options, turns, split_commas(arms), against, out)}")
+
+
+@bench.command(
+    epilog=example(
+        "paceline bench load --sessions 4,16 --prompts questions.jsonl --via http",
+        "paceline bench load qwen2.5-coder-1.5b --drafter auto:qwen2.5-coder-0.5b --cores 1+1 --sessions 4",
+        "paceline bench load table:distribution=text,step_ms=20,row_ms=0.05 "
+        "--drafter auto:table:distribution=middling,step_ms=2 --sessions 8,64 --k 4",
+    )
+)
+def load(
+    model: Model = DEFAULT_MODEL,
+    drafter: Annotated[str, typer.Option(help="As `paceline serve` takes it.")] = AUTO,
+    sessions: Annotated[str, typer.Option(help="Requests of a wave, with commas between.")] = "1,4,8,16,64",
+    k: Annotated[str, typer.Option("--k", help="Constant lengths beside off and auto.", show_default="none")] = "",
+    kind: Kinds = None,
+    prompts: PromptFile = None,
+    category: Category = None,
+    per_category: PerCategory = 8,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+    tokens: TokensOption = 96,
+    arrivals: Annotated[str, typer.Option(help="together, or poisson: at --rate.")] = "together",
+    rate: Annotated[float, typer.Option(help="Requests a second.")] = 4.0,
+    via: Annotated[str, typer.Option(help="grpc, or http: streamed chat completions.")] = "grpc",
+    waves: Annotated[int, typer.Option(help="Waves that count, each under every arm.")] = 4,
+    cores: Annotated[str, typer.Option(help="As `paceline serve` takes it.", show_default="its rule")] = "",
+    quantization: Annotated[str, typer.Option(help="Of the target.", show_default="none")] = "",
+    seed: Seed = 0,
+    out: Out = REPORTS,
+    name: Name = "load",
+) -> None:
+    """Many requests at once: drafting off, at constant lengths and as planned, in turns on the same services."""
+    _need_benchmarks("load")
+    from paceline_lab.bench.ab.arms import ArmServices
+    from paceline_lab.bench.ab.command import measure_load
+    from paceline_lab.bench.ab.load import Arrivals, LoadPlan
+
+    for field, text, choices in (("arrivals", arrivals, [*Arrivals]), ("via", via, ["grpc", "http"])):
+        require(text in choices, field, text, f"one of: {', '.join(choices)}")
+    by_kind = _prompts(kind, prompts, category, per_category)
+    plan = LoadPlan(
+        prompts=[one for group in zip_longest(*by_kind.values()) for one in group if one is not None],
+        sessions=[_count("sessions", text) for text in split_commas(sessions)],
+        lengths=[_count("k", text) for text in split_commas(k)],
+        tokens=tokens,
+        temperature=temperature,
+        arrivals=Arrivals(arrivals),
+        rate=rate,
+        over_http=via == "http",
+        waves=waves,
+        seed=seed,
+    )
+    services = ArmServices(model, drafter, cores=cores, quantization=quantization)
+    facts = {"prompts": f"{', '.join(by_kind)}: the first of each, then the second"}
+    typer.echo(f"report: {measure_load(plan, services, facts, out, name)}")
 
 
 @bench.command(

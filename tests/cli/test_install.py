@@ -180,7 +180,7 @@ def test_an_installed_client_runs_without_torch(client_folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("command", "arguments", "lacks", "extra"),
-    [("serve", [], "engine", "engine"), ("bench ab", ["load"], "benchmarks", "bench")],
+    [("serve", [], "engine", "engine"), ("bench ab", ["http"], "benchmarks", "bench")],
 )
 def test_an_installed_client_says_what_it_lacks(
     client_folder: Path, command: str, arguments: list[str], lacks: str, extra: str

@@ -21,6 +21,7 @@ from paceline.models.table_names import TableSpec, is_table
 from paceline.protocol.errors import PacelineError
 from paceline.protocol.generation import GenerateRequest, SpeculationSettings
 from paceline.protocol.proposal import AUTO
+from paceline.runtime.config import NOT_QUANTIZED
 from paceline_lab.bench.simulated_pair import share_of_ideal
 from paceline_lab.bench.users import GrpcUsers, HttpUsers, RequestOutcome, UserRequest
 from paceline_lab.reporting.figures import percentile
@@ -33,6 +34,7 @@ class ArmServices:
     """How services are started; arms with the same label share services.
 
     `coordinator` has settings of the coordinator alone; `environment` has variables of all services, beside ours.
+    `cores` and `quantization` are as `paceline serve` takes them; empty: its own.
     """
 
     model: str
@@ -41,12 +43,14 @@ class ArmServices:
     coordinator: Mapping[str, object] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
     opens_http: bool = False
+    cores: str = ""
+    quantization: str = ""
 
     @asynccontextmanager
     async def running(self, folder: Path) -> AsyncIterator[RunningServices]:
         """Run the services while the context is open."""
         options: dict[str, Any] = {"environment": self.environment, "coordinator": self.coordinator}
-        settings = local_settings(self.model, self.drafter)
+        settings = local_settings(self.model, self.drafter, self.quantization or NOT_QUANTIZED, self.cores or None)
         with SupervisedServices(settings, folder, opens_http=self.opens_http, **options) as services:
             async with AsyncClient(services.address) as client:
                 http = HttpUsers(services.address_of("gateway")) if self.opens_http else None
@@ -79,10 +83,14 @@ class Arm:
 
 @dataclass(frozen=True)
 class Case:
-    """Requests that all arms are sent: those of a turn run at once, and the turns repeat."""
+    """Requests that all arms are sent: those of a turn run at once, and the turns repeat.
+
+    `starts_s`: when each of a turn's requests is sent, seconds; empty: all at once.
+    """
 
     name: str
     turns: Sequence[Sequence[GenerateRequest]]
+    starts_s: Sequence[float] = ()
 
 
 @dataclass(frozen=True)
@@ -135,7 +143,7 @@ class ArmRun:
     def of(
         cls, answers: Sequence[UserRequest], seconds: float, cpu_s: Mapping[str, float], step_ms: float = 0.0
     ) -> ArmRun:
-        """Fold answers that came to their ends; an answer over HTTP doesn't say how many rounds it took.
+        """Fold answers that came to their ends.
 
         `step_ms`: how long a step of a simulated target waits; a request by itself has a share of the ideal then.
         """
@@ -150,6 +158,7 @@ class ArmRun:
             "between messages ms p50": percentile(gaps, 50),
             "p99": percentile(gaps, 99),
             "tokens a round": tokens / rounds if rounds else 0.0,
+            "rounds that drafted": sum(each.stats.num_spec_steps for each in answers) / rounds if rounds else 0.0,
             "of the ideal": share_of_ideal(answers[0].stats, step_ms) if is_alone else 0.0,
         }
         cpu_us = {label: 1e6 * process_s / tokens for label, process_s in cpu_s.items()}
@@ -166,8 +175,8 @@ class RunningServices:
     http: HttpUsers | None
     step_ms: float = 0.0
 
-    async def run(self, arm: Arm, requests: Sequence[GenerateRequest]) -> ArmRun:
-        """Send an arm's requests at once, behind short ones that bring prompts of real models into the caches.
+    async def run(self, arm: Arm, requests: Sequence[GenerateRequest], starts_s: Sequence[float] = ()) -> ArmRun:
+        """Send an arm's requests, behind short ones that bring prompts of real models into the caches.
 
         Raises:
             PacelineError: a request was not served.
@@ -179,7 +188,8 @@ class RunningServices:
             await asyncio.gather(*(users.ask(replace(each, max_new_tokens=PRIMING_TOKENS)) for each in requests))
         await users.connect(len(requests))
         before, began = self._cpu_s(), time.perf_counter()
-        answers = await asyncio.gather(*(users.ask(each) for each in requests))
+        starts = starts_s or [0.0] * len(requests)
+        answers = await asyncio.gather(*(_ask_at(users, *each) for each in zip(requests, starts, strict=True)))
         seconds, after = time.perf_counter() - began, self._cpu_s()
         for answer in answers:
             if answer.outcome is not RequestOutcome.SERVED:
@@ -191,6 +201,11 @@ class RunningServices:
         """Return the CPU seconds that each process has used so far; this process counts as the clients'."""
         times = {label: psutil.Process(each.pid).cpu_times() for label, each in self.services.processes.items()}
         return {label: each.user + each.system for label, each in times.items()} | {"clients": time.process_time()}
+
+
+async def _ask_at(users: GrpcUsers | HttpUsers, request: GenerateRequest, start_s: float) -> UserRequest:
+    await asyncio.sleep(start_s)
+    return await users.ask(request)
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,6 @@ from paceline_lab.bench.simulated_pair import OFF, SimulatedPair, drafted, reque
 K = 4
 PAIR = SimulatedPair("distribution=middling", 11.45, 2.0)
 """A step of a large model on a GPU, and one of its draft."""
-ROWS_COST = {"rows cost little": 0.05, "rows cost much": 0.5}
-"""Milliseconds of a target's row."""
 DRAFT_OF_ACCEPTANCE = {
     0.8: "distribution=middling,disturb=0.663",
     0.9: "distribution=close,disturb=0.316",
@@ -91,15 +89,6 @@ def tracing(options: AbOptions, stack: ExitStack) -> Iterator[Stage]:
     yield Stage("every request", arms, options.waves((1, 8, 32), drafted(K)), apart=True)
 
 
-def load(options: AbOptions, stack: ExitStack) -> Iterator[Stage]:
-    """what drafting and `auto` do to many requests at once, on simulated targets whose steps grow with their rows."""
-    for name, row_ms in ROWS_COST.items():
-        pair = services_of(SimulatedPair("distribution=middling", 20.0, 2.0, row_ms, 0.02))
-        auto = replace(pair, label=AUTO)  # it learns where it serves alone
-        arms = Arm("target-only", pair, OFF), Arm(f"k = {K}", pair, drafted(K)), Arm(AUTO, auto, drafted(None))
-        yield Stage(name, arms, options.waves((1, 2, 4, 8, 16, 32, 64), OFF))
-
-
 def overlap(options: AbOptions, stack: ExitStack) -> Iterator[Stage]:
     """what drafting during verification brings over drafting after it, on simulated pairs."""
     for verify_ms, acceptance, share in product((30.0, 11.45), DRAFT_OF_ACCEPTANCE, (0.5, 1.0)):
@@ -151,7 +140,7 @@ def drafting(options: AbOptions, stack: ExitStack) -> Iterator[Stage]:
 
 
 EXPERIMENTS: Mapping[str, Callable[[AbOptions, ExitStack], Iterator[Stage]]] = {
-    each.__name__: each for each in (http, tracing, load, overlap, efficiency, fresh, edits, drafting)
+    each.__name__: each for each in (http, tracing, overlap, efficiency, fresh, edits, drafting)
 }
 SETTLING = {"fresh": 3}
 """Warm-up turns of an experiment for which one is too few: the planner has to know its drafts."""
