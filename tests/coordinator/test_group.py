@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from coordinator.policy.group import ALLOWED_STEPS, FIRST_PAUSE, LOOK_STEPS, MARGIN, Group, Mode
+from coordinator.policy.group import ALLOWED_STEPS, FIRST_PAUSE, LOOK_STEPS, MARGIN, SHORT_PAUSE, Group, Mode
 from coordinator.policy.plan import Options
 from paceline.protocol.records import RoundRecord, StepTimings
 from paceline.sampling.match import Match
@@ -86,8 +86,9 @@ def test_what_turns_useless_is_left_and_taken_again_once_it_is_good() -> None:
     good = {Mode.REST: 1.0, Mode.MATCHES: 1.0, Mode.DRAFTS: 1.5}.__getitem__
     bad = {Mode.REST: 1.0, Mode.MATCHES: 1.0, Mode.DRAFTS: 0.5}.__getitem__
     run(group, 8, good, 2 * WAVE)
-    ratio, _ = run(group, 8, bad, 2 * WAVE)
-    assert ratio * 2 * WAVE - 2 * WAVE <= 2 * ALLOWED_STEPS + 1 / 0.5, "a gain counts no more than what may be lost"
+    steps = int(SHORT_PAUSE)
+    ratio, _ = run(group, 8, bad, steps)
+    assert ratio * steps - steps <= 2 * ALLOWED_STEPS + 1 / 0.5, "a gain counts no more than what may be lost"
     _, modes = run(group, 8, good, int(FIRST_PAUSE) + WAVE)
     assert modes[-1] is Mode.DRAFTS
 

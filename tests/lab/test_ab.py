@@ -91,7 +91,7 @@ class FakeServices:
     asked: list[tuple[str, str, int]]
     fails_at: ClassVar[int] = 0
 
-    async def run(self, arm: Arm, requests: Sequence[GenerateRequest]) -> ArmRun:
+    async def run(self, arm: Arm, requests: Sequence[GenerateRequest], starts_s: Sequence[float] = ()) -> ArmRun:
         self.asked.append((self.label, arm.name, requests[0].seed or 0))
         if len(self.asked) == self.fails_at:
             raise PacelineError("no more")

@@ -15,13 +15,13 @@ runner = CliRunner()
 @pytest.mark.parametrize(
     ("given", "named"),
     [
-        (["ab", "load", "--users", "0"], ("users", "0")),
-        (["ab", "load", "--users", "many"], ("users", "many")),
-        (["ab", "load", "--turns", "0"], ("turns", "0")),
-        (["ab", "load", "--tokens", "1"], ("tokens", "1", "at least 2")),
-        (["ab", "load", "--arms", "off"], ("arms", "off", "target-only, k = 4, auto")),
-        (["ab", "load", "--against", "gone"], ("against", "gone", "folder")),
-        (["ab", "loads"], ("experiment", "loads", "http, tracing, load")),
+        (["ab", "http", "--users", "0"], ("users", "0")),
+        (["ab", "http", "--users", "many"], ("users", "many")),
+        (["ab", "http", "--turns", "0"], ("turns", "0")),
+        (["ab", "http", "--tokens", "1"], ("tokens", "1", "at least 2")),
+        (["ab", "http", "--arms", "off"], ("arms", "off", "gRPC, HTTP")),
+        (["ab", "http", "--against", "gone"], ("against", "gone", "folder")),
+        (["ab", "loads"], ("experiment", "loads", "http, tracing, overlap")),
     ],
 )
 def test_what_no_grid_has_is_refused_by_name(given: list[str], named: tuple[str, str], tmp_path: Path) -> None:
