@@ -15,7 +15,7 @@ from functools import partial
 from weakref import WeakKeyDictionary, proxy
 
 from coordinator.policy.acceptance_stats import AcceptanceStats, RequestStats
-from coordinator.policy.cycles import Cycles, Rates, Strategy
+from coordinator.policy.cycles import TARGET_ONLY, Cycles, Rates, Strategy
 from coordinator.policy.group import Mode
 from coordinator.policy.loss_budget import ALLOWED_SHARE, LossBudget
 from coordinator.policy.plan import DraftRest, Options, Plan, Source
@@ -140,7 +140,12 @@ class RequestPlanner:
             plan = Plan(lease=options.lease)
         else:
             mode = target.mode
-            plan = self._best(target, options.under(mode, target.group.steps_to_drafts(target.sessions)))
+            options = options.under(mode, target.group.steps_to_drafts(target.sessions))
+            may_miss = mode is not Mode.REST and not options.can_prefetch
+            if mode is Mode.DRAFTS or options.match is not None or may_miss:
+                plan = self._best(target, options)
+            else:
+                plan = self._nothing_to_choose(target, options)
             if mode is not Mode.DRAFTS:
                 draft_rest = DraftRest.END if target.group.is_paused(target.sessions) else DraftRest.WAIT
                 plan = replace(plan, draft_rest=draft_rest)
@@ -226,6 +231,13 @@ class RequestPlanner:
 
     def _pricing_on(self, target: TargetTimes) -> ProposalPricing:
         return ProposalPricing(target, self.draft, self.stats.own, self.rates, coupled=self.stats.is_coupled)
+
+    def _nothing_to_choose(self, target: TargetTimes, options: Options) -> Plan:
+        """The plan of a round that has nothing to propose: it must cost no more than target-only's."""
+        if self._rounds % RATES_KEPT == 0:
+            self.rates = self._rates_now(target, options)
+        self._take_match(NOTHING)
+        return self._count(TARGET_ONLY, Plan(lease=0 if options.leased_rounds > 1 else options.lease))
 
     def _best(self, target: TargetTimes, options: Options) -> Plan:
         if self._rounds <= RATES_KEPT or self._rounds % RATES_KEPT == 0:
