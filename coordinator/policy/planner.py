@@ -87,6 +87,8 @@ class RequestPlanner:
         self._peers: tuple[TargetPeerCosts | None, DraftPeerCosts | None] = None, None
         """The peers whose times are read; a reference keeps them."""
         self._target: TargetTimes | None = None
+        self._place: TargetTimes | None = None
+        """Where it is counted: from its first plan on, among those of some target, though none has answered it."""
         self.draft: DraftTimes | None = None
         self.rates = Rates()
         self.loss_budget = LossBudget()
@@ -105,17 +107,17 @@ class RequestPlanner:
         """Note the peers of the request's sessions, and the drafter of the draft's."""
         self._peers = target, draft
         times = None if target is None else self._planner.target(target)
-        if times is not self._target:
+        if times is not self._target or times is not self._place:
             self.close()
-            self._target = times
+            self._target = self._place = times
             if times is not None:
                 times.requests.add(self)
         self.draft = None if draft is None else self._planner.draft(draft, drafter)
 
     def close(self) -> None:
         """Note the end of the request; it can still be explained."""
-        if self._target is not None:
-            self._target.requests.discard(self)
+        if self._place is not None:
+            self._place.requests.discard(self)
 
     @property
     def expects_drafts(self) -> bool:
@@ -134,6 +136,9 @@ class RequestPlanner:
             for stats in self.stats.both:
                 stats.hits.add(float(options.cached_proposal is not None))
         target, self._leases = self._target, options.lease > 0
+        if self._place is None and (some_target := self._planner.some_target) is not None:
+            self._place = some_target
+            some_target.requests.add(self)
         if options.room <= 0 or (target is None and self.mode is Mode.DRAFTS):
             plan = Plan()
         elif target is None or not target.is_known:
