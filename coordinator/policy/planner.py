@@ -86,7 +86,6 @@ class RequestPlanner:
         self.stats = RequestStats(partial(planner.stats, acceptance, greedy), drafter, acceptance, greedy=greedy)
         self._peers: tuple[TargetPeerCosts | None, DraftPeerCosts | None] = None, None
         """The peers whose times are read; a reference keeps them."""
-        self._target: TargetTimes | None = None
         self._place: TargetTimes | None = None
         """Where it is counted: from its first plan on, among those of some target, though none has answered it."""
         self.draft: DraftTimes | None = None
@@ -99,6 +98,10 @@ class RequestPlanner:
         self._rounds = self._sessions = 0
 
     @property
+    def _target(self) -> TargetTimes | None:
+        return None if self._peers[0] is None else self._place
+
+    @property
     def target(self) -> TargetTimes | None:
         """The times of the request's target; before it has one, those of any target."""
         return self._target or self._planner.some_target
@@ -107,9 +110,9 @@ class RequestPlanner:
         """Note the peers of the request's sessions, and the drafter of the draft's."""
         self._peers = target, draft
         times = None if target is None else self._planner.target(target)
-        if times is not self._target or times is not self._place:
+        if times is not self._place:
             self.close()
-            self._target = self._place = times
+            self._place = times
             if times is not None:
                 times.requests.add(self)
         self.draft = None if draft is None else self._planner.draft(draft, drafter)
