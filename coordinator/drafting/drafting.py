@@ -265,14 +265,12 @@ class Drafting:
         pending, rest = self._pending, plan.draft_rest
         if pending is None:
             return
-        if rest is DraftRest.END or (rest is DraftRest.WAIT and pending.must_leave and not pending.is_awaited):
+        in_lease = self._next.leased_rounds > 1 or plan.lease > 0
+        waits = rest is DraftRest.WAIT and not pending.is_awaited
+        if rest is DraftRest.END or (waits and pending.must_leave):
             self._pending = None
             self._session.close()
-            return
-        if rest is DraftRest.WAIT and not pending.is_awaited:
-            return
-        in_lease = self._next.leased_rounds > 1 or plan.lease > 0
-        if not in_lease or self._session.is_late or pending.must_leave:
+        elif not waits and (not in_lease or self._session.is_late or pending.must_leave):
             self._send_pending()
 
     def _send_pending(self) -> None:

@@ -110,8 +110,7 @@ class Cycles:
 
     def best_common_cycle(self, sessions: int) -> tuple[Strategy, Cycle]:
         """The strategy that is best for all sessions where they share every step, and a session's cycle then."""
-        rows = [(sessions - 1) * (1 + depth) for depth in range(1 + MAX_DEPTH)]
-        return max(self._cycles(rows, sessions).items(), key=lambda item: item[1].rate)
+        return max(self._common_cycles(sessions).items(), key=lambda item: item[1].rate)
 
     def promise(self, sessions: int, room: int, lag: int) -> float:
         """The gain over matches that drafts promise the rest of a text, where all sessions do what is best for all.
@@ -121,8 +120,7 @@ class Cycles:
             room: tokens that are left to write.
             lag: tokens that the draft has to compute first. Meanwhile it slows the target's steps down.
         """
-        rows = [(sessions - 1) * (1 + depth) for depth in range(1 + MAX_DEPTH)]
-        cycles = self._cycles(rows, sessions)
+        cycles = self._common_cycles(sessions)
         plain = cycles.pop(TARGET_ONLY).rate
         best = max((cycle.rate for cycle in cycles.values()), default=0.0)
         if self.draft is None or not plain or not best:
@@ -144,6 +142,10 @@ class Cycles:
         # A draft at work beside the step slows it for all, so only all together choose that.
         drafts_ahead = best.drafts_ahead if around.sessions == 1 else around.drafts_ahead
         return best, Rates(net_rates[best], around, drafts_ahead)
+
+    def _common_cycles(self, sessions: int) -> dict[Strategy, Cycle]:
+        """A session's cycle of every strategy, where all follow it and share every step."""
+        return self._cycles([(sessions - 1) * (1 + depth) for depth in range(1 + MAX_DEPTH)], sessions)
 
     def _cycles(self, others: Sequence[float], drafting: float) -> dict[Strategy, Cycle]:
         """The cycle of every strategy.

@@ -30,8 +30,9 @@ KEPT_STEPS = FIRST_PAUSE
 SURE_STEPS = 4 * LOOK_STEPS
 """Steps of drafts after which their gain is compared with that of matches; before that it is what began with them."""
 MOST_PAUSE = 64 * FIRST_PAUSE
+"""Longest pause: trials cost next to nothing then, and what has become good is still found within minutes."""
 MARGIN = 1.05
-"""Gain over matches that drafts must promise before they are tried: closed forms flatter drafting by a tenth."""
+"""Gain over matches that drafts must promise before they are tried: closed forms flatter drafting by 5 to 10 %."""
 
 
 class Mode(IntEnum):
@@ -107,26 +108,23 @@ class Group:
             return Mode.REST
         if self.steps_to_drafts(sessions) == 0:
             return Mode.DRAFTS
-        return Mode.MATCHES if self._is_open(sessions, Mode.MATCHES) else Mode.REST
+        return Mode.MATCHES if self.is_open(sessions, Mode.MATCHES) else Mode.REST
 
     def steps_to_drafts(self, sessions: int) -> int | None:
         """Steps after which drafts may begin or go on; 0: they may now. None: they are not worth it."""
         matches, drafts = self.account(sessions, Mode.MATCHES), self.account(sessions, Mode.DRAFTS)
         is_measured = drafts.steps >= SURE_STEPS
         pays = drafts.gain > max(1.0, matches.gain) if is_measured else self.promise > MARGIN
-        if not pays or self.is_paused(sessions):
+        if not pays or not self.is_open(sessions, Mode.DRAFTS):
             return None
-        looks = [Mode.REST, *([Mode.MATCHES] if self._is_open(sessions, Mode.MATCHES) else [])]
+        looks = [Mode.REST, *([Mode.MATCHES] if self.is_open(sessions, Mode.MATCHES) else [])]
         return sum(self._steps_to_see(sessions, mode) for mode in looks)
 
     def _steps_to_see(self, sessions: int, mode: Mode) -> int:
         return max(0, math.ceil(LOOK_STEPS - self.account(sessions, mode).steps))
 
-    def is_paused(self, sessions: int) -> bool:
-        """Whether drafts lost too much, so that none will work soon."""
-        return not self._is_open(sessions, Mode.DRAFTS)
-
-    def _is_open(self, sessions: int, mode: Mode) -> bool:
+    def is_open(self, sessions: int, mode: Mode) -> bool:
+        """Whether a mode may run: it has lost nothing, or its pause is over."""
         return self.account(sessions, mode).opens_at <= self.steps
 
     def account(self, sessions: int, mode: Mode) -> ModeAccount:
@@ -161,12 +159,8 @@ class Group:
         if sessions <= 1:
             return
         mode, step = self.mode(sessions), record.target
-        if (
-            mode is Mode.REST
-            and record.self_started
-            and not record.proposed
-            and step.rows == step.sessions == sessions
-        ):
+        is_plain = record.self_started and not record.proposed and step.rows == step.sessions == sessions
+        if is_plain and mode is Mode.REST:
             rest = self._rest_ms.setdefault(sessions, RunningMean(record.round_ms, 0.0, MEMORY * sessions))
             rest.add(min(record.round_ms, OUTLIER * rest.value))
         rest_ms = self.rest_ms(sessions, step_ms)

@@ -155,7 +155,8 @@ class RequestPlanner:
             else:
                 plan = self._nothing_to_choose(target, options)
             if mode is not Mode.DRAFTS:
-                draft_rest = DraftRest.END if target.group.is_paused(target.sessions) else DraftRest.WAIT
+                is_open = target.group.is_open(target.sessions, Mode.DRAFTS)
+                draft_rest = DraftRest.WAIT if is_open else DraftRest.END
                 plan = replace(plan, draft_rest=draft_rest)
         self._drafts_ahead, self._sessions = plan.fan_out > 0, 0 if target is None else target.sessions
         return plan
@@ -300,7 +301,8 @@ class RequestPlanner:
             for stats in self.stats.both
         )
         best, rates = own.rates(pool.balance(target.sessions))
-        target.group.promise = replace(pool, draft=self.draft).promise(target.sessions, options.room, options.lag)
+        if target.sessions > 1:
+            target.group.promise = replace(pool, draft=self.draft).promise(target.sessions, options.room, options.lag)
         if draft is not None and not self._rounds and options.room >= MAX_DEPTH:
             # A new request has the statistics of all; later its own differ, and near its end its room is small.
             self.stats.pool.pays = best.source is not Source.NONE
@@ -324,9 +326,8 @@ class RequestPlanner:
         """Fan-out and depth of outcome drafting."""
         if not options.drafts or not options.fan_out or not self.rates.drafts_ahead:
             return 0, 0
-        around = self.rates.around
-        slower_ms = pricing.target.step_ms(1 + around.rows, beside=True) - pricing.target.step_ms(1 + around.rows)
-        if self._rounds_until(0.0 if around.drafts_ahead else slower_ms):
+        target, rows = pricing.target, 1 + self.rates.around.rows
+        if self._rounds_until(target.step_ms(rows, beside=True) - target.step_ms(rows)):
             return 0, 0
         depth = pricing.usual_depth(options.room)
         return (options.fan_out, depth) if depth else (0, 0)

@@ -85,10 +85,13 @@ class ProposalPricing:
         sent_price = self.rates.own * (self.target.late_send_ms.value if options.lease else 0.0)
         first_ms, way_ms = self.draft.catch_up_ms(options.lag, options.open_ms), self.target.send_ms.value
         waits_ms = self.draft.waits(self.rates.around.drafting)
+        trees = self._trees(min(options.room, MAX_DEPTH), options)
+        rows_ms = self._rows_ms(trees[-1][1] if trees else 0)
+        prices = self._prices(rows_ms)
         best, best_plan = -math.inf, NOTHING
-        for depth, (accepted, nodes) in enumerate(self._trees(min(options.room, MAX_DEPTH), options), 1):
-            wait_ms, rows_ms = waits_ms[depth - 1] + first_ms, self._rows_ms(nodes)
-            value = accepted - self._prices(rows_ms)[nodes] - wait_ms * self.rates.own - sent_price
+        for depth, (accepted, nodes) in enumerate(trees, 1):
+            wait_ms = waits_ms[depth - 1] + first_ms
+            value = accepted - prices[nodes] - wait_ms * self.rates.own - sent_price
             risk_ms = wait_ms + way_ms + rows_ms[nodes]
             if value > best and (2 * risk_ms <= left_ms or nodes == 1):
                 best = value

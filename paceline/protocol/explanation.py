@@ -52,7 +52,8 @@ class PlanExplanation:
         acceptance: chance that the first 1, 2, … tokens of a draft's chain are all accepted.
         ngram_acceptance: the same of an n-gram match.
         candidates: every way that the planner compared.
-        account_ms: time that the request took beyond target-only's for the same tokens; negative: it gained time.
+        account_ms: time that the request took beyond target-only's for the same tokens, while it was alone on its
+            target; negative: it gained time.
         account_bound_ms: bound of the account; above it the request is target-only until it has recovered.
     """
 

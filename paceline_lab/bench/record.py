@@ -20,7 +20,6 @@ from paceline.protocol.errors import require
 from paceline.protocol.generation import GenerateRequest
 from paceline.protocol.given_files import read_json_lines
 from paceline.protocol.proposal import COPYING
-from paceline.protocol.sampling import SamplingParams
 from paceline_lab.bench.prompts import Prompt
 from paceline_lab.reporting.progress import measuring, stderr_console
 from paceline_lab.reporting.reports import describe
@@ -62,14 +61,9 @@ class RecordPlan:
 
     def request(self, number: int) -> GenerateRequest:
         """Return the request of a number."""
-        return GenerateRequest(
-            messages=self.prompts[number % len(self.prompts)].chats[0],
-            sampling=SamplingParams(temperature=self.temperature).with_defaults(),
-            seed=self.seed + number,
-            max_new_tokens=self.tokens,
-            ignore_eos=True,
-            speculation=speculation_of(self.num_draft_tokens),
-        )
+        prompt, speculation = self.prompts[number % len(self.prompts)], speculation_of(self.num_draft_tokens)
+        seed = self.seed + number
+        return prompt.request(self.tokens, temperature=self.temperature, seed=seed, speculation=speculation)
 
 
 @dataclass(frozen=True)

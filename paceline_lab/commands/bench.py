@@ -213,7 +213,7 @@ def ab(
 @bench.command(
     epilog=example(
         "paceline bench load --sessions 4,16 --prompts questions.jsonl --via http",
-        "paceline bench load qwen2.5-coder-1.5b --drafter auto:qwen2.5-coder-0.5b --cores 1+1 --sessions 4",
+        "paceline bench load qwen2.5-coder-1.5b --drafter auto:qwen2.5-coder-0.5b --cores target=1,draft=1",
         "paceline bench load table:distribution=text,step_ms=20,row_ms=0.05 "
         "--drafter auto:table:distribution=middling,step_ms=2 --sessions 8,64 --k 4",
     )

@@ -22,8 +22,19 @@ def step_ms(rows: float) -> float:
     return STEP_MS + 0.5 * rows
 
 
-def run(group: Group, sessions: int, gain: Gain, steps: int, *, prefix_rows: int = 0) -> tuple[float, list[Mode]]:
-    """Steps of all sessions, one token a round; returns the time beside rest's, and the mode of each step."""
+def run(
+    group: Group,
+    sessions: int,
+    gain: Gain,
+    steps: int,
+    *,
+    prefix_rows: int = 0,
+    line: Callable[[float], float] = step_ms,
+) -> tuple[float, list[Mode]]:
+    """Steps of all sessions, one token a round; returns the time beside rest's, and the mode of each step.
+
+    `line`: what the target says of its steps.
+    """
     modes: list[Mode] = []
     rest_ms, ms = step_ms(sessions), 0.0
     for _ in range(steps):
@@ -37,7 +48,7 @@ def run(group: Group, sessions: int, gain: Gain, steps: int, *, prefix_rows: int
         proposed = int(mode is not Mode.REST and gain(mode) != 1.0)
         for _ in range(sessions):
             record = RoundRecord(9, round_ms, 0, 0, step, 0, proposed, 0, cache_hit=False, self_started=True)
-            group.learn(record, sessions, step_ms)
+            group.learn(record, sessions, line)
     return ms / (steps * rest_ms), modes
 
 
@@ -107,18 +118,8 @@ def test_a_prompt_in_the_step_is_not_the_modes_price() -> None:
 
 def test_what_slows_every_round_of_a_mode_is_seen_by_looks_at_rest() -> None:
     """The line of a target is learned in all modes, so the coordinator's own work is in it."""
-    group, burden = Group(), {Mode.REST: 1.0, Mode.MATCHES: 0.95, Mode.DRAFTS: 0.95}
-    slow_line = lambda rows: step_ms(rows) / 0.95  # noqa: E731
-    modes: list[Mode] = []
-    for _ in range(20 * WAVE):
-        mode = group.mode(4)
-        modes.append(mode)
-        round_ms = step_ms(4) / burden[mode]
-        step = StepTimings(forward_ms=round_ms, rows=4, sessions=4)
-        for _ in range(4):
-            group.learn(
-                RoundRecord(9, round_ms, 0, 0, step, 0, 0, 0, cache_hit=False, self_started=True), 4, slow_line
-            )
+    burden = {Mode.REST: 1.0, Mode.MATCHES: 0.95, Mode.DRAFTS: 0.95}.__getitem__
+    _, modes = run(Group(), 4, burden, 20 * WAVE, line=lambda rows: step_ms(rows) / 0.95)
     assert share(modes[: 2 * WAVE], Mode.MATCHES) == 1, "before the first look"
     assert share(modes[5 * WAVE :], Mode.REST) >= 0.8
 

@@ -8,7 +8,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from importlib import resources
 from itertools import product
-from typing import Any
 
 from paceline.protocol.errors import require
 from paceline.protocol.generation import ChatMessage, GenerateRequest, SpeculationSettings
@@ -55,15 +54,10 @@ class AbOptions:
         """Return greedy requests with prompts of each kind, others in each turn, for each number of users."""
 
         def turns(kind: str, users: int) -> list[list[GenerateRequest]]:
-            pool = [self.greedy(*prompt.chats[0], ignore_eos=True) for prompt in load_prompts([kind])[kind]]
+            pool = [prompt.request(self.tokens) for prompt in load_prompts([kind])[kind]]
             return [[pool[(turn * users + one) % len(pool)] for one in range(users)] for turn in range(len(pool))]
 
         return [Case(f"{kind}, {each} at once", turns(kind, each)) for kind in kinds for each in self.users or (1,)]
-
-    def greedy(self, *messages: ChatMessage, **fields: Any) -> GenerateRequest:
-        """Return a greedy request to a real model."""
-        sampling = SamplingParams(temperature=0).with_defaults()
-        return GenerateRequest(messages=messages, sampling=sampling, seed=0, max_new_tokens=self.tokens, **fields)
 
 
 def services_of(pair: SimulatedPair, label: str = "services", fan_out: int = K) -> ArmServices:
@@ -129,7 +123,13 @@ def edits(options: AbOptions, stack: ExitStack) -> Iterator[Stage]:
 
 def _edit(task: Mapping[str, str], options: AbOptions) -> GenerateRequest:
     text = f"{task['request']} {ANSWER}\n\n```{task['language']}\n{task['file']}\n```"
-    return options.greedy(ChatMessage("user", text), prediction_text=task["file"])
+    return GenerateRequest(
+        messages=(ChatMessage("user", text),),
+        sampling=SamplingParams(temperature=0).with_defaults(),
+        seed=0,
+        max_new_tokens=options.tokens,
+        prediction_text=task["file"],
+    )
 
 
 def drafting(options: AbOptions, stack: ExitStack) -> Iterator[Stage]:

@@ -14,9 +14,7 @@ from paceline.protocol.proposal import AUTO
 from paceline.protocol.sampling import SamplingParams
 from paceline_lab.bench.ab.arms import Arm, ArmServices, Case, Stage
 from paceline_lab.bench.prompts import Prompt
-
-MAX_SESSIONS = 256
-"""The number of requests that a coordinator takes by default."""
+from paceline_lab.bench.record import MAX_SESSIONS
 
 
 class Arrivals(StrEnum):
@@ -80,10 +78,5 @@ class LoadPlan:
             yield from accumulate(gaps.expovariate(self.rate) for _ in range(sessions))
 
     def _request(self, number: int) -> GenerateRequest:
-        return GenerateRequest(
-            messages=self.prompts[number % len(self.prompts)].chats[0],
-            sampling=SamplingParams(temperature=self.temperature).with_defaults(),
-            seed=self.seed + number,
-            max_new_tokens=self.tokens,
-            ignore_eos=True,
-        )
+        prompt = self.prompts[number % len(self.prompts)]
+        return prompt.request(self.tokens, temperature=self.temperature, seed=self.seed + number)

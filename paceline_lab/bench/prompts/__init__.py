@@ -15,7 +15,8 @@ from importlib import resources
 from typing import Any
 
 from paceline.protocol.errors import require
-from paceline.protocol.generation import ChatMessage
+from paceline.protocol.generation import ChatMessage, GenerateRequest
+from paceline.protocol.sampling import SamplingParams
 
 KINDS = ("chat", "story", "sql", "code", "code-edit", "copy", "summary", "json")
 """Least predictable from the prompt first; JSON is what a narrow draft is for."""
@@ -37,6 +38,13 @@ class Prompt:
     chats: tuple[Chat, ...]
     ends: bool = False
     follows: bool = False
+
+    def request(self, tokens: int, *, temperature: float = 0.0, seed: int = 0, **fields: Any) -> GenerateRequest:
+        """Return a request of the first chat, for so many tokens: its answer's own end is ignored."""
+        sampling = SamplingParams(temperature=temperature).with_defaults()
+        return GenerateRequest(
+            messages=self.chats[0], sampling=sampling, seed=seed, max_new_tokens=tokens, ignore_eos=True, **fields
+        )
 
     @classmethod
     def of_json(cls, kind: str, value: Mapping[str, Any]) -> Prompt:
