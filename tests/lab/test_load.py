@@ -51,6 +51,7 @@ def test_requests_at_a_rate_come_apart_at_the_same_times_in_every_run() -> None:
         ("sessions", {"sessions": ()}),
         ("tokens", {"tokens": 1}),
         ("rate", {"rate": 0.0}),
+        ("waves", {"waves": 0}),
         ("temperature", {"temperature": -1.0}),
     ],
 )

@@ -56,6 +56,7 @@ class LoadPlan:
         for count in self.sessions:
             require(1 <= count <= MAX_SESSIONS, "sessions", count, f"in [1, {MAX_SESSIONS}]")
         require(self.tokens >= 2, "tokens", self.tokens, "at least 2, to have a time per token")
+        require(self.waves >= 1, "waves", self.waves, "at least 1")
         require(self.rate > 0, "rate", self.rate, "above 0")
         SamplingParams(temperature=self.temperature)
 
