@@ -14,7 +14,7 @@ from typing import Any
 from coordinator.recorder import FILE
 from paceline.client import AsyncClient, Generation
 from paceline.costs.cycle import FAN_OUT
-from paceline.local.settings import local_settings
+from paceline.local.settings import ServeSettings, local_settings
 from paceline.local.supervisor import SupervisedServices
 from paceline.protocol.errors import require
 from paceline.protocol.generation import GenerateRequest
@@ -74,20 +74,21 @@ class RecordedGeneration:
     generation: Generation
 
 
-def record_trace(model: str, drafter: str, plan: RecordPlan, out: Path) -> Trace:
-    """Run the plan on services of its own and write the trace.
+def record_trace(model: str, drafter: str, plan: RecordPlan, out: Path, cores: str | None = None) -> Trace:
+    """Run the plan on services of its own and write the trace. `cores`: as `paceline serve` takes them.
 
     Raises:
         PacelineError: as the services sent it.
     """
     with (
         measuring("requests", plan.requests) as (folder, advance),
-        _recording(model, drafter, plan, folder) as address,
+        _recording(local_settings(model, drafter, cores=cores), plan, folder) as address,
     ):
         requests = [plan.request(number) for number in range(plan.requests)]
         runs = asyncio.run(run_requests(address, requests, plan.sessions, advance))
         recordings = read_recordings(folder / FILE)
     notes = describe() | {"model": model, "drafter": drafter, "sessions": str(plan.sessions)}
+    notes |= {"cores": cores} if cores else {}
     notes |= {"temperature": f"{plan.temperature:g}", **plan.notes}
     trace = trace_of(
         runs,
@@ -102,10 +103,9 @@ def record_trace(model: str, drafter: str, plan: RecordPlan, out: Path) -> Trace
 
 
 @contextmanager
-def _recording(model: str, drafter: str, plan: RecordPlan, folder: Path) -> Iterator[str]:
+def _recording(settings: ServeSettings, plan: RecordPlan, folder: Path) -> Iterator[str]:
     """Run services, and beside them a coordinator that records."""
     console = stderr_console()
-    settings = local_settings(model, drafter)
     announce: Callable[[str], None] = lambda line: console.print(line, style="dim")  # noqa: E731
     with (
         SupervisedServices(settings, folder / "services", announce) as services,

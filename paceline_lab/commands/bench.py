@@ -55,6 +55,7 @@ Pairs = Annotated[int, typer.Option(help="Turns of each kind and temperature, sp
 TokensOption = Annotated[int, typer.Option(help="Tokens of each generation; end-of-text is ignored.")]
 Out = Annotated[Path, typer.Option(help="Folder of the reports.")]
 Name = Annotated[str, typer.Option(help="The reports are NAME-DATE.json and NAME-DATE.md.")]
+ServeCores = Annotated[str, typer.Option("--cores", help="As `paceline serve` takes it.", show_default="its rule")]
 Seed = Annotated[int, typer.Option(help="Seed of the first pass; each pass adds one.")]
 
 
@@ -233,7 +234,7 @@ def load(
     rate: Annotated[float, typer.Option(help="Requests a second.")] = 4.0,
     via: Annotated[str, typer.Option(help="grpc, or http: streamed chat completions.")] = "grpc",
     waves: Annotated[int, typer.Option(help="Waves that count, each under every arm.")] = 4,
-    cores: Annotated[str, typer.Option(help="As `paceline serve` takes it.", show_default="its rule")] = "",
+    cores: ServeCores = "",
     quantization: Annotated[str, typer.Option(help="Of the target.", show_default="none")] = "",
     seed: Seed = 0,
     out: Out = REPORTS,
@@ -285,6 +286,7 @@ def record(
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
     num_draft_tokens: Annotated[str, typer.Option(help="auto or a number.")] = AUTO,
     fan_out: Annotated[int, typer.Option(help="Next tokens for each node that outcomes are drafted for.")] = 4,
+    cores: ServeCores = "",
     seed: Seed = 0,
 ) -> None:
     """Run requests and write what `paceline simulate` needs to run them again: costs, rounds, and a draft's ranks."""
@@ -301,7 +303,7 @@ def record(
         seed=seed,
         fan_out=fan_out,
     )
-    record_trace(model, drafter, plan, out)
+    record_trace(model, drafter, plan, out, cores or None)
     typer.echo(f"trace: {out}")
 
 
