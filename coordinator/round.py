@@ -107,6 +107,7 @@ async def run_rounds(
             begun_ms=(began_at - stats.arrived_at) * 1e3,
             feature_bytes=target.features.take_generated_bytes(),
             reasoning=reasoning,
+            mode=drafted.mode,
         )
         outcome = decision.outcome(round_.base_length)
         goes_on = sequence.finish_reason is None

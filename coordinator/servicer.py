@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 import grpc
 
 from coordinator.drafting.drafting import Drafting
+from coordinator.drafting.explaining import group_report
 from coordinator.drafting.settings import DraftingSettings
 from coordinator.observer import RequestObserver
 from coordinator.policy.planner import Planner
@@ -32,6 +33,7 @@ from paceline.models.reasoning import reasoning_marks
 from paceline.models.tokenizer import Tokenizer
 from paceline.protocol import codec
 from paceline.protocol.errors import InternalError
+from paceline.protocol.explanation import GroupReport
 from paceline.protocol.features import FeatureType
 from paceline.protocol.generation import (
     MAX_PEERS,
@@ -113,7 +115,7 @@ class GenerationServicer(pb_grpc.GenerationServiceServicer):
     ) -> pb.DescribeModelsResponse:
         """Describe the model and the peers that are up. It needs a key as `Generate` does; it counts for no limit."""
         caller = self._gate.authenticate(_metadata(context, "authorization"))
-        description = describe(self._served_model(), self._target, self._draft, caller.tenant)
+        description = describe(self._served_model(), self._target, self._draft, dict(self._groups()), caller.tenant)
         return pb.DescribeModelsResponse(models=[codec.encode_model_description(description)])
 
     async def _generate(
@@ -188,6 +190,12 @@ class GenerationServicer(pb_grpc.GenerationServiceServicer):
         """Let go of the threads that read prompts."""
         self._prompts.close()
 
+    def _groups(self) -> Iterator[tuple[str, GroupReport]]:
+        """What the requests do together at each target that they have shared, by its address."""
+        for peer in self._target.peers:
+            if (group := group_report(self._planner.targets.get(peer))) is not None:
+                yield peer.link.address, group
+
     def _served_model(self) -> ServedModel:
         drafts = [peer.link.welcome for peer in self._draft.peers] if self._draft else []
         return ServedModel(
@@ -225,8 +233,17 @@ def _metadata(context: grpc.aio.ServicerContext[Any, Any], key: str) -> str:
     return value if isinstance(value, str) else value.decode("ascii", "replace")
 
 
-def describe(model: ServedModel, targets: TargetPool, drafts: DraftPool | None, tenant: str = "") -> ModelDescription:
-    """Describe the served model and the peers that take new sessions, for a caller of this tenant."""
+def describe(
+    model: ServedModel,
+    targets: TargetPool,
+    drafts: DraftPool | None,
+    groups: Mapping[str, GroupReport],
+    tenant: str = "",
+) -> ModelDescription:
+    """Describe the served model and the peers that take new sessions, for a caller of this tenant.
+
+    `groups`: what requests do together at targets, by their addresses.
+    """
     return ModelDescription(
         name=model.name,
         target=_fingerprint(targets.welcomes),
@@ -235,7 +252,7 @@ def describe(model: ServedModel, targets: TargetPool, drafts: DraftPool | None, 
         drafters=model.drafters,
         target_ready=targets.is_up,
         draft_ready=drafts is not None and drafts.is_up,
-        peers=tuple(_peers(targets, drafts))[:MAX_PEERS],
+        peers=tuple(_peers(targets, drafts, groups))[:MAX_PEERS],
         sampling=model.defaults.sampling,
         max_new_tokens=model.defaults.max_new_tokens,
         tenant=tenant,
@@ -246,13 +263,18 @@ def _fingerprint(welcomes: tuple[Welcome, ...]) -> Fingerprint:
     return welcomes[0].fingerprint if welcomes else Fingerprint()
 
 
-def _peers(targets: TargetPool, drafts: DraftPool | None) -> Iterator[PeerDescription]:
-    yield from (_peer(PeerKind.TARGET, peer, peer.costs.alone) for peer in targets.peers)
+def _peers(
+    targets: TargetPool, drafts: DraftPool | None, groups: Mapping[str, GroupReport]
+) -> Iterator[PeerDescription]:
+    for peer in targets.peers:
+        yield _peer(PeerKind.TARGET, peer, peer.costs.alone, groups.get(peer.link.address))
     if drafts is not None:
         yield from (_peer(PeerKind.DRAFT, peer, peer.costs.line) for peer in drafts.peers)
 
 
-def _peer(kind: PeerKind, peer: TargetPeer | DraftPeer, line: CostLine) -> PeerDescription:
+def _peer(
+    kind: PeerKind, peer: TargetPeer | DraftPeer, line: CostLine, group: GroupReport | None = None
+) -> PeerDescription:
     link, costs = peer.link, peer.costs
     return PeerDescription(
         kind=kind,
@@ -265,4 +287,5 @@ def _peer(kind: PeerKind, peer: TargetPeer | DraftPeer, line: CostLine) -> PeerD
         step_rows=costs.rows,
         queue=costs.queue,
         step_ms=line.ms(1) if line.is_known else 0.0,
+        group=group,
     )

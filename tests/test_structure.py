@@ -97,8 +97,11 @@ def test_what_decides_how_much_to_draft_has_bounds() -> None:
     assert drafting_grows([SourceFile(beside, many(ROOM_ATTRIBUTES + 1))]) == [
         f"{beside}: Plan has {ROOM_ATTRIBUTES + 1} attributes"
     ]
-    half = "x = 1\n" * (ROOM_LINES // 2)
-    files = [SourceFile(inside, half), SourceFile(costs + "some.py", half)]
+    half = ROOM_LINES // 2
+    files = [
+        SourceFile(inside, "x = 1\n" * half),
+        SourceFile(costs + "some.py", "x = 1\n" * (ROOM_LINES - half)),
+    ]
     assert drafting_grows(files) == []
     [broken] = drafting_grows([*files, SourceFile(meter, "x = 1\n")])
     assert broken == f"what decides how much to draft has {ROOM_LINES + 1} lines, over {ROOM_LINES}"

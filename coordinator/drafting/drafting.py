@@ -113,7 +113,10 @@ class Drafting:
         if drafted.proposal is not None:
             drafted = replace(drafted, proposal=drafted.proposal.first(self._sequence.rows_left))
         self._session.dispatching(drafted)
-        return replace(drafted, miss=self._cached_draft.miss, lease=plan.lease, drafts_ahead=plan.fan_out > 0)
+        mode = plan.mode.name.lower() if self._settings.is_planned else ""
+        return replace(
+            drafted, miss=self._cached_draft.miss, lease=plan.lease, drafts_ahead=plan.fan_out > 0, mode=mode
+        )
 
     def verifying(self, round_: Round) -> OutcomeProposals | None:
         """Send pending commits to the draft service, and announce a round if it is to draft for its outcomes.

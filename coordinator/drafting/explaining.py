@@ -1,12 +1,22 @@
-"""The explanation of a request's plans. Pure."""
+"""The explanation of a request's plans, and what the requests of a target do together. Pure."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from coordinator.policy.cycles import Cycles
+from coordinator.policy.group import KEPT_STEPS, MARGIN, SURE_STEPS, Group, Mode
 from coordinator.policy.plan import Source
 from coordinator.policy.planner import RequestPlanner
+from coordinator.policy.round_times import TargetTimes
 from paceline.costs.acceptance import MAX_DEPTH, survival
-from paceline.protocol.explanation import EXPLAINED_ROWS, CandidateExplanation, PlanExplanation
+from paceline.protocol.explanation import (
+    EXPLAINED_ROWS,
+    CandidateExplanation,
+    GroupReport,
+    ModeReport,
+    PlanExplanation,
+)
 from paceline.sampling.match import Match
 
 EXPLAINED_MATCH = Match(2, (0,) * MAX_DEPTH)
@@ -33,7 +43,41 @@ def explain(planner: RequestPlanner) -> PlanExplanation:
         candidates=(*_model_candidates(planner, cycles), _match_candidate(planner)),
         account_ms=planner.loss_budget.loss_ms,
         account_bound_ms=planner.loss_budget.limit_ms,
+        group=group_report(target),
     )
+
+
+def group_report(target: TargetTimes | None) -> GroupReport | None:
+    """Report what the requests of a target do together; None: they never shared it.
+
+    It reads a copy: metrics are collected on another thread, and to ask a group for an account may change it.
+    """
+    accounts = {} if target is None else {key: replace(one) for key, one in list(target.group.accounts.items())}
+    if target is None or not accounts:
+        return None
+    group = replace(target.group, accounts=accounts)
+    load, _ = max(accounts, key=lambda key: accounts[key].last_at)
+    shared_by = target.sessions if target.sessions > 1 else 1 << load
+    mode = group.mode(shared_by)
+    other_at = max((one.last_at for (_, other), one in accounts.items() if other is not mode), default=0.0)
+    modes = tuple(_mode_report(group, shared_by, each, mode) for each in Mode)
+    mode_steps = group.steps - other_at
+    return GroupReport(mode.name.lower(), mode_steps, target.sessions, group.promise, MARGIN, modes)
+
+
+def _mode_report(group: Group, sessions: int, mode: Mode, present: Mode) -> ModeReport:
+    account, name = group.account(sessions, mode), mode.name.lower()
+    gain = None if mode is Mode.REST else account.last_gain
+    if mode is present:
+        return ModeReport(name, "runs", gain)
+    if not group.is_open(sessions, mode):
+        return ModeReport(name, "paused", gain, account.opens_at - group.steps)
+    if mode is Mode.DRAFTS:
+        steps = group.steps_to_drafts(sessions)
+        refusal = "outdone" if account.steps >= SURE_STEPS else "unpromising"
+        return ModeReport(name, refusal if steps is None else "waits", gain, steps or 0.0)
+    rest_left = 0 if mode is Mode.REST else group.steps_to_see(sessions, Mode.REST)
+    return ModeReport(name, "waits", gain, rest_left or account.last_at + KEPT_STEPS - group.steps)
 
 
 def _model_candidates(planner: RequestPlanner, cycles: Cycles) -> list[CandidateExplanation]:

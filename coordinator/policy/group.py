@@ -55,7 +55,7 @@ class ModeAccount:
         loss: what the mode lost since it was opened, in steps of rest; below 0 it is a gain.
         pause: length of the next pause, steps.
         opens_at: end of the present pause.
-        last_at: when it ran last.
+        last_at, last_gain: when it ran last, and its gain then; it outlives what is forgotten.
     """
 
     tokens: float = 0.0
@@ -64,6 +64,7 @@ class ModeAccount:
     pause: float = FIRST_PAUSE
     opens_at: float = 0.0
     last_at: float = 0.0
+    last_gain: float | None = None
 
     @property
     def gain(self) -> float:
@@ -74,6 +75,7 @@ class ModeAccount:
         """Count a share of the group's tokens and steps. `best_other`: the gain of the mode that it stands in for."""
         kept, self.last_at = max(0.0, 1 - steps / MEMORY), now
         self.tokens, self.steps = kept * self.tokens + tokens, kept * self.steps + steps
+        self.last_gain = self.gain
         self.loss = max(self.loss + steps * best_other - tokens, -ALLOWED_STEPS)
         if self.loss <= -ALLOWED_STEPS:
             self.pause = SHORT_PAUSE
@@ -93,18 +95,19 @@ class Group:
     Attributes:
         steps: steps of rest that fit into the time since the group began; the clock of pauses.
         promise: the gain over matches that drafts promise by the planner's closed form.
+        accounts: of each mode under each load, which is the power of two nearest to the number of sessions.
     """
 
     steps: float = 0.0
     promise: float = 0.0
+    accounts: dict[tuple[int, Mode], ModeAccount] = field(default_factory=dict)
     _rest_ms: dict[int, RunningMean] = field(default_factory=dict)
-    _accounts: dict[tuple[int, Mode], ModeAccount] = field(default_factory=dict)
 
     def mode(self, sessions: int) -> Mode:
         """What the requests may do now; one alone has an account of its own."""
         if sessions <= 1:
             return Mode.DRAFTS
-        if self._steps_to_see(sessions, Mode.REST):
+        if self.steps_to_see(sessions, Mode.REST):
             return Mode.REST
         if self.steps_to_drafts(sessions) == 0:
             return Mode.DRAFTS
@@ -118,9 +121,10 @@ class Group:
         if not pays or not self.is_open(sessions, Mode.DRAFTS):
             return None
         looks = [Mode.REST, *([Mode.MATCHES] if self.is_open(sessions, Mode.MATCHES) else [])]
-        return sum(self._steps_to_see(sessions, mode) for mode in looks)
+        return sum(self.steps_to_see(sessions, mode) for mode in looks)
 
-    def _steps_to_see(self, sessions: int, mode: Mode) -> int:
+    def steps_to_see(self, sessions: int, mode: Mode) -> int:
+        """Steps that a look at a mode still takes."""
         return max(0, math.ceil(LOOK_STEPS - self.account(sessions, mode).steps))
 
     def is_open(self, sessions: int, mode: Mode) -> bool:
@@ -130,14 +134,14 @@ class Group:
     def account(self, sessions: int, mode: Mode) -> ModeAccount:
         """The account of a mode under a load, which is told by the nearest power of two."""
         load = round(math.log2(sessions))
-        account = self._accounts.get((load, mode))
+        account = self.accounts.get((load, mode))
         if account is None:
-            others = [key for key in self._accounts if key[1] is mode]
+            others = [key for key in self.accounts if key[1] is mode]
             nearest = min(others, key=lambda key: abs(key[0] - load), default=None)
             # Before the first look at rest, the target's own line tells its time.
             fresh = ModeAccount(steps=LOOK_STEPS if mode is Mode.REST else 0.0)
-            account = fresh if nearest is None else replace(self._accounts[nearest], loss=0.0)
-            self._accounts[load, mode] = account
+            account = fresh if nearest is None else replace(self.accounts[nearest], loss=0.0)
+            self.accounts[load, mode] = account
         if self.steps > account.last_at + KEPT_STEPS:
             account.forget()
         return account

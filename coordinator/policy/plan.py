@@ -48,6 +48,7 @@ class Plan:
         lease: rounds after this one that the target may start by itself.
         shadow: whether the draft is asked for the shadow of committed tokens, though it proposed none of them.
         draft_rest: whether the draft hears what was committed.
+        mode: what the group let it do.
     """
 
     source: Source = Source.NONE
@@ -61,6 +62,7 @@ class Plan:
     lease: int = 0
     shadow: bool = False
     draft_rest: DraftRest = DraftRest.NONE
+    mode: Mode = Mode.DRAFTS
 
 
 @dataclass(frozen=True)

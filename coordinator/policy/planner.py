@@ -8,7 +8,7 @@ averages by depth only, never the probability of a token that might be dropped (
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -40,15 +40,15 @@ class Planner:
     """Shared by a coordinator's requests: times of rounds at each peer, and each drafter's acceptance statistics."""
 
     def __init__(self) -> None:
-        self._targets: WeakKeyDictionary[TargetPeerCosts, TargetTimes] = WeakKeyDictionary()
+        self.targets: WeakKeyDictionary[TargetPeerCosts, TargetTimes] = WeakKeyDictionary()
         self._drafts: WeakKeyDictionary[DraftPeerCosts, dict[str, DraftTimes]] = WeakKeyDictionary()
-        self._stats: dict[tuple[Acceptance, bool, str], AcceptanceStats] = {}
+        self._stats: defaultdict[tuple[Acceptance, bool, str], AcceptanceStats] = defaultdict(AcceptanceStats)
 
     def target(self, peer: TargetPeerCosts) -> TargetTimes:
         """The times of rounds at a target."""
-        if peer not in self._targets:
-            self._targets[peer] = TargetTimes(proxy(peer))  # the times of a peer that has gone go with it
-        return self._targets[peer]
+        if peer not in self.targets:
+            self.targets[peer] = TargetTimes(proxy(peer))  # the times of a peer that has gone go with it
+        return self.targets[peer]
 
     def draft(self, peer: DraftPeerCosts, drafter: str = DEFAULT) -> DraftTimes:
         """The times of one drafter at a draft service."""
@@ -60,14 +60,11 @@ class Planner:
     @property
     def some_target(self) -> TargetTimes | None:
         """The times of any target that has stated its costs, for a request that has no target yet."""
-        return next((times for times in self._targets.values() if times.is_known), None)
+        return next((times for times in self.targets.values() if times.is_known), None)
 
     def stats(self, rule: Acceptance, greedy: bool, drafter: str) -> AcceptanceStats:
         """A drafter's acceptance statistics; greedy and sampled texts differ too much to share them."""
-        key = rule, greedy, drafter
-        if key not in self._stats:
-            self._stats[key] = AcceptanceStats()
-        return self._stats[key]
+        return self._stats[rule, greedy, drafter]
 
 
 class RequestPlanner:
@@ -130,8 +127,7 @@ class RequestPlanner:
     @property
     def mode(self) -> Mode:
         """What the request may do with the others of its target."""
-        target = self.target
-        return Mode.DRAFTS if target is None else target.mode
+        return Mode.DRAFTS if (target := self.target) is None else target.mode
 
     def plan(self, options: Options) -> Plan:
         """The plan of the next round."""
@@ -145,19 +141,16 @@ class RequestPlanner:
         if options.room <= 0 or (target is None and self.mode is Mode.DRAFTS):
             plan = Plan()
         elif target is None or not target.is_known:
-            plan = Plan(lease=options.lease)
+            plan = Plan(lease=options.lease, mode=self.mode)
         else:
             mode = target.mode
             options = options.under(mode, target.group.steps_to_drafts(target.sessions))
             may_miss = mode is not Mode.REST and not options.can_prefetch
-            if mode is Mode.DRAFTS or options.match is not None or may_miss:
-                plan = self._best(target, options)
-            else:
-                plan = self._nothing_to_choose(target, options)
+            has_choice = mode is Mode.DRAFTS or options.match is not None or may_miss
+            plan = (self._best if has_choice else self._nothing_to_choose)(target, options)
             if mode is not Mode.DRAFTS:
                 is_open = target.group.is_open(target.sessions, Mode.DRAFTS)
-                draft_rest = DraftRest.WAIT if is_open else DraftRest.END
-                plan = replace(plan, draft_rest=draft_rest)
+                plan = replace(plan, mode=mode, draft_rest=DraftRest.WAIT if is_open else DraftRest.END)
         self._drafts_ahead, self._sessions = plan.fan_out > 0, 0 if target is None else target.sessions
         return plan
 

@@ -25,6 +25,7 @@ class RoundDraft:
     `mistake`: its first token that was redrawn.
     `lease`: rounds after this one that the target may start by itself.
     `drafts_ahead`: the draft service prepares proposals for the round's outcomes.
+    `mode`: as in `RoundRecord`.
     """
 
     proposal: Proposal | None = None
@@ -35,6 +36,7 @@ class RoundDraft:
     timings: StepTimings = field(default_factory=StepTimings)
     lease: int = 0
     drafts_ahead: bool = False
+    mode: str = ""
 
 
 NOTHING = RoundDraft()

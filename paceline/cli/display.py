@@ -12,7 +12,13 @@ from rich.table import Table
 from rich.text import Text
 
 from paceline.client import Generation
-from paceline.protocol.explanation import EXPLAINED_ROWS, CandidateExplanation, PlanExplanation
+from paceline.protocol.explanation import (
+    EXPLAINED_ROWS,
+    CandidateExplanation,
+    GroupReport,
+    ModeReport,
+    PlanExplanation,
+)
 from paceline.protocol.generation import Finished, GenerateEvent, Provenance, Tokens
 from paceline.protocol.records import GenerationStats, RoundRecord
 from paceline.protocol.target import RowLogprobs
@@ -211,7 +217,9 @@ def explanation_tables(stats: GenerationStats) -> list[RenderableType]:
         f"round trip: target {plan.target_trip_ms:.2f} ms, draft {plan.draft_trip_ms:.2f} ms; "
         f"sessions that share the target: {plan.target_sessions}"
     )
-    return [_costs(plan), trips, _acceptance(plan), _candidates(plan.candidates), *outcomes, account_text(plan)]
+    group = [group_text(plan.group)] if plan.group is not None else []
+    tables = (_costs(plan), trips, _acceptance(plan), _candidates(plan.candidates))
+    return [*tables, *outcomes, account_text(plan), *group]
 
 
 def explanation_json(stats: GenerationStats) -> dict[str, object]:
@@ -229,6 +237,35 @@ def account_text(plan: PlanExplanation) -> Text:
         f"account: {stands} target-only for the same tokens; bound {plan.account_bound_ms:.1f} ms{ends}",
         style="yellow" if is_over else "default",
     )
+
+
+DOINGS: Mapping[str, str] = {"rest": "rest", "matches": "copy matches", "drafts": "draft"}
+"""What requests do in each mode of their group."""
+
+
+def group_text(group: GroupReport) -> Text:
+    """What the requests of the target do together, and why not something else."""
+    doing = DOINGS.get(group.mode, group.mode)
+    if group.sessions <= 1:
+        head = f"group: one request is alone on the target, so its account decides; several would {doing}"
+    else:
+        since = f"for the time of {group.mode_steps:.0f} steps at rest"
+        head = f"group: {group.sessions} sessions share the target, and {doing} {since}"
+    return Text("\n".join((head, *(f"  {each.name}: {_standing(each, group)}" for each in group.modes))))
+
+
+def _standing(mode: ModeReport, group: GroupReport) -> str:
+    """Whether a mode runs, or why not; and its gain."""
+    promise = f"promises {group.promise:.2f} times what matches bring" if group.promise else "promises nothing yet"
+    standings = {
+        "runs": "in force",
+        "waits": f"looked at in {mode.wait_steps:.0f} steps",
+        "paused": f"lost more than it may, so it is paused for {mode.wait_steps:.0f} more steps",
+        "outdone": "brings less than matches or rest",
+        "unpromising": f"the closed form {promise}, and a trial takes more than {group.promise_bound:.2f}",
+    }
+    gain = "" if mode.gain is None else f"; {mode.gain:.2f} tokens for each of resting"
+    return standings.get(mode.state, mode.state) + gain
 
 
 def _costs(plan: PlanExplanation) -> Table:

@@ -10,6 +10,7 @@ EXPLAINED_ROWS = (1, 2, 4, 8)
 """Rows of a target step whose time an explanation states."""
 MAX_CANDIDATES = 64
 MAX_EXPLAINED_DEPTH = 64
+MAX_MODES = 16
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,49 @@ class CandidateExplanation:
 
 
 @dataclass(frozen=True)
+class ModeReport:
+    """What is known of one mode of a group.
+
+    Attributes:
+        name: `rest`, `matches` or `drafts`. No enum, for the reason that `CandidateExplanation.name` is none.
+        state: `runs`; `waits` for its turn to be looked at; `paused`, since it lost more than it may; `outdone`: it
+            brings less than matches or rest; `unpromising`: it is not worth a trial. No enum, either.
+        gain: tokens that it committed beside those of resting in the same time, as it ran last; None: it never
+            did, or it is rest.
+        wait_steps: steps of rest until its turn or the end of its pause; 0: it runs, or is not worth it.
+    """
+
+    name: str
+    state: str
+    gain: float | None = None
+    wait_steps: float = 0.0
+
+
+@dataclass(frozen=True)
+class GroupReport:
+    """What the requests of a coordinator that share a target do together, for metrics, explanations and the page.
+
+    Attributes:
+        mode: the one that they are in, or would be in if as many shared the target as did last.
+        mode_steps: steps of rest that fit into the time since another mode ran.
+        sessions: that share the target, of all coordinators; one alone has its own account.
+        promise: gain over matches that drafts promise by the planner's closed form; 0: not worked out yet.
+        promise_bound: the promise above which drafts are tried.
+        modes: every one.
+    """
+
+    mode: str
+    mode_steps: float = 0.0
+    sessions: int = 0
+    promise: float = 0.0
+    promise_bound: float = 0.0
+    modes: tuple[ModeReport, ...] = ()
+
+    def __post_init__(self) -> None:
+        require(len(self.modes) <= MAX_MODES, "modes", len(self.modes), f"at most {MAX_MODES}")
+
+
+@dataclass(frozen=True)
 class PlanExplanation:
     """What a request's planner knew when the request ended, and what it had chosen.
 
@@ -55,6 +99,7 @@ class PlanExplanation:
         account_ms: time that the request took beyond target-only's for the same tokens, while it was alone on its
             target; negative: it gained time.
         account_bound_ms: bound of the account; above it the request is target-only until it has recovered.
+        group: what the requests of its target do together; None: they never shared it, or an older coordinator.
     """
 
     target_alone_ms: tuple[float, ...] = ()
@@ -69,6 +114,7 @@ class PlanExplanation:
     candidates: tuple[CandidateExplanation, ...] = ()
     account_ms: float = 0.0
     account_bound_ms: float = 0.0
+    group: GroupReport | None = None
 
     def __post_init__(self) -> None:
         rows = len(EXPLAINED_ROWS)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from paceline.protocol.errors import require
+from paceline.protocol.explanation import GroupReport
 from paceline.protocol.handshake import Fingerprint
 from paceline.protocol.proposal import MAX_PROPOSAL_NODES, MODEL, NONE, OWN_MTP, Acceptance
 from paceline.protocol.records import GenerationStats, RoundRecord
@@ -211,7 +212,8 @@ class PeerDescription:
     """A service of a coordinator's pools, the link to it, and its load as far as the coordinator knows.
 
     `sessions` are the coordinator's own; those of the latest step, its rows and the queue are of all coordinators.
-    `step_ms` is a step of one row; 0: not known. `problem` says why the link is down.
+    `step_ms` is a step of one row; 0: not known. `problem` says why the link is down. `group`: what the coordinator's
+    requests do at a target together; None: they never shared it.
     """
 
     kind: PeerKind
@@ -224,6 +226,7 @@ class PeerDescription:
     step_rows: int = 0
     queue: int = 0
     step_ms: float = 0.0
+    group: GroupReport | None = None
 
 
 @dataclass(frozen=True)

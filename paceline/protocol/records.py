@@ -53,6 +53,8 @@ class RoundRecord:
     """Of the target's hidden states of generated tokens that came since the round before."""
     reasoning: bool = False
     """Whether the round's first token stands in a span of reasoning that was open before."""
+    mode: str = ""
+    """What its group let it do (`GroupReport.mode`); empty: the request fixes its drafts, or an older coordinator."""
 
 
 @dataclass(frozen=True)

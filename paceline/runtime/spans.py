@@ -23,6 +23,7 @@ ROUND_FACTS = (
     "drafter",
     "self_started",
     "reasoning",
+    "mode",
     "wire_ms",
 )
 """Fields of a round's record that its span has as attributes, each named `paceline.` and the field's name."""

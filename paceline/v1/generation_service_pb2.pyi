@@ -207,7 +207,7 @@ class GenerationStats(_message.Message):
     def __init__(self, rounds: _Optional[int] = ..., committed: _Optional[int] = ..., cache_hits: _Optional[int] = ..., cache_misses: _Optional[int] = ..., time_to_first_token_ms: _Optional[float] = ..., tokens_per_second: _Optional[float] = ..., verify_ms_p50: _Optional[float] = ..., draft_wait_ms_p50: _Optional[float] = ..., num_spec_steps: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_draft_tokens: _Optional[int] = ..., acceptance_histogram: _Optional[_Iterable[int]] = ..., num_spec_tokens: _Optional[int] = ..., records: _Optional[_Iterable[_Union[RoundRecord, _Mapping]]] = ..., explanation: _Optional[_Union[PlanExplanation, _Mapping]] = ..., prediction_accepted: _Optional[int] = ..., prediction_rejected: _Optional[int] = ..., cached_prompt_tokens: _Optional[int] = ..., feature_bytes: _Optional[int] = ..., reasoning: _Optional[_Union[RoundStats, _Mapping]] = ..., answer: _Optional[_Union[RoundStats, _Mapping]] = ...) -> None: ...
 
 class PlanExplanation(_message.Message):
-    __slots__ = ("target_alone_ms", "target_beside_ms", "draft_ms", "target_trip_ms", "draft_trip_ms", "target_sessions", "positions", "acceptance", "ngram_acceptance", "candidates", "account_ms", "account_bound_ms")
+    __slots__ = ("target_alone_ms", "target_beside_ms", "draft_ms", "target_trip_ms", "draft_trip_ms", "target_sessions", "positions", "acceptance", "ngram_acceptance", "candidates", "account_ms", "account_bound_ms", "group")
     TARGET_ALONE_MS_FIELD_NUMBER: _ClassVar[int]
     TARGET_BESIDE_MS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_MS_FIELD_NUMBER: _ClassVar[int]
@@ -220,6 +220,7 @@ class PlanExplanation(_message.Message):
     CANDIDATES_FIELD_NUMBER: _ClassVar[int]
     ACCOUNT_MS_FIELD_NUMBER: _ClassVar[int]
     ACCOUNT_BOUND_MS_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
     target_alone_ms: _containers.RepeatedScalarFieldContainer[float]
     target_beside_ms: _containers.RepeatedScalarFieldContainer[float]
     draft_ms: float
@@ -232,7 +233,36 @@ class PlanExplanation(_message.Message):
     candidates: _containers.RepeatedCompositeFieldContainer[CandidateExplanation]
     account_ms: float
     account_bound_ms: float
-    def __init__(self, target_alone_ms: _Optional[_Iterable[float]] = ..., target_beside_ms: _Optional[_Iterable[float]] = ..., draft_ms: _Optional[float] = ..., target_trip_ms: _Optional[float] = ..., draft_trip_ms: _Optional[float] = ..., target_sessions: _Optional[int] = ..., positions: _Optional[int] = ..., acceptance: _Optional[_Iterable[float]] = ..., ngram_acceptance: _Optional[_Iterable[float]] = ..., candidates: _Optional[_Iterable[_Union[CandidateExplanation, _Mapping]]] = ..., account_ms: _Optional[float] = ..., account_bound_ms: _Optional[float] = ...) -> None: ...
+    group: GroupReport
+    def __init__(self, target_alone_ms: _Optional[_Iterable[float]] = ..., target_beside_ms: _Optional[_Iterable[float]] = ..., draft_ms: _Optional[float] = ..., target_trip_ms: _Optional[float] = ..., draft_trip_ms: _Optional[float] = ..., target_sessions: _Optional[int] = ..., positions: _Optional[int] = ..., acceptance: _Optional[_Iterable[float]] = ..., ngram_acceptance: _Optional[_Iterable[float]] = ..., candidates: _Optional[_Iterable[_Union[CandidateExplanation, _Mapping]]] = ..., account_ms: _Optional[float] = ..., account_bound_ms: _Optional[float] = ..., group: _Optional[_Union[GroupReport, _Mapping]] = ...) -> None: ...
+
+class GroupReport(_message.Message):
+    __slots__ = ("mode", "mode_steps", "sessions", "promise", "promise_bound", "modes")
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    MODE_STEPS_FIELD_NUMBER: _ClassVar[int]
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    PROMISE_FIELD_NUMBER: _ClassVar[int]
+    PROMISE_BOUND_FIELD_NUMBER: _ClassVar[int]
+    MODES_FIELD_NUMBER: _ClassVar[int]
+    mode: str
+    mode_steps: float
+    sessions: int
+    promise: float
+    promise_bound: float
+    modes: _containers.RepeatedCompositeFieldContainer[ModeReport]
+    def __init__(self, mode: _Optional[str] = ..., mode_steps: _Optional[float] = ..., sessions: _Optional[int] = ..., promise: _Optional[float] = ..., promise_bound: _Optional[float] = ..., modes: _Optional[_Iterable[_Union[ModeReport, _Mapping]]] = ...) -> None: ...
+
+class ModeReport(_message.Message):
+    __slots__ = ("name", "state", "gain", "wait_steps")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    GAIN_FIELD_NUMBER: _ClassVar[int]
+    WAIT_STEPS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    state: str
+    gain: float
+    wait_steps: float
+    def __init__(self, name: _Optional[str] = ..., state: _Optional[str] = ..., gain: _Optional[float] = ..., wait_steps: _Optional[float] = ...) -> None: ...
 
 class CandidateExplanation(_message.Message):
     __slots__ = ("name", "draft_tokens", "tokens", "ms", "rounds")
@@ -249,7 +279,7 @@ class CandidateExplanation(_message.Message):
     def __init__(self, name: _Optional[str] = ..., draft_tokens: _Optional[int] = ..., tokens: _Optional[float] = ..., ms: _Optional[float] = ..., rounds: _Optional[int] = ...) -> None: ...
 
 class RoundRecord(_message.Message):
-    __slots__ = ("base_length", "round_ms", "draft_wait_ms", "wire_ms", "target", "accept_ms", "proposed", "accepted", "cache_hit", "drafter", "draft", "cache_miss", "self_started", "begun_ms", "feature_bytes", "reasoning")
+    __slots__ = ("base_length", "round_ms", "draft_wait_ms", "wire_ms", "target", "accept_ms", "proposed", "accepted", "cache_hit", "drafter", "draft", "cache_miss", "self_started", "begun_ms", "feature_bytes", "reasoning", "mode")
     BASE_LENGTH_FIELD_NUMBER: _ClassVar[int]
     ROUND_MS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_WAIT_MS_FIELD_NUMBER: _ClassVar[int]
@@ -266,6 +296,7 @@ class RoundRecord(_message.Message):
     BEGUN_MS_FIELD_NUMBER: _ClassVar[int]
     FEATURE_BYTES_FIELD_NUMBER: _ClassVar[int]
     REASONING_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
     base_length: int
     round_ms: float
     draft_wait_ms: float
@@ -282,7 +313,8 @@ class RoundRecord(_message.Message):
     begun_ms: float
     feature_bytes: int
     reasoning: bool
-    def __init__(self, base_length: _Optional[int] = ..., round_ms: _Optional[float] = ..., draft_wait_ms: _Optional[float] = ..., wire_ms: _Optional[float] = ..., target: _Optional[_Union[_types_pb2.StepTimings, _Mapping]] = ..., accept_ms: _Optional[float] = ..., proposed: _Optional[int] = ..., accepted: _Optional[int] = ..., cache_hit: _Optional[bool] = ..., drafter: _Optional[str] = ..., draft: _Optional[_Union[_types_pb2.StepTimings, _Mapping]] = ..., cache_miss: _Optional[bool] = ..., self_started: _Optional[bool] = ..., begun_ms: _Optional[float] = ..., feature_bytes: _Optional[int] = ..., reasoning: _Optional[bool] = ...) -> None: ...
+    mode: str
+    def __init__(self, base_length: _Optional[int] = ..., round_ms: _Optional[float] = ..., draft_wait_ms: _Optional[float] = ..., wire_ms: _Optional[float] = ..., target: _Optional[_Union[_types_pb2.StepTimings, _Mapping]] = ..., accept_ms: _Optional[float] = ..., proposed: _Optional[int] = ..., accepted: _Optional[int] = ..., cache_hit: _Optional[bool] = ..., drafter: _Optional[str] = ..., draft: _Optional[_Union[_types_pb2.StepTimings, _Mapping]] = ..., cache_miss: _Optional[bool] = ..., self_started: _Optional[bool] = ..., begun_ms: _Optional[float] = ..., feature_bytes: _Optional[int] = ..., reasoning: _Optional[bool] = ..., mode: _Optional[str] = ...) -> None: ...
 
 class RoundStats(_message.Message):
     __slots__ = ("rounds", "committed", "tokens_per_second", "num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens")
@@ -337,7 +369,7 @@ class ModelDescription(_message.Message):
     def __init__(self, name: _Optional[str] = ..., target: _Optional[_Union[_types_pb2.Fingerprint, _Mapping]] = ..., draft: _Optional[_Union[_types_pb2.Fingerprint, _Mapping]] = ..., max_length: _Optional[int] = ..., drafters: _Optional[_Iterable[str]] = ..., target_ready: _Optional[bool] = ..., draft_ready: _Optional[bool] = ..., peers: _Optional[_Iterable[_Union[PeerDescription, _Mapping]]] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., max_new_tokens: _Optional[int] = ..., tenant: _Optional[str] = ...) -> None: ...
 
 class PeerDescription(_message.Message):
-    __slots__ = ("kind", "address", "up", "problem", "fingerprint", "sessions", "step_sessions", "step_rows", "queue", "step_ms")
+    __slots__ = ("kind", "address", "up", "problem", "fingerprint", "sessions", "step_sessions", "step_rows", "queue", "step_ms", "group")
     KIND_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     UP_FIELD_NUMBER: _ClassVar[int]
@@ -348,6 +380,7 @@ class PeerDescription(_message.Message):
     STEP_ROWS_FIELD_NUMBER: _ClassVar[int]
     QUEUE_FIELD_NUMBER: _ClassVar[int]
     STEP_MS_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
     kind: PeerKind
     address: str
     up: bool
@@ -358,4 +391,5 @@ class PeerDescription(_message.Message):
     step_rows: int
     queue: int
     step_ms: float
-    def __init__(self, kind: _Optional[_Union[PeerKind, str]] = ..., address: _Optional[str] = ..., up: _Optional[bool] = ..., problem: _Optional[str] = ..., fingerprint: _Optional[_Union[_types_pb2.Fingerprint, _Mapping]] = ..., sessions: _Optional[int] = ..., step_sessions: _Optional[int] = ..., step_rows: _Optional[int] = ..., queue: _Optional[int] = ..., step_ms: _Optional[float] = ...) -> None: ...
+    group: GroupReport
+    def __init__(self, kind: _Optional[_Union[PeerKind, str]] = ..., address: _Optional[str] = ..., up: _Optional[bool] = ..., problem: _Optional[str] = ..., fingerprint: _Optional[_Union[_types_pb2.Fingerprint, _Mapping]] = ..., sessions: _Optional[int] = ..., step_sessions: _Optional[int] = ..., step_rows: _Optional[int] = ..., queue: _Optional[int] = ..., step_ms: _Optional[float] = ..., group: _Optional[_Union[GroupReport, _Mapping]] = ...) -> None: ...

@@ -9,11 +9,11 @@ from pathlib import Path
 from rich.console import Console
 from typer.testing import CliRunner
 
-from paceline.cli.display import NO_EXPLANATION, account_text, explanation_json, explanation_tables
+from paceline.cli.display import NO_EXPLANATION, account_text, explanation_json, explanation_tables, group_text
 from paceline.cli.main import app
 from paceline.local.settings import ServeSettings
 from paceline.local.supervisor import SupervisedServices
-from paceline.protocol.explanation import CandidateExplanation, PlanExplanation
+from paceline.protocol.explanation import CandidateExplanation, GroupReport, ModeReport, PlanExplanation
 from paceline.protocol.records import GenerationStats, RoundRecord, RoundStats, StepTimings
 
 WHY = PlanExplanation(
@@ -31,6 +31,18 @@ WHY = PlanExplanation(
     ),
     account_ms=-250.0,
     account_bound_ms=60.0,
+)
+GROUP = GroupReport(
+    "matches",
+    37.2,
+    4,
+    promise=1.02,
+    promise_bound=1.05,
+    modes=(
+        ModeReport("rest", "waits", None, 210.4),
+        ModeReport("matches", "runs", 1.31),
+        ModeReport("drafts", "unpromising"),
+    ),
 )
 NOTHING = StepTimings()
 ROUNDS = (
@@ -68,6 +80,24 @@ def test_the_account_says_who_is_ahead_and_when_it_is_overdrawn() -> None:
     assert "runs target-only" not in account_text(WHY).plain
     overdrawn = account_text(replace(WHY, account_ms=61.0)).plain
     assert "61.0 ms more than target-only" in overdrawn and "runs target-only" in overdrawn
+
+
+def test_the_group_says_what_it_does_and_why_not_something_else() -> None:
+    lines = group_text(GROUP).plain.splitlines()
+    assert lines == [
+        "group: 4 sessions share the target, and copy matches for the time of 37 steps at rest",
+        "  rest: looked at in 210 steps",
+        "  matches: in force; 1.31 tokens for each of resting",
+        "  drafts: the closed form promises 1.02 times what matches bring, and a trial takes more than 1.05",
+    ]
+    drafts = {"paused": "paused for 219 more steps", "outdone": "less than matches or rest", "sideways": "sideways"}
+    for state, expected in drafts.items():
+        paused = replace(GROUP, mode="rest", modes=(ModeReport("drafts", state, None, 219.0),))
+        assert expected in group_text(paused).plain
+    assert "promises nothing yet" in group_text(replace(GROUP, promise=0.0)).plain
+    assert "one request is alone on the target" in group_text(replace(GROUP, sessions=1)).plain
+    explained = replace(WHY, group=GROUP)
+    assert lines[0] in [cells[0] for cells in shown(GenerationStats(explanation=explained))]
 
 
 def test_a_coordinator_that_does_not_explain_is_said_to_and_its_rounds_are_shown() -> None:

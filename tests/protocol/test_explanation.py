@@ -9,7 +9,7 @@ import pytest
 from coordinator.stats import StatsBuilder
 from paceline.protocol import codec
 from paceline.protocol.errors import InvalidInput
-from paceline.protocol.explanation import CandidateExplanation, PlanExplanation
+from paceline.protocol.explanation import CandidateExplanation, GroupReport, ModeReport, PlanExplanation
 from paceline.protocol.generation import Finished, FinishReason, GenerateRequest, SpeculationSettings
 from paceline.v1 import generation_service_pb2 as pb
 
@@ -30,6 +30,11 @@ def test_lists_that_are_too_long_or_odd_are_named(field: str, value: Any) -> Non
         PlanExplanation(**{field: value})
 
 
+def test_a_group_of_too_many_modes_is_named() -> None:
+    with pytest.raises(InvalidInput, match="modes = 17"):
+        GroupReport("rest", modes=(ModeReport("rest", "runs"),) * 17)
+
+
 def test_what_a_candidate_is_worth() -> None:
     assert CandidateExplanation("wait", 4, tokens=3.0, ms=60.0).tokens_per_second == pytest.approx(50)
     assert CandidateExplanation("wait", 4, tokens=3.0).tokens_per_second == 0
@@ -44,7 +49,8 @@ def test_a_request_says_that_it_wants_to_know_and_one_of_an_older_client_does_no
 
 
 def test_statistics_carry_what_they_were_given_and_nothing_else() -> None:
-    why = PlanExplanation(draft_ms=2.0, candidates=(CandidateExplanation("none", rounds=3),))
+    group = GroupReport("rest", 3.0, 4, modes=(ModeReport("rest", "runs"), ModeReport("matches", "paused", 0.5, 9.0)))
+    why = PlanExplanation(draft_ms=2.0, candidates=(CandidateExplanation("none", rounds=3),), group=group)
     for given in (why, None):
         finished = Finished(FinishReason.LENGTH, "", StatsBuilder(0.0).build(given))
         message = codec.encode_generate_event(finished)

@@ -35,6 +35,7 @@ RECORD = RoundRecord(
     cache_hit=True,
     drafter="ngram",
     draft=DRAFT_TIMINGS,
+    mode="matches",
 )
 SLOW = replace(RECORD, round_ms=90)
 NAME = "chat tiny"
@@ -109,7 +110,12 @@ def test_spans_have_the_record_lengths_and_words(receiver: Receiver) -> None:
     assert [*begins, whole.end_time_unix_nano] == [whole.start_time_unix_nano, *ends], "one behind the other"
     assert length_ms(receiver.one("target", "forward")) == pytest.approx(10, abs=1e-3)
     attributes = attributes_of(parts["round"])
-    facts = {"paceline.accepted": 2, "paceline.cache_hit": True, "paceline.drafter": "ngram"}
+    facts = {
+        "paceline.accepted": 2,
+        "paceline.cache_hit": True,
+        "paceline.drafter": "ngram",
+        "paceline.mode": "matches",
+    }
     assert attributes.items() >= facts.items()
     assert attributes_of(parts["verify"])["paceline.target.forward_ms"] == 10
     assert attributes_of(receiver.one("target", "verify")) == {"paceline.rows": 9, "paceline.sessions": 1}

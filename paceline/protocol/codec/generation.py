@@ -29,7 +29,10 @@ from paceline.protocol.explanation import (
     EXPLAINED_ROWS,
     MAX_CANDIDATES,
     MAX_EXPLAINED_DEPTH,
+    MAX_MODES,
     CandidateExplanation,
+    GroupReport,
+    ModeReport,
     PlanExplanation,
 )
 from paceline.protocol.generation import (
@@ -111,7 +114,9 @@ bound(
     candidates=MAX_CANDIDATES,
 )
 bound(pb.CandidateExplanation, "candidate", name=MAX_NAME_BYTES)
-bound(pb.RoundRecord, "record", drafter=MAX_DRAFTER_BYTES)
+bound(pb.ModeReport, "mode", name=MAX_NAME_BYTES, state=MAX_NAME_BYTES)
+bound(pb.GroupReport, "group", mode=MAX_NAME_BYTES, modes=MAX_MODES)
+bound(pb.RoundRecord, "record", drafter=MAX_DRAFTER_BYTES, mode=MAX_NAME_BYTES)
 bound(
     pb.ModelDescription,
     "model",
@@ -195,6 +200,8 @@ def _check_tokens(message: pb.GeneratedTokens) -> None:
 
 copier(RoundRecord, pb.RoundRecord)
 copier(CandidateExplanation, pb.CandidateExplanation)
+copier(ModeReport, pb.ModeReport)
+copier(GroupReport, pb.GroupReport)
 copier(PlanExplanation, pb.PlanExplanation)
 copier(RoundStats, pb.RoundStats)
 copier(GenerationStats, pb.GenerationStats)

@@ -1,0 +1,116 @@
+"""What is shown of a group: the mode that its requests are in, what modes gained, and why others do not run."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+
+from coordinator.drafting.explaining import explain, group_report
+from coordinator.policy.group import FIRST_PAUSE, KEPT_STEPS, LOOK_STEPS, MARGIN, Mode
+from coordinator.policy.round_times import TargetTimes
+from paceline.protocol.explanation import GroupReport, ModeReport
+from tests.coordinator.planned import SaidByTarget, World
+from tests.coordinator.test_group import WAVE, run
+
+SESSIONS = 4
+LOSING = {Mode.REST: 1.0, Mode.MATCHES: 0.5, Mode.DRAFTS: 0.5}.__getitem__
+GAINING = {Mode.REST: 1.0, Mode.MATCHES: 1.1, Mode.DRAFTS: 1.5}.__getitem__
+USELESS = {Mode.REST: 1.0, Mode.MATCHES: 1.1, Mode.DRAFTS: 1.08}.__getitem__
+
+
+def shared_target(promise: float = 0.0) -> TargetTimes:
+    times = TargetTimes(SaidByTarget(sessions=SESSIONS))
+    times.group.promise = promise
+    return times
+
+
+def report_of(times: TargetTimes) -> tuple[GroupReport, dict[str, ModeReport]]:
+    report = group_report(times)
+    assert report is not None
+    return report, {each.name: each for each in report.modes}
+
+
+def test_requests_that_never_shared_a_target_have_no_group() -> None:
+    assert group_report(None) is None
+    assert group_report(shared_target()) is None
+    assert explain(World().request()).group is None
+
+
+def test_modes_that_lost_are_paused_for_as_long_as_is_said() -> None:
+    times = shared_target(promise=2.0)
+    run(times.group, SESSIONS, LOSING, WAVE)
+    report, modes = report_of(times)
+    assert (report.mode, report.sessions, report.promise, report.promise_bound) == ("rest", SESSIONS, 2.0, MARGIN)
+    assert [modes[name].state for name in ("rest", "matches", "drafts")] == ["runs", "paused", "paused"]
+    assert modes["rest"].gain is None
+    assert modes["matches"].gain == modes["drafts"].gain == pytest.approx(0.5), "as they were left"
+    assert 0 < report.mode_steps < WAVE
+    first = min(modes["matches"].wait_steps, modes["drafts"].wait_steps)
+    assert 0 < first < FIRST_PAUSE
+    run(times.group, SESSIONS, LOSING, int(first) - 1)
+    later, _ = report_of(times)
+    assert later.mode == "rest"
+    assert later.mode_steps == pytest.approx(report.mode_steps + int(first) - 1)
+    run(times.group, SESSIONS, LOSING, 2)
+    assert report_of(times)[0].mode != "rest"
+
+
+def test_what_gains_runs_and_the_others_have_their_turn() -> None:
+    times = shared_target(promise=1.5)
+    run(times.group, SESSIONS, GAINING, WAVE)
+    report, modes = report_of(times)
+    assert report.mode == "drafts"
+    assert report.mode_steps == pytest.approx((WAVE - LOOK_STEPS) / 1.5, abs=2), "a round of it takes less"
+    assert [modes[name].state for name in ("rest", "matches", "drafts")] == ["waits", "waits", "runs"]
+    assert modes["drafts"].gain == pytest.approx(1.5, rel=1e-2)
+    assert modes["matches"].gain == pytest.approx(1.1, rel=1e-2)
+    began_at, wait_steps = times.group.steps, modes["rest"].wait_steps
+    while report.mode != "rest":
+        run(times.group, SESSIONS, GAINING, 1)
+        report, modes = report_of(times)
+    assert times.group.steps - began_at == pytest.approx(wait_steps, abs=1)
+    assert 0 < modes["matches"].wait_steps <= LOOK_STEPS, "behind the look at rest"
+
+
+def test_drafts_wait_for_the_look_at_matches() -> None:
+    times = shared_target(promise=1.5)
+    run(times.group, SESSIONS, GAINING, 3)
+    report, modes = report_of(times)
+    assert (report.mode, modes["drafts"].state) == ("matches", "waits")
+    assert modes["drafts"].wait_steps == math.ceil(LOOK_STEPS - 3 / 1.1)
+
+
+def test_drafts_that_promise_too_little_and_drafts_that_brought_less_are_told_apart() -> None:
+    times = shared_target(promise=MARGIN)
+    run(times.group, SESSIONS, GAINING, WAVE)
+    report, modes = report_of(times)
+    assert (report.mode, modes["drafts"]) == ("matches", ModeReport("drafts", "unpromising"))
+    tried = shared_target(promise=1.5)
+    run(tried.group, SESSIONS, USELESS, WAVE)
+    report, modes = report_of(tried)
+    assert (report.mode, modes["drafts"].state) == ("matches", "outdone")
+    assert modes["drafts"].gain == pytest.approx(1.08, rel=1e-2)
+
+
+def test_a_target_that_one_has_alone_shows_what_as_many_as_last_would_do() -> None:
+    times = shared_target(promise=2.0)
+    run(times.group, SESSIONS, LOSING, WAVE)
+    shared, _ = report_of(times)
+    times.peer = SaidByTarget(sessions=1)
+    report, modes = report_of(times)
+    assert report.sessions == 1
+    assert (report.mode, modes["matches"].state) == (shared.mode, "paused")
+
+
+@pytest.mark.parametrize("sessions", [1, SESSIONS, 16])
+def test_a_report_changes_nothing(sessions: int) -> None:
+    """Also where an account is too old, or the load is new: to ask the group itself would forget, or make one."""
+    times = shared_target(promise=1.5)
+    run(times.group, SESSIONS, GAINING, WAVE)
+    times.group.steps += 2 * KEPT_STEPS
+    times.peer = SaidByTarget(sessions=sessions)
+    before = copy.deepcopy(times.group)
+    group_report(times)
+    assert times.group == before
