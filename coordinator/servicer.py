@@ -49,7 +49,7 @@ from paceline.protocol.handshake import Fingerprint, Welcome
 from paceline.protocol.proposal import AUTO, NGRAM, NONE, Acceptance
 from paceline.rpc.frames import first_to_end
 from paceline.rpc.statuses import typed_errors
-from paceline.runtime import clock, genai, telemetry
+from paceline.runtime import clock, genai, metrics, telemetry
 from paceline.runtime.config import CoordinatorConfig
 from paceline.runtime.telemetry import RequestTrace
 from paceline.v1 import generation_service_pb2 as pb
@@ -96,6 +96,7 @@ class GenerationServicer(pb_grpc.GenerationServiceServicer):
         self._draft = draft
         self._planner = Planner()
         self._library = library or Library()
+        metrics.watch_groups(self._groups)
         self._places = RunningPlaces("max_concurrent_requests", config.max_concurrent_requests, RETRY_AFTER_MS)
 
     @typed_errors

@@ -152,6 +152,24 @@ ROWS: dict[str, tuple[DashboardPanel, ...]] = {
             "What a second row costs a step", "s", {"{{instance}}": "paceline_planner_row_duration_seconds"}
         ),
         DashboardPanel(
+            "Targets by the mode of their requests",
+            "short",
+            {"{{mode}}": "sum by (mode) (paceline_group_mode)"},
+            "A coordinator's requests that share a target rest, copy matches or draft, by what they gain together.",
+            stack=True,
+        ),
+        DashboardPanel(
+            "Gain of a mode beside resting",
+            "short",
+            {"{{target}} {{mode}}": "avg by (target, mode) (paceline_group_gain)"},
+            "As it ran last. Below 1 a mode loses, and is left for a pause.",
+        ),
+        DashboardPanel(
+            "Steps until a mode is tried again",
+            "short",
+            {"{{target}} {{mode}}": "min by (target, mode) (paceline_group_wait_steps)"},
+        ),
+        DashboardPanel(
             "Rank of committed tokens in the draft's order",
             "short",
             {"{{rank}}": _rate("paceline_draft_shadow_total", "rank")},

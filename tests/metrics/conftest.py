@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -41,23 +42,33 @@ def requests() -> Iterator[GenerateRequest]:
     yield GenerateRequest(token_ids=(2, OPENING), seed=4, max_new_tokens=4)
 
 
+def wave() -> Iterator[GenerateRequest]:
+    """Requests that share the target for as long as they run, so that a mode of theirs is measured."""
+    for seed in range(4):
+        yield GenerateRequest(token_ids=REPEATING, seed=seed, max_new_tokens=400, ignore_eos=True)
+
+
 @pytest.fixture(scope="session")
 def observed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Observed]:
     """Three services with metrics and vLLM's names, after a few requests; they still run."""
     ports = {name: free_port() for name in ("coordinator", "target", "draft")}
     common = {"server.vllm_metrics": True, "server.log_format": "json"}
     flags: dict[str, Any] = {f"{name}_flags": {"server.metrics_port": port, **common} for name, port in ports.items()}
-    asked, folder = [*requests()], tmp_path_factory.mktemp("metrics")
+    alone, together, folder = [*requests()], [*wave()], tmp_path_factory.mktemp("metrics")
+    asked = alone + together
     with Cluster(folder, f"{TARGET},think=1", (f"model:{NEAR},think=1",), **flags) as cluster:
         with cluster.client() as client:
-            finished = tuple(client.generate(each).stats for each in asked)
+            stats = [client.generate(each).stats for each in alone]
+            with ThreadPoolExecutor(len(together)) as threads:
+                stats += [each.stats for each in threads.map(client.generate, together)]
+            finished = tuple(stats)
             with pytest.raises(PacelineError):
                 client.generate(GenerateRequest(token_ids=(10_000,), max_new_tokens=1))
         cluster.wait_idle()
         # A refusal is counted behind its status, and a step behind its verdicts.
         for name, metric, least in (
             ("coordinator", "paceline_requests_ended_total", len(asked) + 1),
-            ("target", "paceline_step_sessions_sum", sum(stats.rounds for stats in finished)),
+            ("target", "paceline_step_sessions_sum", sum(each.rounds for each in finished)),
             ("draft", "paceline_draft_shadow_total", 1),
         ):
             eventually(partial(_has_counted, ports[name], metric, least), metric)

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent import futures
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -18,7 +19,7 @@ from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2 as otlp
 from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2_grpc as otlp_grpc
 
 from paceline.protocol.errors import InvalidInput, Overloaded
-from paceline.protocol.explanation import CandidateExplanation, PlanExplanation
+from paceline.protocol.explanation import CandidateExplanation, GroupReport, ModeReport, PlanExplanation
 from paceline.protocol.generation import Provenance
 from paceline.protocol.records import GenerationStats, RoundRecord, StepTimings
 from paceline.runtime import metrics
@@ -227,6 +228,22 @@ def test_the_account_is_a_share_of_the_request(
     assert found.value("paceline_requests_over_bound_total") == (account_ms > 2.0)
     assert found.value("paceline_planner_rounds_total", way="wait", draft_tokens="4") == 32
     assert found.value("paceline_planner_row_duration_seconds") == pytest.approx(0.0015)
+
+
+def test_groups_are_shown_as_they_come_and_go_and_gains_where_they_are_measured(coordinator: None) -> None:
+    modes = (ModeReport("rest", "waits", None, 12.0), ModeReport("drafts", "runs", 1.25), ModeReport("new", "waits"))
+    groups: dict[str, GroupReport] = {}
+    metrics.watch_groups(lambda: groups.items())
+    assert "paceline_group_mode" not in exposed().types
+    groups["t:1"] = GroupReport("drafts", modes=modes)
+    exposition = exposed()
+    value = partial(exposition.value, target="t:1")
+    assert [value("paceline_group_mode", mode=mode) for mode in ("rest", "drafts", OTHER)] == [0, 1, 0]
+    assert value("paceline_group_wait_steps", mode="rest") == 12
+    gains = [each.labels["mode"] for each in exposition.series if each.name == "paceline_group_gain"]
+    assert (gains, value("paceline_group_gain", mode="drafts")) == (["drafts"], 1.25)
+    groups["t:2"] = groups.pop("t:1")
+    assert {each.labels["target"] for each in exposed().series if each.name == "paceline_group_mode"} == {"t:2"}
 
 
 @pytest.mark.parametrize(("count", "shown"), [(0, "0"), (8, "8"), (9, "9-12"), (64, "33-64"), (65, OTHER)])

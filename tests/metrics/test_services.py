@@ -172,7 +172,9 @@ def test_each_request_has_one_line_of_json(observed: Observed) -> None:
     lines = [json.loads(line) for line in observed.log.splitlines() if line.startswith("{")]
     done = [line for line in lines if line["message"].startswith("request done:")]
     assert len({line["request"] for line in done}) == len(done) == len(observed.finished)
-    for line, stats in zip(done, observed.finished, strict=True):
+    done.sort(key=lambda line: (line["tokens"], line["rounds"]))
+    finished = sorted(observed.finished, key=lambda stats: (stats.committed, stats.rounds))
+    for line, stats in zip(done, finished, strict=True):
         assert line["tokens"] == stats.committed
         assert line["rounds"] == stats.rounds
         assert line["accepted_per_round"] == pytest.approx(stats.num_accepted_draft_tokens / stats.rounds)

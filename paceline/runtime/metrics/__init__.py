@@ -14,6 +14,7 @@ from paceline.runtime.metrics.requests import (
     shadow_sent,
     step_done,
     watch_grammars,
+    watch_groups,
     watch_service,
 )
 
@@ -34,5 +35,6 @@ __all__ = [
     "shutdown",
     "step_done",
     "watch_grammars",
+    "watch_groups",
     "watch_service",
 ]

@@ -241,6 +241,28 @@ ROW_PRICE = _gauge(
     "What a second row costs a step of the target, as the planner believes",
     unit="s",
 )
+_MODE = MetricLabel("mode", ("rest", "matches", "drafts"))
+GROUP_MODE = _gauge(
+    "paceline.group.mode",
+    _ASKING,
+    "1 for the mode that the requests of a target are in, or would be in if as many shared it as did last; else 0",
+    MetricLabel("target"),
+    _MODE,
+)
+GROUP_GAIN = _gauge(
+    "paceline.group.gain",
+    _ASKING,
+    "Tokens that they committed in a mode, as it ran last, beside those of resting in the same time; absent before",
+    MetricLabel("target"),
+    MetricLabel("mode", ("matches", "drafts")),
+)
+GROUP_WAIT = _gauge(
+    "paceline.group.wait_steps",
+    _ASKING,
+    "Steps of rest until a mode is looked at, or until its pause after a loss ends; 0: it runs, or is not worth it",
+    MetricLabel("target"),
+    _MODE,
+)
 FALLBACKS = _counter(
     "paceline.fallbacks",
     _ASKING,

@@ -8,7 +8,8 @@ recording is on the process's event loop; exporters read from threads of their o
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 from paceline.runtime.metrics.catalogue import OTHER, MetricKind, MetricLabel, MetricSpec
@@ -21,6 +22,7 @@ MAX_CONFIGURED_VALUES = 64
 
 Values = tuple[str, ...]
 Read = Callable[[], float]
+ReadAll = Callable[[], Iterable[tuple[Values, float]]]
 
 
 class MetricRecorder:
@@ -40,6 +42,7 @@ class MetricRecorder:
         self._label_values: dict[MetricLabel, set[str]] = {}
         self._counts: dict[MetricSpec, dict[Values, int]] = {}
         self._gauges: dict[MetricSpec, dict[Values, Read]] = {}
+        self._read_all: dict[MetricSpec, ReadAll] = {}
         self._histograms: dict[MetricSpec, Histogram] = {}
         for spec in specs:
             assert meter is not None, "it makes every spec"
@@ -68,6 +71,11 @@ class MetricRecorder:
         if spec in self._gauges:
             self._gauges[spec][self._series_of(spec, values)] = read
 
+    def watch_all(self, spec: MetricSpec, read: ReadAll) -> None:
+        """Have all series of a gauge read when it is collected, for series that come and go; else like `watch`."""
+        if spec in self._gauges:
+            self._read_all[spec] = read
+
     def _make(self, meter: Meter, spec: MetricSpec) -> None:
         if spec.kind is MetricKind.HISTOGRAM:
             bounds = [*map(float, spec.buckets)]  # an integer would be `le="1"`, which Prometheus 3 calls "1.0"
@@ -75,14 +83,19 @@ class MetricRecorder:
                 spec.name, spec.unit, spec.meaning, explicit_bucket_boundaries_advisory=bounds
             )
         elif spec.kind is MetricKind.GAUGE:
-            gauges = self._gauges[spec] = {}
-            reader = self._reader(spec, lambda: [(values, value()) for values, value in list(gauges.items())])
+            self._gauges[spec] = {}
+            reader = self._reader(spec, partial(self._read_gauge, spec))
             meter.create_observable_gauge(spec.name, [reader], spec.unit, spec.meaning)
         else:
             counts = self._counts[spec] = dict.fromkeys(self._from_the_start(spec), 0)
             meter.create_observable_counter(
                 spec.name, [self._reader(spec, lambda: list(counts.items()))], spec.unit, spec.meaning
             )
+
+    def _read_gauge(self, spec: MetricSpec) -> Iterator[tuple[Values, float]]:
+        yield from [(values, read()) for values, read in list(self._gauges[spec].items())]
+        if spec in self._read_all:
+            yield from ((self._series_of(spec, values), value) for values, value in self._read_all[spec]())
 
     def _from_the_start(self, spec: MetricSpec) -> Iterable[Values]:
         """Series that are there with 0 from the start, so that their first count is seen as a growth."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Protocol
 
 from paceline.protocol.errors import Cancelled, InternalError, PacelineError
-from paceline.protocol.explanation import PlanExplanation
+from paceline.protocol.explanation import GroupReport, ModeReport, PlanExplanation
 from paceline.protocol.generation import Provenance
 from paceline.protocol.proposal import COPYING, NGRAM
 from paceline.protocol.records import GenerationStats, RoundRecord
@@ -102,6 +103,21 @@ def watch_requests() -> None:
     """Have the requests that run shown."""
     for state in _states:
         active().watch(names.REQUESTS_ACTIVE, lambda state=state: _states[state], state)  # type: ignore[misc]
+
+
+def watch_groups(read: Callable[[], Iterable[tuple[str, GroupReport]]]) -> None:
+    """Have shown what requests do together at each target. `read`: by the target's address; on another thread."""
+    modes = partial(_modes_of, read)
+    active().watch_all(names.GROUP_MODE, lambda: [(key, float(m.name == group.mode)) for key, group, m in modes()])
+    active().watch_all(names.GROUP_GAIN, lambda: [(key, m.gain) for key, _, m in modes() if m.gain is not None])
+    active().watch_all(names.GROUP_WAIT, lambda: [(key, m.wait_steps) for key, _, m in modes()])
+
+
+def _modes_of(
+    read: Callable[[], Iterable[tuple[str, GroupReport]]],
+) -> Iterator[tuple[tuple[str, str], GroupReport, ModeReport]]:
+    """Each mode of each group, with its series: target and mode."""
+    return (((target, mode.name), group, mode) for target, group in read() for mode in group.modes)
 
 
 def fell_back(cause: str) -> None:

@@ -1,0 +1,76 @@
+"""Requests that share a target and rest: metrics, explanations, descriptions and records say so."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from functools import partial
+
+import pytest
+
+from coordinator.policy.group import Mode
+from coordinator.policy.planner import Planner
+from coordinator.policy.round_times import TargetPeerCosts, TargetTimes
+from draft_service.drafters.model import ModelDrafter
+from paceline.engine.table.engine import load_table
+from paceline.protocol.generation import GenerateRequest, SpeculationSettings
+from paceline.runtime import metrics
+from tests.e2e.in_process import NEAR, TARGET, three_services
+from tests.metrics.scrape import Exposition
+
+TIMED = f"{TARGET},step_ms=5"
+"""So slow that requests which begin together share it."""
+REQUESTS = 4
+PAUSE = 1e6
+PLANNED = SpeculationSettings(explain=True)
+FIXED = SpeculationSettings(drafter="model", num_draft_tokens=2)
+request = partial(GenerateRequest, token_ids=(1, 2, 3), max_new_tokens=40, ignore_eos=True)
+
+
+@pytest.fixture
+def lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Groups in which every mode but rest has lost, and is paused."""
+    fresh = Planner.target
+
+    def target(planner: Planner, peer: TargetPeerCosts) -> TargetTimes:
+        times = fresh(planner, peer)
+        for mode in (Mode.MATCHES, Mode.DRAFTS):
+            times.group.account(REQUESTS, mode).opens_at = PAUSE
+        return times
+
+    monkeypatch.setattr(Planner, "target", target)
+
+
+@pytest.fixture
+def exposed() -> Iterator[None]:
+    assert metrics.configure("paceline-coordinator", model="m", prometheus=True)
+    yield
+    metrics.shutdown()
+
+
+async def test_a_group_that_rests_is_seen(lost: None, exposed: None) -> None:
+    drafter = ModelDrafter(load_table(NEAR), 128, "model")
+    async with three_services(load_table(TIMED), drafter) as client:
+        (before,) = await client.describe_models()
+        requests = [request(seed=seed, speculation=PLANNED) for seed in range(REQUESTS)]
+        generations = await asyncio.gather(*map(client.generate, requests))
+        fixed = await client.generate(request(speculation=FIXED))
+        (model,) = await client.describe_models()
+        exposition = Exposition.of(metrics.exposition()[0].decode())
+    assert [peer.group for peer in before.peers] == [None, None], "nobody has been there"
+    for generation in generations:
+        assert "rest" in {record.mode for record in generation.stats.records}
+        explanation = generation.stats.explanation
+        assert explanation is not None and explanation.group is not None
+        assert explanation.group.mode == "rest"
+        assert [mode.state for mode in explanation.group.modes] == ["runs", "paused", "paused"]
+    assert {record.mode for record in fixed.stats.records} == {""}, "it says itself how to draft"
+    target, draft = model.peers
+    assert target.group is not None and draft.group is None
+    assert target.group.mode == "rest"
+    value = partial(exposition.value, target=target.address)
+    modes = [value("paceline_group_mode", mode=mode) for mode in ("rest", "matches", "drafts")]
+    assert modes == [1, 0, 0]
+    assert PAUSE / 2 < value("paceline_group_wait_steps", mode="drafts") < PAUSE
+    assert value("paceline_group_wait_steps", mode="rest") == 0
+    assert "paceline_group_gain" not in exposition.types, "no mode but rest has run"
