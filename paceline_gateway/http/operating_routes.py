@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import asdict
 from importlib import metadata
 from typing import Any
 
@@ -104,4 +105,5 @@ def _peer(peer: PeerDescription) -> dict[str, Any]:
         "step_rows": peer.step_rows,
         "queue": peer.queue,
         "step_ms": peer.step_ms,
+        "group": None if peer.group is None else asdict(peer.group),
     }

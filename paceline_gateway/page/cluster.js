@@ -80,9 +80,18 @@ function peerCard(peer) {
   ];
   if (peer.step_rows) facts.push(["latest step", `${counted(peer.step_rows, "row")}, ${counted(peer.step_sessions, "session")}`]);
   if (peer.step_ms) facts.push(["step of one row", milliseconds(peer.step_ms)]);
+  if (peer.group) facts.push(["group", groupLine(peer.group)]);
   if (peer.problem) facts.push(["problem", peer.problem]);
   return element("div", peer.up ? "card" : "card down", state(peer.up, "linked", "link down"),
     element("p", "address", peer.address), factList(facts));
+}
+
+/** What the requests of a target do together, and what it gains them. */
+export function groupLine(group) {
+  if (group.sessions <= 1) return "one request at most, by its own account";
+  const gain = group.modes.find((mode) => mode.name === group.mode)?.gain;
+  const does = { rest: "rest", matches: "copy matches", drafts: "draft" }[group.mode] ?? group.mode;
+  return gain ? `${does}, ${gain.toFixed(2)} × resting` : does;
 }
 
 function state(up, yes, no) {

@@ -68,10 +68,15 @@ def speculation(rounds: Sequence[Json]) -> Json:
     return {"speculative_decoding": facts}
 
 
+GROUP = {"mode": "drafts", "sessions": 2, "modes": [{"name": "rest"}, {"name": "drafts", "gain": 1.318}]}
+"""What requests do together at a target, as far as the page reads it."""
+
+
 def peer(role: str, address: str, *, up: bool = True) -> Json:
     """A peer as `/cluster` tells of it."""
     step = {"step_sessions": 2, "step_rows": 9, "step_ms": 11.45}
     facts = {"model": "smollm2-135m", "sessions": 2, "queue": 1, **step}
+    facts |= {"group": GROUP if role == "target" and up else None}
     return {"role": role, "address": address, "up": up, "problem": "" if up else "connection refused", **facts}
 
 

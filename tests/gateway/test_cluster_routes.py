@@ -9,13 +9,15 @@ from unittest.mock import AsyncMock
 import pytest
 
 from paceline.protocol.errors import PacelineError, PeerUnavailable, Unauthenticated, VocabularyMismatch
+from paceline.protocol.explanation import GroupReport, ModeReport
 from paceline.protocol.generation import ModelDescription, PeerDescription, PeerKind
 from paceline.protocol.handshake import Fingerprint
 from paceline_gateway.http.operating_routes import cluster_view
 from paceline_gateway.upstream.caller import HttpCaller
 from paceline_gateway.upstream.services import Services
 
-TARGET = PeerDescription(PeerKind.TARGET, "t:1", True, Fingerprint("big"), "", 3, 5, 9, 2, 11.5)
+GROUP = GroupReport("drafts", 40.0, 3, 1.25, 1.0625, (ModeReport("drafts", "runs", 1.5),))
+TARGET = PeerDescription(PeerKind.TARGET, "t:1", True, Fingerprint("big"), "", 3, 5, 9, 2, 11.5, GROUP)
 DRAFT = PeerDescription(PeerKind.DRAFT, "d:1", False, Fingerprint(), "no link to draft at d:1")
 MODEL = ModelDescription("m", Fingerprint("big"), Fingerprint(), 64, ("auto",), True, False, (TARGET, DRAFT))
 
@@ -38,13 +40,19 @@ async def test_a_coordinators_peers_are_shown_as_it_describes_them() -> None:
     described = coordinator("c:1", MODEL)
     (shown,) = await view(described)
     described.describe.assert_awaited_once_with(HttpCaller("1", "key"))
+    drafts = {"name": "drafts", "state": "runs", "gain": 1.5, "wait_steps": 0.0}
+    group = {
+        "mode": "drafts", "mode_steps": 40.0, "sessions": 3, "promise": 1.25, "promise_bound": 1.0625,
+        "modes": (drafts,),
+    }  # fmt: skip
     target = {
         "role": "target", "address": "t:1", "up": True, "problem": "", "model": "big", "sessions": 3,
-        "step_sessions": 5, "step_rows": 9, "queue": 2, "step_ms": 11.5,
+        "step_sessions": 5, "step_rows": 9, "queue": 2, "step_ms": 11.5, "group": group,
     }  # fmt: skip
     draft = {
         "role": "draft", "address": "d:1", "up": False, "problem": "no link to draft at d:1", "model": "",
         "sessions": 0, "step_sessions": 0, "step_rows": 0, "queue": 0, "step_ms": 0.0,
+        "group": None,
     }  # fmt: skip
     model = {"name": "my-m", "max_length": 64, "drafters": ["auto"], "peers": [target, draft]}
     assert shown == {"address": "c:1", "requests": 4, "reachable": True, "problem": "", "models": [model]}

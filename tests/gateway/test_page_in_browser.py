@@ -307,6 +307,7 @@ def test_the_cluster_is_shown_and_followed(page: Any, backend: PageBackend) -> N
     view = page.get_by_role("region", name="Cluster")
     expect(view).to_contain_text("Coordinators that answer: 1 of 1. Linked targets: 1 of 2, draft services: 1 of 1.")
     expect(view.locator(".target .card.down")).to_contain_text("connection refused")
+    expect(view.locator(".target .card:not(.down)")).to_contain_text("draft, 1.32 × resting")
     changed = cluster()
     changed["coordinators"][0]["models"][0]["peers"] = [peer("target", "10.0.0.2:50052")]
     backend.cluster = changed

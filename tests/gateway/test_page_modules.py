@@ -117,3 +117,16 @@ def test_partings_show_the_end_of_a_long_text(modules: Path) -> None:
     (result,) = in_node(modules / "partings.js", "page.partingsOf(given)", long)
     assert result["behind"] == "🦀" * 24
     assert result["logprob"] == -1.5
+
+
+@pytest.mark.parametrize(
+    ("group", "line"),
+    [
+        ({"mode": "drafts", "sessions": 4, "modes": [{"name": "drafts", "gain": 1.318}]}, "draft, 1.32 × resting"),
+        ({"mode": "rest", "sessions": 4, "modes": [{"name": "rest", "gain": None}]}, "rest"),
+        ({"mode": "sideways", "sessions": 4, "modes": []}, "sideways"),
+        ({"mode": "drafts", "sessions": 1, "modes": []}, "one request at most, by its own account"),
+    ],
+)
+def test_a_group_is_one_line(group: Any, line: str, modules: Path) -> None:
+    assert in_node(modules / "cluster.js", "page.groupLine(given)", group) == line
