@@ -117,7 +117,7 @@ class Group:
         """Steps after which drafts may begin or go on; 0: they may now. None: they are not worth it."""
         matches, drafts = self.account(sessions, Mode.MATCHES), self.account(sessions, Mode.DRAFTS)
         is_measured = drafts.steps >= SURE_STEPS
-        pays = drafts.gain > max(1.0, matches.gain) if is_measured else self.promise > MARGIN
+        pays = drafts.gain > max(1.0, matches.gain) if is_measured else self.promise > MARGIN or drafts.opens_at > 0
         if not pays or not self.is_open(sessions, Mode.DRAFTS):
             return None
         looks = [Mode.REST, *([Mode.MATCHES] if self.is_open(sessions, Mode.MATCHES) else [])]

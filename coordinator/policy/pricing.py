@@ -24,7 +24,9 @@ from paceline.sampling.match import Match
 
 MAX_MATCH_TOKENS = MAX_PROPOSAL_NODES // 2
 """Longest continuation of an n-gram match: chances by length are told apart up to there."""
-
+OTHERS_WEIGHT = 3.0
+"""Tokens that a match must bring for each that its rows take from the others of the step: drafts help all requests of
+a group alike, a match helps its own request alone (decision 2026-11-26-requests-of-a-target-are-judged-together)."""
 SMALLEST_CHANCE = 1 / MEMORY
 """Nodes that are reached more rarely than any mean can tell from never are not considered."""
 
@@ -135,7 +137,8 @@ class ProposalPricing:
 
     def match_value(self, match: Match, room: int) -> tuple[float, int]:
         """Value and length of the best continuation of a match."""
-        return self._best_first(self.stats.texts.ngrams.prefix_chances(match, min(room, MAX_MATCH_TOKENS)))
+        chances = self.stats.texts.ngrams.prefix_chances(match, min(room, MAX_MATCH_TOKENS))
+        return self._best_first(chances, OTHERS_WEIGHT)
 
     def draft_value(self, proposal: Proposal) -> tuple[float, int]:
         """Value and number of the first nodes of a model's proposal that are worth their rows."""
@@ -152,12 +155,12 @@ class ProposalPricing:
         The others of the step wait for it, or it misses the step, whichever costs less (`target_service.batching`).
         """
         send_ms, step_ms = self.target.send_ms.value, self.target.step_ms(1 + self.rates.around.rows)
-        return min(self._all_rates * send_ms, self.rates.own * max(send_ms, step_ms))
+        return min(self._prices([send_ms])[0], self.rates.own * max(send_ms, step_ms))
 
-    def _best_first(self, chances: Sequence[float]) -> tuple[float, int]:
+    def _best_first(self, chances: Sequence[float], weight: float = 1.0) -> tuple[float, int]:
         """The greatest value of the first n nodes, n ≥ 1, and that n; (0, 0) when none is worth anything."""
         likely = list(itertools.takewhile(lambda chance: chance >= SMALLEST_CHANCE, chances))
-        prices = self._prices(self._rows_ms(len(likely)))
+        prices = self._prices(self._rows_ms(len(likely)), weight)
         values = ((tokens - prices[nodes], nodes) for nodes, tokens in enumerate(itertools.accumulate(likely), 1))
         return max((0.0, 0), *values) if likely else (0.0, 0)
 
@@ -171,10 +174,7 @@ class ProposalPricing:
         base_ms = step_ms(rows)
         return [step_ms(rows + more) - base_ms for more in range(most + 1)]
 
-    def _prices(self, rows_ms: Sequence[float]) -> list[float]:
-        """Tokens that all sessions of the step lose in these times."""
-        return [self._all_rates * more_ms for more_ms in rows_ms]
-
-    @property
-    def _all_rates(self) -> float:
-        return self.rates.own + self.rates.around.rate
+    def _prices(self, rows_ms: Sequence[float], weight: float = 1.0) -> list[float]:
+        """Tokens that all sessions of the step lose in these times; `weight`: of those of the others."""
+        rate = self.rates.own + weight * self.rates.around.rate
+        return [rate * more_ms for more_ms in rows_ms]

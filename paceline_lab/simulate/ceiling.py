@@ -102,7 +102,7 @@ class ScriptedAnswer:
         return ScriptedProposal(rows, levels, accepted)
 
 
-class Place:
+class ScriptedSession:
     """A session: one answer after the other, without their prompts."""
 
     def __init__(self, answers: Iterator[ScriptedAnswer]) -> None:
@@ -127,10 +127,10 @@ class GroupRound:
     tokens: int
 
 
-def group_rounds(setting: TracedSetting, places: Sequence[Place], way: Proposing) -> Iterator[GroupRound]:
+def group_rounds(setting: TracedSetting, sessions: Sequence[ScriptedSession], way: Proposing) -> Iterator[GroupRound]:
     """Rounds of sessions that run in step, without end."""
     while True:
-        proposals = [place.propose(way) for place in places]
+        proposals = [session.propose(way) for session in sessions]
         levels = max(each.levels for each in proposals)
         working = (sum(each.levels > level for each in proposals) for level in range(levels))
         yield GroupRound(
@@ -155,13 +155,15 @@ class CeilingTrace:
         self._setting = setting
         self._answers = [ScriptedAnswer(each) for each in requests]
 
-    def places(self, sessions: int) -> list[Place]:
+    def sessions(self, count: int) -> list[ScriptedSession]:
         """So many sessions, each of which begins with another answer."""
-        return [Place(islice(cycle(self._answers), first % len(self._answers), None)) for first in range(sessions)]
+        return [
+            ScriptedSession(islice(cycle(self._answers), first % len(self._answers), None)) for first in range(count)
+        ]
 
     def synchronous(self, sessions: int, way: Proposing) -> float:
         """Tokens per second where draft and target work one after the other, for all sessions at once."""
-        rounds = [*islice(group_rounds(self._setting, self.places(sessions), way), ROUNDS)]
+        rounds = [*islice(group_rounds(self._setting, self.sessions(sessions), way), ROUNDS)]
         return 1e3 * sum(each.tokens for each in rounds) / sum(each.draft_ms + each.target_ms for each in rounds)
 
     def alternating(self, sessions: int, way: Proposing) -> float:
@@ -169,8 +171,8 @@ class CeilingTrace:
 
         Each half's round lasts as long as its verification or the other's draft, whichever is longer.
         """
-        places = self.places(sessions)
-        halves = [group_rounds(self._setting, part, way) for part in (places[::2], places[1::2])]
+        all_sessions = self.sessions(sessions)
+        halves = [group_rounds(self._setting, part, way) for part in (all_sessions[::2], all_sessions[1::2])]
         rounds = [next(halves[number % 2]) for number in range(ROUNDS + 1)]
         ms = sum(max(now.target_ms, following.draft_ms) for now, following in pairwise(rounds))
         return 1e3 * sum(each.tokens for each in rounds[:-1]) / ms

@@ -104,6 +104,15 @@ def test_what_turns_useless_is_left_and_taken_again_once_it_is_good() -> None:
     assert modes[-1] is Mode.DRAFTS
 
 
+def test_drafts_that_lost_are_tried_again_though_what_they_promised_last_was_too_little() -> None:
+    group = Group(promise=1.5)
+    bad = {Mode.REST: 1.0, Mode.MATCHES: 1.0, Mode.DRAFTS: 0.5}.__getitem__
+    run(group, 8, bad, WAVE)
+    group.promise = 0.9  # nobody drafts, so nothing else will be learned of them
+    _, modes = run(group, 8, lambda mode: 1.5 if mode is Mode.DRAFTS else 1.0, int(FIRST_PAUSE) + WAVE)
+    assert modes[-1] is Mode.DRAFTS
+
+
 def test_one_request_alone_has_an_account_of_its_own() -> None:
     group = Group()
     run(group, 1, lambda mode: 0.1, WAVE)

@@ -8,10 +8,11 @@ import pytest
 
 from coordinator.drafting.explaining import explain
 from coordinator.policy.acceptance_stats import AcceptanceStats
-from coordinator.policy.cycles import NO_OTHERS, Cycles, Strategy
+from coordinator.policy.cycles import NO_OTHERS, Cycles, Rates, Strategy, Surroundings
 from coordinator.policy.loss_budget import ALLOWED_SHARE, ALLOWED_TOKENS, LossBudget
 from coordinator.policy.plan import Options, Plan, Source
 from coordinator.policy.planner import Planner, RequestPlanner
+from coordinator.policy.pricing import OTHERS_WEIGHT, ProposalPricing
 from coordinator.policy.round_times import DraftTimes, TargetTimes
 from paceline.costs.acceptance import MAX_DEPTH
 from paceline.costs.cost_line import LEAST_STEP_MS
@@ -388,3 +389,22 @@ def test_an_explanation_names_every_way_and_how_often_it_was_taken() -> None:
     assert {candidate.name for candidate in explanation.candidates} >= {"none", "wait", "ngram"}
     assert sum(candidate.rounds for candidate in explanation.candidates) == 5
     assert explanation.acceptance[0] == pytest.approx(0.7, abs=0.15)
+
+
+def test_a_match_must_bring_more_than_its_rows_take_from_the_others_and_a_draft_as_much() -> None:
+    _, request = taught(0.9)
+    match = Match(40, (5,) * 64)
+    for _ in range(100):
+        request.stats.take_match(match, (5,) * 8)
+    rate = 1 / STEP_MS
+
+    def value_of(others_rate: float) -> tuple[float, float]:
+        rates = Rates(rate, Surroundings(sessions=2, rows=1, rate=others_rate))
+        pricing = ProposalPricing(request.target, None, request.stats.own, rates, coupled=True)  # type: ignore[arg-type]
+        proposal = Proposal(0, (5,), (0.9,))
+        return pricing.match_value(match, 1)[0], pricing.draft_value(proposal)[0]
+
+    (match_alone, draft_alone), (match_beside, draft_beside) = value_of(0.0), value_of(rate)
+    row_price = ROW_MS * rate
+    assert draft_alone - draft_beside == pytest.approx(row_price, rel=0.01)
+    assert match_alone - match_beside == pytest.approx(OTHERS_WEIGHT * row_price, rel=0.01)
