@@ -307,6 +307,25 @@ def record(
     typer.echo(f"trace: {out}")
 
 
+@bench.command(
+    epilog=example(
+        "paceline bench record --out copy.jsonl --kind copy --num-draft-tokens 0",
+        "paceline bench reliability copy.jsonl chat.jsonl --half odd",
+    )
+)
+def reliability(
+    traces: Annotated[list[Path], typer.Argument(help="Files of `record`, each named after its kind of prompt.")],
+    half: Annotated[str, typer.Option(help="The texts of each trace: all, even, odd.")] = "all",
+    out: Out = REPORTS,
+    name: Name = "reliability",
+) -> None:
+    """Matches: what is believed of their tokens beside what came true, by score, length, depth and kind of prompt."""
+    _need_benchmarks("reliability")
+    from paceline_lab.bench.reliability import report_reliability
+
+    typer.echo(f"report: {report_reliability(traces, half, out, name)}")
+
+
 def _need_benchmarks(command: str) -> None:
     need_benchmarks(f"bench {command}")
 
