@@ -8,17 +8,21 @@ from itertools import accumulate
 from operator import mul
 
 from coordinator.policy.plan import Source
-from paceline.costs.acceptance import PRIOR_CHANCE, BinnedChances, TokenAcceptance, prior_chance
+from paceline.costs.acceptance import BINS, HALF, PRIOR_CHANCE, SUREST, BinnedChances, TokenAcceptance
 from paceline.costs.running_mean import OUTLIER, RunningMean
 from paceline.protocol.draft import Shadow
 from paceline.protocol.proposal import Acceptance, Proposal
 from paceline.protocol.records import RoundRecord
 from paceline.sampling.match import ONCE_SHARE, Match
 
+DOUBT_POWER = 1.75
+"""Of the doubt in a score. It fits 14 kinds of prompts (docs/reports/reliability-2026-11-26.md)."""
+
 
 def _prior_of_match(score: float) -> float:
-    """Chance of a token before anything is known: length / (length + 4) of what occurred once."""
-    return min(prior_chance(1.0), score / ONCE_SHARE)
+    """Chance of a token before anything is known, at the middle of the bin that begins at a score."""
+    doubt = max(0.0, 1 - (score + HALF / BINS) / ONCE_SHARE)
+    return min(SUREST, 1 - float(doubt**DOUBT_POWER))
 
 
 @dataclass
@@ -27,30 +31,36 @@ class NgramShadow:
 
     A deeper token of a match counts as the next token of a match that is longer by the right tokens before it. So
     text that comes token by token tells as much about deep tokens as text of whole proposals. A match depends on
-    committed tokens alone, so every acceptance rule may use these statistics (`exactness` §7).
+    committed tokens alone, so every acceptance rule may use these statistics (`exactness` §7). `rightness`: how often
+    a text's matches were right of late. It moves a score by up to half a bin, since copies go on as copies.
     """
 
     by_drafter: dict[str, BinnedChances] = field(default_factory=dict)
+    rightness: RunningMean = field(default_factory=lambda: RunningMean(HALF))
 
-    def learn(self, match: Match | None, committed: Sequence[int]) -> None:
-        """Update the chances from the tokens committed after a match; None: there was no match."""
+    def learn(self, match: Match | None, committed: Sequence[int], *pools: NgramShadow) -> None:
+        """Update from the tokens committed after a match, and pools with it; None: there was no match."""
         if match is None:
             return
-        chances = self._of(match.drafter)
         for right, (guess, token) in enumerate(zip(match.following, committed, strict=False)):
-            chances.add(match.score(right), guess == token)
+            feature = self._feature(match, right)
+            for shadow in (self, *pools):
+                shadow._of(match.drafter).add(feature, guess == token)
+            self.rightness.add(float(guess == token))
             if guess != token:
                 return
 
     def prefix_chances(self, match: Match, depth: int) -> list[float]:
         """Chances that the match's first 1, 2, … tokens, up to `depth`, are all right."""
-        chances = self._of(match.drafter)
-        most = min(depth, len(match.following))
-        return [*accumulate((chances.chance(match.score(right)) for right in range(most)), mul)]
+        chances, depths = self._of(match.drafter), range(min(depth, len(match.following)))
+        return [*accumulate((chances.chance(self._feature(match, right)) for right in depths), mul)]
 
     def child(self) -> NgramShadow:
         """The chances that one request begins with."""
         return NgramShadow({drafter: chances.child() for drafter, chances in self.by_drafter.items()})
+
+    def _feature(self, match: Match, right: int) -> float:
+        return max(0.0, match.score(right) + (self.rightness.value - HALF) / BINS)
 
     def _of(self, drafter: str) -> BinnedChances:
         if drafter not in self.by_drafter:
@@ -185,8 +195,7 @@ class RequestStats:
 
     def take_match(self, match: Match | None, committed: Sequence[int]) -> None:
         """Update from the tokens committed after a match, proposed or not."""
-        for stats in self.both:
-            stats.texts.ngrams.learn(match, committed)
+        self.own.texts.ngrams.learn(match, committed, self.pool.texts.ngrams)
 
     def take_round(self, source: Source, record: RoundRecord, proposal: Proposal | None, path: Sequence[int]) -> None:
         """Update from a round whose proposal, if there was one, came from `source`; `path` has the accepted nodes."""

@@ -125,8 +125,8 @@ class ProposalPricing:
         A chain gets a second child where its chance exceeds a row's price.
         """
         reached = (1.0, *survival(self.stats.tokens.chances(most)))
-        second, price = self.stats.tokens.others()[0] if options.trees else 0.0, max(self._row_price, SMALLEST_CHANCE)
-        tokens, nodes, trees = 0.0, 0, []
+        second = self.stats.tokens.by_rank[0].value if options.trees else 0.0
+        price, tokens, nodes, trees = max(self._row_price, SMALLEST_CHANCE), 0.0, 0, []
         for parent, child in itertools.pairwise(reached):
             extra = (parent - child) * second
             tokens, nodes = tokens + child, nodes + 1

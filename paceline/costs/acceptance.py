@@ -81,8 +81,8 @@ class TokenAcceptance:
         positions: the number of positions whose ranks or averages have come.
     """
 
-    by_depth: list[RunningMean] = field(default_factory=lambda: _means(PRIOR_CHANCE, MAX_DEPTH))
-    by_rank: list[RunningMean] = field(default_factory=lambda: _means(HALF, MAX_RANK - 1))
+    by_depth: list[RunningMean] = field(default_factory=lambda: [RunningMean(PRIOR_CHANCE) for _ in range(MAX_DEPTH)])
+    by_rank: list[RunningMean] = field(default_factory=lambda: [RunningMean(HALF) for _ in range(MAX_RANK - 1)])
     by_q: BinnedChances = field(default_factory=lambda: BinnedChances.of(prior_chance))
     positions: int = 0
 
@@ -138,10 +138,6 @@ class TokenAcceptance:
         """`by_depth` at depths 1 to `most`."""
         return [mean.value for mean in self.by_depth[:most]]
 
-    def others(self) -> list[float]:
-        """`by_rank` from the second choice on."""
-        return [mean.value for mean in self.by_rank]
-
     def chance(self, q: float, rank: int) -> float:
         """Chance of a rank behind an accepted node, by the first choice's q."""
         return self._of_rank(self.by_q.chance(q), rank)
@@ -169,7 +165,3 @@ class TokenAcceptance:
 def survival(chances: Iterable[float]) -> list[float]:
     """Chance that the first j tokens are all accepted, for j = 1, 2, …"""
     return list(itertools.accumulate(chances, operator.mul))
-
-
-def _means(prior: float, count: int) -> list[RunningMean]:
-    return [RunningMean(prior) for _ in range(count)]

@@ -30,7 +30,6 @@ LEAST_POSITIONS = 100
 """Positions of a bin that is held to that."""
 HALVES = {"all": slice(None), "even": slice(0, None, 2), "odd": slice(1, None, 2)}
 """The texts of each trace that are replayed: what is tuned on one half is shown on the other."""
-Titles = tuple[str, ...]
 Place = tuple[str | int, ...]
 
 
@@ -40,57 +39,59 @@ class BinTally:
 
     positions: int = 0
     right: int = 0
-    believed: float = 0.0
+    belief: float = 0.0
     prior: float = 0.0
 
-    def add(self, right: bool, believed: float, prior: float) -> None:
+    def add(self, right: bool, belief: float, prior: float) -> None:
         """Count one position."""
-        self.positions += 1
-        self.right += right
-        self.believed += believed
-        self.prior += prior
+        self.positions, self.right = self.positions + 1, self.right + right
+        self.belief, self.prior = self.belief + belief, self.prior + prior
 
     def row(self) -> dict[str, object]:
         """Return means, and what beliefs are off by: above 0 they are too bold."""
         realised = self.right / self.positions
         row: dict[str, object] = {"positions": self.positions, "realised": realised}
-        for name, belief in (("believed", self.believed / self.positions), ("prior", self.prior / self.positions)):
-            row |= {name: belief, f"{name} off by": f"{belief - realised:+.3f}"}
+        for name, total in (("believed", self.belief), ("prior", self.prior)):
+            mean = total / self.positions
+            row |= {name: mean, f"{name} off by": f"{mean - realised:+.3f}"}
         return row
 
     def verdict(self) -> tuple[bool, bool, bool]:
         """Return whether the bin is held to the bar, and whether what is believed, and the prior, misses it."""
         counts, most = self.positions >= LEAST_POSITIONS, RELIABLE * self.positions
-        return counts, *(counts and abs(total - self.right) > most for total in (self.believed, self.prior))
+        return counts, counts and abs(self.belief - self.right) > most, counts and abs(self.prior - self.right) > most
+
+
+Table = dict[Place, BinTally]
 
 
 @dataclass
 class Reliability:
     """Tables of bins, each by the titles of what tells its bins apart."""
 
-    tables: dict[Titles, dict[Place, BinTally]] = field(default_factory=lambda: defaultdict(_bins))
+    tables: dict[Place, Table] = field(default_factory=lambda: defaultdict(lambda: defaultdict(BinTally)))
 
     def add(self, kind: str, match: Match, rest: Sequence[int], beliefs: Sequence[tuple[float, float]]) -> None:
         """Count a position: its match, the text from there on, and what is and was first believed, by depth."""
         right = True
         tokens = zip(match.following, rest, beliefs, strict=False)
-        for depth, (guess, token, (believed, prior)) in enumerate(tokens, 1):
+        for depth, (guess, token, (belief, prior)) in enumerate(tokens, 1):
             right = right and guess == token
             least = _least(depth)
-            bins: dict[Titles, Place] = {("depth from",): (least,), ("kind", "depth from"): (kind, least)}
+            bins: dict[Place, Place] = {("depth from",): (least,), ("kind", "depth from"): (kind, least)}
             if depth == 1:
                 bins["score from",] = (_tenth(match.score()),)
                 bins["length from",] = (_least(match.length),)
-                bins["kind", "believed from"] = (kind, _tenth(believed))
+                bins["kind", "believed from"] = (kind, _tenth(belief))
             for titles, place in bins.items():
-                self.tables[titles][place].add(right, believed, prior)
+                self.tables[titles][place].add(right, belief, prior)
 
     def text(self) -> str:
         """Return the tables, and how many bins are off."""
         bins = [tally for table in self.tables.values() for tally in table.values()]
-        counted, off, prior_off = map(sum, zip(*(each.verdict() for each in bins), strict=True))
+        count, off, prior_off = map(sum, zip(*(each.verdict() for each in bins), strict=True))
         bar = f"bins of {LEAST_POSITIONS} positions or more"
-        text = f"Of {counted} {bar} {off} are off by more than {RELIABLE}, the prior by itself in {prior_off}.\n"
+        text = f"Of {count} {bar} {off} are off by more than {RELIABLE}, the prior by itself in {prior_off}.\n"
         for titles, table in sorted(self.tables.items(), key=lambda item: len(item[0])):
             rows = [dict(zip(titles, place, strict=True)) | table[place].row() for place in sorted(table)]
             text += f"\n{markdown_table(rows)}"
@@ -140,10 +141,6 @@ def _matches(request: TracedRequest) -> Iterator[tuple[Match | None, Sequence[in
         committed.append(token)
         matches.extend(committed)
         yield matches.best, request.answer[place:]
-
-
-def _bins() -> dict[Place, BinTally]:
-    return defaultdict(BinTally)
 
 
 def _tenth(share: float) -> str:

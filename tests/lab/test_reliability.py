@@ -57,8 +57,8 @@ def test_each_text_counts_once_and_halves_share_none() -> None:
 
 def test_requests_begin_with_what_those_before_them_taught() -> None:
     fresh, second = NgramShadow(), of_kind("copy", TURN, COPY)
-    alone = of_kind("copy", TURN).believed + of_kind("copy", COPY).believed
-    assert second.believed > alone, "both copy"
+    alone = of_kind("copy", TURN).belief + of_kind("copy", COPY).belief
+    assert second.belief > alone, "both copy"
     assert second.prior == pytest.approx(of_kind("copy", TURN).prior + of_kind("copy", COPY).prior)
     prior = sum(fresh.prefix_chances(Match(length, (1,)), 1)[0] for length in range(2, 11))
     assert of_kind("copy", COPY).prior == pytest.approx(prior)
