@@ -165,15 +165,15 @@ class ServeSettings(ModelSettings, RankSettings, RequestSettings, StopSettings):
 
 
 def local_settings(
-    model: str, drafter: str, quantization: str = NOT_QUANTIZED, cores: str | None = None
+    model: str, drafter: str, quantization: str = NOT_QUANTIZED, cores: str | None = None, **others: Any
 ) -> ServeSettings:
-    """Settings of services for one command or measurement, on free ports.
+    """Settings of services for one command or measurement, on free ports; `others` by their names.
 
     Raises:
         InvalidInput: a setting that `paceline serve` would refuse.
     """
-    values = {"model": model, "drafter": drafter, "quantization": quantization}
-    return ServeSettings(**values, port=0, draft_port=0, target_port=0, http_port=0, cores=cores)
+    values = {"model": model, "drafter": drafter, "quantization": quantization, "cores": cores}
+    return ServeSettings(**values, **others, port=0, draft_port=0, target_port=0, http_port=0)
 
 
 def missing_packages() -> list[str]:

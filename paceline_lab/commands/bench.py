@@ -135,6 +135,7 @@ def speed(
         "paceline bench peers --install",
         "paceline bench peers --drafter ngram,auto --draft draft --kind code-edit,chat --out reports",
         "paceline bench peers qwen2.5-coder-1.5b --peers llama-cpp --drafter auto --draft qwen2.5-coder-0.5b",
+        "paceline bench peers FILE.gguf --engine llama --gguf own --peers llama-cpp --users 1,4,8 --reproducible",
     )
 )
 def peers(
@@ -152,7 +153,15 @@ def peers(
     draft: Annotated[
         str | None, typer.Option(help="For peers' assisted generation: a draft model, or a trained draft's folder.")
     ] = None,
-    gguf: Annotated[str, typer.Option(help="What llama-cpp reads: float32, q8_0 or q4_k_m.")] = "float32",
+    gguf: Annotated[
+        str, typer.Option(help="What llama-cpp reads: float32, q8_0 or q4_k_m; own: MODEL, a .gguf file.")
+    ] = "float32",
+    engine: Annotated[
+        str, typer.Option(help="Of ours: torch, or llama, on the files and the library of llama-cpp.")
+    ] = AUTO,
+    reproducible: Annotated[
+        bool, typer.Option("--reproducible", help="Ours also in reproducible mode, beside the default.")
+    ] = False,
     num_draft_tokens: Annotated[str, typer.Option(help="What ours propose: auto or a number.")] = AUTO,
     peer_draft_tokens: Annotated[int, typer.Option(help="What the peers' speculating modes propose.")] = 8,
     kind: Kinds = None,
@@ -160,6 +169,7 @@ def peers(
     category: Category = None,
     per_category: PerCategory = 8,
     passes: Annotated[int, typer.Option(help="Prompts of each kind that every contestant gets.")] = 8,
+    users: Annotated[str, typer.Option(help="Prompts at once, with commas between.")] = "1",
     tokens: TokensOption = 128,
     quantization: Annotated[
         str, typer.Option(help="Of our target, as for paceline serve.", show_default="none")
@@ -179,14 +189,28 @@ def peers(
         return
     _need_benchmarks("peers")
     from paceline_lab.bench.peers.command import Lineup, measure_peers, use_cores
-    from paceline_lab.bench.peers.run import ContestPlan, PeerRunSettings
+    from paceline_lab.bench.peers.run import ContestPlan
+    from paceline_lab.bench.peers.starting import PeerRunSettings
 
-    plan = ContestPlan(_prompts(kind, prompts, category, per_category), passes, tokens)
+    counts = [_count("users", text) for text in split_commas(users)]
+    plan = ContestPlan(_prompts(kind, prompts, category, per_category), passes, tokens, counts)
     require(1 <= peer_draft_tokens <= 64, "peer_draft_tokens", peer_draft_tokens, "in [1, 64]")
-    lineup = Lineup(split_drafters(drafter), _draft_tokens(num_draft_tokens), names, quantization)
+    require(engine in (AUTO, "torch", "llama"), "engine", engine, "one of auto, torch, llama")
+    drafters, proposed = split_drafters(drafter), _draft_tokens(num_draft_tokens)
+    lineup = Lineup(drafters, proposed, names, quantization, engine, reproducible)
     threads = use_cores(cores)
     with tempfile.TemporaryDirectory(prefix="paceline-peers-") as folder:
-        settings = PeerRunSettings(model, home, Path(folder), threads, draft, peer_draft_tokens, gguf)
+        settings = PeerRunSettings(
+            model,
+            home,
+            Path(folder),
+            threads,
+            draft,
+            peer_draft_tokens,
+            gguf,
+            max(counts),
+            "F16" if lineup.on_llama else "F32",
+        )
         report = measure_peers(settings, plan, lineup, out, name)
     typer.echo(f"report: {report}")
 

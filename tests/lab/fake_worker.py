@@ -1,6 +1,6 @@
 """A peer's worker that behaves as it is told: `fake_worker.py plain|speculates|changes|crashes|hangs|mute|noise`.
 
-It answers `n` tokens that depend on the prompt alone, in n target steps, or n / 4 when it speculates.
+It answers `n` tokens that depend on each prompt alone, in n target steps, or n / 4 when it speculates.
 """
 
 from __future__ import annotations
@@ -34,8 +34,11 @@ for line in sys.stdin:
     if behaviour == "refuses":
         say({"error": "ValueError: no such prompt"})
         continue
-    tokens = [(request["token_ids"][-1] + place) % 200 for place in range(request["max_tokens"])]
+    length = request["max_tokens"]
+    texts = [[(prompt[-1] + place) % 200 for place in range(length)] for prompt in request["prompts"]]
     if behaviour == "changes":
-        tokens[3] = 255
-    steps = len(tokens) // 4 if behaviour in ("speculates", "changes") else len(tokens)
-    say({"token_ids": tokens, "wall_s": 0.5 if steps < len(tokens) else 1.0, "target_steps": steps})
+        for text in texts:
+            text[3] = 255
+    quick = behaviour in ("speculates", "changes")
+    steps = len(texts) * (length // 4 if quick else length)
+    say({"texts": texts, "wall_s": 0.5 if quick else 1.0, "target_steps": steps})

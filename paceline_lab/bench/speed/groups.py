@@ -6,11 +6,12 @@ All groups are up at once and one is busy at a time; an idle one waits without s
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import psutil
 from rich.console import Console
@@ -47,13 +48,14 @@ class GenerationRunner(Protocol):
 
 @dataclass(frozen=True)
 class ServiceGroup:
-    """A running coordinator, and facts of the processes behind it."""
+    """A running coordinator, and facts of the processes behind it; `start_s`: how long they took to start."""
 
     name: str
     client: Client
     target_threads: int = 0
     draft_threads: int = 0
     processes: Sequence[int] = ()
+    start_s: float = 0.0
 
     def generate(self, request: GenerateRequest) -> Generation:
         """Generate as `Client.generate` does."""
@@ -72,11 +74,15 @@ class MeasuredServices:
 
     Attributes:
         quantization: quantization of the target, as `paceline serve` takes it; empty: the option was left out.
+        options: further settings of `paceline serve`, by their names.
+        environment: variables of the services, beside ours.
     """
 
     model: str
     url: str | None = None
     quantization: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         conflict = self.quantization and self.url
@@ -117,16 +123,20 @@ def start_groups(
         groups = {}
         for number, drafter in enumerate(dict.fromkeys(drafters)):
             announce(f"starting services for {drafter}")
-            settings = local_settings(services.model, drafter, services.quantization or NOT_QUANTIZED)
-            running = stack.enter_context(SupervisedServices(settings, folder / str(number)))
-            groups[drafter] = _group(drafter, running, stack.enter_context(Client(running.address)))
+            quantization = services.quantization or NOT_QUANTIZED
+            settings = local_settings(services.model, drafter, quantization, **services.options)
+            made, environment = folder / str(number), services.environment
+            began_s = time.perf_counter()
+            running = stack.enter_context(SupervisedServices(settings, made, environment=environment))
+            start_s = time.perf_counter() - began_s
+            groups[drafter] = _group(drafter, running, stack.enter_context(Client(running.address)), start_s)
         yield groups
 
 
-def _group(drafter: str, services: SupervisedServices, client: Client) -> ServiceGroup:
+def _group(drafter: str, services: SupervisedServices, client: Client, start_s: float) -> ServiceGroup:
     threads = {name: process.threads for name, process in services.processes.items()}
     pids = [process.pid for process in services.processes.values()]
-    return ServiceGroup(drafter, client, threads["target"], threads.get("draft", 0), pids)
+    return ServiceGroup(drafter, client, threads["target"], threads.get("draft", 0), pids, start_s)
 
 
 @contextmanager
@@ -143,13 +153,20 @@ def connect(address: str, drafters: Sequence[str]) -> Iterator[dict[str, Service
 
 def cpu_seconds(processes: Sequence[int]) -> float:
     """Return the user and system time of processes and their children so far; one that has ended counts as 0."""
-    total = 0.0
+    times = _of_families(processes, psutil.Process.cpu_times)
+    return sum((each.user + each.system for each in times), 0.0)
+
+
+def resident_bytes(processes: Sequence[int]) -> int:
+    """Return the resident memory of processes and their children; what several of them map counts for each."""
+    return sum(each.rss for each in _of_families(processes, psutil.Process.memory_info))
+
+
+def _of_families(processes: Sequence[int], read: Callable[[psutil.Process], Any]) -> list[Any]:
+    """Read something of processes and their children that have not ended."""
+    values = []
     for pid in processes:
-        try:
+        with suppress(psutil.NoSuchProcess):
             root = psutil.Process(pid)
-            for process in [root, *root.children(recursive=True)]:
-                times = process.cpu_times()
-                total += times.user + times.system
-        except psutil.NoSuchProcess:
-            continue
-    return total
+            values += [read(process) for process in (root, *root.children(recursive=True))]
+    return values
