@@ -93,13 +93,13 @@ def measure_peers(settings: PeerRunSettings, plan: ContestPlan, lineup: Lineup, 
         "peers propose": f"{settings.num_draft_tokens} tokens",
         "load average before": load_average(),
     }
-    if lineup.on_llama:
-        facts["llama.cpp of ours"] = at_hand(LlamaSettings(library=llama_library(settings.home)))
     contest = Contest()
     try:
         _hold_contest(settings, plan, lineup, contest)
     finally:
         facts |= {peer: contest.facts[peer] for peer in sorted(contest.facts)}
+        if lineup.on_llama:  # at last: the library sets variables that peers would inherit
+            facts["llama.cpp of ours"] = at_hand(LlamaSettings(library=llama_library(settings.home)))
         report = write_report(out, name, facts, peers_json(contest), peers_markdown(contest), peers_plots(contest))
     return report
 
