@@ -16,10 +16,10 @@ from functools import partial
 
 from coordinator.drafting.explaining import explain
 from coordinator.drafting.outcomes import OutcomeProposals
-from coordinator.drafting.settings import DraftingSettings, RequestedDrafting
+from coordinator.drafting.settings import DraftingSettings, RequestedDrafting, fixed_plan
 from coordinator.policy.choosing import Choosing, OfferedDrafter, stats_key
 from coordinator.policy.group import Mode
-from coordinator.policy.plan import DraftRest, Options, Plan, Source, fixed_plan
+from coordinator.policy.plan import DraftRest, Options, Plan, Source
 from coordinator.policy.planner import Planner, RequestPlanner
 from coordinator.recorder import RequestRecorder
 from coordinator.sessions.draft import DraftSession
@@ -300,6 +300,8 @@ class Drafting:
         room = max(0, min(text_room - 1, MAX_PROPOSAL_NODES))
         if not room:
             return Plan()
+        if wish.tokens is None and (rest := self._planner.rest(lease, self._next.leased_rounds)) is not None:
+            return rest
         if self._cached_draft.proposal is not None:
             self._cached_draft = replace(self._cached_draft, proposal=self._cached_draft.proposal.within(room))
         match, cached_proposal = self._matches.best, self._cached_draft.proposal

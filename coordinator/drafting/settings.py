@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from coordinator.policy.plan import Plan, Source
 from coordinator.text.sequence import GenerationTask
 from paceline.costs.cycle import FAN_OUT
 from paceline.protocol.features import MAX_KEPT_FEATURE_BYTES, FeatureType
-from paceline.protocol.proposal import AUTO, NGRAM, NONE, Acceptance
+from paceline.protocol.proposal import AUTO, NGRAM, NONE, Acceptance, Proposal
+from paceline.sampling.match import HALF_TRUSTED, Match
 
 LEASE = 16
 """Rounds to lease where nothing will be proposed for as long; a setting may be lower."""
@@ -94,3 +97,29 @@ class RequestedDrafting:
     def searches(self) -> bool:
         """Whether the text so far is searched for matches."""
         return self.drafter in (NGRAM, AUTO)
+
+
+def fixed_plan(
+    k: int, match: Match | None, cached_proposal: Proposal | None, widths: Sequence[int], *, fan_out: int, model: bool
+) -> Plan:
+    """The plan of a request with a fixed number of tokens: that many whenever a drafter has them.
+
+    A match that is more than half trusted is preferred to a model.
+
+    Args:
+        k: tokens to propose.
+        match: the best n-gram match, or the prediction's.
+        cached_proposal: the proposal drafted for this outcome before it was known.
+        widths: of a static tree.
+        fan_out: next tokens per accepted node to draft for during the round.
+        model: whether a model may be asked.
+    """
+    if match is not None and (not model or match.length > HALF_TRUSTED):
+        source = Source.NGRAM
+    elif cached_proposal is not None:
+        source = Source.CACHED
+    else:
+        source = Source.WAIT if model else Source.NONE
+    nodes = k if not widths or source is Source.NGRAM else 0
+    cached_nodes = len(cached_proposal) if cached_proposal is not None else 0
+    return Plan(source, cached_nodes if source is Source.CACHED else nodes, k, fan_out=fan_out, branch_depth=k)

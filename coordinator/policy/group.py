@@ -102,9 +102,15 @@ class Group:
     promise: float = 0.0
     accounts: dict[tuple[int, Mode], ModeAccount] = field(default_factory=dict)
     _rest_ms: dict[int, RunningMean] = field(default_factory=dict)
+    _latest: tuple[object, Mode] = None, Mode.DRAFTS
 
     def mode(self, sessions: int) -> Mode:
         """What the requests may do now; one alone has an account of its own."""
+        if self._latest[0] != (key := (sessions, self.steps, self.promise)):
+            self._latest = key, self._mode(sessions)
+        return self._latest[1]
+
+    def _mode(self, sessions: int) -> Mode:
         if sessions <= 1:
             return Mode.DRAFTS
         if self.steps_to_see(sessions, Mode.REST):

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, StrEnum, auto
 
 from coordinator.policy.group import Mode
 from paceline.protocol.proposal import Proposal
-from paceline.sampling.match import HALF_TRUSTED, Match
+from paceline.sampling.match import Match
 
 
 class Source(StrEnum):
@@ -104,29 +103,3 @@ class Options:
         match = self.match if mode is Mode.MATCHES else None
         lease = self.lease if steps_to_drafts is None else min(self.lease, steps_to_drafts)
         return replace(self, match=match, cached_proposal=None, drafts=False, lease=lease)
-
-
-def fixed_plan(
-    k: int, match: Match | None, cached_proposal: Proposal | None, widths: Sequence[int], *, fan_out: int, model: bool
-) -> Plan:
-    """The plan of a request with a fixed number of tokens: that many whenever a drafter has them.
-
-    A match that is more than half trusted is preferred to a model.
-
-    Args:
-        k: tokens to propose.
-        match: the best n-gram match, or the prediction's.
-        cached_proposal: the proposal drafted for this outcome before it was known.
-        widths: of a static tree.
-        fan_out: next tokens per accepted node to draft for during the round.
-        model: whether a model may be asked.
-    """
-    if match is not None and (not model or match.length > HALF_TRUSTED):
-        source = Source.NGRAM
-    elif cached_proposal is not None:
-        source = Source.CACHED
-    else:
-        source = Source.WAIT if model else Source.NONE
-    nodes = k if not widths or source is Source.NGRAM else 0
-    cached_nodes = len(cached_proposal) if cached_proposal is not None else 0
-    return Plan(source, cached_nodes if source is Source.CACHED else nodes, k, fan_out=fan_out, branch_depth=k)

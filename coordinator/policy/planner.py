@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from weakref import WeakKeyDictionary, proxy
 
 from coordinator.policy.acceptance_stats import AcceptanceStats, RequestStats
@@ -129,6 +129,16 @@ class RequestPlanner:
         """What the request may do with the others of its target."""
         return Mode.DRAFTS if (target := self.target) is None else target.mode
 
+    def rest(self, lease: int, leased_rounds: int) -> Plan | None:
+        """The next plan while the group rests, at no more CPU than target-only's; None: it takes `plan`."""
+        target = self._target
+        if target is None or self._drafts_ahead or self._rounds % RATES_KEPT == 0 or target.mode is not Mode.REST:
+            return None
+        self._leases, self._sessions = lease > 0, target.sessions
+        steps = target.group.steps_to_drafts(self._sessions)
+        lease = 0 if leased_rounds > 1 else lease if steps is None else min(lease, steps)
+        return self._count(TARGET_ONLY, _rest_plan(lease, _draft_rest(target)))
+
     def plan(self, options: Options) -> Plan:
         """The plan of the next round."""
         if self._drafts_ahead:
@@ -149,8 +159,7 @@ class RequestPlanner:
             has_choice = mode is Mode.DRAFTS or options.match is not None or may_miss
             plan = (self._best if has_choice else self._nothing_to_choose)(target, options)
             if mode is not Mode.DRAFTS:
-                is_open = target.group.is_open(target.sessions, Mode.DRAFTS)
-                plan = replace(plan, mode=mode, draft_rest=DraftRest.WAIT if is_open else DraftRest.END)
+                plan = replace(plan, mode=mode, draft_rest=_draft_rest(target))
         self._drafts_ahead, self._sessions = plan.fan_out > 0, 0 if target is None else target.sessions
         return plan
 
@@ -203,6 +212,10 @@ class RequestPlanner:
         (`first_draft`) is left out, since the draft service computed the whole text for it.
         """
         self._rounds += 1
+        if self._target is not None and self._sessions == self._target.sessions:
+            self._target.group.learn(record, self._sessions, self._target.steps())
+        if plan.mode is Mode.REST and not record.proposed and self._rounds % RATES_KEPT:
+            return  # a token may cost no more CPU than target-only's
         self.stats.take_round(plan.source, record, proposal, path)
         if self._target is None:
             return
@@ -212,8 +225,6 @@ class RequestPlanner:
             self.draft.learn(record)
         if self._sessions == 1:
             self._book(self._target, plan, record, proposal)
-        if self._sessions == self._target.sessions:
-            self._target.group.learn(record, self._sessions, self._target.steps())
 
     def _book(self, target: TargetTimes, plan: Plan, record: RoundRecord, proposal: Proposal | None) -> None:
         proposed = len(proposal) if proposal is not None else 0
@@ -353,3 +364,12 @@ class RequestPlanner:
             return False
         texts.shadow_ms += cost_ms
         return True
+
+
+@cache
+def _rest_plan(lease: int, draft_rest: DraftRest) -> Plan:
+    return Plan(lease=lease, mode=Mode.REST, draft_rest=draft_rest)
+
+
+def _draft_rest(target: TargetTimes) -> DraftRest:
+    return DraftRest.WAIT if target.group.is_open(target.sessions, Mode.DRAFTS) else DraftRest.END

@@ -30,6 +30,7 @@ LEAST_POSITIONS = 100
 """Positions of a bin that is held to that."""
 HALVES = {"all": slice(None), "even": slice(0, None, 2), "odd": slice(1, None, 2)}
 """The texts of each trace that are replayed: what is tuned on one half is shown on the other."""
+Titles = tuple[str, ...]
 Place = tuple[str | int, ...]
 
 
@@ -69,7 +70,7 @@ Table = dict[Place, BinTally]
 class Reliability:
     """Tables of bins, each by the titles of what tells its bins apart."""
 
-    tables: dict[Place, Table] = field(default_factory=lambda: defaultdict(lambda: defaultdict(BinTally)))
+    tables: dict[Titles, Table] = field(default_factory=lambda: defaultdict(lambda: defaultdict(BinTally)))
 
     def add(self, kind: str, match: Match, rest: Sequence[int], beliefs: Sequence[tuple[float, float]]) -> None:
         """Count a position: its match, the text from there on, and what is and was first believed, by depth."""
@@ -78,7 +79,7 @@ class Reliability:
         for depth, (guess, token, (belief, prior)) in enumerate(tokens, 1):
             right = right and guess == token
             least = _least(depth)
-            bins: dict[Place, Place] = {("depth from",): (least,), ("kind", "depth from"): (kind, least)}
+            bins: dict[Titles, Place] = {("depth from",): (least,), ("kind", "depth from"): (kind, least)}
             if depth == 1:
                 bins["score from",] = (_tenth(match.score()),)
                 bins["length from",] = (_least(match.length),)

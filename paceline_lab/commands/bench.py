@@ -200,17 +200,8 @@ def peers(
     lineup = Lineup(drafters, proposed, names, quantization, engine, reproducible)
     threads = use_cores(cores)
     with tempfile.TemporaryDirectory(prefix="paceline-peers-") as folder:
-        settings = PeerRunSettings(
-            model,
-            home,
-            Path(folder),
-            threads,
-            draft,
-            peer_draft_tokens,
-            gguf,
-            max(counts),
-            "F16" if lineup.on_llama else "F32",
-        )
+        files = model, home, Path(folder), threads, draft, peer_draft_tokens, gguf
+        settings = PeerRunSettings(*files, max(counts), "F16" if lineup.on_llama else "F32")
         report = measure_peers(settings, plan, lineup, out, name)
     typer.echo(f"report: {report}")
 

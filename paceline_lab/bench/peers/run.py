@@ -282,10 +282,10 @@ def _answers(
     stop = _stop_ids(prompts, tokenizer)
     histories: list[tuple[ChatMessage, ...]] = [() for _ in prompts]
     for chats in zip_longest(*(prompt.chats for prompt in prompts)):
-        asked = {user: (*histories[user], *chat) for user, chat in enumerate(chats) if chat is not None}
-        answer = contestant.generate([tokenizer.render_chat(chat) for chat in asked.values()], tokens, stop)
+        chats_now = {user: (*histories[user], *chat) for user, chat in enumerate(chats) if chat is not None}
+        answer = contestant.generate([tokenizer.render_chat(chat) for chat in chats_now.values()], tokens, stop)
         yield answer
-        for (user, chat), text in zip(asked.items(), answer.texts, strict=True):
+        for (user, chat), text in zip(chats_now.items(), answer.texts, strict=True):
             if prompts[user].follows:
                 words = tokenizer.decode([token_id for token_id in text if token_id not in stop])
                 histories[user] = (*chat, ChatMessage("assistant", words))

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.policy.plan import Source, fixed_plan
+from coordinator.drafting.settings import fixed_plan
+from coordinator.policy.plan import Source
 from paceline.costs.cost_line import LEAST_STEP_MS, CostLine
 from paceline.protocol.errors import InvalidInput
 from paceline.protocol.proposal import NGRAM
