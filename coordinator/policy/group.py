@@ -32,7 +32,8 @@ SURE_STEPS = 4 * LOOK_STEPS
 MOST_PAUSE = 64 * FIRST_PAUSE
 """Longest pause: trials cost next to nothing then, and what has become good is still found within minutes."""
 MARGIN = 1.05
-"""Gain over matches that drafts must promise before they are tried: closed forms flatter drafting by 5 to 10 %."""
+"""Gain over resting that a mode must reach, since what it takes of shared cores is not all in its rounds, and gain over
+matches that drafts must promise before they are tried: closed forms flatter drafting by 5 to 10 %."""
 
 
 class Mode(IntEnum):
@@ -173,13 +174,12 @@ class Group:
         if is_plain and mode is Mode.REST:
             rest = self._rest_ms.setdefault(sessions, RunningMean(record.round_ms, 0.0, MEMORY * sessions))
             rest.add(min(record.round_ms, OUTLIER * rest.value))
-        rest_ms = self.rest_ms(sessions, step_ms)
-        if rest_ms <= 0:
+        if (rest_ms := self.rest_ms(sessions, step_ms)) <= 0:
             return
         steps = min(record.round_ms, OUTLIER * rest_ms + record.draft_wait_ms) / rest_ms / sessions
         self.steps += steps
         if step.prefix_rows:  # a prompt is not the mode's price
             return
-        tokens = steps if mode is Mode.REST else (record.accepted + 1) / sessions
-        best_other = max(1.0, self.account(sessions, Mode.MATCHES).gain) if mode is Mode.DRAFTS else 1.0
+        tokens, least = ((record.accepted + 1) / sessions, MARGIN) if mode is not Mode.REST else (steps, 1.0)
+        best_other = max(least, self.account(sessions, Mode.MATCHES).gain) if mode is Mode.DRAFTS else least
         self.account(sessions, mode).add(tokens, steps, best_other, self.steps)
