@@ -32,7 +32,7 @@ SURE_STEPS = 4 * LOOK_STEPS
 MOST_PAUSE = 64 * FIRST_PAUSE
 """Longest pause: trials cost next to nothing then, and what has become good is still found within minutes."""
 MARGIN = 1.05
-"""Gain over resting that a mode must reach, since what it takes of shared cores is not all in its rounds, and gain over
+"""Gain over resting that a mode must reach, since what it takes of shared cores is not all in its rounds; and over
 matches that drafts must promise before they are tried: closed forms flatter drafting by 5 to 10 %."""
 
 
