@@ -180,15 +180,16 @@ class CeilingTrace:
     def row(self, sessions: int) -> dict[str, object]:
         """A table's line."""
         off = self.synchronous(sessions, NOTHING)
-        ways = {"matches": [Ceiling(self.synchronous(sessions, way), way) for way in MATCHES]}
-        if self._setting.draft.is_known:
-            ways["synchronous"] = [Ceiling(self.synchronous(sessions, way), way) for way in DRAFTS]
-            if sessions > 1:
-                ways["alternating"] = [Ceiling(self.alternating(sessions, way), way) for way in DRAFTS]
+        drafts = DRAFTS if self._setting.draft.is_known else ()
+        ways = {
+            "matches": [Ceiling(self.synchronous(sessions, way), way) for way in MATCHES],
+            "synchronous": [Ceiling(self.synchronous(sessions, way), way) for way in drafts],
+            "alternating": [Ceiling(self.alternating(sessions, way), way) for way in drafts if sessions > 1],
+        }
         cells: dict[str, object] = {"sessions": sessions, "off tokens/s": round(off, 1)}
         for name, ceilings in ways.items():
             best = max([Ceiling(off), *ceilings], key=lambda each: each.speed)
-            cells |= {name: f"{best.speed / off:.2f}", f"{name} by": best.way.name or "nothing"}
+            cells |= {name: f"{best.speed / off:.2f}" if ceilings else "–", f"{name} by": best.way.name or "nothing"}
         return cells
 
 
