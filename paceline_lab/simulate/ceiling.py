@@ -24,7 +24,7 @@ from pathlib import Path
 from paceline.protocol.errors import require
 from paceline_lab.reporting.presentation import markdown_table
 from paceline_lab.reporting.reports import describe, write_report
-from paceline_lab.simulate.trace import TracedRequest, TracedSetting, match_shadow, read_trace
+from paceline_lab.simulate.trace import Trace, TracedRequest, TracedSetting, match_shadow, read_trace
 
 SESSIONS = (1, 4, 8, 16, 64)
 DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16)
@@ -193,17 +193,16 @@ class CeilingTrace:
         return cells
 
 
-def ceiling_rows(path: Path, sessions: Sequence[int]) -> list[dict[str, object]]:
+def ceiling_rows(name: str, trace: Trace, sessions: Sequence[int]) -> list[dict[str, object]]:
     """The table of a trace.
 
     Raises:
-        InvalidInput: no trace, or a number of sessions below 1.
+        InvalidInput: a number of sessions below 1.
     """
     for count in sessions:
         require(count >= 1, "sessions", count, "at least 1")
-    trace = read_trace(path)
     ceilings = CeilingTrace(trace.setting, trace.requests)
-    return [{"trace": path.stem} | ceilings.row(count) for count in sessions]
+    return [{"trace": name} | ceilings.row(count) for count in sessions]
 
 
 def main() -> None:
@@ -214,10 +213,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="folder of the report")
     arguments = parser.parse_args()
     sessions = [int(count) for count in arguments.sessions.split(",")]
-    rows = [row for path in arguments.traces for row in ceiling_rows(path, sessions)]
+    traces = {path.stem: read_trace(path) for path in arguments.traces}
+    rows = [row for name, trace in traces.items() for row in ceiling_rows(name, trace, sessions)]
     text = f"# The ceiling of drafting together\n\n{__doc__}\n{markdown_table(rows)}"
     if arguments.out is not None:
-        write_report(arguments.out, "ceiling", describe(), {"rows": rows}, text)
+        origins = {f"trace {name}": trace.setting.notes.get("command", "") for name, trace in traces.items()}
+        write_report(arguments.out, "ceiling", describe() | origins, {"rows": rows}, text)
     print(text)
 
 

@@ -76,4 +76,4 @@ def test_the_command_prints_a_table_for_each_trace(
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| perfect")]
     assert [line.split("|")[2].strip() for line in lines] == ["1", "8"]
     with pytest.raises(InvalidInput, match="sessions"):
-        ceiling_rows(file, [0])
+        ceiling_rows(file.stem, Trace(SETTING, PERFECT), [0])
