@@ -20,6 +20,7 @@ import json
 import logging
 import os
 import runpy
+import signal
 import socket
 import subprocess
 import sys
@@ -170,6 +171,7 @@ def _forget_tests(wishes: int) -> None:
     faulthandler.disable()
     sys.excepthook, sys.unraisablehook = sys.__excepthook__, sys.__unraisablehook__
     threading.excepthook = threading.__excepthook__
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored where the tests run under nohup
     logging.getLogger().handlers.clear()
     warnings.resetwarnings()
     for kind in (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning):

@@ -213,6 +213,8 @@ class PeerLink(Generic[Command, Event]):
             except Exception as defect:  # the sessions get it as an error, and the link is opened again
                 logger.exception("link failed: peer=%s address=%s", self.name, self.address)
                 error = unexpected_error(defect)
+            if self._runner is None:  # closed, though gRPC has answered our cancellation with the call's status
+                return
             self._note(error)
             self._set_down(error)
             await asyncio.sleep(self._backoff.next_s(error.retry_after_ms, longest=self._refusal_event.is_set()))

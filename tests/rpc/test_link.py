@@ -27,10 +27,12 @@ from paceline.rpc import frames as frames_module
 from paceline.rpc import peer_link
 from paceline.rpc import servicer as link_module
 from paceline.rpc.channel import Keepalive
+from paceline.rpc.peer_link import TargetLink
 from paceline.v1 import target_service_pb2 as pb
 from tests.rpc.harness import (
     FINGERPRINT,
     HELLO,
+    PATIENCE_S,
     WELCOME,
     Client,
     ScriptedServicer,
@@ -334,6 +336,24 @@ async def test_refused_handshake_is_kept_logged_once_and_tried_again(
         assert not client.ups
         assert not client.downs
     assert sum("no link" in record.message for record in caplog.records) == 1
+
+
+async def test_close_ends_a_link_whose_call_answers_a_cancellation_with_its_status(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = asyncio.Event()
+
+    async def greet(link: TargetLink, call: Any) -> Welcome:
+        try:
+            begun.set()
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            raise ProtocolMismatch("the status came first") from None
+        raise AssertionError
+
+    monkeypatch.setattr(TargetLink, "_greet", greet)
+    async with asyncio.timeout(PATIENCE_S), Client(port, reconnect_min_ms=1, reconnect_max_ms=5):
+        await begun.wait()
 
 
 async def test_empty_fingerprint_fits_any_vocabulary() -> None:
