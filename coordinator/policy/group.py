@@ -95,25 +95,28 @@ class Group:
 
     Attributes:
         steps: steps of rest that fit into the time since the group began; the clock of pauses.
+        alone_at: until when a request that is alone does what the others did. A burst begins with one request and ends
+            with one; a draft that took the text for it would compute a prompt beside everybody's steps.
         promise: the gain over matches that drafts promise by the planner's closed form.
         accounts: of each mode under each load, which is the power of two nearest to the number of sessions.
     """
 
     steps: float = 0.0
+    alone_at: float = 0.0
     promise: float = 0.0
     accounts: dict[tuple[int, Mode], ModeAccount] = field(default_factory=dict)
     _rest_ms: dict[int, RunningMean] = field(default_factory=dict)
     _latest: tuple[object, Mode] = None, Mode.DRAFTS
 
     def mode(self, sessions: int) -> Mode:
-        """What the requests may do now; one alone has an account of its own."""
+        """What the requests may do now; one that has been alone for a while has an account of its own."""
         if self._latest[0] != (key := (sessions, self.steps, self.promise)):
             self._latest = key, self._mode(sessions)
         return self._latest[1]
 
     def _mode(self, sessions: int) -> Mode:
         if sessions <= 1:
-            return Mode.DRAFTS
+            return self._latest[1] if self.steps_to_drafts(sessions) else Mode.DRAFTS
         if self.steps_to_see(sessions, Mode.REST):
             return Mode.REST
         if self.steps_to_drafts(sessions) == 0:
@@ -122,6 +125,8 @@ class Group:
 
     def steps_to_drafts(self, sessions: int) -> int | None:
         """Steps after which drafts may begin or go on; 0: they may now. None: they are not worth it."""
+        if sessions <= 1:
+            return max(0, math.ceil(self.alone_at - self.steps))
         matches, drafts = self.account(sessions, Mode.MATCHES), self.account(sessions, Mode.DRAFTS)
         is_measured = drafts.steps >= SURE_STEPS
         pays = drafts.gain > max(1.0, matches.gain) if is_measured else self.promise > MARGIN or drafts.opens_at > 0
@@ -168,6 +173,7 @@ class Group:
     def learn(self, record: RoundRecord, sessions: int, step_ms: Callable[[float], float]) -> None:
         """Learn from a round of a request that follows the group, during which the sessions stayed the same."""
         if sessions <= 1:
+            self.steps += 1
             return
         mode, step = self.mode(sessions), record.target
         is_plain = record.self_started and not record.proposed and step.rows == step.sessions == sessions
@@ -178,6 +184,7 @@ class Group:
             return
         steps = min(record.round_ms, OUTLIER * rest_ms + record.draft_wait_ms) / rest_ms / sessions
         self.steps += steps
+        self.alone_at = self.steps + LOOK_STEPS
         if step.prefix_rows:  # a prompt is not the mode's price
             return
         tokens, least = ((record.accepted + 1) / sessions, MARGIN) if mode is not Mode.REST else (steps, 1.0)

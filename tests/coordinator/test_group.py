@@ -119,6 +119,15 @@ def test_one_request_alone_has_an_account_of_its_own() -> None:
     assert group.mode(1) is Mode.DRAFTS
 
 
+def test_the_first_and_last_request_of_a_burst_does_what_the_others_did_until_it_has_been_alone_for_a_while() -> None:
+    group = Group()
+    run(group, 4, {Mode.REST: 1.0, Mode.MATCHES: 0.5, Mode.DRAFTS: 0.5}.__getitem__, 2 * WAVE)
+    _, modes = run(group, 1, lambda _: 1.0, 3 * int(LOOK_STEPS))
+    assert modes.index(Mode.DRAFTS) == LOOK_STEPS == modes.count(Mode.REST)
+    run(group, 4, {Mode.REST: 1.0, Mode.MATCHES: 2.0, Mode.DRAFTS: 0.5}.__getitem__, 20 * WAVE)
+    assert group.mode(1) is Mode.MATCHES
+
+
 def test_a_prompt_in_the_step_is_not_the_modes_price() -> None:
     group = Group()
     _, modes = run(group, 4, lambda mode: 0.2, WAVE // 5, prefix_rows=128)
