@@ -95,38 +95,45 @@ class Group:
 
     Attributes:
         steps: steps of rest that fit into the time since the group began; the clock of pauses.
-        alone_at: until when a request that is alone does what the others did. A burst begins with one request and ends
-            with one; a draft that took the text for it would compute a prompt beside everybody's steps.
+        calm_at: until when a load that has just changed may draft no more than the one before. A burst begins with one
+            request and ends with one; a draft that took the text for it would compute it beside everybody's steps.
         promise: the gain over matches that drafts promise by the planner's closed form.
         accounts: of each mode under each load, which is the power of two nearest to the number of sessions.
     """
 
     steps: float = 0.0
-    alone_at: float = 0.0
+    calm_at: float = 0.0
     promise: float = 0.0
     accounts: dict[tuple[int, Mode], ModeAccount] = field(default_factory=dict)
     _rest_ms: dict[int, RunningMean] = field(default_factory=dict)
-    _latest: tuple[object, Mode] = None, Mode.DRAFTS
+    _latest: tuple[tuple[int, float, float], Mode] = (1, 0.0, 0.0), Mode.DRAFTS
 
     def mode(self, sessions: int) -> Mode:
         """What the requests may do now; one that has been alone for a while has an account of its own."""
         if self._latest[0] != (key := (sessions, self.steps, self.promise)):
-            self._latest = key, self._mode(sessions)
+            (earlier, *_), mode = self._latest
+            if _load(sessions) != _load(earlier):
+                self.calm_at = self.steps + LOOK_STEPS
+            best = self._mode(sessions)
+            self._latest = key, best if self.steps >= self.calm_at else min(best, mode)
         return self._latest[1]
 
     def _mode(self, sessions: int) -> Mode:
-        if sessions <= 1:
-            return self._latest[1] if self.steps_to_drafts(sessions) else Mode.DRAFTS
-        if self.steps_to_see(sessions, Mode.REST):
+        if sessions > 1 and self.steps_to_see(sessions, Mode.REST):
             return Mode.REST
-        if self.steps_to_drafts(sessions) == 0:
+        if self._steps_to_drafts(sessions) == 0:
             return Mode.DRAFTS
         return Mode.MATCHES if self.is_open(sessions, Mode.MATCHES) else Mode.REST
 
     def steps_to_drafts(self, sessions: int) -> int | None:
         """Steps after which drafts may begin or go on; 0: they may now. None: they are not worth it."""
+        steps = self._steps_to_drafts(sessions)
+        is_held = self.mode(sessions) is not Mode.DRAFTS
+        return steps if steps is None or not is_held else max(steps, math.ceil(self.calm_at - self.steps))
+
+    def _steps_to_drafts(self, sessions: int) -> int | None:
         if sessions <= 1:
-            return max(0, math.ceil(self.alone_at - self.steps))
+            return 0
         matches, drafts = self.account(sessions, Mode.MATCHES), self.account(sessions, Mode.DRAFTS)
         is_measured = drafts.steps >= SURE_STEPS
         pays = drafts.gain > max(1.0, matches.gain) if is_measured else self.promise > MARGIN or drafts.opens_at > 0
@@ -145,7 +152,7 @@ class Group:
 
     def account(self, sessions: int, mode: Mode) -> ModeAccount:
         """The account of a mode under a load, which is told by the nearest power of two."""
-        load = round(math.log2(sessions))
+        load = _load(sessions)
         account = self.accounts.get((load, mode))
         if account is None:
             others = [key for key in self.accounts if key[1] is mode]
@@ -184,9 +191,12 @@ class Group:
             return
         steps = min(record.round_ms, OUTLIER * rest_ms + record.draft_wait_ms) / rest_ms / sessions
         self.steps += steps
-        self.alone_at = self.steps + LOOK_STEPS
         if step.prefix_rows:  # a prompt is not the mode's price
             return
         tokens, least = ((record.accepted + 1) / sessions, MARGIN) if mode is not Mode.REST else (steps, 1.0)
         best_other = max(least, self.account(sessions, Mode.MATCHES).gain) if mode is Mode.DRAFTS else least
         self.account(sessions, mode).add(tokens, steps, best_other, self.steps)
+
+
+def _load(sessions: int) -> int:
+    return round(math.log2(sessions))
