@@ -80,7 +80,7 @@ class ModeAccount:
         self.loss = max(self.loss + steps * best_other - tokens, -ALLOWED_STEPS)
         if self.loss <= -ALLOWED_STEPS:
             self.pause = SHORT_PAUSE
-        elif self.loss > ALLOWED_STEPS:
+        elif self.loss > ALLOWED_STEPS and self.gain < best_other:
             self.opens_at, self.pause = now + self.pause, min(2 * self.pause, MOST_PAUSE)
             self.forget()
 
@@ -95,8 +95,8 @@ class Group:
 
     Attributes:
         steps: steps of rest that fit into the time since the group began; the clock of pauses.
-        calm_at: until when a load that has just changed may draft no more than the one before. A burst begins with one
-            request and ends with one; a draft that took the text for it would compute it beside everybody's steps.
+        calm_at: until when a load that has just changed may draft no more than the one before: a burst begins and
+            ends with one request, for which a draft would compute a whole text beside everybody's steps.
         promise: the gain over matches that drafts promise by the planner's closed form.
         accounts: of each mode under each load, which is the power of two nearest to the number of sessions.
     """
@@ -151,19 +151,27 @@ class Group:
         return self.account(sessions, mode).opens_at <= self.steps
 
     def account(self, sessions: int, mode: Mode) -> ModeAccount:
-        """The account of a mode under a load, which is told by the nearest power of two."""
+        """The account of a mode under a load; what wasn't measured lately is taken to be as under the nearest."""
         load = _load(sessions)
         account = self.accounts.get((load, mode))
         if account is None:
-            others = [key for key in self.accounts if key[1] is mode]
-            nearest = min(others, key=lambda key: abs(key[0] - load), default=None)
             # Before the first look at rest, the target's own line tells its time.
             fresh = ModeAccount(steps=LOOK_STEPS if mode is Mode.REST else 0.0)
-            account = fresh if nearest is None else replace(self.accounts[nearest], loss=0.0)
-            self.accounts[load, mode] = account
-        if self.steps > account.last_at + KEPT_STEPS:
+            account = self.accounts[load, mode] = replace(self._nearest(load, mode) or fresh, loss=0.0)
+        if self._is_old(account):
             account.forget()
+            if (other := self._nearest(load, mode)) is not None and not self._is_old(other):
+                account.tokens, account.steps, account.last_at = other.tokens, other.steps, other.last_at
         return account
+
+    def _nearest(self, load: int, mode: Mode) -> ModeAccount | None:
+        others = [
+            (abs(other - load), one) for (other, its), one in self.accounts.items() if its is mode and other != load
+        ]
+        return min(others, key=lambda each: (self._is_old(each[1]), each[0]), default=(0, None))[1]
+
+    def _is_old(self, account: ModeAccount) -> bool:
+        return self.steps > account.last_at + KEPT_STEPS
 
     def rest_ms(self, sessions: int, step_ms: Callable[[float], float]) -> float:
         """Time of a step at rest, as measured with as many sessions, or else with nearly as many.

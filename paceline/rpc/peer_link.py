@@ -213,8 +213,8 @@ class PeerLink(Generic[Command, Event]):
             except Exception as defect:  # the sessions get it as an error, and the link is opened again
                 logger.exception("link failed: peer=%s address=%s", self.name, self.address)
                 error = unexpected_error(defect)
-            if self._runner is None:  # closed, though gRPC has answered our cancellation with the call's status
-                return
+            if self._runner is None:
+                return  # closed, though gRPC has answered our cancellation with the call's status
             self._note(error)
             self._set_down(error)
             await asyncio.sleep(self._backoff.next_s(error.retry_after_ms, longest=self._refusal_event.is_set()))
@@ -247,9 +247,8 @@ class PeerLink(Generic[Command, Event]):
                 await call.write(self.kind.request(hello=codec.encode_hello(self._hello)))
                 frame = await call.read()
         except TimeoutError as error:
-            raise PeerUnavailable(
-                f"{self._where} did not answer within {HANDSHAKE_TIMEOUT_S:g} s", metadata=self._facts
-            ) from error
+            message = f"{self._where} did not answer within {HANDSHAKE_TIMEOUT_S:g} s"
+            raise PeerUnavailable(message, metadata=self._facts) from error
         if frame is grpc.aio.EOF or not frame.HasField("welcome") or frame.events:
             raise ProtocolMismatch(f"the first frame from {self._where} must carry welcome and nothing else")
         check_version(frame.welcome.protocol_version)
@@ -369,13 +368,12 @@ class PeerLink(Generic[Command, Event]):
         """The error of a broken link for its sessions, whatever broke it."""
         if isinstance(error, PeerUnavailable):
             return error
-        return PeerUnavailable(
-            f"the link to {self._where} broke: {error.message}", metadata={**self._facts, "cause": error.reason}
-        )
+        message, facts = f"the link to {self._where} broke: {error.message}", {**self._facts, "cause": error.reason}
+        return PeerUnavailable(message, metadata=facts)
 
     def _unavailable(self) -> PeerUnavailable:
-        cause = f" ({self.last_error.message})" if self.last_error else ""
-        pause_ms = self.last_error.retry_after_ms if self.last_error else None
+        error = self.last_error
+        cause, pause_ms = (f" ({error.message})", error.retry_after_ms) if error else ("", None)
         return PeerUnavailable(f"no link to {self._where}{cause}", metadata=self._facts, retry_after_ms=pause_ms)
 
 

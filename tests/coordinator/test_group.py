@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
 
 from coordinator.policy.group import ALLOWED_STEPS, FIRST_PAUSE, LOOK_STEPS, MARGIN, SHORT_PAUSE, Group, Mode
 from coordinator.policy.plan import Options
+from paceline.costs.running_mean import MEMORY
 from paceline.protocol.records import RoundRecord, StepTimings
 from paceline.sampling.match import Match
 
@@ -99,9 +101,27 @@ def test_what_turns_useless_is_left_and_taken_again_once_it_is_good() -> None:
     run(group, 8, good, 2 * WAVE)
     steps = int(SHORT_PAUSE)
     ratio, _ = run(group, 8, bad, steps)
-    assert ratio * steps - steps <= 2 * ALLOWED_STEPS + 1 / 0.5, "a gain counts no more than what may be lost"
+    until_known = MEMORY * math.log((1.5 - 0.5) / (MARGIN - 0.5))
+    assert ratio * steps - steps <= 0.5 * until_known + 1 / 0.5, "what has gained is left once its latest rounds lose"
     _, modes = run(group, 8, good, int(FIRST_PAUSE) + WAVE)
-    assert modes[-1] is Mode.DRAFTS
+    assert share(modes[-WAVE:], Mode.DRAFTS) >= 0.8
+
+
+def test_a_bad_stretch_does_not_end_what_gains() -> None:
+    group = Group(promise=1.5)
+    good = {Mode.REST: 1.0, Mode.MATCHES: 1.0, Mode.DRAFTS: 1.5}.__getitem__
+    run(group, 8, good, 2 * WAVE)
+    run(group, 8, {Mode.REST: 1.0, Mode.MATCHES: 1.0, Mode.DRAFTS: 0.5}.__getitem__, 3 * int(ALLOWED_STEPS))
+    _, modes = run(group, 8, good, WAVE)
+    assert share(modes, Mode.DRAFTS) == 1.0
+
+
+def test_a_load_that_ran_long_ago_is_taken_to_be_as_the_nearest_one() -> None:
+    group = Group(promise=1.5)
+    gains = {Mode.REST: 1.0, Mode.MATCHES: 1.0, Mode.DRAFTS: 1.5}.__getitem__
+    run(group, 2, gains, WAVE)
+    run(group, 8, gains, 4 * int(FIRST_PAUSE))
+    assert run(group, 2, gains, int(LOOK_STEPS))[1] == [Mode.DRAFTS] * int(LOOK_STEPS)
 
 
 def test_drafts_that_lost_are_tried_again_though_what_they_promised_last_was_too_little() -> None:
