@@ -142,6 +142,11 @@ class Group:
         looks = [Mode.REST, *([Mode.MATCHES] if self.is_open(sessions, Mode.MATCHES) else [])]
         return sum(self.steps_to_see(sessions, mode) for mode in looks)
 
+    def tries_drafts(self, sessions: int) -> bool:
+        """Whether drafts that lost are tried again, whatever their closed form says: it knows what made them lose."""
+        drafts = self.account(sessions, Mode.DRAFTS)
+        return sessions > 1 and drafts.opens_at > 0 and drafts.steps < LOOK_STEPS
+
     def steps_to_see(self, sessions: int, mode: Mode) -> int:
         """Steps that a look at a mode still takes."""
         return max(0, math.ceil(LOOK_STEPS - self.account(sessions, mode).steps))
@@ -185,8 +190,12 @@ class Group:
         nearest = min(self._rest_ms, key=lambda other: abs(other - sessions))
         return self._rest_ms[nearest].value * step_ms(sessions) / step_ms(nearest)
 
-    def learn(self, record: RoundRecord, sessions: int, step_ms: Callable[[float], float]) -> None:
-        """Learn from a round of a request that follows the group, during which the sessions stayed the same."""
+    def learn(self, record: RoundRecord, sessions: int, own: int, step_ms: Callable[[float], float]) -> None:
+        """Learn from a round of a request that follows the group, during which the sessions stayed the same.
+
+        Of the sessions `own` are this coordinator's. The others are taken to commit a token a step, so what the
+        group's rows take from them counts as its loss.
+        """
         if sessions <= 1:
             self.steps += 1
             return
@@ -197,11 +206,14 @@ class Group:
             rest.add(min(record.round_ms, OUTLIER * rest.value))
         if (rest_ms := self.rest_ms(sessions, step_ms)) <= 0:
             return
-        steps = min(record.round_ms, OUTLIER * rest_ms + record.draft_wait_ms) / rest_ms / sessions
+        steps = min(record.round_ms, OUTLIER * rest_ms + record.draft_wait_ms) / rest_ms / own
         self.steps += steps
         if step.prefix_rows:  # a prompt is not the mode's price
             return
-        tokens, least = ((record.accepted + 1) / sessions, MARGIN) if mode is not Mode.REST else (steps, 1.0)
+        others = (1 - own / sessions) * steps * step_ms(sessions) / step_ms(max(step.rows, sessions))
+        committed = (record.accepted + 1) / sessions + others
+        margin = 1 + (MARGIN - 1) * own / sessions  # what drafting gains is of its own requests alone
+        tokens, least = (committed, margin) if mode is not Mode.REST else (steps, 1.0)
         best_other = max(least, self.account(sessions, Mode.MATCHES).gain) if mode is Mode.DRAFTS else least
         self.account(sessions, mode).add(tokens, steps, best_other, self.steps)
 

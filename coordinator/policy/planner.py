@@ -8,6 +8,7 @@ averages by depth only, never the probability of a token that might be dropped (
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
@@ -213,7 +214,7 @@ class RequestPlanner:
         """
         self._rounds += 1
         if self._target is not None and self._sessions == self._target.sessions:
-            self._target.group.learn(record, self._sessions, self._target.steps())
+            self._target.group.learn(record, self._sessions, len(self._target.requests), self._target.steps())
         if plan.mode is Mode.REST and not record.proposed and self._rounds % RATES_KEPT:
             return  # a token may cost no more CPU than target-only's
         self.stats.take_round(plan.source, record, proposal, path)
@@ -268,7 +269,8 @@ class RequestPlanner:
         choice = self._choice(pricing, options)
         debt_rounds = self._rounds_until(choice.risk_ms)
         # A round that drafts ahead has to be sent, too, whether it proposes anything or not.
-        if debt_rounds or choice.value <= (-pricing.sending_cost if fan_out and options.lease else 0.0):
+        least = -math.inf if target.group.tries_drafts(target.sessions) else 0.0
+        if debt_rounds or choice.value <= (least - pricing.sending_cost if fan_out and options.lease else least):
             choice = NOTHING
         if choice is NOTHING and not fan_out:
             return self._count(Strategy(), self._rest(pricing, options, debt_rounds))

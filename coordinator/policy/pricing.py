@@ -73,6 +73,8 @@ class ProposalPricing:
     def _ready(self, source: Source, worth: tuple[float, int], options: Options) -> Choice:
         """The choice of a proposal that is there already."""
         value, nodes = worth
+        if not nodes:
+            return NOTHING
         risk_ms = self.target.send_ms.value + self._rows_ms(nodes)[-1]
         cost = self.sending_cost if options.lease else 0.0
         return Choice(value - cost, risk_ms, Plan(source, nodes, nodes))

@@ -50,7 +50,7 @@ def run(
         proposed = int(mode is not Mode.REST and gain(mode) != 1.0)
         for _ in range(sessions):
             record = RoundRecord(9, round_ms, 0, 0, step, 0, proposed, 0, cache_hit=False, self_started=True)
-            group.learn(record, sessions, line)
+            group.learn(record, sessions, sessions, line)
     return ms / (steps * rest_ms), modes
 
 
@@ -146,6 +146,28 @@ def test_the_first_and_last_request_of_a_burst_does_what_the_others_did_until_it
     assert modes.index(Mode.DRAFTS) == LOOK_STEPS == modes.count(Mode.REST)
     run(group, 4, {Mode.REST: 1.0, Mode.MATCHES: 2.0, Mode.DRAFTS: 0.5}.__getitem__, 20 * WAVE)
     assert group.mode(1) is Mode.MATCHES
+
+
+@pytest.mark.parametrize("own", [2, 8])
+@pytest.mark.parametrize(("accepted", "pays"), [(1, False), (2, True)])
+def test_what_rows_take_from_another_coordinators_requests_is_the_groups_loss(
+    own: int, accepted: int, *, pays: bool
+) -> None:
+    """A step of 8 sessions takes 36 ms, and 2 ms more for each of three rows of its own requests."""
+    group, sessions, rows, modes = Group(promise=2.0), 8, 3, []
+
+    def line(rows: float) -> float:
+        return STEP_MS + 2.0 * rows
+
+    for _ in range(4 * WAVE):
+        modes.append(mode := group.mode(sessions))
+        drafts = int(mode is Mode.DRAFTS)
+        step = StepTimings(rows=sessions + own * rows * drafts, sessions=sessions)
+        ms, right = line(step.rows), accepted * drafts
+        for _ in range(own):
+            record = RoundRecord(9, ms, 0, 0, step, 0, rows * drafts, right, cache_hit=False, self_started=True)
+            group.learn(record, sessions, own, line)
+    assert (share(modes, Mode.DRAFTS) > 0.5) is pays
 
 
 def test_a_prompt_in_the_step_is_not_the_modes_price() -> None:

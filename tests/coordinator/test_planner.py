@@ -143,6 +143,12 @@ def test_a_draft_that_turns_useless_is_left_and_taken_again_when_it_is_good() ->
         assert sources[-20:].count(Source.WAIT) >= 15, "its shadow says so while it is not used"
 
 
+def test_a_proposal_of_which_no_node_pays_is_no_choice_though_drafts_that_lost_are_tried_again() -> None:
+    _, request = taught(0.5)
+    assert request._pricing is not None
+    assert request._pricing._ready(Source.CACHED, (0.0, 0), OPTIONS).plan.source is Source.NONE
+
+
 def test_rows_are_dearer_where_others_share_the_step() -> None:
     _, alone = taught(0.7, World(target=SaidByTarget(row_ms=1.5)))
     _, crowded = taught(0.7, World(target=SaidByTarget(row_ms=1.5, sessions=32)))
