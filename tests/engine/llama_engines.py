@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from paceline.engine.interface import Logits
 from paceline.engine.llama.engine import LlamaEngine
 from paceline.engine.loading import load_engine
@@ -23,8 +25,10 @@ def llama_settings(**settings: Any) -> EngineSettings:
 
 
 def llama(file: Path | None = None, **settings: Any) -> LlamaEngine:
-    """An engine of a file, or of the tiny one."""
-    engine = load_engine(str(file or tiny_file()), llama_settings(**settings))
+    """An engine of a file, or of the tiny one, checked anew."""
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as home:
+        patch.setenv("PACELINE_HOME", home)
+        engine = load_engine(str(file or tiny_file()), llama_settings(**settings))
     assert isinstance(engine, LlamaEngine)
     return engine
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _ctypes
 import logging
+import os
 import random
 import subprocess
 import sys
@@ -17,7 +18,7 @@ import pytest
 
 from paceline.engine.blocks import BLOCK_ROWS
 from paceline.engine.interface import Prefix, StepItem, StepPlan
-from paceline.engine.llama import capi, library
+from paceline.engine.llama import capi, checks, library, loading
 from paceline.engine.llama.engine import LlamaEngine
 from paceline.engine.llama.invariance import ALIKE, row_invariance
 from paceline.engine.llama.library import LlamaLibrary, any_library
@@ -167,7 +168,7 @@ def test_rows_of_a_prefix_are_shared_within_a_tenant_and_evicted() -> None:
     assert len(engine._free) == 255
 
 
-def test_a_draft_or_target_loads_without_torch() -> None:
+def test_a_draft_or_target_loads_without_torch(tmp_path: Path) -> None:
     code = (
         "import sys; from draft_service.drafters.catalogue import build_catalogue; "
         "from paceline.runtime.config import DraftConfig; "
@@ -177,17 +178,19 @@ def test_a_draft_or_target_loads_without_torch() -> None:
         "assert build_catalogue(DraftConfig(**settings)).max_kv_rows; "
         "assert 'torch' not in sys.modules, 'torch'"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "PACELINE_HOME": str(tmp_path)})
 
 
-def test_fingerprints_tell_engines_and_their_settings_apart() -> None:
+def test_fingerprints_tell_engines_machines_and_settings_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     ours = load_engine(str(tiny_file()), EngineSettings(engine="torch", threads=1)).info.fingerprint
     theirs = llama().info.fingerprint
     assert (ours.tokenizer, ours.vocab_size, ours.model) == (theirs.tokenizer, theirs.vocab_size, theirs.model)
     others = [llama(reproducible=True), llama(max_model_len=100), llama(llama={})]
-    numbers = [each.info.fingerprint.numeric for each in others] + [ours.numeric, theirs.numeric]
-    assert len(set(numbers)) == 5
     assert llama().info.fingerprint == theirs
+    monkeypatch.setattr(loading, "list_devices", lambda interface: [("CPU", 1, "another processor")])
+    others.append(llama())
+    numbers = [each.info.fingerprint.numeric for each in others] + [ours.numeric, theirs.numeric]
+    assert len(set(numbers)) == 6
 
 
 @pytest.mark.parametrize(
@@ -219,8 +222,9 @@ def test_what_llama_cpp_can_not_do_is_refused(
 
 
 def test_auto_takes_llama_cpp_where_the_extra_is(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
     auto = llama_settings(engine="auto")
     assert library.chosen_library(None) is None, "the wheel of the tests is not the extra"
     assert not isinstance(load_engine(str(tiny_file()), auto), LlamaEngine)
@@ -291,6 +295,86 @@ def test_reproducible_mode_pads_where_rows_differ_and_would_be_refused_where_tha
     monkeypatch.setattr(LlamaEngine, "_padding", lambda self, rows: 0)
     with pytest.raises(Unsupported, match="padded rows are other than alone: in steps of 2,"):
         llama(reproducible=True)
+
+
+def test_a_second_start_reads_what_the_first_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
+    file = gguf_files.write(tmp_path / "tiny.gguf", keys={"context_length": tiny.CONTEXT})
+    measured, read = "(measured)", "(read from the record of an earlier start)"
+
+    def start(origin: str, **settings: Any) -> LlamaEngine:
+        caplog.clear()
+        with caplog.at_level(logging.INFO):
+            engine = load_engine(str(file), llama_settings(**settings))
+        assert [each.message.endswith(origin) for each in caplog.records if "rows are" in each.message] == [True]
+        assert isinstance(engine, LlamaEngine)
+        return engine
+
+    first = start(measured, reproducible=True)
+    again = start(read, reproducible=True)
+    assert (again.info, again.shape) == (first.info, first.shape)
+    assert again.shape.least == 2
+    for changed in ({}, {"reproducible": True, "threads": 2}, {"reproducible": True, "kv_bytes": 1 << 20}):
+        start(measured, **changed)
+    os.utime(file, ns=(1, 1))
+    start(measured, reproducible=True)
+    start(read, reproducible=True)
+    monkeypatch.setattr(checks, "_code_digest", lambda: "changed")
+    start(measured, reproducible=True)
+
+
+@pytest.mark.parametrize("damage", ["cut", "altered", "foreign", "of other facts", "a folder", "empty"])
+def test_a_damaged_record_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str) -> None:
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
+    record, other = checks.CheckRecord({"threads": 1}), checks.CheckRecord({"threads": 2})
+    for each in (record, other):
+        assert each.read() is None
+        each.write(2, "alike")
+        assert each.read() == (2, "alike")
+    content = record.file.read_bytes()
+    record.file.unlink()
+    if damage == "a folder":
+        record.file.mkdir()
+    else:
+        contents = {
+            "cut": content[:-1],
+            "altered": content.replace(b'"least": 2', b'"least": 1'),
+            "foreign": b"\xff\x00{}",
+            "of other facts": other.file.read_bytes(),
+            "empty": b"",
+        }
+        assert contents[damage] != content
+        record.file.write_bytes(contents[damage])
+    assert record.read() is None
+    record.write(16, "alike")
+    assert record.read() == (None if damage == "a folder" else (16, "alike"))
+
+
+def test_records_are_few_and_a_folder_that_can_not_be_written_stops_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
+    monkeypatch.setattr(checks, "_MOST_RECORDS", 3)
+    for number in range(5):
+        record = checks.CheckRecord({"number": number})
+        record.write(1, "alike")
+        os.utime(record.file, ns=(number, number))
+    assert [checks.CheckRecord({"number": number}).read() is None for number in range(5)] == [True] * 2 + [False] * 3
+    monkeypatch.setenv("PACELINE_HOME", str(record.file))
+    checks.CheckRecord({}).write(1, "alike")
+    assert checks.CheckRecord({}).read() is None
+
+
+def test_what_a_gpu_computes_is_measured_at_every_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
+    own = loading.list_devices
+    monkeypatch.setattr(loading, "list_devices", lambda interface: [*own(interface), ("CUDA0", 1, "a GPU")])
+    load_engine(str(tiny_file()), llama_settings())
+    assert not list(tmp_path.rglob("*.json"))
+    load_engine(str(tiny_file()), llama_settings(device="cpu"))
+    assert list(tmp_path.rglob("*.json"))
 
 
 def test_errors_are_typed(engine: LlamaEngine) -> None:

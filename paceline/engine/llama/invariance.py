@@ -7,10 +7,14 @@ one so long that llama.cpp divides it between threads, after a tree, and beside 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 
 from paceline.engine.interface import Engine, Logits, StepItem, StepPlan
+from paceline.engine.llama.engine import LlamaEngine
+from paceline.protocol.errors import Unsupported
 from paceline.protocol.proposal import ROOT
 
 WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16)
@@ -19,22 +23,40 @@ SHORT, LONG = 24, 600
 ALIKE = "alike"
 
 
-def row_invariance(engine: Engine, text: Sequence[int]) -> str:
-    """`ALIKE`, or all `differences`; equal on equal machines."""
-    steps = "; ".join(differences(engine, text))
-    return f"other than alone: {steps}" if steps else ALIKE
+def settle_shape(engine: LlamaEngine, text: Sequence[int]) -> str:
+    """Measure what a row's bits depend on; in reproducible mode pad passes until it is nothing.
 
-
-def differences(engine: Engine, text: Sequence[int]) -> Iterator[str]:
-    """The steps in which rows have other bits than in steps of one row, the cheapest to find first.
+    Two rows are enough where only single rows are computed otherwise, as keys past 512 are by several threads.
 
     Args:
         engine: has no sessions.
         text: at least one token; repeated as far as needed.
+
+    Raises:
+        Unsupported: in reproducible mode, if rows differ in passes that are all of one width.
     """
+    if not engine.shape.alone:
+        return row_invariance(engine, text)
+    further, pending = [2, engine.shape.rows], _lengths(engine)
+    while pending:
+        length = pending.pop()
+        with _behind(engine, text, length) as tokens:
+            while (steps := next(_differing_steps(engine, tokens, length), None)) is not None:
+                if not further:
+                    reason = f"with this library padded rows are other than alone: {steps} behind {length} tokens"
+                    raise Unsupported(f"reproducible mode: {reason}")
+                engine.shape = replace(engine.shape, least=further.pop(0))
+                pending = [each for each in _lengths(engine) if each != length]
+    return f"{ALIKE}, in passes of {engine.shape.least} to {engine.shape.rows} rows"
+
+
+def row_invariance(engine: Engine, text: Sequence[int]) -> str:
+    """`ALIKE`, or all steps in which rows have other bits than in steps of one row; equal on equal machines."""
+    differences: list[str] = []
     for length in _lengths(engine):
-        for steps in _differing_steps(engine, text, length):
-            yield f"{steps} behind {length} tokens"
+        with _behind(engine, text, length) as tokens:
+            differences += (f"{steps} behind {length} tokens" for steps in _differing_steps(engine, tokens, length))
+    return f"other than alone: {'; '.join(differences)}" if differences else ALIKE
 
 
 def _lengths(engine: Engine) -> list[int]:
@@ -42,31 +64,38 @@ def _lengths(engine: Engine) -> list[int]:
     return sorted({min(length, room) for length in (SHORT, LONG)})
 
 
-def _differing_steps(engine: Engine, text: Sequence[int], length: int) -> Iterator[str]:
+@contextmanager
+def _behind(engine: Engine, text: Sequence[int], length: int) -> Iterator[tuple[int, ...]]:
+    """A session with rows of a text; yields its tokens, to the last of those that are compared."""
     total = length + WIDTHS[-1]
     tokens = tuple((*text,) * (total // len(text) + 1))[:total]
-    rows = tokens[length:]
     engine.open(0, total)
     try:
         engine.step(StepPlan((StepItem(0, 0, tokens[:length]),)))
-        alone = [_step(engine, StepItem(0, length + i, (token,), logit_rows=(0,)))[0] for i, token in enumerate(rows)]
-        widths: list[int] = []
-        for width in WIDTHS:
-            item = StepItem(0, length, rows[:width], logit_rows=tuple(range(width)))
-            if not np.array_equal(_step(engine, item), alone[:width]):
-                widths.append(width)
-        if widths:
-            yield f"in steps of {', '.join(map(str, widths))} rows"
-        last = StepItem(0, length, rows, logit_rows=(len(rows) - 1,))
-        if not np.array_equal(_step(engine, last)[0], alone[-1]):
-            yield "with one row's logits of many"
-        if not np.array_equal(_after_tree(engine, rows, length), alone[2]):
-            yield "after a tree"
-        # The library reads every session's cells alike, so a short text shows it.
-        if length <= SHORT and not np.array_equal(_in_company(engine, tokens, length), alone[0]):
-            yield "beside another session"
+        yield tokens
     finally:
         engine.close(0)
+
+
+def _differing_steps(engine: Engine, tokens: Sequence[int], length: int) -> Iterator[str]:
+    """The steps in which rows behind so many differ, the cheapest to find first."""
+    rows = tuple(tokens[length:])
+    alone = [_step(engine, StepItem(0, length + i, (token,), logit_rows=(0,)))[0] for i, token in enumerate(rows)]
+    widths: list[int] = []
+    for width in WIDTHS:
+        item = StepItem(0, length, rows[:width], logit_rows=tuple(range(width)))
+        if not np.array_equal(_step(engine, item), alone[:width]):
+            widths.append(width)
+    if widths:
+        yield f"in steps of {', '.join(map(str, widths))} rows"
+    last = StepItem(0, length, rows, logit_rows=(len(rows) - 1,))
+    if not np.array_equal(_step(engine, last)[0], alone[-1]):
+        yield "with one row's logits of many"
+    if not np.array_equal(_after_tree(engine, rows, length), alone[2]):
+        yield "after a tree"
+    # The library reads every session's cells alike, so a short text shows it.
+    if length <= SHORT and not np.array_equal(_in_company(engine, tokens, length), alone[0]):
+        yield "beside another session"
 
 
 def _after_tree(engine: Engine, rows: Sequence[int], length: int) -> Logits:

@@ -7,20 +7,19 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from paceline.engine.interface import EngineInfo, StepItem, StepPlan
+from paceline.engine.interface import EngineInfo
 from paceline.engine.llama.capi import MOST_SEQUENCES, TYPES, Interface, open_interface
+from paceline.engine.llama.checks import check_engine
 from paceline.engine.llama.engine import LlamaEngine, PassShape
-from paceline.engine.llama.invariance import ALIKE, differences, row_invariance
 from paceline.engine.llama.library import LlamaLibrary, any_library, chosen_library
 from paceline.engine.llama.steps import LlamaContext
-from paceline.engine.schedule import run_schedule, schedule_length
 from paceline.models.gguf_config import vocabulary
 from paceline.models.gguf_header import GgufHeader, read_header
 from paceline.models.pull import file_digest
@@ -42,11 +41,6 @@ _PASS_ROWS = 512
 _CELLS = 256
 """llama.cpp rounds its caches up to so many cells, and needs one for each of its sequences."""
 _FLOAT_TYPES = frozenset((0, 1, 30))
-_TOLERANCE, _FLOAT_TOLERANCE = 0.1, 1e-2
-"""Of the self-check, as a share of the largest logit, for rounded weights and others; chosen, not tuned.
-
-Where products of different shapes differ in a last bit, activations rounded to 8 bits can differ by hundredths.
-"""
 _SAMPLED_BYTES = 64
 """Bytes of each tensor that the digest covers, evenly spaced."""
 _TEXT = (
@@ -103,14 +97,10 @@ def load_llama_engine(source: ModelSource, settings: EngineSettings) -> LlamaEng
     identity = vocabulary_fingerprint((token, token_id) for token_id, token in enumerate(tokens))
     info = EngineInfo(Fingerprint(source.name, identity, len(tokens), ""), max_length, cells)
     engine = LlamaEngine(context, info, settings, shape)
-    self_check(engine, ids, _tolerance(header))
-    invariance = settle_shape(engine, ids)
-    logger.info("model %s: rows are %s", source.name, invariance)
-    facts = _numeric_facts(interface, library, header, settings) | {
-        "max_length": max_length,
-        "shape": repr(engine.shape),
-        "rows": invariance,
-    }
+    facts = _numeric_facts(interface, library, header, settings) | {"max_length": max_length}
+    is_rounded = any(tensor.type_id not in _FLOAT_TYPES for tensor in header.tensors.values())
+    invariance = check_engine(engine, ids, _check_facts(facts, header, engine), is_rounded=is_rounded)
+    facts |= {"shape": repr(engine.shape), "rows": invariance}
     numeric = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
     engine.info = replace(info, fingerprint=replace(info.fingerprint, numeric=numeric))
     return engine
@@ -272,61 +262,22 @@ def _context_params(interface: Interface, settings: EngineSettings, shape: PassS
     return params
 
 
-def _tolerance(header: GgufHeader) -> float:
-    rounded = {tensor.type_id for tensor in header.tensors.values()} - _FLOAT_TYPES
-    return _TOLERANCE if rounded else _FLOAT_TOLERANCE
-
-
-def self_check(engine: LlamaEngine, ids: Sequence[int], tolerance: float) -> None:
-    """Compare chunks, a tree, a rollback and a compaction with the same texts, a row a step.
-
-    Raises:
-        Unsupported: they differ by more than the tolerance, as a share of the largest logit.
-    """
-    length = schedule_length(engine.info)
-    words = [*ids] * (2 * length // len(ids) + 1)
-    texts = (tuple(words[:length]), tuple(words[length : 2 * length]))
-    for text, rows in zip(texts, run_schedule(engine, texts), strict=True):
-        plain = _row_by_row(engine, text)
-        share = float(np.abs(rows - plain).max() / max(float(np.abs(plain).max()), 1e-6))
-        if not share <= tolerance:
-            name = engine.info.fingerprint.model
-            reason = f"logits of steps differ from those of single rows by {share:.2g} of the largest"
-            raise Unsupported(f"{name}: {reason}, tolerance {tolerance:g}")
-
-
-def _row_by_row(engine: LlamaEngine, text: Sequence[int]) -> np.ndarray[Any, np.dtype[np.float32]]:
-    engine.open(0, len(text))
-    try:
-        steps = [StepPlan((StepItem(0, row, (token,), logit_rows=(0,)),)) for row, token in enumerate(text)]
-        return np.concatenate([engine.step(plan)[0].copy() for plan in steps])
-    finally:
-        engine.close(0)
-
-
-def settle_shape(engine: LlamaEngine, ids: Sequence[int]) -> str:
-    """Measure what a row's bits depend on; in reproducible mode pad passes until it is nothing.
-
-    Two rows are enough where only single rows are computed otherwise, as keys past 512 are by several threads.
-
-    Raises:
-        Unsupported: in reproducible mode, if rows differ in passes that are all of one width.
-    """
-    if not engine.shape.alone:
-        return row_invariance(engine, ids)
-    difference: str | None = None
-    for least in (1, 2, engine.shape.rows):
-        engine.shape = replace(engine.shape, least=least)
-        difference = next(differences(engine, ids), None)
-        if difference is None:
-            return f"{ALIKE}, in passes of {least} to {engine.shape.rows} rows"
-    raise Unsupported(f"reproducible mode: with this library padded rows are other than alone: {difference}")
+def _check_facts(facts: Mapping[str, Any], header: GgufHeader, engine: LlamaEngine) -> dict[str, Any] | None:
+    """All that the outcome of an engine's checks depends on; None: a GPU's driver does, too, and isn't seen here."""
+    if facts["device"] != "cpu" and not all(name.startswith("CPU ") for name in facts["devices"]):
+        return None
+    status = header.file.stat()
+    return {
+        **facts,
+        "file": [status.st_size, status.st_mtime_ns],
+        "shape": repr(engine.shape),
+        "kv_rows": engine.info.max_kv_rows,
+    }
 
 
 def _numeric_facts(
     interface: Interface, library: LlamaLibrary, header: GgufHeader, settings: EngineSettings
 ) -> dict[str, Any]:
-    llama = settings.llama.model_dump(mode="json", exclude={"library"})
     return {
         "engine": "llama.cpp",
         "library": _library_digest(library.file),
@@ -335,7 +286,8 @@ def _numeric_facts(
         "weights": _weights_digest(header),
         "threads": settings.threads or own_cores(),
         "device": settings.device,
-    } | llama
+        "settings": settings.llama.model_dump(mode="json", exclude={"library"}),
+    }
 
 
 def _library_digest(file: Path) -> list[str]:
