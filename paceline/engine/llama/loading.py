@@ -91,8 +91,8 @@ def load_llama_engine(source: ModelSource, settings: EngineSettings) -> LlamaEng
         logger.info("model %s: computed by llama.cpp (%s); engine = torch for ours", source.name, library.origin)
     model = _load_model(interface, source.gguf, settings)
     _refuse_kinds(interface, model, max_length)
-    ids = _check_text(interface, model, len(vocabulary(header)))
     tokens = vocabulary(header)
+    ids = _check_text(interface, model, len(tokens))
     context = LlamaContext(interface, model, _context_params(interface, settings, shape, cells), len(tokens))
     identity = vocabulary_fingerprint((token, token_id) for token_id, token in enumerate(tokens))
     info = EngineInfo(Fingerprint(source.name, identity, len(tokens), ""), max_length, cells)
@@ -108,11 +108,10 @@ def load_llama_engine(source: ModelSource, settings: EngineSettings) -> LlamaEng
 
 def _max_length(header: GgufHeader, settings: EngineSettings) -> int:
     context = _integer(header, "context_length", 0)
-    if not context:
-        raise InvalidInput.of(f"{header.architecture}.context_length", context, "in the file: the context's length")
-    if settings.max_model_len > context:
-        raise InvalidInput.of("max_model_len", settings.max_model_len, f"at most {context}, the model's context")
-    return settings.max_model_len or context
+    length = settings.max_model_len or context
+    require(context > 0, f"{header.architecture}.context_length", context, "in the file: the context's length")
+    require(length <= context, "max_model_len", length, f"at most {context}, the model's context")
+    return length
 
 
 def _integer(header: GgufHeader, key: str, default: int) -> int:
@@ -194,27 +193,21 @@ def _shares(text: str | None, most: int) -> Any:  # an array of floats
 
 def _devices(interface: Interface, settings: EngineSettings) -> Any:  # an array of pointers that ends with null
     """The devices that a model is loaded on beside the CPU; None: llama.cpp takes all."""
-    names = () if settings.device == "cpu" else settings.llama.devices
-    if not names and settings.device != "cpu":
+    names = () if settings.device == "cpu" else settings.llama.devices or None
+    if names is None:
         return None
-    known = {name: pointer for name, pointer, _ in list_devices(interface)}
+    pointers = {name: pointer for name, pointer, _ in list_devices(interface)}
     for name in names:
-        require(name in known, "llama.devices", name, f"of: {', '.join(known)}")
-    return (c.c_void_p * (len(names) + 1))(*(known[name] for name in names), None)
+        require(name in pointers, "llama.devices", name, f"of: {', '.join(pointers)}")
+    return (c.c_void_p * (len(names) + 1))(*map(pointers.get, names), None)
 
 
 def list_devices(interface: Interface) -> list[tuple[str, int, str]]:
     """Name, pointer and description of each device that a library computes on."""
     functions = interface.functions
-    pointers = [functions.ggml_backend_dev_get(index) for index in range(functions.ggml_backend_dev_count())]
-    return [
-        (
-            functions.ggml_backend_dev_name(pointer).decode(),
-            pointer,
-            functions.ggml_backend_dev_description(pointer).decode(),
-        )
-        for pointer in pointers
-    ]
+    name, description = functions.ggml_backend_dev_name, functions.ggml_backend_dev_description
+    pointers = map(functions.ggml_backend_dev_get, range(functions.ggml_backend_dev_count()))
+    return [(name(each).decode(), each, description(each).decode()) for each in pointers]
 
 
 def _refuse_kinds(interface: Interface, model: int, max_length: int) -> None:
@@ -232,10 +225,10 @@ def _refuse_kinds(interface: Interface, model: int, max_length: int) -> None:
         # llama.cpp gives cells to others that have left the window, and a rollback brings them back into it.
         f"a window of {window} tokens; set max_model_len to at most that": 0 < window < max_length,
     }
-    for kind, applies in kinds.items():
-        if applies:
-            functions.llama_model_free(model)
-            raise Unsupported(f"engine = llama: a model with {kind}")
+    kind = next((kind for kind, applies in kinds.items() if applies), None)
+    if kind is not None:
+        functions.llama_model_free(model)
+        raise Unsupported(f"engine = llama: a model with {kind}")
 
 
 def _check_text(interface: Interface, model: int, vocab_size: int) -> list[int]:
