@@ -369,6 +369,22 @@ def test_own_takes_a_gguf_file_as_it_is(tmp_path: Path) -> None:
         gguf_of(TARGET, "own", tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("qwen2.5-coder-1.5b", "qwen2.5-coder-1.5b"),
+        ("smollm2-135m.gguf", "smollm2-135m"),
+        ("files/Qwen2.5-Coder-1.5B.Q4_K_M.gguf", "Qwen2.5-Coder-1.5B.Q4_K_M"),
+    ],
+)
+def test_a_name_with_dots_stays_whole(tmp_path: Path, model: str, name: str) -> None:
+    (tmp_path / "models").mkdir()
+    for precision, end in (("float32", "f32"), ("q8_0", "q8_0"), ("q4_k_m", "q4_k_m")):
+        file = tmp_path / "models" / f"{name}-{end}.gguf"
+        file.touch()
+        assert gguf_of(model, precision, tmp_path) == file
+
+
 def test_cpu_time_of_processes_is_read_and_of_those_that_have_ended_is_none(tmp_path: Path) -> None:
     process = worker("plain", tmp_path)
     with process:

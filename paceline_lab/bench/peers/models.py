@@ -43,7 +43,7 @@ def float32_gguf(model: str, home: Path) -> Path:
     Raises:
         PeerFailed: no GGUF is known for this model.
     """
-    out = home / "models" / f"{Path(model).stem}-f32.gguf"
+    out = _made_file(model, "f32", home)
     if out.is_file():
         return out
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -72,10 +72,15 @@ def gguf_of(model: str, precision: str, home: Path) -> Path:
         return file
     if precision == FLOAT32:
         return float32_gguf(model, home)
-    out = home / "models" / f"{Path(model).stem}-{precision}.gguf"
+    out = _made_file(model, precision, home)
     if not out.is_file():
         (write_eight_bits if precision == EIGHT_BITS else fetch_four_bits)(model, out, home)
     return out
+
+
+def _made_file(model: str, precision: str, home: Path) -> Path:
+    """A model's place in a precision; the name of a model that is no file may have a dot."""
+    return home / "models" / f"{Path(model).name.removesuffix('.gguf')}-{precision}.gguf"
 
 
 def write_eight_bits(model: str, out: Path, home: Path) -> None:
