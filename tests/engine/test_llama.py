@@ -284,6 +284,48 @@ def test_windows_are_refused_where_they_slide(tmp_path: Path) -> None:
     assert llama(file, max_model_len=32).info.max_length == 32
 
 
+def mamba(file: Path) -> Path:
+    """A model without attention: every layer has a recurrent state."""
+    hidden, inner, state, steps, window = gguf_files.HIDDEN, 2 * gguf_files.HIDDEN, 8, 4, 4
+    layer = {
+        "attn_norm.weight": (hidden,), "ssm_in.weight": (2 * inner, hidden), "ssm_conv1d.weight": (inner, window),
+        "ssm_conv1d.bias": (inner,), "ssm_x.weight": (steps + 2 * state, inner), "ssm_dt.weight": (inner, steps),
+        "ssm_dt.bias": (inner,), "ssm_a": (inner, state), "ssm_d": (inner,), "ssm_out.weight": (hidden, inner),
+    }  # fmt: skip
+    shapes = {f"blk.{i}.{name}": shape for i in range(gguf_files.LAYERS) for name, shape in layer.items()}
+    usual = [f"blk.{i}.{name}.weight" for i in range(gguf_files.LAYERS) for name in ATTENTION + FEED_FORWARD]
+    keys = {
+        "ssm.conv_kernel": window, "ssm.inner_size": inner, "ssm.state_size": state, "ssm.time_step_rank": steps,
+        "attention.head_count": 0, "attention.head_count_kv": 0, "feed_forward_length": 0,
+    }  # fmt: skip
+    tensors = {name: gguf_files.values(name, shape) for name, shape in shapes.items()}
+    return gguf_files.write(file, "mamba", keys, {**dict.fromkeys(usual), **tensors})
+
+
+def lfm2(file: Path) -> Path:
+    """A hybrid: short convolutions in its first layer, attention in the other."""
+    hidden, head = gguf_files.HIDDEN, (gguf_files.HIDDEN // gguf_files.HEADS,)
+    shapes = {
+        "blk.0.shortconv.conv.weight": (hidden, 3), "blk.0.shortconv.in_proj.weight": (3 * hidden, hidden),
+        "blk.0.shortconv.out_proj.weight": (hidden, hidden), "blk.1.attn_q_norm.weight": head,
+        "blk.1.attn_k_norm.weight": head, "token_embd_norm.weight": (hidden,),
+    }  # fmt: skip
+    usual = ["output_norm.weight", *(f"blk.0.{name}.weight" for name in ATTENTION)]
+    tensors = {name: gguf_files.values(name, shape) for name, shape in shapes.items()}
+    keys = {"shortconv.l_cache": 3, "attention.head_count_kv": [0, 2], "vocab_size": len(gguf_files.tokens())}
+    return gguf_files.write(file, "lfm2", keys, {**dict.fromkeys(usual), **tensors})
+
+
+ATTENTION = ("attn_q", "attn_k", "attn_v", "attn_output")
+FEED_FORWARD = ("ffn_norm", "ffn_gate", "ffn_up", "ffn_down")
+
+
+@pytest.mark.parametrize("write", [mamba, lfm2])
+def test_recurrent_and_hybrid_models_are_refused(tmp_path: Path, write: Callable[[Path], Path]) -> None:
+    with pytest.raises(Unsupported, match="engine = llama: a model with a recurrent state"):
+        llama(write(tmp_path / "recurrent.gguf"))
+
+
 def test_reproducible_mode_pads_where_rows_differ_and_would_be_refused_where_that_is_not_enough(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

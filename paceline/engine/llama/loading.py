@@ -124,7 +124,7 @@ def row_bytes(header: GgufHeader, settings: LlamaSettings) -> int:
     """Bytes of one row's keys and values in all layers, at most."""
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
-    heads = _integer(header, "attention.head_count", 1)
+    heads = max(1, _integer(header, "attention.head_count", 1))  # models without attention say 0
     size = _integer(header, "embedding_length", 0) // heads
     kv_heads = _integer(header, "attention.head_count_kv", heads)
     total = 0
