@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from draft_service.drafters.model import ModelDrafter
-from paceline.client import AsyncClient
+from paceline.client import AsyncClient, Generation
 from paceline.engine.interface import Engine
 from paceline.engine.loading import load_engine
 from paceline.models.resolve import kept_gguf
@@ -22,9 +23,11 @@ from paceline.protocol.proposal import Acceptance
 from paceline.protocol.sampling import SamplingParams
 from paceline.runtime.config import EngineSettings
 from paceline.sampling.distribution import probabilities, processed_scores
+from paceline_lab.bench.peers.models import gguf_of
+from tests.e2e.cluster import Cluster
 from tests.e2e.in_process import three_services
 from tests.e2e.statistics import LEVEL, Tokens, chi_square_p
-from tests.e2e.streams import output_of
+from tests.e2e.streams import output_of, stream
 from tests.e2e.test_coupled_identity import TARGET_ONLY, random_speculation
 from tests.e2e.test_real_model import PROMPTS
 from tests.engine.llama_engines import llama, plain, tiny_file
@@ -109,25 +112,57 @@ async def test_the_law_of_rejection(tmp_path: Path, acceptance: Acceptance) -> N
     assert chi_square_p(list(texts), expected) > LEVEL
 
 
+PROMPT_COUNT, KILL_EVERY, KILLED_AT, TOKENS = 100, 20, 12, 24
+BY_LLAMA: dict[str, Any] = {"engine.engine": "llama", "engine.threads": 2, "engine.max_model_len": 512}
+BY_TORCH: dict[str, Any] = {"engine.dtype": "fast", "engine.threads": 1, "engine.max_model_len": 512}
+BY_DRAFT = SpeculationSettings(drafter="model", num_draft_tokens=4)
+
+
+@pytest.fixture(scope="module", params=["q4_1", "q8_0"])
+def smollm2(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """The target in a format, reproducible, by two threads; its draft is torch's, or the file in the other format."""
+    published, folder = kept_gguf(SMOLLM2), tmp_path_factory.mktemp(request.param)
+    if not published.is_file():
+        pytest.skip(f"paceline pull {SMOLLM2} --keep-gguf")
+    if request.param == "q4_1":
+        target, draft, draft_flags = published, SMOLLM2, BY_TORCH
+    else:
+        target, draft, draft_flags = gguf_of(published.name, "q8_0", folder), published.name, BY_LLAMA
+    with Cluster(
+        folder,
+        target_model=str(target),
+        drafters=(f"model:{draft}",),
+        target_flags=BY_LLAMA | {"engine.reproducible": True},
+        draft_flags=draft_flags | {"target_model": str(target)},
+        coordinator_flags={"draft_timeout_ms": 5000.0, "target_wait_ms": 120_000.0},
+    ) as running:
+        yield running
+
+
+async def text_of_a_killed_draft(cluster: Cluster, client: AsyncClient, request: GenerateRequest) -> Generation:
+    """A text whose draft is killed in its midst, and is back behind it."""
+    drafted = await stream(client, request, (KILLED_AT, lambda: cluster.kill("draft")))
+    assert Provenance.ACCEPTED in drafted.provenance[:KILLED_AT], "the draft was at work"
+    await asyncio.to_thread(cluster.restart, "draft")
+    await asyncio.to_thread(cluster.await_links)
+    return drafted
+
+
 @pytest.mark.full
 @pytest.mark.real_model
 @pytest.mark.timeout(3000)
-async def test_the_real_models_text_is_its_own_on_a_hundred_prompts() -> None:
-    """With two threads; the draft is the same model in torch's 8 bits."""
-    if not kept_gguf(SMOLLM2).is_file():
-        pytest.skip(f"paceline pull {SMOLLM2} --keep-gguf")
-    settings = EngineSettings(engine="llama", threads=2, reproducible=True, max_model_len=512)
-    target = load_engine(f"{SMOLLM2}.gguf", settings)
-    draft = load_engine(SMOLLM2, EngineSettings(dtype="fast", threads=1, max_model_len=512))
+async def test_the_real_models_text_is_its_own_on_a_hundred_prompts(smollm2: Cluster) -> None:
     rng = np.random.default_rng(3)
-    async with services(target, draft, f"{SMOLLM2}.gguf") as client:
-        for number in range(100):
+    async with smollm2.async_client() as client:
+        for number, sampling in product(range(PROMPT_COUNT), SAMPLINGS):
             prompt = f"{PROMPTS[number % len(PROMPTS)]} ({number})"
-            for sampling in SAMPLINGS:
-                request = partial(
-                    GenerateRequest, messages=(ChatMessage("user", prompt),), sampling=sampling, seed=number,
-                    max_new_tokens=24,
-                )  # fmt: skip
-                text = await client.generate(request(speculation=TARGET_ONLY))
+            request = partial(
+                GenerateRequest, messages=(ChatMessage("user", prompt),), sampling=sampling, seed=number,
+                max_new_tokens=TOKENS, ignore_eos=True,
+            )  # fmt: skip
+            text = await client.generate(request(speculation=TARGET_ONLY))
+            if number % KILL_EVERY == KILL_EVERY - 1:
+                drafted = await text_of_a_killed_draft(smollm2, client, request(speculation=BY_DRAFT))
+            else:
                 drafted = await client.generate(request(speculation=random_speculation(rng)))
-                assert output_of(drafted) == output_of(text), (number, sampling)
+            assert output_of(drafted) == output_of(text), (number, sampling)
