@@ -19,7 +19,7 @@ from coordinator.drafting.outcomes import OutcomeProposals
 from coordinator.drafting.settings import DraftingSettings, RequestedDrafting, fixed_plan
 from coordinator.policy.choosing import Choosing, OfferedDrafter, stats_key
 from coordinator.policy.group import Mode
-from coordinator.policy.plan import DraftRest, Options, Plan, Source
+from coordinator.policy.plan import Options, Plan, Source
 from coordinator.policy.planner import Planner, RequestPlanner
 from coordinator.recorder import RequestRecorder
 from coordinator.sessions.draft import DraftSession
@@ -263,14 +263,14 @@ class Drafting:
     def _send_due(self, plan: Plan) -> None:
         """Send the pending commit, unless more of a lease may join it.
 
-        Where the draft rests it isn't sent, and a session that lags too far behind ends.
+        Where no draft works it isn't sent, and a session that lags too far behind ends.
         """
-        pending, rest = self._pending, plan.draft_rest
+        pending = self._pending
         if pending is None:
             return
         in_lease = self._next.leased_rounds > 1 or plan.lease > 0
-        waits = rest is DraftRest.WAIT and not pending.is_awaited
-        if rest is DraftRest.END or (waits and pending.must_leave):
+        waits = plan.mode is not Mode.DRAFTS and not pending.is_awaited
+        if waits and pending.must_leave:
             self._pending = None
             self._session.close()
         elif not waits and (not in_lease or self._session.is_late or pending.must_leave):

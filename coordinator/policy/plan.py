@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from enum import Enum, StrEnum, auto
+from enum import StrEnum
 
 from coordinator.policy.group import Mode
 from paceline.protocol.proposal import Proposal
@@ -22,17 +22,6 @@ class Source(StrEnum):
     """Drafted just in time: the round waits for it."""
 
 
-class DraftRest(Enum):
-    """Whether the draft service hears of what is committed."""
-
-    NONE = auto()
-    """It does."""
-    WAIT = auto()
-    """Not now; a session that lags too far behind ends."""
-    END = auto()
-    """The session ends."""
-
-
 @dataclass(frozen=True)
 class Plan:
     """The plan of the next round: the source and size of its proposal, and how far to draft for its outcomes.
@@ -46,8 +35,7 @@ class Plan:
         branch_depth, branch_nodes: longest path and most nodes of an outcome's proposal.
         lease: rounds after this one that the target may start by itself.
         shadow: whether the draft is asked for the shadow of committed tokens, though it proposed none of them.
-        draft_rest: whether the draft hears what was committed.
-        mode: what the group let it do.
+        mode: what the group let it do. The draft hears what is committed in `DRAFTS` alone.
     """
 
     source: Source = Source.NONE
@@ -60,7 +48,6 @@ class Plan:
     branch_nodes: int = 0
     lease: int = 0
     shadow: bool = False
-    draft_rest: DraftRest = DraftRest.NONE
     mode: Mode = Mode.DRAFTS
 
 
@@ -100,6 +87,8 @@ class Options:
         """The options that a mode of the group leaves; no lease lasts beyond the step at which drafts begin."""
         if mode is Mode.DRAFTS:
             return self
-        match = self.match if mode is Mode.MATCHES else None
+        is_rest = mode is Mode.REST
+        match = None if is_rest else self.match
         lease = self.lease if steps_to_drafts is None else min(self.lease, steps_to_drafts)
-        return replace(self, match=match, cached_proposal=None, drafts=False, lease=lease)
+        can_prefetch = is_rest or self.can_prefetch  # at rest a lease misses no match
+        return replace(self, match=match, cached_proposal=None, drafts=False, lease=lease, can_prefetch=can_prefetch)

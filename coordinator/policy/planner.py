@@ -12,14 +12,14 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from weakref import WeakKeyDictionary, proxy
 
 from coordinator.policy.acceptance_stats import AcceptanceStats, RequestStats
 from coordinator.policy.cycles import TARGET_ONLY, Cycles, Rates, Strategy
 from coordinator.policy.group import Mode
 from coordinator.policy.loss_budget import ALLOWED_SHARE, LossBudget
-from coordinator.policy.plan import DraftRest, Options, Plan, Source
+from coordinator.policy.plan import Options, Plan, Source
 from coordinator.policy.pricing import NOTHING, Choice, ProposalPricing
 from coordinator.policy.round_times import DraftPeerCosts, DraftTimes, TargetPeerCosts, TargetTimes
 from coordinator.sessions.round_draft import MAX_PENDING_TOKENS
@@ -138,7 +138,7 @@ class RequestPlanner:
         self._leases, self._sessions = lease > 0, target.sessions
         steps = target.group.steps_to_drafts(self._sessions)
         lease = 0 if leased_rounds > 1 else lease if steps is None else min(lease, steps)
-        return self._count(TARGET_ONLY, _rest_plan(lease, _draft_rest(target)))
+        return self._count(TARGET_ONLY, Plan(lease=lease, mode=Mode.REST))
 
     def plan(self, options: Options) -> Plan:
         """The plan of the next round."""
@@ -156,11 +156,9 @@ class RequestPlanner:
         else:
             mode = target.mode
             options = options.under(mode, target.group.steps_to_drafts(target.sessions))
-            may_miss = mode is not Mode.REST and not options.can_prefetch
-            has_choice = mode is Mode.DRAFTS or options.match is not None or may_miss
-            plan = (self._best if has_choice else self._nothing_to_choose)(target, options)
+            plan = self._best(target, options)
             if mode is not Mode.DRAFTS:
-                plan = replace(plan, mode=mode, draft_rest=_draft_rest(target))
+                plan = replace(plan, mode=mode)
         self._drafts_ahead, self._sessions = plan.fan_out > 0, 0 if target is None else target.sessions
         return plan
 
@@ -246,15 +244,8 @@ class RequestPlanner:
     def _pricing_on(self, target: TargetTimes) -> ProposalPricing:
         return ProposalPricing(target, self.draft, self.stats.own, self.rates, coupled=self.stats.is_coupled)
 
-    def _nothing_to_choose(self, target: TargetTimes, options: Options) -> Plan:
-        """The plan of a round that has nothing to propose: it must cost no more than target-only's."""
-        if self._rounds % RATES_KEPT == 0:
-            self.rates = self._rates_now(target, options)
-        self._take_match(NOTHING)
-        return self._count(TARGET_ONLY, Plan(lease=0 if options.leased_rounds > 1 else options.lease))
-
     def _best(self, target: TargetTimes, options: Options) -> Plan:
-        if self._rounds <= RATES_KEPT or self._rounds % RATES_KEPT == 0:
+        if self._rounds % RATES_KEPT == 0 or (self._rounds < RATES_KEPT and (options.drafts or options.match)):
             self.rates = self._rates_now(target, options)
         pricing = self._pricing_on(target)
         self.loss_budget.expect(options.room, target.step_ms(1 + self.rates.around.rows))
@@ -366,12 +357,3 @@ class RequestPlanner:
             return False
         texts.shadow_ms += cost_ms
         return True
-
-
-@cache
-def _rest_plan(lease: int, draft_rest: DraftRest) -> Plan:
-    return Plan(lease=lease, mode=Mode.REST, draft_rest=draft_rest)
-
-
-def _draft_rest(target: TargetTimes) -> DraftRest:
-    return DraftRest.WAIT if target.group.is_open(target.sessions, Mode.DRAFTS) else DraftRest.END
