@@ -41,8 +41,8 @@ def explain(planner: RequestPlanner) -> PlanExplanation:
         acceptance=tuple(survival(stats.tokens.chances(MAX_DEPTH))),
         ngram_acceptance=tuple(stats.texts.ngrams.prefix_chances(EXPLAINED_MATCH, MAX_DEPTH)),
         candidates=(*_model_candidates(planner, cycles), _match_candidate(planner)),
-        account_ms=planner.loss_budget.loss_ms,
-        account_bound_ms=planner.loss_budget.limit_ms,
+        account_ms=planner.loss_budget.loss * target.step_ms(1),
+        account_bound_ms=planner.loss_budget.bound * target.step_ms(1),
         group=group_report(target),
     )
 

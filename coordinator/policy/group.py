@@ -13,12 +13,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
-from coordinator.policy.loss_budget import ALLOWED_TOKENS
+from coordinator.policy.loss_budget import ALLOWED_STEPS
 from paceline.costs.running_mean import MEMORY, OUTLIER, RunningMean
 from paceline.protocol.records import RoundRecord
 
-ALLOWED_STEPS = ALLOWED_TOKENS[0]
-"""Steps of rest that a mode may lose before it is left: a trial costs each request two tokens."""
 FIRST_PAUSE = 128 * ALLOWED_STEPS
 """Steps of the first pause after a loss, of which the trial was 1/128; each further one is twice as long."""
 SHORT_PAUSE = FIRST_PAUSE / 4
@@ -190,32 +188,30 @@ class Group:
         nearest = min(self._rest_ms, key=lambda other: abs(other - sessions))
         return self._rest_ms[nearest].value * step_ms(sessions) / step_ms(nearest)
 
-    def learn(self, record: RoundRecord, sessions: int, own: int, step_ms: Callable[[float], float]) -> None:
+    def learn(self, record: RoundRecord, sessions: int, own: int, step_ms: Callable[[float], float]) -> float:
         """Learn from a round of a request that follows the group, during which the sessions stayed the same.
 
         Of the sessions `own` are this coordinator's. The others are taken to commit a token a step, so what the
-        group's rows take from them counts as its loss.
+        group's rows take from them counts as its loss. Returns its share of the steps of rest that fit into its time.
         """
-        if sessions <= 1:
-            self.steps += 1
-            return
         mode, step = self.mode(sessions), record.target
         is_plain = record.self_started and not record.proposed and step.rows == step.sessions == sessions
         if is_plain and mode is Mode.REST:
             rest = self._rest_ms.setdefault(sessions, RunningMean(record.round_ms, 0.0, MEMORY * sessions))
             rest.add(min(record.round_ms, OUTLIER * rest.value))
         if (rest_ms := self.rest_ms(sessions, step_ms)) <= 0:
-            return
+            return 0.0
         steps = min(record.round_ms, OUTLIER * rest_ms + record.draft_wait_ms) / rest_ms / own
         self.steps += steps
-        if step.prefix_rows:  # a prompt is not the mode's price
-            return
+        if sessions == 1 or step.prefix_rows:  # a prompt is not the mode's price
+            return steps
         others = (1 - own / sessions) * steps * step_ms(sessions) / step_ms(max(step.rows, sessions))
         committed = (record.accepted + 1) / sessions + others
         margin = 1 + (MARGIN - 1) * own / sessions  # what drafting gains is of its own requests alone
         tokens, least = (committed, margin) if mode is not Mode.REST else (steps, 1.0)
         best_other = max(least, self.account(sessions, Mode.MATCHES).gain) if mode is Mode.DRAFTS else least
         self.account(sessions, mode).add(tokens, steps, best_other, self.steps)
+        return steps
 
 
 def _load(sessions: int) -> int:

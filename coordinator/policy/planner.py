@@ -8,7 +8,6 @@ averages by depth only, never the probability of a token that might be dropped (
 
 from __future__ import annotations
 
-import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,7 +15,7 @@ from functools import partial
 from weakref import WeakKeyDictionary, proxy
 
 from coordinator.policy.acceptance_stats import AcceptanceStats, RequestStats
-from coordinator.policy.cycles import TARGET_ONLY, Cycles, Rates, Strategy
+from coordinator.policy.cycles import Cycles, Rates, Strategy
 from coordinator.policy.group import Mode
 from coordinator.policy.loss_budget import ALLOWED_SHARE, LossBudget
 from coordinator.policy.plan import Options, Plan, Source
@@ -90,9 +89,8 @@ class RequestPlanner:
         self.rates = Rates()
         self.loss_budget = LossBudget()
         self.round_counts: Counter[Strategy] = Counter()
-        self._leases = self._drafts_ahead = False
-        """Whether the target may start rounds by itself (then a round that is sent costs the sending, too), and
-        whether the last plan drafts for outcomes."""
+        self._drafts_ahead = False
+        """Whether the last plan drafts for outcomes."""
         self._rounds = self._sessions = 0
 
     @property
@@ -135,17 +133,17 @@ class RequestPlanner:
         target = self._target
         if target is None or self._drafts_ahead or self._rounds % RATES_KEPT == 0 or target.mode is not Mode.REST:
             return None
-        self._leases, self._sessions = lease > 0, target.sessions
+        self._sessions = target.sessions
         steps = target.group.steps_to_drafts(self._sessions)
         lease = 0 if leased_rounds > 1 else lease if steps is None else min(lease, steps)
-        return self._count(TARGET_ONLY, Plan(lease=lease, mode=Mode.REST))
+        return self._count(Strategy(), Plan(lease=lease, mode=Mode.REST))
 
     def plan(self, options: Options) -> Plan:
         """The plan of the next round."""
         if self._drafts_ahead:
             for stats in self.stats.both:
                 stats.hits.add(float(options.cached_proposal is not None))
-        target, self._leases = self._target, options.lease > 0
+        target = self._target
         if self._place is None and (some_target := self._planner.some_target) is not None:
             self._place = some_target
             some_target.requests.add(self)
@@ -211,8 +209,11 @@ class RequestPlanner:
         (`first_draft`) is left out, since the draft service computed the whole text for it.
         """
         self._rounds += 1
-        if self._target is not None and self._sessions == self._target.sessions:
-            self._target.group.learn(record, self._sessions, len(self._target.requests), self._target.steps())
+        if (target := self._target) is not None and self._sessions == target.sessions:
+            steps = target.group.learn(record, self._sessions, len(target.requests), target.steps())
+            if self._sessions == 1:
+                is_plain = record.self_started and proposal is None and not plan.fan_out
+                self.loss_budget.add(steps if is_plain else record.accepted + 1, steps)
         if plan.mode is Mode.REST and not record.proposed and self._rounds % RATES_KEPT:
             return  # a token may cost no more CPU than target-only's
         self.stats.take_round(plan.source, record, proposal, path)
@@ -222,20 +223,6 @@ class RequestPlanner:
         self._target.learn(record, beside=plan.fan_out > 0, late=was_waiting)
         if was_waiting and proposal is not None and not first_draft and self.draft is not None:
             self.draft.learn(record)
-        if self._sessions == 1:
-            self._book(self._target, plan, record, proposal)
-
-    def _book(self, target: TargetTimes, plan: Plan, record: RoundRecord, proposal: Proposal | None) -> None:
-        proposed = len(proposal) if proposal is not None else 0
-        token_ms = target.without_ms(record, proposed, beside=plan.fan_out > 0)
-        if not self._leases:
-            token_ms += target.send_ms.value
-        if record.self_started and proposal is None and not plan.fan_out:
-            self.loss_budget.add_target_only(record.round_ms, token_ms)
-            return
-        committed = record.accepted + 1
-        most_ms = record.draft_wait_ms + (committed + 1) * token_ms  # a pause of the machine is no one's price
-        self.loss_budget.add(min(record.round_ms, most_ms), committed, token_ms)
 
     @property
     def _pricing(self) -> ProposalPricing | None:
@@ -248,43 +235,34 @@ class RequestPlanner:
         if self._rounds % RATES_KEPT == 0 or (self._rounds < RATES_KEPT and (options.drafts or options.match)):
             self.rates = self._rates_now(target, options)
         pricing = self._pricing_on(target)
-        self.loss_budget.expect(options.room, target.step_ms(1 + self.rates.around.rows))
         if options.leased_rounds > 1:  # the target starts the next round and the one after it: there is no choice
             self._take_match(pricing.match_choice(options))
             return self._count(Strategy(), Plan(shadow=self._may_shadow(options)))
-        fan_out, branch = self._outcome_shape(pricing, options)
+        left_ms = self._left_ms(target)
+        fan_out, branch = self._outcome_shape(pricing, options) if left_ms > 0 else (0, 0)
         nodes = pricing.tree_nodes(branch, options)
         ahead = Plan(fan_out=fan_out, branch_depth=branch, branch_nodes=nodes) if fan_out else Plan()
         if options.self_started:
             return ahead
-        choice = self._choice(pricing, options)
-        debt_rounds = self._rounds_until(choice.risk_ms)
+        choice = self._choice(pricing, options, left_ms)
         # A round that drafts ahead has to be sent, too, whether it proposes anything or not.
-        least = -math.inf if target.group.tries_drafts(target.sessions) else 0.0
-        if debt_rounds or choice.value <= (least - pricing.sending_cost if fan_out and options.lease else least):
+        least = -pricing.sending_cost if fan_out and options.lease else 0.0
+        if not target.group.tries_drafts(target.sessions) and (choice.risk_ms > left_ms or choice.value <= least):
             choice = NOTHING
         if choice is NOTHING and not fan_out:
-            return self._count(Strategy(), self._rest(pricing, options, debt_rounds))
+            return self._count(Strategy(), self._rest(pricing, options))
         plan = choice.plan
         strategy = Strategy(plan.source, plan.depth, drafts_ahead=fan_out > 0)
         if plan.source is Source.WAIT:
-            plan = pricing.open_ended(plan, options.room, self._left_ms)
+            plan = pricing.open_ended(plan, options.room, left_ms)
         if options.leased_rounds:
             plan = Plan()
         return self._count(strategy, replace(plan, fan_out=fan_out, branch_depth=branch, branch_nodes=nodes))
 
-    @property
-    def _left_ms(self) -> float:
+    def _left_ms(self, target: TargetTimes) -> float:
         """The loss that is still allowed. The group bounds that of its requests, whose own would be their share."""
-        return self.loss_budget.left_ms if self._is_alone else self.loss_budget.limit_ms
-
-    def _rounds_until(self, cost_ms: float) -> int:
-        """The rounds to wait until the request's own loss budget allows a cost; the group's bound is its mode."""
-        return self.loss_budget.rounds_until(cost_ms) if self._is_alone else 0
-
-    @property
-    def _is_alone(self) -> bool:
-        return self._target is None or self._target.sessions == 1
+        loss = self.loss_budget.loss if target.sessions == 1 else 0.0
+        return (self.loss_budget.bound - loss) * target.step_ms(1 + self.rates.around.rows)
 
     def _count(self, strategy: Strategy, plan: Plan) -> Plan:
         self.round_counts[strategy] += 1
@@ -307,11 +285,11 @@ class RequestPlanner:
             self.draft.forget()
         return rates
 
-    def _choice(self, pricing: ProposalPricing, options: Options) -> Choice:
+    def _choice(self, pricing: ProposalPricing, options: Options, left_ms: float) -> Choice:
         """The proposal of greatest value, which may be below 0; `NOTHING` where there is none."""
         match = pricing.match_choice(options)
         self._take_match(match)
-        choices = (match, pricing.cached_choice(options), pricing.wait_choice(options, self._left_ms))
+        choices = (match, pricing.cached_choice(options), pricing.wait_choice(options, left_ms))
         real_choices = [choice for choice in choices if choice.plan.source is not Source.NONE]
         return max(real_choices, key=lambda choice: choice.value, default=NOTHING)
 
@@ -323,19 +301,16 @@ class RequestPlanner:
         """Fan-out and depth of outcome drafting."""
         if not options.drafts or not options.fan_out or not self.rates.drafts_ahead:
             return 0, 0
-        target, rows = pricing.target, 1 + self.rates.around.rows
-        if self._rounds_until(target.step_ms(rows, beside=True) - target.step_ms(rows)):
-            return 0, 0
         depth = pricing.usual_depth(options.room)
         return (options.fan_out, depth) if depth else (0, 0)
 
-    def _rest(self, pricing: ProposalPricing, options: Options, debt_rounds: int) -> Plan:
-        """A target-only plan under a lease, which ends when the loss budget has recovered or a match or draft is due.
+    def _rest(self, pricing: ProposalPricing, options: Options) -> Plan:
+        """A target-only plan under a lease, which ends when a match or draft is due.
 
         A round of the lease saves the time of sending it, and may miss the average worth of a match.
         """
         missed_tokens = 0.0 if options.can_prefetch else self.stats.own.texts.match_value.value
-        lease = debt_rounds or options.lease
+        lease = options.lease
         if missed_tokens > 0:
             lease = int(min(lease, 2 * pricing.sending_cost / missed_tokens))
         if self.draft is not None and options.drafts and options.lag and options.open_ms:

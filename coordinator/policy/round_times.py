@@ -50,8 +50,6 @@ class TargetTimes:
     Attributes:
         peer: states the costs.
         factor: corrects the line for self-started rounds: its error, and the round's overhead.
-        gap: corrects a self-started round's step as the target measured it. Where several sessions share the
-            target, only steps without drafts count, since drafts on the same cores delay all verdicts.
         send_ms: additional time of a round that the coordinator sends: the trips, and the wait for a step.
         late_send_ms: the same for rounds that waited for their draft, which may miss the step that others share.
         requests: this coordinator's requests there.
@@ -60,7 +58,6 @@ class TargetTimes:
 
     peer: TargetPeerCosts
     factor: Correction = field(default_factory=Correction)
-    gap: Correction = field(default_factory=Correction)
     send_ms: RunningMean = field(default_factory=_trips)
     late_send_ms: RunningMean = field(default_factory=_trips)
     requests: WeakSet[Any] = field(default_factory=WeakSet)
@@ -90,20 +87,6 @@ class TargetTimes:
         factor, line_ms = self.factor.value, self._line(beside).ms
         return lambda rows: factor * line_ms(rows)
 
-    def without_ms(self, record: RoundRecord, rows: int, *, beside: bool) -> float:
-        """Time of a self-started round in place of this one, whose step would have `rows` rows less.
-
-        It is computed from the step that ran, which met the same moment of the machine, less the share of its rows
-        and of a draft `beside` it by the target's lines.
-        """
-        all_rows = max(1, record.target.rows)
-        others_ms = self._line(False).ms(max(1, all_rows - rows))
-        said_ms = self._line(beside).ms(all_rows)
-        step_ms = _step_of(record)
-        if said_ms <= 0 or step_ms <= 0:
-            return self.factor.value * others_ms
-        return self.gap.value * step_ms * others_ms / said_ms
-
     def slowdown(self, rows: float) -> float:
         """Share of its work that a target loses while a draft works during its step."""
         beside_ms = self.step_ms(rows, beside=True)
@@ -111,16 +94,12 @@ class TargetTimes:
 
     def learn(self, record: RoundRecord, *, beside: bool, late: bool) -> None:
         """Learn from a round's time. A request's first round is left out by the caller: it waits for the prompt."""
-        step = record.target
-        said_ms = self._line(beside).ms(max(1, step.rows))
+        said_ms = self._line(beside).ms(max(1, record.target.rows))
         if not record.self_started:
             extra_ms = record.round_ms - record.draft_wait_ms - self.factor.value * said_ms
             _learn_wait(self.late_send_ms if late else self.send_ms, extra_ms, said_ms)
             return
         self.factor.learn(record.round_ms, said_ms)
-        is_plain = step.rows == step.sessions >= self.sessions and not beside
-        if is_plain or self.sessions == 1:
-            self.gap.learn(record.round_ms, _step_of(record))
 
     def _line(self, beside: bool) -> CostLine:
         return self.peer.costs.beside if beside else self.peer.costs.alone
@@ -184,8 +163,3 @@ def _learn_wait(mean: RunningMean, wait_ms: float, said_ms: float) -> None:
     """Count a wait beside a step that was said to take `said_ms`; where nothing was said nothing is learned."""
     if said_ms > 0:
         mean.add(min(max(0.0, wait_ms), OUTLIER * said_ms))
-
-
-def _step_of(record: RoundRecord) -> float:
-    """Milliseconds of a round's step as the target measured it."""
-    return record.target.forward_ms + record.target.sample_ms
