@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from coordinator.policy.cycles import Cycles
+from coordinator.policy.cycles import Cycles, Strategy
 from coordinator.policy.group import KEPT_STEPS, MARGIN, SURE_STEPS, Group, Mode
 from coordinator.policy.plan import Source
 from coordinator.policy.planner import RequestPlanner
 from coordinator.policy.round_times import TargetTimes
 from paceline.costs.acceptance import MAX_DEPTH, survival
+from paceline.costs.cycle import Cycle
 from paceline.protocol.explanation import (
     EXPLAINED_ROWS,
     CandidateExplanation,
@@ -40,7 +41,7 @@ def explain(planner: RequestPlanner) -> PlanExplanation:
         positions=stats.tokens.positions,
         acceptance=tuple(survival(stats.tokens.chances(MAX_DEPTH))),
         ngram_acceptance=tuple(stats.texts.ngrams.prefix_chances(EXPLAINED_MATCH, MAX_DEPTH)),
-        candidates=(*_model_candidates(planner, cycles), _match_candidate(planner)),
+        candidates=(*_model_candidates(planner, cycles.all(target.sessions)), _match_candidate(planner)),
         account_ms=planner.loss_budget.loss * target.step_ms(1),
         account_bound_ms=planner.loss_budget.bound * target.step_ms(1),
         group=group_report(target),
@@ -80,7 +81,7 @@ def _mode_report(group: Group, sessions: int, mode: Mode, present: Mode) -> Mode
     return ModeReport(name, "waits", gain, rest_left or account.last_at + KEPT_STEPS - group.steps)
 
 
-def _model_candidates(planner: RequestPlanner, cycles: Cycles) -> list[CandidateExplanation]:
+def _model_candidates(planner: RequestPlanner, cycles: dict[Strategy, Cycle]) -> list[CandidateExplanation]:
     """The candidates without matches. A cached proposal of any round counts as drafted ahead.
 
     Target-only is one token a round here, since matches are a candidate of their own.
@@ -96,7 +97,7 @@ def _model_candidates(planner: RequestPlanner, cycles: Cycles) -> list[Candidate
             cycle.ms,
             counts.get((strategy.source, strategy.depth), 0),
         )
-        for strategy, cycle in cycles.all(planner.rates.around).items()
+        for strategy, cycle in cycles.items()
     ]
 
 

@@ -47,7 +47,7 @@ class Offer:
     def rate(self, target: TargetTimes, *, can_ahead: bool) -> float:
         """Tokens a millisecond of a request under the best strategy, where all who share the target follow it."""
         cycles = Cycles(target, self.draft, self.stats, can_ahead=can_ahead)
-        return cycles.best_common_cycle(target.sessions)[1].rate
+        return cycles.best(target.sessions)[1].rate
 
 
 class Choosing:

@@ -3,12 +3,11 @@
 A token costs a wait only where it is drafted just in time. A row costs all who share the step. What the others do
 decides what either costs, so there is more than one balance: where nobody waits, steps are small and waiting is
 dear; where all wait, steps are full and it is cheap. So the balance of each plan that all follow together is worked
-out, the one of greatest goodput is taken, and each session then chooses for itself against it.
+out, and the one of greatest goodput says what time is worth.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -39,39 +38,21 @@ AHEAD_STRATEGIES = tuple(Strategy(Source.CACHED, depth, drafts_ahead=True) for d
 
 
 @dataclass(frozen=True)
-class Surroundings:
-    """The load that other sessions put on a session's rounds.
-
-    Attributes:
-        sessions: the number of sessions that share the steps, this one included.
-        rows: the others' rows in a step.
-        rate: tokens a millisecond of all the others.
-        drafting: the number of sessions that draft at once, this one included.
-        drafts_ahead: whether they draft for outcomes; then the draft works during every step.
-    """
-
-    sessions: int = 1
-    rows: float = 0.0
-    rate: float = 0.0
-    drafting: float = 1.0
-    drafts_ahead: bool = False
-
-
-NO_OTHERS = Surroundings()
-
-
-@dataclass(frozen=True)
 class Rates:
-    """The worth of time to a request, in tokens a millisecond.
+    """The worth of time in tokens a millisecond, and the load by the other sessions of the steps.
 
     Attributes:
-        own: the rate of this request at its best, less the others' loss by its rows.
-        around: the load by the others.
-        drafts_ahead: whether the best strategy drafts for outcomes.
+        own: the rate of this request at its best.
+        others: that of all the others.
+        rows: the others' rows in a step.
+        drafting: the number of sessions that draft at once, this one included.
+        drafts_ahead: whether outcomes are drafted for; then the draft works during every step.
     """
 
     own: float = 0.0
-    around: Surroundings = NO_OTHERS
+    others: float = 0.0
+    rows: float = 0.0
+    drafting: float = 1.0
     drafts_ahead: bool = False
 
 
@@ -92,25 +73,18 @@ class Cycles:
     most: int = MAX_DEPTH
     can_ahead: bool = False
 
-    def all(self, around: Surroundings = NO_OTHERS) -> dict[Strategy, Cycle]:
-        """The cycle of every strategy, under a load that does not change with it."""
-        return self._cycles([around.rows] * (1 + MAX_DEPTH), around.drafting)
-
-    def balance(self, sessions: int) -> Surroundings:
-        """The load by the others where all sessions follow the strategy that is best for all together."""
-        if sessions <= 1:
-            return NO_OTHERS
-        strategy, best = self.best_common_cycle(sessions)
-        others = sessions - 1
-        in_step = 1 - best.away_ms / best.ms if best.ms > 0 else 1.0
-        drafting = sessions if strategy.source is not Source.NONE else 1
-        return Surroundings(
-            sessions, others * strategy.rows * in_step, others * best.rate, drafting, strategy.drafts_ahead
-        )
-
-    def best_common_cycle(self, sessions: int) -> tuple[Strategy, Cycle]:
+    def best(self, sessions: int) -> tuple[Strategy, Cycle]:
         """The strategy that is best for all sessions where they share every step, and a session's cycle then."""
-        return max(self._common_cycles(sessions).items(), key=lambda item: item[1].rate)
+        return max(self.all(sessions).items(), key=lambda item: item[1].rate)
+
+    def rates(self, sessions: int) -> tuple[Strategy, Rates]:
+        """The strategy that is best for all sessions, and the rates where they follow it."""
+        strategy, cycle = self.best(sessions)
+        others = sessions - 1
+        in_step = 1 - cycle.away_ms / cycle.ms if cycle.ms > 0 else 1.0
+        drafting = sessions if strategy.depth else 1
+        rows = others * strategy.rows * in_step
+        return strategy, Rates(cycle.rate, others * cycle.rate, rows, drafting, strategy.drafts_ahead)
 
     def promise(self, sessions: int, room: int, lag: int) -> float:
         """The gain over matches that drafts promise the rest of a text, where all sessions do what is best for all.
@@ -120,7 +94,7 @@ class Cycles:
             room: tokens that are left to write.
             lag: tokens that the draft has to compute first. Meanwhile it slows the target's steps down.
         """
-        cycles = self._common_cycles(sessions)
+        cycles = self.all(sessions)
         plain = cycles.pop(TARGET_ONLY).rate
         best = max((cycle.rate for cycle in cycles.values()), default=0.0)
         if self.draft is None or not plain or not best:
@@ -128,43 +102,21 @@ class Cycles:
         opening_ms = sessions * self.draft.step_ms(lag) * self.target.slowdown(sessions)
         return (room / plain) / (room / best + opening_ms)
 
-    def rates(self, around: Surroundings) -> tuple[Strategy, Rates]:
-        """The strategy that is best for one session where the others do as said, and its rates."""
-        step_ms = self.target.steps()
-        alone_ms = step_ms(around.rows + 1)
-
-        def net_rate(strategy: Strategy, cycle: Cycle) -> float:
-            loss = around.rate * (step_ms(around.rows + strategy.rows) - alone_ms)
-            return Cycle(cycle.tokens - loss, cycle.ms).rate
-
-        net_rates = {strategy: net_rate(strategy, cycle) for strategy, cycle in self.all(around).items()}
-        best = max(net_rates, key=net_rates.__getitem__)
-        # A draft at work beside the step slows it for all, so only all together choose that.
-        drafts_ahead = best.drafts_ahead if around.sessions == 1 else around.drafts_ahead
-        return best, Rates(net_rates[best], around, drafts_ahead)
-
-    def _common_cycles(self, sessions: int) -> dict[Strategy, Cycle]:
+    def all(self, sessions: int) -> dict[Strategy, Cycle]:
         """A session's cycle of every strategy, where all follow it and share every step."""
-        return self._cycles([(sessions - 1) * (1 + depth) for depth in range(1 + MAX_DEPTH)], sessions)
-
-    def _cycles(self, others: Sequence[float], drafting: float) -> dict[Strategy, Cycle]:
-        """The cycle of every strategy.
-
-        Args:
-            others: the others' rows in a step, by the depth of the strategy.
-            drafting: the number of sessions that draft at once.
-        """
-        alone_ms, sent_ms = self.target.steps(), self.target.late_send_ms.value
-        cycles = {TARGET_ONLY: Cycle(1.0 + self.stats.texts.match_value.value, alone_ms(others[0] + 1))}
+        target, others = self.target, sessions - 1
+        alone_ms, sent_ms = target.steps(), target.late_send_ms.value
+        cycles = {TARGET_ONLY: Cycle(1.0 + self.stats.texts.match_value.value, alone_ms(sessions))}
         if self.draft is None or not self.draft.is_known:
             return cycles
-        waits_ms = self.draft.waits(drafting)[: self.most]
-        for strategy, rows, draft_ms in zip(WAIT_STRATEGIES, others[1:], waits_ms, strict=False):
-            step_ms = alone_ms(rows + strategy.rows)
+        waits_ms = self.draft.waits(sessions)[: self.most]
+        for strategy, draft_ms in zip(WAIT_STRATEGIES, waits_ms, strict=False):
+            step_ms = alone_ms(sessions * strategy.rows)
             cycles[strategy] = wait_cycle(self._tokens[strategy.depth], step_ms, draft_ms, sent_ms)
         if self.can_ahead:
-            level_ms = self.draft.step_ms(AHEAD_ROWS * drafting)
-            for strategy, rows, draft_ms in zip(AHEAD_STRATEGIES, others[1:], waits_ms, strict=False):
+            level_ms = self.draft.step_ms(AHEAD_ROWS * sessions)
+            for strategy, draft_ms in zip(AHEAD_STRATEGIES, waits_ms, strict=False):
+                rows = others * strategy.rows
                 cycles[strategy] = self._ahead_cycle(strategy.depth, rows, draft_ms, level_ms)
         return cycles
 

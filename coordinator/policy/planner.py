@@ -186,7 +186,7 @@ class RequestPlanner:
         """Time from a round's sending, or from the verdict with which the target started it, to its own verdict."""
         if self._target is None:
             return 0.0
-        step_ms = self._target.step_ms(1 + self.rates.around.rows + nodes)
+        step_ms = self._target.step_ms(1 + self.rates.rows + nodes)
         return step_ms if was_sent else max(0.0, step_ms - self._target.send_ms.value)
 
     def take_late(self, waited_ms: float, depth: int) -> None:
@@ -262,7 +262,7 @@ class RequestPlanner:
     def _left_ms(self, target: TargetTimes) -> float:
         """The loss that is still allowed. The group bounds that of its requests, whose own would be their share."""
         loss = self.loss_budget.loss if target.sessions == 1 else 0.0
-        return (self.loss_budget.bound - loss) * target.step_ms(1 + self.rates.around.rows)
+        return (self.loss_budget.bound - loss) * target.step_ms(1 + self.rates.rows)
 
     def _count(self, strategy: Strategy, plan: Plan) -> Plan:
         self.round_counts[strategy] += 1
@@ -271,13 +271,12 @@ class RequestPlanner:
     def _rates_now(self, target: TargetTimes, options: Options) -> Rates:
         """The rates of the best strategy, where the others do what is best for all."""
         draft = self.draft if options.drafts else None
-        own, pool = (
-            Cycles(target, draft, stats, min(options.room, MAX_DEPTH), can_ahead=options.fan_out > 0)
-            for stats in self.stats.both
-        )
-        best, rates = own.rates(pool.balance(target.sessions))
+        most = min(options.room, MAX_DEPTH)
+        cycles = Cycles(target, draft, self.stats.own, most, can_ahead=options.fan_out > 0)
+        best, rates = cycles.rates(target.sessions)
         if target.sessions > 1:
-            target.group.promise = replace(pool, draft=self.draft).promise(target.sessions, options.room, options.lag)
+            pool = replace(cycles, draft=self.draft, stats=self.stats.pool)
+            target.group.promise = pool.promise(target.sessions, options.room, options.lag)
         if draft is not None and not self._rounds and options.room >= MAX_DEPTH:
             # A new request has the statistics of all; later its own differ, and near its end its room is small.
             self.stats.pool.pays = best.source is not Source.NONE
@@ -314,7 +313,7 @@ class RequestPlanner:
         if missed_tokens > 0:
             lease = int(min(lease, 2 * pricing.sending_cost / missed_tokens))
         if self.draft is not None and options.drafts and options.lag and options.open_ms:
-            step_ms = pricing.target.step_ms(1 + self.rates.around.rows)
+            step_ms = pricing.target.step_ms(1 + self.rates.rows)
             lease = int(min(lease, self.draft.catch_up_ms(options.lag, options.open_ms) / step_ms))
         return Plan(lease=min(options.lease, lease), shadow=self._may_shadow(options))
 

@@ -88,7 +88,7 @@ class ProposalPricing:
             return NOTHING
         sent_price = self.rates.own * (self.target.late_send_ms.value if options.lease else 0.0)
         first_ms, way_ms = self.draft.catch_up_ms(options.lag, options.open_ms), self.target.send_ms.value
-        waits_ms = self.draft.waits(self.rates.around.drafting)
+        waits_ms = self.draft.waits(self.rates.drafting)
         trees = self._trees(min(options.room, MAX_DEPTH), options)
         rows_ms = self._rows_ms(trees[-1][1] if trees else 0)
         prices = self._prices(rows_ms)
@@ -111,9 +111,9 @@ class ProposalPricing:
         assert self.draft is not None, "only a draft is waited for"
         most_ms = max(2 * plan.patience_ms, left_ms / 2)
         if self.coupled and plan.nodes == plan.depth:
-            waits_ms = self.draft.waits(self.rates.around.drafting)[: min(room, MAX_DEPTH)]
+            waits_ms = self.draft.waits(self.rates.drafting)[: min(room, MAX_DEPTH)]
             depth = max(plan.depth, sum(ms <= most_ms for ms in waits_ms))
-            price = self._row_price + self.draft.step_ms(self.rates.around.drafting) * self.rates.own
+            price = self._row_price + self.draft.step_ms(self.rates.drafting) * self.rates.own
             plan = replace(plan, depth=depth, nodes=depth, least_chance=min(1.0, price))
         return replace(plan, patience_ms=most_ms)
 
@@ -156,7 +156,7 @@ class ProposalPricing:
 
         The others of the step wait for it, or it misses the step, whichever costs less (`target_service.batching`).
         """
-        send_ms, step_ms = self.target.send_ms.value, self.target.step_ms(1 + self.rates.around.rows)
+        send_ms, step_ms = self.target.send_ms.value, self.target.step_ms(1 + self.rates.rows)
         return min(self._prices([send_ms])[0], self.rates.own * max(send_ms, step_ms))
 
     def _best_first(self, chances: Sequence[float], weight: float = 1.0) -> tuple[float, int]:
@@ -172,11 +172,11 @@ class ProposalPricing:
 
     def _rows_ms(self, most: int) -> list[float]:
         """Milliseconds that n more rows add to a step, for n = 0 to `most`."""
-        rows, step_ms = 1 + self.rates.around.rows, self.target.steps()
+        rows, step_ms = 1 + self.rates.rows, self.target.steps()
         base_ms = step_ms(rows)
         return [step_ms(rows + more) - base_ms for more in range(most + 1)]
 
     def _prices(self, rows_ms: Sequence[float], weight: float = 1.0) -> list[float]:
         """Tokens that all sessions of the step lose in these times; `weight`: of those of the others."""
-        rate = self.rates.own + weight * self.rates.around.rate
+        rate = self.rates.own + weight * self.rates.others
         return [rate * more_ms for more_ms in rows_ms]

@@ -8,7 +8,7 @@ import pytest
 
 from coordinator.drafting.explaining import explain
 from coordinator.policy.acceptance_stats import AcceptanceStats
-from coordinator.policy.cycles import NO_OTHERS, Cycles, Rates, Strategy, Surroundings
+from coordinator.policy.cycles import Cycles, Rates, Strategy
 from coordinator.policy.loss_budget import ALLOWED_SHARE, ALLOWED_STEPS, LossBudget
 from coordinator.policy.plan import Options, Plan, Source
 from coordinator.policy.planner import Planner, RequestPlanner
@@ -341,7 +341,7 @@ def times(target: SaidByTarget, draft: SaidByDraft | None = None) -> tuple[Targe
 def test_a_cycle_is_its_steps_and_its_waits() -> None:
     target, draft = times(SaidByTarget(), SaidByDraft())
     assert draft is not None
-    cycles = Cycles(target, draft, AcceptanceStats()).all(NO_OTHERS)
+    cycles = Cycles(target, draft, AcceptanceStats()).all(1)
     waiting = cycles[Strategy(Source.WAIT, 3)]
     assert waiting.tokens == pytest.approx(1 + 0.7 + 0.7**2 + 0.7**3)
     step_ms = STEP_MS + 3 * ROW_MS
@@ -404,7 +404,7 @@ def test_a_match_must_bring_more_than_its_rows_take_from_the_others_and_a_draft_
     rate = 1 / STEP_MS
 
     def value_of(others_rate: float) -> tuple[float, float]:
-        rates = Rates(rate, Surroundings(sessions=2, rows=1, rate=others_rate))
+        rates = Rates(rate, others_rate, rows=1)
         pricing = ProposalPricing(request.target, None, request.stats.own, rates, coupled=True)  # type: ignore[arg-type]
         proposal = Proposal(0, (5,), (0.9,))
         return pricing.match_value(match, 1)[0], pricing.draft_value(proposal)[0]
