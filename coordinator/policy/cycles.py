@@ -46,14 +46,14 @@ class Rates:
         others: that of all the others.
         rows: the others' rows in a step.
         drafting: the number of sessions that draft at once, this one included.
-        drafts_ahead: whether outcomes are drafted for; then the draft works during every step.
+        strategy: the best one.
     """
 
     own: float = 0.0
     others: float = 0.0
     rows: float = 0.0
     drafting: float = 1.0
-    drafts_ahead: bool = False
+    strategy: Strategy = TARGET_ONLY
 
 
 @dataclass(frozen=True)
@@ -77,14 +77,14 @@ class Cycles:
         """The strategy that is best for all sessions where they share every step, and a session's cycle then."""
         return max(self.all(sessions).items(), key=lambda item: item[1].rate)
 
-    def rates(self, sessions: int) -> tuple[Strategy, Rates]:
-        """The strategy that is best for all sessions, and the rates where they follow it."""
+    def rates(self, sessions: int) -> Rates:
+        """The rates where all sessions follow the strategy that is best for all."""
         strategy, cycle = self.best(sessions)
         others = sessions - 1
         in_step = 1 - cycle.away_ms / cycle.ms if cycle.ms > 0 else 1.0
         drafting = sessions if strategy.depth else 1
         rows = others * strategy.rows * in_step
-        return strategy, Rates(cycle.rate, others * cycle.rate, rows, drafting, strategy.drafts_ahead)
+        return Rates(cycle.rate, others * cycle.rate, rows, drafting, strategy)
 
     def promise(self, sessions: int, room: int, lag: int) -> float:
         """The gain over matches that drafts promise the rest of a text, where all sessions do what is best for all.

@@ -15,7 +15,7 @@ from functools import partial
 from weakref import WeakKeyDictionary, proxy
 
 from coordinator.policy.acceptance_stats import AcceptanceStats, RequestStats
-from coordinator.policy.cycles import Cycles, Rates, Strategy
+from coordinator.policy.cycles import TARGET_ONLY, Cycles, Rates, Strategy
 from coordinator.policy.group import Mode
 from coordinator.policy.loss_budget import ALLOWED_SHARE, LossBudget
 from coordinator.policy.plan import Options, Plan, Source
@@ -136,7 +136,7 @@ class RequestPlanner:
         self._sessions = target.sessions
         steps = target.group.steps_to_drafts(self._sessions)
         lease = 0 if leased_rounds > 1 else lease if steps is None else min(lease, steps)
-        return self._count(Strategy(), Plan(lease=lease, mode=Mode.REST))
+        return self._count(TARGET_ONLY, Plan(lease=lease, mode=Mode.REST))
 
     def plan(self, options: Options) -> Plan:
         """The plan of the next round."""
@@ -237,9 +237,11 @@ class RequestPlanner:
         pricing = self._pricing_on(target)
         if options.leased_rounds > 1:  # the target starts the next round and the one after it: there is no choice
             self._take_match(pricing.match_choice(options))
-            return self._count(Strategy(), Plan(shadow=self._may_shadow(options)))
+            return self._count(TARGET_ONLY, Plan(shadow=self._may_shadow(options)))
         left_ms = self._left_ms(target)
-        fan_out, branch = self._outcome_shape(pricing, options) if left_ms > 0 else (0, 0)
+        drafts_ahead = self.rates.strategy.drafts_ahead and options.drafts and left_ms > 0
+        branch = pricing.usual_depth(options.room) if drafts_ahead and options.fan_out else 0
+        fan_out = options.fan_out if branch else 0
         nodes = pricing.tree_nodes(branch, options)
         ahead = Plan(fan_out=fan_out, branch_depth=branch, branch_nodes=nodes) if fan_out else Plan()
         if options.self_started:
@@ -250,7 +252,7 @@ class RequestPlanner:
         if not target.group.tries_drafts(target.sessions) and (choice.risk_ms > left_ms or choice.value <= least):
             choice = NOTHING
         if choice is NOTHING and not fan_out:
-            return self._count(Strategy(), self._rest(pricing, options))
+            return self._count(TARGET_ONLY, self._rest(pricing, options))
         plan = choice.plan
         strategy = Strategy(plan.source, plan.depth, drafts_ahead=fan_out > 0)
         if plan.source is Source.WAIT:
@@ -273,14 +275,14 @@ class RequestPlanner:
         draft = self.draft if options.drafts else None
         most = min(options.room, MAX_DEPTH)
         cycles = Cycles(target, draft, self.stats.own, most, can_ahead=options.fan_out > 0)
-        best, rates = cycles.rates(target.sessions)
+        rates = cycles.rates(target.sessions)
         if target.sessions > 1:
             pool = replace(cycles, draft=self.draft, stats=self.stats.pool)
             target.group.promise = pool.promise(target.sessions, options.room, options.lag)
         if draft is not None and not self._rounds and options.room >= MAX_DEPTH:
             # A new request has the statistics of all; later its own differ, and near its end its room is small.
-            self.stats.pool.pays = best.source is not Source.NONE
-        if self.draft is not None and best.source is Source.NONE:
+            self.stats.pool.pays = rates.strategy is not TARGET_ONLY
+        if self.draft is not None and rates.strategy is TARGET_ONLY:
             self.draft.forget()
         return rates
 
@@ -295,13 +297,6 @@ class RequestPlanner:
     def _take_match(self, match: Choice) -> None:
         for stats in self.stats.both:
             stats.texts.match_value.add(max(0.0, match.value))
-
-    def _outcome_shape(self, pricing: ProposalPricing, options: Options) -> tuple[int, int]:
-        """Fan-out and depth of outcome drafting."""
-        if not options.drafts or not options.fan_out or not self.rates.drafts_ahead:
-            return 0, 0
-        depth = pricing.usual_depth(options.room)
-        return (options.fan_out, depth) if depth else (0, 0)
 
     def _rest(self, pricing: ProposalPricing, options: Options) -> Plan:
         """A target-only plan under a lease, which ends when a match or draft is due.
