@@ -38,7 +38,6 @@ from paceline.protocol.handshake import Welcome
 from paceline.protocol.proposal import AUTO, COPYING, MAX_PROPOSAL_NODES, Outcome, Proposal
 from paceline.protocol.records import RoundRecord
 from paceline.protocol.target import Round
-from paceline.runtime import clock
 
 NO_PLAN = Plan()
 """The plan before the first one is made."""
@@ -224,12 +223,9 @@ class Drafting:
             self._send_pending()
             await asyncio.sleep(0)  # the link's writer runs
             on_request()
-            waiting = clock.now()
             drafted = await self._session.take(plan.patience_ms / 1e3)
             if drafted.proposal is not None:
                 return drafted
-            if self._session.is_late and not self._session.lag:  # not while it computes the text
-                self._planner.take_late((clock.now() - waiting) * 1e3, plan.depth)
         if plan.source is Source.CACHED and self._cached_draft.proposal is not None:
             return replace(self._cached_draft, proposal=self._cached_draft.proposal.first(plan.nodes))
         if plan.source is not Source.NONE and self._matches.best is not None:

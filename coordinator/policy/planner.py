@@ -189,11 +189,6 @@ class RequestPlanner:
         step_ms = self._target.step_ms(1 + self.rates.rows + nodes)
         return step_ms if was_sent else max(0.0, step_ms - self._target.send_ms.value)
 
-    def take_late(self, waited_ms: float, depth: int) -> None:
-        """Learn from a round that waited `waited_ms` for a proposal that did not come."""
-        if self.draft is not None:
-            self.draft.learn_late(waited_ms, depth)
-
     def learn(
         self,
         plan: Plan,
@@ -282,8 +277,6 @@ class RequestPlanner:
         if draft is not None and not self._rounds and options.room >= MAX_DEPTH:
             # A new request has the statistics of all; later its own differ, and near its end its room is small.
             self.stats.pool.pays = rates.strategy is not TARGET_ONLY
-        if self.draft is not None and rates.strategy is TARGET_ONLY:
-            self.draft.forget()
         return rates
 
     def _choice(self, pricing: ProposalPricing, options: Options, left_ms: float) -> Choice:

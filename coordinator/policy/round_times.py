@@ -150,14 +150,6 @@ class DraftTimes:
         self.factor.learn(max(said_ms, record.draft.forward_ms), said_ms)
         _learn_wait(self.wire, record.draft_wait_ms - record.draft.forward_ms, said_ms)
 
-    def forget(self) -> None:
-        """Forget part of the factor, as while nobody waits for the draft: what is not measured is not known."""
-        self.factor.learn(1.0, 1.0)
-
-    def learn_late(self, waited_ms: float, depth: int) -> None:
-        """Learn that a proposal had not come after `waited_ms`: it is taken to need twice as long."""
-        self.factor.learn(2 * waited_ms, depth * self.line.ms(1))
-
 
 def _learn_wait(mean: RunningMean, wait_ms: float, said_ms: float) -> None:
     """Count a wait beside a step that was said to take `said_ms`; where nothing was said nothing is learned."""

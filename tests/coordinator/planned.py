@@ -130,7 +130,6 @@ class World:
         drafting_ms = max(proposed, plan.source is Source.WAIT) * self.draft.step_ms
         wait_ms = min(drafting_ms, plan.patience_ms)
         if drafting_ms > plan.patience_ms:
-            request.take_late(wait_ms, plan.depth)
             proposed = accepted = 0
         step_ms = self.target.costs.alone.ms(1 + proposed)
         round_ms = wait_ms + step_ms + (SENT_MS if proposed or not plan.lease else 0.0)
