@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from coordinator.policy.cycles import Cycles, Strategy
-from coordinator.policy.group import KEPT_STEPS, MARGIN, SURE_STEPS, Group, Mode
+from coordinator.policy.group import FIRST_PAUSE, MARGIN, Group, Mode
 from coordinator.policy.plan import Source
 from coordinator.policy.planner import RequestPlanner
 from coordinator.policy.round_times import TargetTimes
@@ -75,10 +75,9 @@ def _mode_report(group: Group, sessions: int, mode: Mode, present: Mode) -> Mode
         return ModeReport(name, "paused", gain, account.opens_at - group.steps)
     if mode is Mode.DRAFTS:
         steps = group.steps_to_drafts(sessions)
-        refusal = "outdone" if account.steps >= SURE_STEPS else "unpromising"
-        return ModeReport(name, refusal if steps is None else "waits", gain, steps or 0.0)
+        return ModeReport(name, "unpromising" if steps is None else "waits", gain, steps or 0.0)
     rest_left = 0 if mode is Mode.REST else group.steps_to_see(sessions, Mode.REST)
-    return ModeReport(name, "waits", gain, rest_left or account.last_at + KEPT_STEPS - group.steps)
+    return ModeReport(name, "waits", gain, rest_left or account.last_at + FIRST_PAUSE - group.steps)
 
 
 def _model_candidates(planner: RequestPlanner, cycles: dict[Strategy, Cycle]) -> list[CandidateExplanation]:

@@ -15,18 +15,16 @@ from enum import IntEnum
 
 from coordinator.policy.loss_budget import ALLOWED_STEPS
 from paceline.costs.running_mean import MEMORY, OUTLIER, RunningMean
+from paceline.costs.service_costs import LEAST_MOVE
 from paceline.protocol.records import RoundRecord
 
 FIRST_PAUSE = 128 * ALLOWED_STEPS
 """Steps of the first pause after a loss, of which the trial was 1/128; each further one is twice as long."""
-SHORT_PAUSE = FIRST_PAUSE / 4
+SHORT_PAUSE = ALLOWED_STEPS / LEAST_MOVE
 """Steps of the pause after a mode that had gained as much as it then lost: a bad stretch may be over."""
-LOOK_STEPS = FIRST_PAUSE / 32
-"""Steps of rest by which matches are judged, and of matches by which drafts are: before they begin, and again."""
-KEPT_STEPS = FIRST_PAUSE
-"""What was measured longer ago counts no more, since the machine's speed and the texts change: looks are 3 to 6 %."""
-SURE_STEPS = 4 * LOOK_STEPS
-"""Steps of drafts after which their gain is compared with that of matches; before that it is what began with them."""
+LOOK_STEPS = round(LEAST_MOVE * FIRST_PAUSE)
+"""Steps of rest by which matches are judged, and of matches by which drafts are: before they begin, and again when
+what was measured is older than `FIRST_PAUSE`, since the machine's speed and the texts change."""
 MOST_PAUSE = 64 * FIRST_PAUSE
 """Longest pause: trials cost next to nothing then, and what has become good is still found within minutes."""
 MARGIN = 1.05
@@ -132,9 +130,8 @@ class Group:
     def _steps_to_drafts(self, sessions: int) -> int | None:
         if sessions <= 1:
             return 0
-        matches, drafts = self.account(sessions, Mode.MATCHES), self.account(sessions, Mode.DRAFTS)
-        is_measured = drafts.steps >= SURE_STEPS
-        pays = drafts.gain > max(1.0, matches.gain) if is_measured else self.promise > MARGIN or drafts.opens_at > 0
+        drafts = self.account(sessions, Mode.DRAFTS)
+        pays = self.promise > MARGIN or drafts.opens_at > 0
         if not pays or not self.is_open(sessions, Mode.DRAFTS):
             return None
         looks = [Mode.REST, *([Mode.MATCHES] if self.is_open(sessions, Mode.MATCHES) else [])]
@@ -174,7 +171,7 @@ class Group:
         return min(others, key=lambda each: (self._is_old(each[1]), each[0]), default=(0, None))[1]
 
     def _is_old(self, account: ModeAccount) -> bool:
-        return self.steps > account.last_at + KEPT_STEPS
+        return self.steps > account.last_at + FIRST_PAUSE
 
     def rest_ms(self, sessions: int, step_ms: Callable[[float], float]) -> float:
         """Time of a step at rest, as measured with as many sessions, or else with nearly as many.

@@ -261,7 +261,6 @@ def _standing(mode: ModeReport, group: GroupReport) -> str:
         "runs": "in force",
         "waits": f"looked at in {mode.wait_steps:.0f} steps",
         "paused": f"lost more than it may, so it is paused for {mode.wait_steps:.0f} more steps",
-        "outdone": "brings less than matches or rest",
         "unpromising": f"the closed form {promise}, and a trial takes more than {group.promise_bound:.2f}",
     }
     gain = "" if mode.gain is None else f"; {mode.gain:.2f} tokens for each of resting"

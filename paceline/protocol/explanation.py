@@ -44,8 +44,8 @@ class ModeReport:
 
     Attributes:
         name: `rest`, `matches` or `drafts`. No enum, for the reason that `CandidateExplanation.name` is none.
-        state: `runs`; `waits` for its turn to be looked at; `paused`, since it lost more than it may; `outdone`: it
-            brings less than matches or rest; `unpromising`: it is not worth a trial. No enum, either.
+        state: `runs`; `waits` for its turn to be looked at; `paused`, since it lost more than it may;
+            `unpromising`: it is not worth a trial. No enum, either.
         gain: tokens that it committed beside those of resting in the same time, as it ran last; None: it never
             did, or it is rest.
         wait_steps: steps of rest until its turn or the end of its pause; 0: it runs, or is not worth it.

@@ -90,7 +90,7 @@ def test_the_group_says_what_it_does_and_why_not_something_else() -> None:
         "  matches: in force; 1.31 tokens for each of resting",
         "  drafts: the closed form promises 1.02 times what matches bring, and a trial takes more than 1.05",
     ]
-    drafts = {"paused": "paused for 219 more steps", "outdone": "less than matches or rest", "sideways": "sideways"}
+    drafts = {"paused": "paused for 219 more steps", "sideways": "sideways"}
     for state, expected in drafts.items():
         paused = replace(GROUP, mode="rest", modes=(ModeReport("drafts", state, None, 219.0),))
         assert expected in group_text(paused).plain

@@ -8,7 +8,7 @@ import math
 import pytest
 
 from coordinator.drafting.explaining import explain, group_report
-from coordinator.policy.group import FIRST_PAUSE, KEPT_STEPS, LOOK_STEPS, MARGIN, Mode
+from coordinator.policy.group import FIRST_PAUSE, LOOK_STEPS, MARGIN, Mode
 from coordinator.policy.round_times import TargetTimes
 from paceline.protocol.explanation import GroupReport, ModeReport
 from tests.coordinator.planned import SaidByTarget, World
@@ -88,9 +88,9 @@ def test_drafts_that_promise_too_little_and_drafts_that_brought_less_are_told_ap
     report, modes = report_of(times)
     assert (report.mode, modes["drafts"]) == ("matches", ModeReport("drafts", "unpromising"))
     tried = shared_target(promise=1.5)
-    run(tried.group, SESSIONS, USELESS, WAVE)
+    run(tried.group, SESSIONS, USELESS, 2 * WAVE)
     report, modes = report_of(tried)
-    assert (report.mode, modes["drafts"].state) == ("matches", "outdone")
+    assert (report.mode, modes["drafts"].state) == ("matches", "paused")
     assert modes["drafts"].gain == pytest.approx(1.08, rel=1e-2)
 
 
@@ -109,7 +109,7 @@ def test_a_report_changes_nothing(sessions: int) -> None:
     """Also where an account is too old, or the load is new: to ask the group itself would forget, or make one."""
     times = shared_target(promise=1.5)
     run(times.group, SESSIONS, GAINING, WAVE)
-    times.group.steps += 2 * KEPT_STEPS
+    times.group.steps += 2 * FIRST_PAUSE
     times.peer = SaidByTarget(sessions=sessions)
     before = copy.deepcopy(times.group)
     group_report(times)
