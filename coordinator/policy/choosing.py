@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from operator import itemgetter
+from operator import attrgetter
 
-from coordinator.policy.acceptance_stats import AcceptanceStats
 from coordinator.policy.cycles import Cycles
 from coordinator.policy.group import Mode
 from coordinator.policy.planner import RATES_KEPT, Planner, RequestPlanner
-from coordinator.policy.round_times import DraftPeerCosts, DraftTimes, TargetTimes
+from coordinator.policy.round_times import DraftPeerCosts, DraftTimes
 from paceline.costs.service_costs import DEFAULT
 from paceline.protocol.proposal import AUTO
 
@@ -30,24 +29,15 @@ class OfferedDrafter:
     Attributes:
         name: as its service calls it; empty: the default.
         stats_key: the name under which its acceptance statistics are kept.
+        draft: its times.
+        rate: tokens a millisecond of a request under the best strategy by an upper bound of its acceptance, where all
+            who share the target follow it; 0: no target has stated its costs.
     """
 
     name: str
     stats_key: str
-
-
-@dataclass(frozen=True)
-class Offer:
-    """A drafter with its times and an upper bound of its acceptance."""
-
-    drafter: OfferedDrafter
     draft: DraftTimes
-    stats: AcceptanceStats
-
-    def rate(self, target: TargetTimes, *, can_ahead: bool) -> float:
-        """Tokens a millisecond of a request under the best strategy, where all who share the target follow it."""
-        cycles = Cycles(target, self.draft, self.stats, can_ahead=can_ahead)
-        return cycles.best(target.sessions)[1].rate
+    rate: float
 
 
 class Choosing:
@@ -79,11 +69,7 @@ class Choosing:
 
     def first(self) -> OfferedDrafter | None:
         """The drafter to begin with; None: none is on offer."""
-        offers = self._offers()
-        target = self._request.target
-        if target is None or len(offers) < 2:
-            return offers[0].drafter if offers else None
-        return max(offers, key=lambda offer: offer.rate(target, can_ahead=self._can_ahead)).drafter
+        return max(self._offers(), key=attrgetter("rate"), default=None)
 
     def other(self, current: str, length: int, room: int) -> OfferedDrafter | None:
         """The drafter to change to, once a round; None: the current one stays.
@@ -94,24 +80,26 @@ class Choosing:
             room: tokens that are left to write.
         """
         self._rounds += 1
-        target = self._request.target
-        if self._rounds % ROUNDS_BETWEEN or target is None or self._request.mode is not Mode.DRAFTS:
+        if self._rounds % ROUNDS_BETWEEN or self._request.target is None or self._request.mode is not Mode.DRAFTS:
             return None
-        offers = [(offer.rate(target, can_ahead=self._can_ahead), offer) for offer in self._offers()]
-        own_rate = next((rate for rate, offer in offers if offer.drafter.name == current), None)
-        others = [(rate, offer) for rate, offer in offers if offer.drafter.name != current]
-        if own_rate is None or not others:
+        offers = {offer.name: offer for offer in self._offers()}
+        own = offers.pop(current, None)
+        if own is None or not offers:
             return None
-        rate, best = max(others, key=itemgetter(0))
-        return best.drafter if room / rate + best.draft.step_ms(length) < room / own_rate else None
+        best = max(offers.values(), key=attrgetter("rate"))
+        return best if room / best.rate + best.draft.step_ms(length) < room / own.rate else None
 
-    def _offers(self) -> list[Offer]:
-        offers: dict[str, Offer] = {}
+    def _offers(self) -> list[OfferedDrafter]:
+        target, offers = self._request.target, dict[str, OfferedDrafter]()
         for name, model, peer in self._on_offer():
             if name not in offers:
                 key = stats_key(AUTO if name == DEFAULT else f"{AUTO} {name}", model, self._text)
-                stats = self._request.stats.optimistic(key)
-                offers[name] = Offer(OfferedDrafter(name, key), self._planner.draft(peer, name), stats)
+                draft, stats = self._planner.draft(peer, name), self._request.stats.optimistic(key)
+                rate = 0.0
+                if target is not None:
+                    cycles = Cycles(target, draft, stats, can_ahead=self._can_ahead)
+                    rate = cycles.best(target.sessions)[1].rate
+                offers[name] = OfferedDrafter(name, key, draft, rate)
         return list(offers.values())
 
 

@@ -89,7 +89,7 @@ def any_policy(pick: Pick, wishes: list[Wish]) -> Iterator[None]:
         return wished(options, wishes.pop(0)) if wishes else any_plan(options, pick)
 
     def other(self: Choosing, current: str, length: int, room: int) -> OfferedDrafter | None:
-        offered = [offer.drafter for offer in self._offers() if offer.drafter.name != current]
+        offered = [offer for offer in self._offers() if offer.name != current]
         return offered[0] if offered and pick(4) == 3 else None
 
     changes = {
