@@ -1,9 +1,10 @@
 """What the requests that share a target gain or lose together by drafting, and so what they may do now. Pure.
 
-A request's own account can't see what it costs the others: its rows lengthen their steps, its draft takes their
-cores, and none of that is in a cost line. So the requests of a target are judged together, by what they measure. In a
-mode the group commits tokens in some time; at rest it would have committed one token a step in the same time. A mode
-that loses too much against that is left for a pause, which doubles each time.
+A request that is alone is judged by what it loses itself. An account of its own can't see what it costs others: its
+rows lengthen their steps, its draft takes their cores, and none of that is in a cost line. So requests that share a
+target are judged together, by what they measure. In a mode the group commits tokens in some time; at rest it would
+have committed one token a step in the same time. A mode that loses too much against that is left for a pause, which
+doubles each time.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
-from coordinator.policy.loss_budget import ALLOWED_STEPS
 from paceline.costs.running_mean import MEMORY, OUTLIER, RunningMean
 from paceline.costs.service_costs import LEAST_MOVE
 from paceline.protocol.records import RoundRecord
 
+ALLOWED_STEPS = 2.0
+"""Steps of rest that a mode, or a request that is alone, may lose in any case: a trial costs a round or two."""
 FIRST_PAUSE = 128 * ALLOWED_STEPS
 """Steps of the first pause after a loss, of which the trial was 1/128; each further one is twice as long."""
 SHORT_PAUSE = ALLOWED_STEPS / LEAST_MOVE
@@ -30,6 +32,27 @@ MOST_PAUSE = 64 * FIRST_PAUSE
 MARGIN = 1.05
 """Gain over resting that a mode must reach, since what it takes of shared cores is not all in its rounds; and over
 matches that drafts must promise before they are tried: closed forms flatter drafting by 5 to 10 %."""
+
+
+@dataclass
+class LossBudget:
+    """The loss of a request that is alone in steps of rest, of which its rounds took `steps`; below 0 it is a gain.
+
+    A gain counts up to the bound only: more of it would only pay for a drafter that has become useless.
+    """
+
+    loss: float = 0.0
+    steps: float = 0.0
+
+    @property
+    def bound(self) -> float:
+        """The largest allowed loss: the share of its time that users are promised."""
+        return max(ALLOWED_STEPS, LEAST_MOVE * self.steps)
+
+    def add(self, tokens: float, steps: float) -> None:
+        """Count a round."""
+        self.steps += steps
+        self.loss = max(self.loss + steps - tokens, -self.bound)
 
 
 class Mode(IntEnum):

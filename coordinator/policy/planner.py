@@ -1,7 +1,7 @@
 """How much to draft, and with what: the greatest goodput by what is measured. Pure.
 
 Each request follows the best strategy (`cycles`). The rate of that strategy is the worth of time, which decides which
-tokens of which proposal pay (`pricing`). A loss budget bounds the cost of being wrong (`loss_budget`). A round that
+tokens of which proposal pay (`pricing`). A loss budget bounds the cost of being wrong (`group`). A round that
 proposes nothing need not be sent: under a lease the target starts it by itself. Rejection and block acceptance see
 averages by depth only, never the probability of a token that might be dropped (`exactness` §7).
 """
@@ -16,20 +16,19 @@ from weakref import WeakKeyDictionary, proxy
 
 from coordinator.policy.acceptance_stats import AcceptanceStats, RequestStats
 from coordinator.policy.cycles import TARGET_ONLY, Cycles, Rates, Strategy
-from coordinator.policy.group import Mode
-from coordinator.policy.loss_budget import ALLOWED_SHARE, LossBudget
+from coordinator.policy.group import LossBudget, Mode
 from coordinator.policy.plan import Options, Plan, Source
 from coordinator.policy.pricing import NOTHING, Choice, ProposalPricing
 from coordinator.policy.round_times import DraftPeerCosts, DraftTimes, TargetPeerCosts, TargetTimes
 from coordinator.sessions.round_draft import MAX_PENDING_TOKENS
 from paceline.costs.acceptance import MAX_DEPTH
 from paceline.costs.running_mean import SPEED_MEMORY
-from paceline.costs.service_costs import DEFAULT
+from paceline.costs.service_costs import DEFAULT, LEAST_MOVE
 from paceline.protocol.proposal import Acceptance, Proposal
 from paceline.protocol.records import RoundRecord
 from paceline.sampling.match import Match
 
-SHADOW_SHARE = ALLOWED_SHARE / 2
+SHADOW_SHARE = LEAST_MOVE / 2
 """Largest share of time that drafts of all requests work for shadows alone: they may use the target's cores.
 No loss budget counts it, so it stays below what a loss budget allows."""
 RATES_KEPT = round(SPEED_MEMORY)

@@ -9,14 +9,14 @@ import pytest
 from coordinator.drafting.explaining import explain
 from coordinator.policy.acceptance_stats import AcceptanceStats
 from coordinator.policy.cycles import Cycles, Rates, Strategy
-from coordinator.policy.loss_budget import ALLOWED_SHARE, ALLOWED_STEPS, LossBudget
+from coordinator.policy.group import ALLOWED_STEPS, LossBudget
 from coordinator.policy.plan import Options, Plan, Source
 from coordinator.policy.planner import Planner, RequestPlanner
 from coordinator.policy.pricing import OTHERS_WEIGHT, ProposalPricing
 from coordinator.policy.round_times import DraftTimes, TargetTimes
 from paceline.costs.acceptance import MAX_DEPTH
 from paceline.costs.cost_line import LEAST_STEP_MS
-from paceline.costs.service_costs import TargetCosts
+from paceline.costs.service_costs import LEAST_MOVE, TargetCosts
 from paceline.protocol.draft import Shadow
 from paceline.protocol.proposal import Acceptance, Proposal
 from paceline.protocol.records import RoundRecord, StepTimings
@@ -135,7 +135,7 @@ def test_a_draft_that_turns_useless_is_left_and_taken_again_when_it_is_good() ->
         over, plans = world.run(lambda at: 0.0 if at in useless else 0.9, tokens=900, seed=seed)
         assert over <= 1 / 0.95
         turns, returns = (next(ms for written, ms in world.loss_ms if written >= at) for at in (200, 600))
-        assert returns - turns <= ALLOWED_SHARE * len(useless) * STEP_MS, "what was gained before pays for nothing"
+        assert returns - turns <= LEAST_MOVE * len(useless) * STEP_MS, "what was gained before pays for nothing"
         sources = [plan.source for plan in plans]
         assert Source.WAIT in sources[:40]
         middle = sources[len(sources) // 2 - 60 : len(sources) // 2]
@@ -367,7 +367,7 @@ def test_an_account_forgives_in_time_and_banks_no_more_than_it_lends() -> None:
     while loss_budget.loss > loss_budget.bound:
         loss_budget.add(1, 1)
         waits += 1
-    assert waits == pytest.approx(loss_budget.loss / ALLOWED_SHARE - 5, abs=1)
+    assert waits == pytest.approx(loss_budget.loss / LEAST_MOVE - 5, abs=1)
     for _ in range(100):
         loss_budget.add(8, 1)
     assert loss_budget.loss == -loss_budget.bound

@@ -45,7 +45,7 @@ PART_DURATIONS = (0.00005, 0.0001, 0.0002, 0.0005, *DURATIONS)
 COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024)
 LENGTHS = (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 64)
 SHARES = (0, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1)
-"""0.03 is the budget's own bound (`coordinator/policy/loss_budget.py`)."""
+"""0.03 is the budget's own bound (`coordinator/policy/group.py`)."""
 REQUEST_DURATIONS = tuple(0.01 * 2**power for power in range(16))
 FIRST_TOKEN_DURATIONS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 30)
 TOKEN_DURATIONS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5)
