@@ -85,16 +85,13 @@ def _model_candidates(planner: RequestPlanner, cycles: dict[Strategy, Cycle]) ->
 
     Target-only is one token a round here, since matches are a candidate of their own.
     """
-    counts: dict[tuple[Source, int], int] = {}
-    for strategy, rounds in planner.round_counts.items():
-        counts[strategy.source, strategy.depth] = counts.get((strategy.source, strategy.depth), 0) + rounds
     return [
         CandidateExplanation(
             _NAMES[strategy.source],
             strategy.depth,
             cycle.tokens if strategy.depth else 1.0,
             cycle.ms,
-            counts.get((strategy.source, strategy.depth), 0),
+            planner.round_counts[strategy],
         )
         for strategy, cycle in cycles.items()
     ]

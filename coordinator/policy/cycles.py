@@ -20,11 +20,10 @@ from paceline.costs.cycle import AHEAD_ROWS, Cycle, ahead_cycle, expected_tokens
 
 @dataclass(frozen=True)
 class Strategy:
-    """How rounds are run: the source of most proposals, their length, and whether outcomes are drafted meanwhile."""
+    """How rounds are run: the source of most proposals, and their length. Cached ones are drafted ahead."""
 
     source: Source = Source.NONE
     depth: int = 0
-    drafts_ahead: bool = False
 
     @property
     def rows(self) -> int:
@@ -34,7 +33,7 @@ class Strategy:
 
 TARGET_ONLY = Strategy()
 WAIT_STRATEGIES = tuple(Strategy(Source.WAIT, depth) for depth in range(1, MAX_DEPTH + 1))
-AHEAD_STRATEGIES = tuple(Strategy(Source.CACHED, depth, drafts_ahead=True) for depth in range(1, MAX_DEPTH + 1))
+AHEAD_STRATEGIES = tuple(Strategy(Source.CACHED, depth) for depth in range(1, MAX_DEPTH + 1))
 
 
 @dataclass(frozen=True)

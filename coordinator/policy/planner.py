@@ -233,7 +233,7 @@ class RequestPlanner:
             self._take_match(pricing.match_choice(options))
             return self._count(TARGET_ONLY, Plan(shadow=self._may_shadow(options)))
         left_ms = self._left_ms(target)
-        drafts_ahead = self.rates.strategy.drafts_ahead and options.drafts and left_ms > 0
+        drafts_ahead = self.rates.strategy.source is Source.CACHED and options.drafts and left_ms > 0
         branch = pricing.usual_depth(options.room) if drafts_ahead and options.fan_out else 0
         fan_out = options.fan_out if branch else 0
         nodes = pricing.tree_nodes(branch, options)
@@ -248,7 +248,7 @@ class RequestPlanner:
         if choice is NOTHING and not fan_out:
             return self._count(TARGET_ONLY, self._rest(pricing, options))
         plan = choice.plan
-        strategy = Strategy(plan.source, plan.depth, drafts_ahead=fan_out > 0)
+        strategy = Strategy(plan.source, plan.depth)
         if plan.source is Source.WAIT:
             plan = pricing.open_ended(plan, options.room, left_ms)
         if options.leased_rounds:
