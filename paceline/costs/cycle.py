@@ -18,8 +18,6 @@ FAN_OUT = 4
 """Next tokens of each node that outcomes are drafted for, unless a setting says otherwise."""
 AHEAD_ROWS = float(FAN_OUT)
 """Rows of a session in a step that drafts for outcomes: the likeliest ones of a round with the usual fan-out."""
-_TURNS = 60
-"""Iterations of a fixed point: each halves the error, and 1e-9 of a step's time is exact enough."""
 
 
 class Cycle(NamedTuple):
@@ -79,19 +77,3 @@ def tokens_ahead(room_ms: float, level_ms: float, depth: int) -> int:
     A guess at the token after a proposal needs the row of its last token, so n tokens ahead take n + 1 steps.
     """
     return min(depth, max(0, int(room_ms / level_ms) - 1)) if level_ms > 0 else depth
-
-
-def shared_step_ms(step_ms: Callable[[float], float], sessions: float, away_ms: float) -> float:
-    """Milliseconds of a step that holds those of all sessions that are not away.
-
-    Their number decides the step's rows and so its time, and that decides the number: a fixed point.
-
-    Args:
-        step_ms: of a step by the number of sessions in it.
-        sessions: of which each is away for `away_ms` in each of its rounds.
-    """
-    inside = sessions
-    for _ in range(_TURNS):
-        ms = step_ms(max(1.0, inside))
-        inside = (inside + sessions * ms / (ms + away_ms)) / 2
-    return step_ms(max(1.0, inside))

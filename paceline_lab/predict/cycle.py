@@ -20,7 +20,6 @@ from paceline.costs.cycle import (
     Cycle,
     ahead_cycle,
     proposal_ms,
-    shared_step_ms,
     tokens_ahead,
     wait_cycle,
 )
@@ -30,6 +29,8 @@ from paceline_lab.predict.rounds import ExpectedRounds
 
 LOCAL_TRIP_MS = 1.0
 """Time there and back between services on one machine: the planner's value before it has measured."""
+_TURNS = 60
+"""Iterations of a fixed point: each halves the error, and 1e-9 of a step's time is exact enough."""
 
 
 class DraftingMode(StrEnum):
@@ -209,3 +210,19 @@ def _step_ms(times: StepTimes, rounds: ExpectedRounds, sessions: int, away_ms: f
     if not times.apart:  # all wait for the same hardware, and step together
         return times.step_ms(sessions, rows)
     return shared_step_ms(lambda inside: times.step_ms(inside, rows), sessions, away_ms)
+
+
+def shared_step_ms(step_ms: Callable[[float], float], sessions: float, away_ms: float) -> float:
+    """Milliseconds of a step that holds those of all sessions that are not away.
+
+    Their number decides the step's rows and so its time, and that decides the number: a fixed point.
+
+    Args:
+        step_ms: of a step by the number of sessions in it.
+        sessions: of which each is away for `away_ms` in each of its rounds.
+    """
+    inside = sessions
+    for _ in range(_TURNS):
+        ms = step_ms(max(1.0, inside))
+        inside = (inside + sessions * ms / (ms + away_ms)) / 2
+    return step_ms(max(1.0, inside))

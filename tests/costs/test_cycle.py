@@ -9,7 +9,6 @@ from paceline.costs.cycle import (
     ahead_cycle,
     expected_tokens,
     proposal_ms,
-    shared_step_ms,
     tokens_ahead,
     wait_cycle,
 )
@@ -38,9 +37,3 @@ def test_a_miss_is_the_faster_of_those_that_may_follow_it() -> None:
 def test_a_guess_behind_a_proposal_takes_a_step_of_its_own() -> None:
     assert [tokens_ahead(room_ms, 5.0, 4) for room_ms in (4.0, 9.9, 10.0, 15.0, 99.0)] == [0, 0, 1, 2, 4]
     assert tokens_ahead(1.0, 0.0, 4) == 4, "nothing is known of its steps"
-
-
-def test_who_is_away_is_not_in_the_step() -> None:
-    step_ms = shared_step_ms(lambda inside: 10 + inside, 8.0, 10.0)
-    assert step_ms - 10 == pytest.approx(8 * step_ms / (step_ms + 10))
-    assert shared_step_ms(lambda inside: 10 + inside, 8.0, 0.0) == pytest.approx(18)

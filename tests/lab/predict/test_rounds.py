@@ -9,6 +9,7 @@ import pytest
 
 from paceline.costs.cycle import FAN_OUT
 from paceline.protocol.errors import InvalidInput
+from paceline_lab.predict.cycle import shared_step_ms
 from paceline_lab.predict.rounds import ProposalShape, expected_rounds
 from tests.lab.predict.made_positions import made_positions
 
@@ -113,3 +114,9 @@ def test_rounds_are_those_of_a_drawn_replay() -> None:
             at += 1 + next((depth for depth in range(4) if at + depth >= right.size or not right[at + depth]), 4)
     found = expected_rounds([made_positions(chances.tolist())], ProposalShape(4))
     assert found.tokens == pytest.approx(coins.size / rounds, rel=0.01)
+
+
+def test_who_is_away_is_not_in_the_step() -> None:
+    step_ms = shared_step_ms(lambda inside: 10 + inside, 8.0, 10.0)
+    assert step_ms - 10 == pytest.approx(8 * step_ms / (step_ms + 10))
+    assert shared_step_ms(lambda inside: 10 + inside, 8.0, 0.0) == pytest.approx(18)
