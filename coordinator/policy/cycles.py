@@ -85,21 +85,11 @@ class Cycles:
         rows = others * strategy.rows * in_step
         return Rates(cycle.rate, others * cycle.rate, rows, drafting, strategy)
 
-    def promise(self, sessions: int, room: int, lag: int) -> float:
-        """The gain over matches that drafts promise the rest of a text, where all sessions do what is best for all.
-
-        Args:
-            sessions: that share the target, each with as much to write and to open.
-            room: tokens that are left to write.
-            lag: tokens that the draft has to compute first. Meanwhile it slows the target's steps down.
-        """
+    def promise(self, sessions: int) -> float:
+        """The gain over matches that drafts promise, where all sessions do what is best for all; 0: not known."""
         cycles = self.all(sessions)
         plain = cycles.pop(TARGET_ONLY).rate
-        best = max((cycle.rate for cycle in cycles.values()), default=0.0)
-        if self.draft is None or not plain or not best:
-            return 0.0
-        opening_ms = sessions * self.draft.step_ms(lag) * self.target.slowdown(sessions)
-        return (room / plain) / (room / best + opening_ms)
+        return max((cycle.rate for cycle in cycles.values()), default=0.0) / plain if plain else 0.0
 
     def all(self, sessions: int) -> dict[Strategy, Cycle]:
         """A session's cycle of every strategy, where all follow it and share every step."""

@@ -272,7 +272,7 @@ class RequestPlanner:
         rates = cycles.rates(target.sessions)
         if target.sessions > 1:
             pool = replace(cycles, draft=self.draft, stats=self.stats.pool)
-            target.group.promise = pool.promise(target.sessions, options.room, options.lag)
+            target.group.promise = pool.promise(target.sessions)
         if draft is not None and not self._rounds and options.room >= MAX_DEPTH:
             # A new request has the statistics of all; later its own differ, and near its end its room is small.
             self.stats.pool.pays = rates.strategy is not TARGET_ONLY

@@ -87,11 +87,6 @@ class TargetTimes:
         factor, line_ms = self.factor.value, self._line(beside).ms
         return lambda rows: factor * line_ms(rows)
 
-    def slowdown(self, rows: float) -> float:
-        """Share of its work that a target loses while a draft works during its step."""
-        beside_ms = self.step_ms(rows, beside=True)
-        return max(0.0, 1 - self.step_ms(rows) / beside_ms) if beside_ms > 0 else 0.0
-
     def learn(self, record: RoundRecord, *, beside: bool, late: bool) -> None:
         """Learn from a round's time. A request's first round is left out by the caller: it waits for the prompt."""
         said_ms = self._line(beside).ms(max(1, record.target.rows))
