@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from coordinator.policy.plan import Plan, Source
 from coordinator.text.sequence import GenerationTask
-from paceline.costs.cycle import FAN_OUT
+from paceline.costs.acceptance import FAN_OUT
 from paceline.protocol.features import MAX_KEPT_FEATURE_BYTES, FeatureType
 from paceline.protocol.proposal import AUTO, NGRAM, NONE, Acceptance, Proposal
 from paceline.sampling.match import HALF_TRUSTED, Match

@@ -20,8 +20,10 @@ from paceline.protocol.proposal import ROOT, Proposal
 
 MAX_DEPTH = 16
 """Longest path that a model is asked for, and the number of depths with statistics of their own."""
-MAX_RANK = 5
-"""The number of ranks with statistics of their own."""
+FAN_OUT = 4
+"""Next tokens of each node that outcomes are drafted for, unless a setting says otherwise."""
+MAX_RANK = 1 + FAN_OUT
+"""The number of ranks with statistics of their own: of what is drafted for behind a node, its child is left out."""
 BINS = 10
 """Equal bins of a probability or score, each with a mean of its own."""
 PRIOR_CHANCE = 0.7

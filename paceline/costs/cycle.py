@@ -12,10 +12,8 @@ from itertools import accumulate
 from operator import attrgetter
 from typing import NamedTuple
 
-from paceline.costs.acceptance import survival
+from paceline.costs.acceptance import FAN_OUT, survival
 
-FAN_OUT = 4
-"""Next tokens of each node that outcomes are drafted for, unless a setting says otherwise."""
 AHEAD_ROWS = float(FAN_OUT)
 """Rows of a session in a step that drafts for outcomes: the likeliest ones of a round with the usual fan-out."""
 

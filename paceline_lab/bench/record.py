@@ -13,7 +13,7 @@ from typing import Any
 
 from coordinator.recorder import FILE
 from paceline.client import AsyncClient, Generation
-from paceline.costs.cycle import FAN_OUT
+from paceline.costs.acceptance import FAN_OUT
 from paceline.local.settings import ServeSettings, local_settings
 from paceline.local.supervisor import SupervisedServices
 from paceline.protocol.errors import require

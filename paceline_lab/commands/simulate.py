@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paceline.cli.support import example, split_commas
-from paceline.costs.cycle import FAN_OUT
+from paceline.costs.acceptance import FAN_OUT
 from paceline.protocol.errors import require
 from paceline.protocol.proposal import AUTO
 

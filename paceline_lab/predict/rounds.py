@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.costs.cycle import FAN_OUT
+from paceline.costs.acceptance import FAN_OUT
 from paceline.protocol.errors import InvalidInput, require
 from paceline.protocol.proposal import MAX_PROPOSAL_NODES
 from paceline_lab.predict.figures import RANKS

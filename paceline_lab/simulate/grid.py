@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
+from paceline.costs.acceptance import FAN_OUT
 from paceline.costs.cost_line import CostLine
-from paceline.costs.cycle import FAN_OUT
 from paceline_lab.reporting.presentation import markdown_table
 from paceline_lab.reporting.reports import describe, write_report
 from paceline_lab.simulate.disturbances import UNDISTURBED, Disturbance

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paceline.costs.cycle import FAN_OUT
+from paceline.costs.acceptance import FAN_OUT
 from paceline.protocol.errors import require
 from paceline.protocol.generation import SpeculationSettings
 from paceline.protocol.proposal import AUTO

@@ -10,8 +10,8 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
+from paceline.costs.acceptance import FAN_OUT
 from paceline.costs.cost_line import CostLine
-from paceline.costs.cycle import FAN_OUT
 from paceline.protocol.errors import require
 from paceline.protocol.proposal import AUTO, MAX_PROPOSAL_NODES
 from paceline.runtime.settings import Settings

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from paceline.costs.cycle import FAN_OUT
+from paceline.costs.acceptance import FAN_OUT
 from paceline.protocol.errors import InvalidInput
 from paceline_lab.predict.cycle import shared_step_ms
 from paceline_lab.predict.rounds import ProposalShape, expected_rounds
