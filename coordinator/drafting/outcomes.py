@@ -104,9 +104,7 @@ class OutcomeProposals:
         room = self._room(outcome)
         if self.settings.tokens is not None:
             return min(room, self.settings.tokens) if k else 0
-        if not k:
-            return self.planner.worth_prefetching(match, room)
-        return self.planner.worth_copying(match.advance(k + 1), room)
+        return self.planner.worth_copying(match.advance(k + 1), room, ends_lease=not k)
 
     def _room(self, outcome: Outcome) -> int:
         """Most tokens of a proposal for an outcome."""

@@ -165,21 +165,13 @@ class RequestPlanner:
         nodes = pricing.draft_value(proposal)[1] if pricing else 0
         return proposal.first(nodes) if nodes else None
 
-    def worth_copying(self, match: Match | None, room: int) -> int:
-        """How far to follow a match; None: there is none."""
+    def worth_copying(self, match: Match | None, room: int, *, ends_lease: bool) -> int:
+        """How far to follow a match; None: there is none. `ends_lease`: the round behind it has to be sent, then."""
         pricing = self._pricing
-        return pricing.match_value(match, room)[1] if pricing and match else 0
-
-    def worth_prefetching(self, match: Match, room: int) -> int:
-        """How far to follow a match after its next token, which must come first; 0: not at all.
-
-        A proposal ends the target's lease, so it must be worth the sending of the round behind it, too.
-        """
-        pricing, following = self._pricing, match.advance(1)
-        if pricing is None or following is None:
+        if pricing is None or match is None:
             return 0
-        value, nodes = pricing.match_value(following, room)
-        return nodes if value > pricing.sending_cost else 0
+        value, nodes = pricing.match_value(match, room)
+        return nodes if value > (pricing.sending_cost if ends_lease else 0.0) else 0
 
     def verdict_due_ms(self, nodes: int, *, was_sent: bool) -> float:
         """Time from a round's sending, or from the verdict with which the target started it, to its own verdict."""

@@ -95,8 +95,9 @@ def any_policy(pick: Pick, wishes: list[Wish]) -> Iterator[None]:
     changes = {
         "plan": plan,
         "worth_verifying": lambda _, proposal: proposal,
-        "worth_copying": lambda _, match, room: min(room, 1 + pick(DEEPEST)) if match else 0,
-        "worth_prefetching": lambda _, match, room: min(room, pick(DEEPEST)),
+        "worth_copying": lambda _, match, room, ends_lease: (
+            min(room, (not ends_lease) + pick(DEEPEST)) if match else 0
+        ),
         "verdict_due_ms": lambda *_, **__: float(10 * pick(2)),
         "expects_drafts": property(lambda _: pick(2) == 0),
         "mode": property(lambda _: [*Mode][min(pick(4), Mode.DRAFTS)]),
