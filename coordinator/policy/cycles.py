@@ -76,14 +76,17 @@ class Cycles:
         """The strategy that is best for all sessions where they share every step, and a session's cycle then."""
         return max(self.all(sessions).items(), key=lambda item: item[1].rate)
 
-    def rates(self, sessions: int) -> Rates:
-        """The rates where all sessions follow the strategy that is best for all."""
-        strategy, cycle = self.best(sessions)
+    def rates(self, sessions: int, pool: Cycles) -> Rates:
+        """The rates where all sessions follow the strategy that is best for all; `pool`: by the statistics of all."""
+        strategy, own = self.best(sessions)
+        cycle = own
+        if sessions > 1:  # a draft at work beside the step slows it for all, so only all together choose that
+            strategy, cycle = pool.best(sessions)
         others = sessions - 1
         in_step = 1 - cycle.away_ms / cycle.ms if cycle.ms > 0 else 1.0
         drafting = sessions if strategy.depth else 1
         rows = others * strategy.rows * in_step
-        return Rates(cycle.rate, others * cycle.rate, rows, drafting, strategy)
+        return Rates(own.rate, others * cycle.rate, rows, drafting, strategy)
 
     def promise(self, sessions: int) -> float:
         """The gain over matches that drafts promise, where all sessions do what is best for all; 0: not known."""

@@ -261,10 +261,10 @@ class RequestPlanner:
         draft = self.draft if options.drafts else None
         most = min(options.room, MAX_DEPTH)
         cycles = Cycles(target, draft, self.stats.own, most, can_ahead=options.fan_out > 0)
-        rates = cycles.rates(target.sessions)
+        pool = replace(cycles, stats=self.stats.pool)
+        rates = cycles.rates(target.sessions, pool)
         if target.sessions > 1:
-            pool = replace(cycles, draft=self.draft, stats=self.stats.pool)
-            target.group.promise = pool.promise(target.sessions)
+            target.group.promise = replace(pool, draft=self.draft).promise(target.sessions)
         if draft is not None and not self._rounds and options.room >= MAX_DEPTH:
             # A new request has the statistics of all; later its own differ, and near its end its room is small.
             self.stats.pool.pays = rates.strategy is not TARGET_ONLY
