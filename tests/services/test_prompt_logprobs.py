@@ -231,7 +231,7 @@ async def test_running_rounds_are_in_every_step_beside_a_report() -> None:
             verdict = await verdict_of(events, round_)
             rounds += 1
         assert max(plan.rows for plan in engine.plans) <= 65
-        assert rounds >= len(engine.plans) // 2 - 2, "it waited for the chunk that ran, and was in the next step"
+        assert rounds >= len(engine.plans) // 4, "it waited for the chunk that ran, and was in one of the next steps"
 
 
 def test_the_bound_is_bytes_of_logits() -> None:

