@@ -113,8 +113,8 @@ async def test_the_law_of_rejection(tmp_path: Path, acceptance: Acceptance) -> N
 
 
 PROMPT_COUNT, KILL_EVERY, KILLED_AT, TOKENS = 100, 20, 12, 24
-BY_LLAMA: dict[str, Any] = {"engine.engine": "llama", "engine.threads": 2, "engine.max_model_len": 512}
-BY_TORCH: dict[str, Any] = {"engine.dtype": "fast", "engine.threads": 1, "engine.max_model_len": 512}
+BY_LLAMA: dict[str, Any] = {"engine.engine": "llama", "engine.max_model_len": 512}
+BY_TORCH: dict[str, Any] = {"engine.dtype": "fast", "engine.max_model_len": 512}
 BY_DRAFT = SpeculationSettings(drafter="model", num_draft_tokens=4)
 
 
@@ -132,8 +132,8 @@ def smollm2(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         folder,
         target_model=str(target),
         drafters=(f"model:{draft}",),
-        target_flags=BY_LLAMA | {"engine.reproducible": True},
-        draft_flags=draft_flags | {"target_model": str(target)},
+        target_flags=BY_LLAMA | {"engine.threads": 2, "engine.reproducible": True},
+        draft_flags=draft_flags | {"engine.threads": 1, "target_model": str(target)},
         coordinator_flags={"draft_timeout_ms": 5000.0, "target_wait_ms": 120_000.0},
     ) as running:
         yield running
