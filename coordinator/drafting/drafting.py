@@ -259,14 +259,15 @@ class Drafting:
     def _send_due(self, plan: Plan) -> None:
         """Send the pending commit, unless more of a lease may join it.
 
-        Where no draft works it isn't sent, and a session that lags too far behind ends.
+        Where no draft works it isn't sent, and a session that lags too far behind ends. One ends at once where drafts
+        are left for a pause: it would go on to compute the text beside everybody's steps.
         """
         pending = self._pending
         if pending is None:
             return
         in_lease = self._next.leased_rounds > 1 or plan.lease > 0
         waits = plan.mode is not Mode.DRAFTS and not pending.is_awaited
-        if waits and pending.must_leave:
+        if waits and (pending.must_leave or self._planner.leaves_drafts):
             self._pending = None
             self._session.close()
         elif not waits and (not in_lease or self._session.is_late or pending.must_leave):

@@ -127,6 +127,11 @@ class RequestPlanner:
         """What the request may do with the others of its target."""
         return Mode.DRAFTS if (target := self.target) is None else target.mode
 
+    @property
+    def leaves_drafts(self) -> bool:
+        """Whether the group has left drafts for a pause."""
+        return self._target is not None and not self._target.group.is_open(self._target.sessions, Mode.DRAFTS)
+
     def rest(self, lease: int, leased_rounds: int) -> Plan | None:
         """The next plan while the group rests, at no more CPU than target-only's; None: it takes `plan`."""
         target = self._target

@@ -205,6 +205,27 @@ def test_a_session_to_look_on_that_was_paid_for_is_opened_though_the_run_goes_on
     assert planner.open_ms[-1] > planner.open_ms[MAX_PENDING_TOKENS] > 0 == planner.open_ms[0]
 
 
+class RestingPlanner(RandomPlanner):
+    """Of a group in which no draft works, for a look at the others or for a pause."""
+
+    def __init__(self, *, leaves_drafts: bool) -> None:
+        super().__init__(0)
+        self.leaves_drafts = leaves_drafts
+
+    def plan(self, options: Options) -> Plan:
+        return Plan(lease=options.lease, mode=Mode.REST)
+
+
+@pytest.mark.parametrize("leaves_drafts", [True, False])
+def test_a_session_outlives_a_look_and_ends_at_once_where_drafts_are_left_for_a_pause(leaves_drafts: bool) -> None:
+    request = DraftedRequest()
+    drafting: Any = request.drafting
+    drafting._planner = RestingPlanner(leaves_drafts=leaves_drafts)
+    request.link.take()
+    request.advance((5,), leased=4)
+    assert request.link.take_kinds() == ([Close] if leaves_drafts else [])
+
+
 def test_a_match_is_prefetched_behind_a_round_of_a_run_for_the_outcome_that_it_expects() -> None:
     request = DraftedRequest(NGRAMS)
     for token in (7, 8, 9, 10, 11, 12, 13) * 3:
