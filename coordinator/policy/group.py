@@ -162,8 +162,8 @@ class Group:
 
     def tries_drafts(self, sessions: int) -> bool:
         """Whether drafts that lost are tried again, whatever their closed form says: it knows what made them lose."""
-        drafts = self.account(sessions, Mode.DRAFTS)
-        return sessions > 1 and drafts.opens_at > 0 and drafts.steps < LOOK_STEPS
+        drafts = self.account(sessions, Mode.DRAFTS) if sessions > 1 else ModeAccount()
+        return drafts.opens_at > 0 and drafts.steps < LOOK_STEPS
 
     def steps_to_see(self, sessions: int, mode: Mode) -> int:
         """Steps that a look at a mode still takes."""

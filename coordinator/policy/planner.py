@@ -240,7 +240,7 @@ class RequestPlanner:
         choice = self._choice(pricing, options, left_ms)
         # A round that drafts ahead has to be sent, too, whether it proposes anything or not.
         least = -pricing.sending_cost if fan_out and options.lease else 0.0
-        if not target.group.tries_drafts(target.sessions) and (choice.risk_ms > left_ms or choice.value <= least):
+        if (choice.risk_ms > left_ms or choice.value <= least) and not target.group.tries_drafts(target.sessions):
             choice = NOTHING
         if choice is NOTHING and not fan_out:
             return self._count(TARGET_ONLY, self._rest(pricing, options))

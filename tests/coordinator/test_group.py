@@ -137,6 +137,8 @@ def test_one_request_alone_has_an_account_of_its_own() -> None:
     group = Group()
     run(group, 1, lambda mode: 0.1, WAVE)
     assert group.mode(1) is Mode.DRAFTS
+    assert not group.tries_drafts(1)
+    assert not group.accounts, "who never shared a target has no group to report"
 
 
 def test_the_first_and_last_request_of_a_burst_does_what_the_others_did_until_it_has_been_alone_for_a_while() -> None:
