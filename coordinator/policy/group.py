@@ -36,7 +36,7 @@ matches that drafts must promise before they are tried: closed forms flatter dra
 
 @dataclass
 class LossBudget:
-    """The loss of a request that is alone in steps of rest, of which its rounds took `steps`; below 0 it is a gain.
+    """The loss of a request in steps of rest, of which its rounds took `steps`; below 0 it is a gain.
 
     A gain counts up to the bound only: more of it would only pay for a drafter that has become useless.
     """
@@ -48,6 +48,11 @@ class LossBudget:
     def bound(self) -> float:
         """The largest allowed loss: the share of its time that users are promised."""
         return max(ALLOWED_STEPS, LEAST_MOVE * self.steps)
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether all that may be lost is lost."""
+        return self.loss > self.bound
 
     def add(self, tokens: float, steps: float) -> None:
         """Count a round."""
@@ -100,8 +105,12 @@ class ModeAccount:
         if self.loss <= -ALLOWED_STEPS:
             self.pause = SHORT_PAUSE
         elif self.loss > ALLOWED_STEPS and self.gain < best_other:
-            self.opens_at, self.pause = now + self.pause, min(2 * self.pause, MOST_PAUSE)
-            self.forget()
+            self.leave(now)
+
+    def leave(self, now: float) -> None:
+        """Begin a pause."""
+        self.opens_at, self.pause = now + self.pause, min(2 * self.pause, MOST_PAUSE)
+        self.forget()
 
     def forget(self) -> None:
         """Forget what was measured."""
@@ -154,16 +163,28 @@ class Group:
         if sessions <= 1:
             return 0
         drafts = self.account(sessions, Mode.DRAFTS)
-        pays = self.promise > MARGIN or drafts.opens_at > 0
+        pays = self.promises_drafts or drafts.opens_at > 0
         if not pays or not self.is_open(sessions, Mode.DRAFTS):
             return None
         looks = [Mode.REST, *([Mode.MATCHES] if self.is_open(sessions, Mode.MATCHES) else [])]
         return sum(self.steps_to_see(sessions, mode) for mode in looks)
 
+    @property
+    def promises_drafts(self) -> bool:
+        """Whether drafts promise enough for a trial."""
+        return self.promise > MARGIN
+
+    def hear_promise(self, sessions: int, gain: float) -> None:
+        """Note the gain that drafts promise; where it falls too low they are left, as after a loss."""
+        drafts = self.account(sessions, Mode.DRAFTS)
+        self.promise = gain
+        if drafts.steps >= LOOK_STEPS and not drafts.opens_at and not self.promises_drafts:
+            drafts.leave(self.steps)
+
     def tries_drafts(self, sessions: int) -> bool:
         """Whether drafts that lost are tried again, whatever their closed form says: it knows what made them lose."""
         drafts = self.account(sessions, Mode.DRAFTS) if sessions > 1 else ModeAccount()
-        return drafts.opens_at > 0 and drafts.steps < LOOK_STEPS
+        return drafts.opens_at > 0 and not self.promises_drafts
 
     def steps_to_see(self, sessions: int, mode: Mode) -> int:
         """Steps that a look at a mode still takes."""
@@ -212,7 +233,7 @@ class Group:
         """Learn from a round of a request that follows the group, during which the sessions stayed the same.
 
         Of the sessions `own` are this coordinator's. The others are taken to commit a token a step, so what the
-        group's rows take from them counts as its loss. Returns its share of the steps of rest that fit into its time.
+        group's rows take from them counts as its loss. Returns the steps of rest that fit into its time.
         """
         mode, step = self.mode(sessions), record.target
         is_plain = record.self_started and not record.proposed and step.rows == step.sessions == sessions
@@ -221,17 +242,18 @@ class Group:
             rest.add(min(record.round_ms, OUTLIER * rest.value))
         if (rest_ms := self.rest_ms(sessions, step_ms)) <= 0:
             return 0.0
-        steps = min(record.round_ms, OUTLIER * rest_ms + record.draft_wait_ms) / rest_ms / own
+        round_steps = min(record.round_ms, OUTLIER * rest_ms + record.draft_wait_ms) / rest_ms
+        steps = round_steps / own
         self.steps += steps
         if sessions == 1 or step.prefix_rows:  # a prompt is not the mode's price
-            return steps
+            return round_steps
         others = (1 - own / sessions) * steps * step_ms(sessions) / step_ms(max(step.rows, sessions))
         committed = (record.accepted + 1) / sessions + others
         margin = 1 + (MARGIN - 1) * own / sessions  # what drafting gains is of its own requests alone
         tokens, least = (committed, margin) if mode is not Mode.REST else (steps, 1.0)
         best_other = max(least, self.account(sessions, Mode.MATCHES).gain) if mode is Mode.DRAFTS else least
         self.account(sessions, mode).add(tokens, steps, best_other, self.steps)
-        return steps
+        return round_steps
 
 
 def _load(sessions: int) -> int:

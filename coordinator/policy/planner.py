@@ -22,7 +22,7 @@ from coordinator.policy.pricing import NOTHING, Choice, ProposalPricing
 from coordinator.policy.round_times import DraftPeerCosts, DraftTimes, TargetPeerCosts, TargetTimes
 from coordinator.sessions.round_draft import MAX_PENDING_TOKENS
 from paceline.costs.acceptance import MAX_DEPTH
-from paceline.costs.running_mean import SPEED_MEMORY
+from paceline.costs.running_mean import MEMORY, SPEED_MEMORY
 from paceline.costs.service_costs import DEFAULT, LEAST_MOVE
 from paceline.protocol.proposal import Acceptance, Proposal
 from paceline.protocol.records import RoundRecord
@@ -73,7 +73,7 @@ class RequestPlanner:
         stats: what it learned of drafters and texts.
         draft: the times of its draft; None: it has none.
         rates: the worth of time.
-        loss_budget: bounds what drafting may cost it.
+        loss_budget: bounds what drafting may cost it, and what the matches of others may.
         round_counts: rounds under each strategy.
     """
 
@@ -120,7 +120,9 @@ class RequestPlanner:
     @property
     def expects_drafts(self) -> bool:
         """Whether drafting was expected to pay when the last request began: then the prompt is drafted on at once."""
-        return self.stats.pool.pays and self.mode is Mode.DRAFTS
+        target = self.target
+        pays_together = target is None or target.sessions == 1 or target.group.promises_drafts
+        return self.stats.pool.pays and pays_together and self.mode is Mode.DRAFTS
 
     @property
     def mode(self) -> Mode:
@@ -172,9 +174,10 @@ class RequestPlanner:
 
     def worth_copying(self, match: Match | None, room: int, *, ends_lease: bool) -> int:
         """How far to follow a match; None: there is none. `ends_lease`: the round behind it has to be sent, then."""
-        pricing = self._pricing
-        if pricing is None or match is None:
+        target = self._target
+        if target is None or match is None or not self._may_copy(target):
             return 0
+        pricing = self._pricing_on(target)
         value, nodes = pricing.match_value(match, room)
         return nodes if value > (pricing.sending_cost if ends_lease else 0.0) else 0
 
@@ -202,9 +205,10 @@ class RequestPlanner:
         self._rounds += 1
         if (target := self._target) is not None and self._sessions == target.sessions:
             steps = target.group.learn(record, self._sessions, len(target.requests), target.steps())
-            if self._sessions == 1:
+            if not record.target.prefix_rows:
                 is_plain = record.self_started and proposal is None and not plan.fan_out
-                self.loss_budget.add(steps if is_plain else record.accepted + 1, steps)
+                rests = plan.mode is Mode.REST or (is_plain and self._sessions == 1)
+                self.loss_budget.add(steps if rests else record.accepted + 1, steps)
         if plan.mode is Mode.REST and not record.proposed and self._rounds % RATES_KEPT:
             return  # a token may cost no more CPU than target-only's
         self.stats.take_round(plan.source, record, proposal, path)
@@ -240,10 +244,12 @@ class RequestPlanner:
         choice = self._choice(pricing, options, left_ms)
         # A round that drafts ahead has to be sent, too, whether it proposes anything or not.
         least = -pricing.sending_cost if fan_out and options.lease else 0.0
-        if (choice.risk_ms > left_ms or choice.value <= least) and not target.group.tries_drafts(target.sessions):
+        tries = self._tries_drafts(target)
+        if (choice.risk_ms > left_ms or choice.value <= least) and (options.lag or not tries):
             choice = NOTHING
         if choice is NOTHING and not fan_out:
-            return self._count(TARGET_ONLY, self._rest(pricing, options))
+            rest = self._rest(pricing, options)
+            return self._count(TARGET_ONLY, replace(rest, shadow=True) if tries else rest)
         plan = choice.plan
         strategy = Strategy(plan.source, plan.depth)
         if plan.source is Source.WAIT:
@@ -251,6 +257,22 @@ class RequestPlanner:
         if options.leased_rounds:
             plan = Plan()
         return self._count(strategy, replace(plan, fan_out=fan_out, branch_depth=branch, branch_nodes=nodes))
+
+    def _tries_drafts(self, target: TargetTimes) -> bool:
+        """Whether it is the one request of the group that tries drafts which lost: each that does opens a session."""
+        if not target.group.tries_drafts(target.sessions):
+            return False
+        able = (each for each in target.requests if each.draft is not None and not each.loss_budget.is_spent)
+        return self is next(able, None)
+
+    @property
+    def may_lose_to_matches(self) -> bool:
+        """Whether matches of others may lengthen its steps: it has lost little, or its own will win it back."""
+        expected = MEMORY * self.stats.own.texts.match_value.value
+        return self.loss_budget.loss <= self.loss_budget.bound + expected
+
+    def _may_copy(self, target: TargetTimes) -> bool:
+        return target.sessions == 1 or all(each is self or each.may_lose_to_matches for each in target.requests)
 
     def _left_ms(self, target: TargetTimes) -> float:
         """The loss that is still allowed. The group bounds that of its requests, whose own would be their share."""
@@ -269,7 +291,7 @@ class RequestPlanner:
         pool = replace(cycles, stats=self.stats.pool)
         rates = cycles.rates(target.sessions, pool)
         if target.sessions > 1:
-            target.group.promise = replace(pool, draft=self.draft).promise(target.sessions)
+            target.group.hear_promise(target.sessions, replace(pool, draft=self.draft).promise(target.sessions))
         if draft is not None and not self._rounds and options.room >= MAX_DEPTH:
             # A new request has the statistics of all; later its own differ, and near its end its room is small.
             self.stats.pool.pays = rates.strategy is not TARGET_ONLY
@@ -279,7 +301,8 @@ class RequestPlanner:
         """The proposal of greatest value, which may be below 0; `NOTHING` where there is none."""
         match = pricing.match_choice(options)
         self._take_match(match)
-        choices = (match, pricing.cached_choice(options), pricing.wait_choice(options, left_ms))
+        copy = match if self._may_copy(pricing.target) else NOTHING
+        choices = (copy, pricing.cached_choice(options), pricing.wait_choice(options, left_ms))
         real_choices = [choice for choice in choices if choice.plan.source is not Source.NONE]
         return max(real_choices, key=lambda choice: choice.value, default=NOTHING)
 

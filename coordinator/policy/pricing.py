@@ -109,7 +109,7 @@ class ProposalPricing:
         may be longer than the average one, and an unsure one ends sooner.
         """
         assert self.draft is not None, "only a draft is waited for"
-        most_ms = max(2 * plan.patience_ms, left_ms / 2)
+        most_ms = min(max(2 * plan.patience_ms, left_ms / 2), left_ms)
         if self.coupled and plan.nodes == plan.depth:
             waits_ms = self.draft.waits(self.rates.drafting)[: min(room, MAX_DEPTH)]
             depth = max(plan.depth, sum(ms <= most_ms for ms in waits_ms))
