@@ -8,8 +8,18 @@ from pathlib import Path
 import pytest
 import torch
 
+from paceline.engine.llama.capi import open_interface
+from paceline.engine.llama.library import any_library
+from paceline.models.gguf_header import read_header
+from paceline.protocol.errors import Unsupported
+from paceline.runtime.llama_settings import LlamaSettings
 from paceline_lab.bench.gpu import __main__ as gpu
+from paceline_lab.bench.gpu import ggml_copy, llama_steps
+from paceline_lab.bench.gpu.cases import ServiceLoad
 from paceline_lab.bench.gpu.models import SHAPES, random_model, weights_read
+from paceline_lab.bench.gpu.torch_steps import Bench
+from tests.engine.llama_engines import tiny_file
+from tests.models import gguf_files
 
 ARGUMENTS = ["--device", "cpu", "--shape", "tiny", "--dtype", "float32", "--steps", "2", "--length", "20"]
 
@@ -22,7 +32,7 @@ def test_the_whole_way(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     results = json.loads(file.read_text())["results"]
     assert [(case["sessions"], case["rows"]) for case in results] == [(1, 1), (1, 4), (3, 1), (3, 4)]
     for case in results:
-        assert min(case[name] for name in ("floor_ms", "graph_ms", "direct_ms", "logits_ms", "service_ms")) > 0
+        assert min(case[name] for name in ("floor_ms", "step_ms", "direct_ms", "logits_ms", "service_ms")) > 0
         assert case["overhead_ms"] < case["service_ms"]
 
 
@@ -46,7 +56,98 @@ def test_the_bytes_of_a_step() -> None:
 
 
 def test_the_floor_counts_weights_once_and_keys_for_each_session() -> None:
-    loads = [gpu.ServiceLoad(3, 4, 20)]
-    bench = gpu.Bench("tiny", torch.device("cpu"), torch.float32, loads, 2)
+    loads = [ServiceLoad(3, 4, 20)]
+    bench = Bench("tiny", torch.device("cpu"), torch.float32, loads, 2)
     row_bytes = 2 * 2 * 2 * 16 * 4
     assert bench.floor_ms(loads[0], 1e6) == pytest.approx((bench.weights + 3 * 24 * row_bytes) / 1e3)
+
+
+LLAMA = ["--engine", "llama", "--steps", "2", "--length", "20", "--threads", "1", "--bandwidth", "1"]
+
+
+def test_the_whole_way_of_a_gguf_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
+    more = [
+        "--sessions",
+        "1,3",
+        "--rows",
+        "1,4",
+        "--gpu-layers",
+        "0",
+        "--cache-type-k",
+        "f32",
+        "--cache-type-v",
+        "f32",
+    ]
+    gpu.main([*LLAMA, *more, "--model", str(tiny_file()), "--out", str(tmp_path)])
+    text = capsys.readouterr().out
+    for fact in (
+        "- library: xllamacpp",
+        "devices: CPU (",
+        "gpu_layers 0, split_mode layer, main_gpu 0, tensor_split unset, devices unset, flash_attn auto, ",
+        "cache_type_k f32, cache_type_v f32",
+        "- file: tiny.gguf, llama, ",
+        "- copy bandwidth: as --bandwidth says 1.0 GB/s",
+        "- rows: other than alone: ",
+    ):
+        assert fact in text
+    (file,) = tmp_path.glob("gpu-llama-*.json")
+    results = json.loads(file.read_text())["results"]
+    assert [(case["sessions"], case["rows"]) for case in results] == [(1, 1), (1, 4), (3, 1), (3, 4)]
+    for case in results:
+        assert min(case["step_ms"], case["service_ms"]) > 0
+        assert case["overhead_ms"] < case["service_ms"]
+        speed = f"{case['sessions'] / case['service_ms'] * 1e3:.3f}" if case["rows"] == 1 else "–"
+        assert f"{case['overhead_ms']:.3f} | {speed} |" in text
+    floors = {(case["sessions"], case["rows"]): case["floor_ms"] for case in results}
+    load, llama = ServiceLoad(3, 4, 20), LlamaSettings(cache_type_k="f32", cache_type_v="f32")
+    assert floors[3, 4] == llama_steps.floor_ms(read_header(tiny_file()), llama, load, 1e9) > floors[1, 1]
+
+
+def test_the_floor_of_a_file_has_its_own_formats(tmp_path: Path) -> None:
+    header, load = read_header(tiny_file()), ServiceLoad(3, 4, 20)
+    kv = gguf_files.LAYERS * gguf_files.KV_HEADS * gguf_files.HIDDEN // gguf_files.HEADS
+    weights = sum(each.data.nbytes for each in header.tensors.values())
+    assert llama_steps.weights_read(header) == weights, "the embedding is the head, too"
+    floor = llama_steps.floor_ms(header, LlamaSettings(cache_type_k="f32"), load, 1e3)
+    assert floor == pytest.approx(weights + 3 * 24 * kv * (4 + 2))
+    experts = read_header(gguf_files.write(tmp_path / "experts.gguf", "qwen2moe"))
+    whole = sum(each.data.nbytes for each in experts.tensors.values())
+    some = [each.data.nbytes for name, each in experts.tensors.items() if "_exps." in name]
+    used, count = (experts.metadata[f"qwen2moe.expert_{key}"] for key in ("used_count", "count"))
+    looked_up = experts.tensors["token_embd.weight"].data.nbytes
+    assert used < count and "output.weight" in experts.tensors
+    assert llama_steps.weights_read(experts) == whole - looked_up - sum(some) * (1 - used / count)
+
+
+def test_a_copy_on_each_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    interface = open_interface(any_library(None).file)
+    monkeypatch.setattr(ggml_copy, "_CPU_COPY_BYTES", 1 << 20)
+    assert list(ggml_copy.copy_bandwidths(interface, ())) == ["CPU"]
+    assert ggml_copy.copy_bandwidths(interface, ("CPU",))["CPU"] > 1e6
+    assert ggml_copy.copy_bandwidths(interface, ("CUDA0",)) == {}
+    monkeypatch.setattr(ggml_copy, "_CPU_COPY_BYTES", 1 << 58)
+    with pytest.raises(Unsupported, match=r"device CPU: no room for a copy of \d+ bytes; --bandwidth"):
+        ggml_copy.copy_bandwidths(interface, ())
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--model", "table:"], "--model = 'table:': must be a .gguf file, with --engine llama"),
+        (["--model", "FILE", "--devices", "CUDA7"], "llama.devices = 'CUDA7': must be of: CPU"),
+        (["--model", "FILE", "--cache-type-k", "q7"], "cache_type_k = 'q7': must be valid"),
+        (["--model", "FILE", "--length", "9999"], "max_model_len = 10"),
+    ],
+)
+def test_what_llama_cpp_can_not_measure_is_refused_in_a_sentence(flags: list[str], message: str) -> None:
+    with pytest.raises(SystemExit, match=message):
+        gpu.main([*LLAMA, *(flag.replace("FILE", str(tiny_file())) for flag in flags)])
+
+
+def test_a_file_is_needed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        gpu.main(["--engine", "llama"])
+    assert "--engine llama needs --model FILE.gguf" in capsys.readouterr().err

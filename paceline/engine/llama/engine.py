@@ -104,6 +104,8 @@ class LlamaEngine(LedgerEngine[CachedRows]):
         super().__init__(info, sharing, self._blocks)
         self._context = context
         self.shape = shape
+        self.invariance = "not measured"
+        """What a row's bits depend on."""
         self._free = [*range(shape.sequences - 1, -1, -1)]
         self._sessions: dict[int, SessionSequences] = {}
         self._caches: dict[int, CachedRows] = {}

@@ -99,8 +99,8 @@ def load_llama_engine(source: ModelSource, settings: EngineSettings) -> LlamaEng
     engine = LlamaEngine(context, info, settings, shape)
     facts = _numeric_facts(interface, library, header, settings) | {"max_length": max_length}
     is_rounded = any(tensor.type_id not in _FLOAT_TYPES for tensor in header.tensors.values())
-    invariance = check_engine(engine, ids, _check_facts(facts, header, engine), is_rounded=is_rounded)
-    facts |= {"shape": repr(engine.shape), "rows": invariance}
+    engine.invariance = check_engine(engine, ids, _check_facts(facts, header, engine), is_rounded=is_rounded)
+    facts |= {"shape": repr(engine.shape), "rows": engine.invariance}
     numeric = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
     engine.info = replace(info, fingerprint=replace(info.fingerprint, numeric=numeric))
     return engine

@@ -1,0 +1,137 @@
+"""Steps of our own engine with random weights of real shapes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from paceline.engine.checks import plain_reference, self_check
+from paceline.engine.cpu.fused import fuse_layers
+from paceline.engine.cuda.graphs import runner_for
+from paceline.engine.cuda.pages import whole_pages
+from paceline.engine.cuda.static_engine import StaticEngine
+from paceline.engine.decoder import DecoderFacts, examine
+from paceline.engine.transformer import ServedDecoder
+from paceline.models.tokenizer import TableTokenizer
+from paceline.runtime.config import EngineSettings
+from paceline_lab.bench.gpu.cases import (
+    WARM_UP,
+    GpuCase,
+    Measured,
+    ServiceLoad,
+    case_of,
+    longest,
+    median_ms,
+    rounds_of,
+)
+from paceline_lab.bench.gpu.models import SHAPES, random_model, weights_read
+
+COPIES = 20
+COPY_BYTES = {"cuda": 1 << 30, "cpu": 1 << 24}
+
+
+def copy_bandwidth(device: torch.device) -> float:
+    """Return the bytes per second of a large copy, read plus written; the best of `COPIES`."""
+    source = torch.ones(COPY_BYTES.get(device.type, 1 << 24), dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    best = min(_seconds(lambda: target.copy_(source), device) for _ in range(COPIES))
+    return 2 * source.nbytes / best
+
+
+def _seconds(work: Callable[[], object], device: torch.device) -> float:
+    _synchronize(device)
+    start_s = time.perf_counter()
+    work()
+    _synchronize(device)
+    return time.perf_counter() - start_s
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+class Bench:
+    """One model, and the engines on it; one engine at a time holds a pool."""
+
+    def __init__(
+        self, shape: str, device: torch.device, dtype: torch.dtype, loads: Sequence[ServiceLoad], rounds: int
+    ) -> None:
+        """Make the model, and check an engine of it as the service would."""
+        self.shape = shape
+        self.device = device
+        max_length = longest(loads, rounds)
+        self._rows = max(load.sessions * whole_pages(max_length) for load in loads)
+        model = random_model(shape, dtype, device, max_length)
+        self.weights = weights_read(model)
+        self.settings = EngineSettings(max_num_seqs=max(2, *(load.sessions for load in loads)), prefix_reuse=False)
+        tokenizer = TableTokenizer(SHAPES[shape]["vocab_size"], None)
+        self.facts: DecoderFacts = examine(model, tokenizer, self.settings, shape, static=True)
+        self._reference = plain_reference(model, self.facts.info(self._rows), self.facts.attention)
+        fuse_layers(model)
+        self._model: PreTrainedModel = model
+
+    def engine(self, *, graphs: bool) -> StaticEngine:
+        """Return an engine that has passed the check of every engine."""
+        runner = runner_for(self.device, graphs=graphs)
+        facts, info = self.facts, self.facts.info(self._rows)
+        engine = StaticEngine(ServedDecoder(self._model, info, facts.attention, self.settings), runner)
+        for _ in range(WARM_UP):
+            self_check(engine, self._reference)
+        return engine
+
+    def floor_ms(self, load: ServiceLoad, bandwidth: float) -> float:
+        """Return the floor of one step: its bytes at the bandwidth of a copy."""
+        return (self.weights + load.kv_rows * self.facts.attention.shape.row_bytes) / bandwidth * 1e3
+
+
+def steps_ms(engine: StaticEngine, load: ServiceLoad, steps: int) -> tuple[float, float]:
+    """Return the median time of a step whose rows are drawn, and of a step whose logits are brought to the host."""
+    plan, draws = load.plan, load.draws(engine.info.fingerprint.vocab_size)
+
+    def draw() -> None:
+        for answer in engine.step_and_draw(plan, draws):
+            assert not isinstance(answer, np.ndarray)
+            answer.drawn_tokens()
+
+    with load.prefilled(engine):
+        return median_ms(draw, steps), median_ms(lambda: engine.step(plan), steps)
+
+
+def measure(bench: Bench, loads: Sequence[ServiceLoad], steps: int, bandwidth: float) -> list[GpuCase]:
+    """Measure all cases of one model."""
+    direct = bench.engine(graphs=False)
+    direct_times = [steps_ms(direct, load, steps)[0] for load in loads]
+    del direct
+    engine = bench.engine(graphs=True)
+    graph_times = [steps_ms(engine, load, steps) for load in loads]
+    round_times = rounds_of(engine, bench.settings, loads, steps)
+    return [
+        case_of(bench.shape, load, bench.floor_ms(load, bandwidth), graph_ms, rounds, direct_ms, logits_ms)
+        for load, (graph_ms, logits_ms), direct_ms, rounds in zip(
+            loads, graph_times, direct_times, round_times, strict=True
+        )
+    ]
+
+
+def measure_shapes(
+    shapes: Sequence[str], device: torch.device, dtype: str, loads: Sequence[ServiceLoad], steps: int
+) -> Measured:
+    """Measure models of several shapes."""
+    bandwidth = copy_bandwidth(device)
+    cases: list[GpuCase] = []
+    for shape in shapes:
+        bench = Bench(shape, device, getattr(torch, dtype), loads, steps)
+        cases += measure(bench, loads, steps, bandwidth)
+        del bench
+    cpu = "cpu: no graphs, and no figure for any GPU"
+    facts = {
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else cpu,
+        "copy bandwidth": f"{bandwidth / 1e9:.1f} GB/s, read plus written",
+        "dtype": dtype,
+    }
+    return facts, cases
