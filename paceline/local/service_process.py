@@ -29,15 +29,13 @@ from paceline.runtime.config import (
 )
 from paceline.runtime.gateway_config import GatewayConfig
 from paceline.runtime.options import of_program
-from paceline.runtime.process import BAD_CONFIGURATION, find_refusal
+from paceline.runtime.process import BAD_CONFIGURATION, SPIN_COUNT, find_refusal
 from paceline.runtime.settings import Settings
 from paceline.runtime.sources import toml_value
 
 LOG_LINES = 15
 HEALTH_SECONDS = 1.0
 STOP_SECONDS = 10.0
-SPIN_COUNT = 20_000
-"""Turns that an OpenMP thread spins before it sleeps, about 0.1 ms."""
 ServiceName = Literal["target", "draft", "coordinator"]
 ProcessName = Literal[ServiceName, "gateway"]
 """The services, which speak gRPC, and what stands before them."""
@@ -220,8 +218,6 @@ class ServiceProcess:
 
 def thread_environment(threads: int) -> dict[str, str]:
     """Environment variables that a service needs before it loads torch."""
-    # A waiting thread spins across the microseconds between two layers, then sleeps. If it slept at once, each layer
-    # would wait for its wake-up; if it spun for ever, it would take the cores of the other services.
     return {
         "OMP_NUM_THREADS": str(threads),
         "GOMP_SPINCOUNT": str(SPIN_COUNT),

@@ -34,6 +34,11 @@ logger = logging.getLogger(__name__)
 
 BAD_CONFIGURATION = 2
 FAILURE = 1
+SPIN_COUNT = 20_000
+"""Turns that an OpenMP thread waits for work before it sleeps, about 0.1 ms: the microseconds between two layers.
+
+If it slept at once, each layer would wait for its wake-up; if it spun for ever, it would take the cores of others.
+"""
 REFUSALS = (InvalidInput, Unsupported, VocabularyMismatch)
 _REFUSAL = re.compile(rf" ERROR {re.escape(__name__)} ([\w ]+ refused: .*)")
 

@@ -21,7 +21,6 @@ from typer.testing import CliRunner
 from paceline.cli.main import app
 from paceline.client import Client
 from paceline.local.service_process import (
-    SPIN_COUNT,
     ServiceFailed,
     ServiceProcess,
     ServiceRefused,
@@ -32,6 +31,7 @@ from paceline.local.settings import ServeSettings, available_cores, speculative_
 from paceline.local.supervisor import LONGEST_DELAY_S, STEADY_S, Restarts, SupervisedServices
 from paceline.protocol.errors import InvalidInput
 from paceline.runtime.config import TargetConfig
+from paceline.runtime.process import SPIN_COUNT
 from tests.engine import tiny
 from tests.models.saving import save_with_tokenizer
 from tests.warm import PACELINE

@@ -6,6 +6,7 @@ import _ctypes
 import logging
 import os
 import random
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -27,6 +28,7 @@ from paceline.engine.llama.steps import LlamaContext
 from paceline.engine.loading import load_engine
 from paceline.protocol.errors import InternalError, InvalidInput, Overloaded, PacelineError, Unsupported
 from paceline.runtime.config import EngineSettings
+from paceline.runtime.process import SPIN_COUNT
 from tests.engine import tiny
 from tests.engine.llama_engines import llama, llama_settings, plain, tiny_file
 from tests.engine.test_growth import check_growth
@@ -179,6 +181,29 @@ def test_a_draft_or_target_loads_without_torch(tmp_path: Path) -> None:
         "assert 'torch' not in sys.modules, 'torch'"
     )
     subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "PACELINE_HOME": str(tmp_path)})
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="GCC's OpenMP, which says what it has read")
+@pytest.mark.parametrize(
+    ("own", "spins", "policy"),
+    [
+        ({}, SPIN_COUNT, "PASSIVE"),
+        ({"GOMP_SPINCOUNT": "7"}, 7, "PASSIVE"),
+        ({"OMP_WAIT_POLICY": "active"}, 30_000_000_000, "ACTIVE"),
+    ],
+)
+def test_waiting_threads_spin_briefly_unless_the_operator_says_otherwise(
+    own: dict[str, str], spins: int, policy: str
+) -> None:
+    code = (
+        "from paceline.engine.llama import capi, library; capi.open_interface(library.any_library(None).file); "
+        "import sys; assert 'torch' not in sys.modules"
+    )
+    left = {name: value for name, value in os.environ.items() if not name.startswith(("GOMP_", "OMP_"))}
+    environment = {**left, **own, "OMP_DISPLAY_ENV": "VERBOSE"}
+    done = subprocess.run([sys.executable, "-c", code], check=True, env=environment, capture_output=True, text=True)
+    shown = dict(re.findall(r"(\w+) = '(\w*)'", done.stderr))
+    assert (int(shown["GOMP_SPINCOUNT"]), shown["OMP_WAIT_POLICY"]) == (spins, policy)
 
 
 def test_fingerprints_tell_engines_machines_and_settings_apart(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.protocol.errors import InvalidInput, Unsupported
+from paceline.runtime.process import SPIN_COUNT
 
 DECODED, NO_ROOM = 0, 1
 """What `llama_decode` returns: done; no cells for the rows, and the memory is as it was before."""
@@ -182,7 +183,9 @@ def open_interface(file: Path) -> Interface:
         InvalidInput: the library can't be loaded.
         Unsupported: it is another build's, or none of llama.cpp; names the function or the field that differs.
     """
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # else OpenMP's threads spin between steps
+    if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
+        # Read as OpenMP loads. Other runtimes than GCC's know the policy alone, under which GCC's would not spin.
+        os.environ |= {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": str(SPIN_COUNT)}
     os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # else a failed assertion starts a debugger
     try:
         library = c.CDLL(str(file))
