@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
+
 import numpy as np
 
 from paceline.engine.features import feature_source
 from paceline.engine.interface import Engine, EngineInfo, Logits, StepItem, StepPlan
-from paceline.protocol.errors import InvalidInput
+from paceline.protocol.errors import InvalidInput, Overloaded
 from paceline.protocol.features import NO_FEATURES, FeatureNeed
+
+logger = logging.getLogger(__name__)
 
 Texts = tuple[tuple[int, ...], tuple[int, ...]]
 _LONGEST, _SHORTEST = 24, 8
@@ -29,6 +34,8 @@ def schedule_length(info: EngineInfo) -> int:
 def run_schedule(engine: Engine, texts: Texts, need: FeatureNeed = NO_FEATURES) -> list[Logits]:
     """Logits [length, V] of two texts, the first by chunks and a rolled-back tree, the second by ragged chunks.
 
+    Both share steps, unless the engine has but one session at once.
+
     `need`: hidden states that are kept meanwhile.
     """
     first, second = texts
@@ -44,20 +51,33 @@ def run_schedule(engine: Engine, texts: Texts, need: FeatureNeed = NO_FEATURES) 
             _chunk(1, second, 7, end),
         ),
     )
-    rows: list[list[Logits]] = [[], []]
-    sessions = (0, 1)
-    try:
-        for session in sessions:
-            engine.open(session, end + 4)
-            if need.any:
+    rows: dict[int, list[Logits]] = {0: [], 1: []}
+    for sessions in _opened(engine, end + 4):
+        try:
+            for session in sessions if need.any else ():
                 feature_source(engine).keep_features(session, need)
-        for items in steps:
-            for session, logits in enumerate(engine.step(StepPlan(items))):
-                rows[session].append(logits.copy())
-    finally:
-        for session in sessions:
-            engine.close(session)
-    return [np.concatenate(each) for each in rows]
+            for items in steps:
+                own = tuple(item for item in items if item.session in sessions)
+                for item, logits in zip(own, engine.step(StepPlan(own)) if own else (), strict=True):
+                    rows[item.session].append(logits.copy())
+        finally:
+            for session in sessions:
+                engine.close(session)
+    return [np.concatenate(each) for each in rows.values()]
+
+
+def _opened(engine: Engine, max_rows: int) -> Iterator[tuple[int, ...]]:
+    """Open both sessions, or one after the other where no more may be open at once; closing them is the caller's."""
+    engine.open(0, max_rows)
+    try:
+        engine.open(1, max_rows)
+    except Overloaded as error:
+        logger.info("checked a session at a time: %s", error.message)
+        yield (0,)
+        engine.open(1, max_rows)
+        yield (1,)
+    else:
+        yield (0, 1)
 
 
 def _chunk(session: int, text: tuple[int, ...], start: int, end: int) -> StepItem:

@@ -90,13 +90,30 @@ MUTANTS: list[tuple[type, str, Callable[..., Any]]] = [
 ]
 
 
+@pytest.mark.parametrize("sessions", [256, 1])
 @pytest.mark.parametrize(("kind", "name", "mutant"), MUTANTS, ids=[name for _, name, _ in MUTANTS])
 def test_the_self_check_catches(
-    monkeypatch: pytest.MonkeyPatch, kind: type, name: str, mutant: Callable[..., Any]
+    monkeypatch: pytest.MonkeyPatch, kind: type, name: str, mutant: Callable[..., Any], sessions: int
 ) -> None:
     monkeypatch.setattr(kind, name, mutant)
     with pytest.raises((Unsupported, InternalError), match=r"logits of steps differ|computes no step"):
-        llama()
+        llama(max_num_seqs=sessions)
+
+
+@pytest.mark.parametrize("settings", [{}, {"reproducible": True}, {"reproducible": True, "kv_bytes": 512 * 512}])
+def test_a_limit_of_one_session_is_checked_with_one(
+    caplog: pytest.LogCaptureFixture, settings: dict[str, Any]
+) -> None:
+    limit: dict[str, Any] = {} if "kv_bytes" in settings else {"max_num_seqs": 1}
+    with caplog.at_level(logging.INFO):
+        engine = llama(**settings, **limit)
+    assert "checked a session at a time: 1 se" in caplog.text
+    assert engine.invariance.startswith(ALIKE if settings else "other than alone: in steps of ")
+    engine.open(7, 20)
+    with pytest.raises(Overloaded):
+        engine.open(8, 20)
+    for row, history in zip(step(engine, chain(7, 0, (1, 2, 3))), ([1], [1, 2], [1, 2, 3]), strict=True):
+        plain().assert_row(row, history)
 
 
 def test_the_257th_session_waits_and_the_others_lose_nothing() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from paceline.engine.parallel.decoder import load_decoder_share
 from paceline.engine.weights import keep_layers
 from paceline.models.gguf import convert_gguf
 from paceline.models.tokenizer import TableTokenizer
-from paceline.protocol.errors import InvalidInput, Unsupported
+from paceline.protocol.errors import InvalidInput, Overloaded, Unsupported
 from paceline.runtime.config import EngineSettings
 from tests.engine import families, tiny
 from tests.engine.parallel.ranks import run_ranks
@@ -108,8 +109,24 @@ def test_the_self_check_catches(
     if not compiled:
         monkeypatch.setattr("paceline.engine.decoder.has_wide_vectors", lambda: False)
     monkeypatch.setattr(target, mutant)
-    with pytest.raises(Unsupported, match="packed logits differ"):
-        tiny.engine_and_plain(tiny.llama())
+    for sessions in (256, 1):
+        with pytest.raises(Unsupported, match="packed logits differ"):
+            tiny.engine_and_plain(tiny.llama(), max_num_seqs=sessions)
+
+
+@pytest.mark.parametrize("settings", [{}, {"reproducible": True}, {"static": True}])
+def test_a_limit_of_one_session_is_checked_with_one(
+    caplog: pytest.LogCaptureFixture, settings: dict[str, Any]
+) -> None:
+    model = tiny.random_model(tiny.llama())
+    plain = tiny.Plain(model)
+    with caplog.at_level(logging.INFO):
+        engine = tiny.build(model, max_num_seqs=1, **settings)
+    assert "checked a session at a time: 1 sessions are open" in caplog.text
+    plain.assert_row(tiny.read(engine, (1, 2, 3))[-1], (1, 2, 3))
+    engine.open(1, 20)
+    with pytest.raises(Overloaded, match="1 sessions are open"):
+        engine.open(2, 20)
 
 
 def test_padding_is_cut_and_a_vocabulary_wider_than_the_logits_is_refused() -> None:

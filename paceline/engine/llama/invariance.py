@@ -14,7 +14,7 @@ import numpy as np
 
 from paceline.engine.interface import Engine, Logits, StepItem, StepPlan
 from paceline.engine.llama.engine import LlamaEngine
-from paceline.protocol.errors import Unsupported
+from paceline.protocol.errors import Overloaded, Unsupported
 from paceline.protocol.proposal import ROOT
 
 WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16)
@@ -94,7 +94,7 @@ def _differing_steps(engine: Engine, tokens: Sequence[int], length: int) -> Iter
     if not np.array_equal(_after_tree(engine, rows, length), alone[2]):
         yield "after a tree"
     # The library reads every session's cells alike, so a short text shows it.
-    if length <= SHORT and not np.array_equal(_in_company(engine, tokens, length), alone[0]):
+    if length <= SHORT and any(not np.array_equal(each, alone[0]) for each in _in_company(engine, tokens, length)):
         yield "beside another session"
 
 
@@ -107,16 +107,18 @@ def _after_tree(engine: Engine, rows: Sequence[int], length: int) -> Logits:
     return logits
 
 
-def _in_company(engine: Engine, tokens: Sequence[int], length: int) -> Logits:
-    """Logits of the first row, in a step with another session's."""
-    engine.open(1, length + 1)
+def _in_company(engine: Engine, tokens: Sequence[int], length: int) -> Iterator[Logits]:
+    """Logits of the first row, in a step with another session's; none where no other may be open."""
+    try:
+        engine.open(1, length + 1)
+    except Overloaded:
+        return
     try:
         engine.step(StepPlan((StepItem(1, 0, tuple(tokens[:length])),)))
         items = tuple(StepItem(each, length, (tokens[length],), logit_rows=(0,)) for each in (1, 0))
-        logits: Logits = engine.step(StepPlan(items))[1][0].copy()
+        yield engine.step(StepPlan(items))[1][0].copy()
     finally:
         engine.close(1)
-    return logits
 
 
 def _step(engine: Engine, item: StepItem) -> Logits:

@@ -75,7 +75,7 @@ def _facts(
 def _settings(
     header: GgufHeader, llama: LlamaSettings, threads: int, loads: Sequence[ServiceLoad], steps: int
 ) -> EngineSettings:
-    max_length, sessions = longest(loads, steps), max(2, *(load.sessions for load in loads))
+    max_length, sessions = longest(loads, steps), max(load.sessions for load in loads)
     return EngineSettings(
         engine=LLAMA,
         threads=threads,

@@ -68,7 +68,7 @@ class Bench:
         self._rows = max(load.sessions * whole_pages(max_length) for load in loads)
         model = random_model(shape, dtype, device, max_length)
         self.weights = weights_read(model)
-        self.settings = EngineSettings(max_num_seqs=max(2, *(load.sessions for load in loads)), prefix_reuse=False)
+        self.settings = EngineSettings(max_num_seqs=max(load.sessions for load in loads), prefix_reuse=False)
         tokenizer = TableTokenizer(SHAPES[shape]["vocab_size"], None)
         self.facts: DecoderFacts = examine(model, tokenizer, self.settings, shape, static=True)
         self._reference = plain_reference(model, self.facts.info(self._rows), self.facts.attention)
