@@ -19,13 +19,14 @@ import pytest
 
 from paceline.engine.blocks import BLOCK_ROWS
 from paceline.engine.interface import Prefix, StepItem, StepPlan
-from paceline.engine.llama import capi, checks, library, loading
+from paceline.engine.llama import checks, loading
 from paceline.engine.llama.engine import LlamaEngine
 from paceline.engine.llama.invariance import ALIKE, row_invariance
-from paceline.engine.llama.library import LlamaLibrary, any_library
 from paceline.engine.llama.sequences import SessionSequences, WavePlanner
 from paceline.engine.llama.steps import LlamaContext
 from paceline.engine.loading import load_engine
+from paceline.llama_cpp import capi, library
+from paceline.llama_cpp.library import LlamaLibrary, any_library
 from paceline.protocol.errors import InternalError, InvalidInput, Overloaded, PacelineError, Unsupported
 from paceline.runtime.config import EngineSettings
 from paceline.runtime.process import SPIN_COUNT
@@ -213,7 +214,7 @@ def test_waiting_threads_spin_briefly_unless_the_operator_says_otherwise(
     own: dict[str, str], spins: int, policy: str
 ) -> None:
     code = (
-        "from paceline.engine.llama import capi, library; capi.open_interface(library.any_library(None).file); "
+        "from paceline.llama_cpp import capi, library; capi.open_interface(library.any_library(None).file); "
         "import sys; assert 'torch' not in sys.modules"
     )
     left = {name: value for name, value in os.environ.items() if not name.startswith(("GOMP_", "OMP_"))}

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from paceline.engine.llama.capi import open_interface
-from paceline.engine.llama.library import any_library
+from paceline.llama_cpp.capi import open_interface
+from paceline.llama_cpp.library import any_library
 from paceline.models.gguf_header import read_header
 from paceline.protocol.errors import Unsupported
 from paceline.runtime.llama_settings import LlamaSettings

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from paceline.engine.interface import Logits
-from paceline.engine.llama.capi import TYPES, Interface, open_interface
-from paceline.engine.llama.library import any_library
 from paceline.engine.llama.steps import BatchRows, LlamaContext
+from paceline.llama_cpp.capi import TYPES, Interface, open_interface
+from paceline.llama_cpp.library import any_library
 from paceline.protocol.errors import InvalidInput
 
 

@@ -17,6 +17,7 @@ from paceline.engine.interface import StepItem, StepPlan
 from paceline.engine.llama.engine import LlamaEngine
 from paceline.engine.llama.invariance import settle_shape
 from paceline.engine.schedule import run_schedule, schedule_length
+from paceline.llama_cpp import capi
 from paceline.models.resolve import model_home
 from paceline.protocol.errors import InvalidInput, Unsupported
 from paceline.runtime.files import read_live, replace_text
@@ -109,7 +110,7 @@ def _digest(text: str) -> str:
 def _code_digest() -> str:
     """Digest of the sources that compute and check."""
     here = Path(__file__).parent
-    sources = sorted((*here.glob("*.py"), *here.parent.glob("*.py")))
+    sources = sorted((*here.glob("*.py"), *here.parent.glob("*.py"), Path(capi.__file__)))
     return hashlib.sha256(b"".join(file.read_bytes() for file in sources)).hexdigest()
 
 

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 
 from paceline.engine.interface import EngineInfo
-from paceline.engine.llama.capi import MOST_SEQUENCES, TYPES, Interface, open_interface
 from paceline.engine.llama.checks import check_engine
 from paceline.engine.llama.engine import LlamaEngine, PassShape
-from paceline.engine.llama.library import LlamaLibrary, any_library, chosen_library
 from paceline.engine.llama.steps import LlamaContext
+from paceline.llama_cpp.capi import MOST_SEQUENCES, TYPES, Interface, open_interface
+from paceline.llama_cpp.library import LlamaLibrary, any_library, chosen_library
 from paceline.models.gguf_config import vocabulary
 from paceline.models.gguf_header import GgufHeader, read_header
 from paceline.models.pull import file_digest

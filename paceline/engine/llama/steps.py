@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from paceline.engine.interface import Logits
 from paceline.engine.ledger import RETRY_AFTER_MS
-from paceline.engine.llama.capi import DECODED, NO_ROOM, Batch, Interface
+from paceline.llama_cpp.capi import DECODED, NO_ROOM, Batch, Interface
 from paceline.protocol.errors import InternalError, Overloaded
 
 

@@ -6,8 +6,8 @@ import ctypes as c
 import time
 from typing import Any
 
-from paceline.engine.llama.capi import Interface
 from paceline.engine.llama.loading import list_devices
+from paceline.llama_cpp.capi import Interface
 from paceline.protocol.errors import Unsupported
 
 COPIES = 20

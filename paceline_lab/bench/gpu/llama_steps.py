@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from paceline.engine.llama.capi import open_interface
 from paceline.engine.llama.engine import LlamaEngine
-from paceline.engine.llama.library import any_library
 from paceline.engine.llama.loading import LLAMA, at_hand, load_llama_engine, row_bytes
+from paceline.llama_cpp.capi import open_interface
+from paceline.llama_cpp.library import any_library
 from paceline.models.gguf_header import GgufHeader, read_header
 from paceline.models.resolve import resolve
 from paceline.protocol.errors import InvalidInput

@@ -1,0 +1,1 @@
+"""llama.cpp's C library: finding one, its structures and its functions."""
