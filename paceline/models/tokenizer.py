@@ -149,6 +149,11 @@ def vocabulary_fingerprint(vocabulary: Mapping[str, int] | Iterable[tuple[str, i
     return digest.hexdigest()
 
 
+def without_padding(vocabulary: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
+    """The (token, id) pairs but `[PADn]` at id n: conversion to GGUF makes one up for each id that has no token."""
+    return [(token, token_id) for token, token_id in vocabulary if token != f"[PAD{token_id}]"]
+
+
 class TableTokenizer:
     """The tokenizer of table models.
 
@@ -249,15 +254,15 @@ class TransformersTokenizer:
             logits_width: how many ids the model has logits for; those beyond are no part of the vocabulary, though
                 the tokenizer knows them. None: for all.
         """
-        vocabulary: Mapping[str, int] = inner.get_vocab()
+        every_token: Mapping[str, int] = inner.get_vocab()
+        vocabulary = dict(without_padding(every_token.items()))
         self.inner = inner
         # Ids may have holes, so the largest id counts, not the number of tokens.
-        self.known_size = max(vocabulary.values()) + 1
-        """The tokenizer's ids, including those that the model has no logits for."""
-        self.vocab_size = self.known_size if logits_width is None else min(self.known_size, logits_width)
-        own = inner.eos_token_id
-        ends = frozenset(eos_token_ids) | (frozenset() if own is None else frozenset((int(own),)))
-        self.eos_token_ids = frozenset(each for each in ends if 0 <= each < self.vocab_size)
+        self.known_size = max(every_token.values()) + 1
+        """The tokenizer's ids, including padding and those that the model has no logits for."""
+        self.vocab_size = min(1 + max(vocabulary.values()), self.known_size if logits_width is None else logits_width)
+        ends = (*eos_token_ids, inner.eos_token_id)
+        self.eos_token_ids = frozenset(int(i) for i in ends if i is not None and 0 <= i < self.vocab_size)
         self.fingerprint = vocabulary_fingerprint(vocabulary)
         self.max_token_bytes = max(len(token.encode("utf-8", "surrogatepass")) for token in vocabulary)
         self.encode("")  # has transformers settle the library's truncation and padding: threads only read from now on

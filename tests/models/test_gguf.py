@@ -15,6 +15,8 @@ from paceline.engine.loading import load_engine
 from paceline.models.gguf import convert_gguf
 from paceline.models.tokenizer import load_tokenizer
 from paceline.protocol.errors import InvalidInput
+from tests.engine import tiny
+from tests.engine.llama_engines import llama_settings
 from tests.engine.tiny import THREAD
 from tests.models import gguf_files, llama_cpp
 from tests.models.gguf_files import CONTROL, HIDDEN, NORMAL, values
@@ -127,6 +129,31 @@ def test_every_id_that_ends_a_turn_ends_a_text_also_once_converted(tmp_path: Pat
         tokenizer = load_tokenizer(str(name))
         assert tokenizer.eos_token_ids == {1, 2, 3, 9}
         assert tokenizer.vocab_size == len(gguf_files.tokens()), "transformers adds none of its own"
+
+
+def test_padding_is_no_part_of_a_vocabulary(tmp_path: Path) -> None:
+    listed, spare = gguf_files.tokens(), 5
+    size = len(listed) + spare
+    kinds = [CONTROL] * len(gguf_files.WORDS) + [NORMAL] * (len(listed) - len(gguf_files.WORDS)) + [5] * spare
+    keys = {
+        "tokenizer.ggml.tokens": [*listed, *(f"[PAD{i}]" for i in range(len(listed), size))],
+        "tokenizer.ggml.token_type": kinds,
+    }
+    embedding = {"token_embd.weight": values("e", (size, HIDDEN))}
+    padded = gguf_files.write(tmp_path / "padded.gguf", keys=keys, tensors=embedding)
+    plain = load_tokenizer(str(gguf_files.write(tmp_path / "plain.gguf")))
+    convert_gguf(padded, tmp_path / "converted")
+    for name in (padded, tmp_path / "converted"):
+        tokenizer = load_tokenizer(str(name))
+        assert (tokenizer.fingerprint, tokenizer.vocab_size) == (plain.fingerprint, len(listed))
+        text = f"the [PAD{size - 1}] 12"
+        assert tokenizer.encode(text) == plain.encode(text)
+        assert tokenizer.max_token_bytes == plain.max_token_bytes
+    for settings in (llama_settings(), THREAD):
+        engine = load_engine(str(padded), settings)
+        identity = engine.info.fingerprint
+        assert (identity.tokenizer, identity.vocab_size) == (plain.fingerprint, len(listed))
+        assert tiny.read(engine, (5, 6, 7)).shape == (3, len(listed))
 
 
 TEXTS = (
