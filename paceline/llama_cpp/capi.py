@@ -134,6 +134,7 @@ _FUNCTIONS: tuple[tuple[str, Any, tuple[Any, ...]], ...] = (
     ("llama_model_get_vocab", _POINTER, (_POINTER,)),
     ("llama_vocab_n_tokens", _ID, (_POINTER,)),
     ("llama_tokenize", _ID, (_POINTER, _TEXT, _ID, _IDS, _ID, c.c_bool, c.c_bool)),
+    ("llama_token_to_piece", _ID, (_POINTER, _ID, _TEXT, _ID, _ID, c.c_bool)),
     ("llama_init_from_model", _POINTER, ()),
     ("llama_free", None, (_POINTER,)),
     ("llama_n_ctx", c.c_uint32, (_POINTER,)),

@@ -24,6 +24,8 @@ _READ_KEYS = (
     "bos_token_id", "eos_token_id", "eot_token_id", "eom_token_id", "eos_token_ids", "padding_token_id",
     "unknown_token_id",
 )  # fmt: skip
+KIND_KEYS = (f"{_PREFIX}ggml.model", f"{_PREFIX}ggml.pre")
+"""Keys that name a kind of vocabulary, or of splitting into words."""
 _KINDS = {"model": str, "pre": str, "add_bos_token": bool, "add_eos_token": bool, "add_space_prefix": bool}
 _HARMLESS = (
     "add_sep_token", "cls_token_id", "mask_token_id", "seperator_token_id", "token_type_count",
@@ -62,29 +64,59 @@ def file_tokenizer(header: GgufHeader) -> PreTrainedTokenizerBase:
     for key, kind in _KINDS.items():
         right = fields[key] is None or isinstance(fields[key], kind)
         require(right, f"{_PREFIX}ggml.{key}", fields[key], f"a {kind.__name__}")
-    ids = {name: token_id(header, f"{name}_token_id") for name in ("bos", "eos")}
-    ids |= {"pad": spare_id(header, "padding_token_id"), "unk": spare_id(header, "unknown_token_id")}
     backend = _backend(header, fields)
+    special = special_tokens(header)
     begins = fields["model"] == "llama" or fields["pre"] in _BEGINS
-    template = header.metadata.get(f"{_PREFIX}chat_template")
-    require(template is None or isinstance(template, str), f"{_PREFIX}chat_template", template, "a text")
     return TokenizersBackend(
         tokenizer_object=backend,
-        add_bos_token=ids["bos"] is not None
+        add_bos_token=special["bos_token"] is not None
         and (begins if fields["add_bos_token"] is None else fields["add_bos_token"]),
-        add_eos_token=ids["eos"] is not None and bool(fields["add_eos_token"]),
-        chat_template=template,
-        **{f"{name}_token": None if i is None else backend.id_to_token(i) for name, i in ids.items()},
+        add_eos_token=special["eos_token"] is not None and bool(fields["add_eos_token"]),
+        chat_template=chat_template(header),
+        **special,
     )
+
+
+def special_tokens(header: GgufHeader) -> dict[str, str | None]:
+    """Tokens for beginning, end, padding and what is unknown, by transformers' names for them.
+
+    Raises:
+        InvalidInput: the id of one that a text needs is outside the vocabulary.
+    """
+    tokens = vocabulary(header)
+    ids = {name: token_id(header, f"{name}_token_id") for name in ("bos", "eos")}
+    ids |= {"pad": spare_id(header, "padding_token_id"), "unk": spare_id(header, "unknown_token_id")}
+    return {f"{name}_token": None if i is None else tokens[i] for name, i in ids.items()}
+
+
+def chat_template(header: GgufHeader) -> str | None:
+    """A file's chat template, if it has one.
+
+    Raises:
+        InvalidInput: it is no text.
+    """
+    template = header.metadata.get(f"{_PREFIX}chat_template")
+    require(template is None or isinstance(template, str), f"{_PREFIX}chat_template", template, "a text")
+    return template
+
+
+def distinct_vocabulary(header: GgufHeader) -> list[str]:
+    """As `vocabulary`.
+
+    Raises:
+        InvalidInput: as `vocabulary`, or two tokens are the same.
+    """
+    tokens = vocabulary(header)
+    different = len(set(tokens))
+    require(different == len(tokens), f"{_PREFIX}ggml.tokens", len(tokens), f"all different; {different} are")
+    return tokens
 
 
 def _backend(header: GgufHeader, fields: Mapping[str, Any]) -> Tokenizer:
     from transformers.integrations.gguf.gguf_tokenizer_mapping import convert_gguf_tokenizer
 
-    tokens, kind = vocabulary(header), fields["model"]
-    require(kind in ("gpt2", "llama"), f"{_PREFIX}ggml.model", kind, "gpt2 or llama")
-    different = len(set(tokens))
-    require(different == len(tokens), f"{_PREFIX}ggml.tokens", len(tokens), f"all different; {different} are")
+    tokens, kind = distinct_vocabulary(header), fields["model"]
+    require(kind in ("gpt2", "llama"), KIND_KEYS[0], kind, "gpt2 or llama")
     description = {"tokenizer_type": kind, "tokens": tokens} | _lists(fields, len(tokens))
     try:
         backend = _without_made_up(convert_gguf_tokenizer(header.architecture, description)[0], len(tokens))
@@ -110,14 +142,24 @@ def _lists(fields: Mapping[str, Any], size: int) -> dict[str, Any]:
     lists: dict[str, Any] = {}
     for key in ("token_type", "scores"):
         if fields[key] is not None:
-            fits = isinstance(fields[key], np.ndarray) and len(fields[key]) == size
-            require(fits, f"{_PREFIX}ggml.{key}", fields[key], f"one number for each of {size} tokens")
-            lists[key] = fields[key].tolist()
+            lists[key] = token_numbers(key, fields[key], size)
     list_key = "merges" if fields["model"] == "gpt2" else "scores"
     lists |= {"merges": fields["merges"]} if list_key == "merges" else {}
     limit = f"a list, for a vocabulary of model {fields['model']}"
     require(isinstance(lists.get(list_key), list), f"{_PREFIX}ggml.{list_key}", fields[list_key], limit)
     return lists
+
+
+def token_numbers(key: str, value: object, size: int) -> list[Any]:
+    """The list `tokenizer.ggml.KEY`.
+
+    Raises:
+        InvalidInput: it hasn't a number for each token.
+    """
+    fits = isinstance(value, np.ndarray) and len(value) == size
+    require(fits, f"{_PREFIX}ggml.{key}", value, f"one number for each of {size} tokens")
+    numbers: list[Any] = np.asarray(value).tolist()
+    return numbers
 
 
 def _without_made_up(backend: Tokenizer, size: int) -> Tokenizer:
@@ -138,7 +180,7 @@ def _split_as(backend: Tokenizer, kind: str) -> None:
 
     patterns = _SPLITS.get(kind) or ((GGUF_PRE_TOKENIZER_SPLITS[kind],) if kind in GGUF_PRE_TOKENIZER_SPLITS else ())
     names = ", ".join(sorted({*_SPLITS, *GGUF_PRE_TOKENIZER_SPLITS}))
-    require(len(patterns) > 0, f"{_PREFIX}ggml.pre", kind, f"one of: {names}")
+    require(len(patterns) > 0, KIND_KEYS[1], kind, f"one of: {names}")
     backend.model.ignore_merges = kind in _BEGINS
     splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns]
     bytes_of_words = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

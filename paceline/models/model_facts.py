@@ -32,11 +32,12 @@ def read_tokenizer(
     """
     from paceline.models import gguf_config
     from paceline.models.gguf_header import read_header
-    from paceline.models.gguf_tokenizer import file_tokenizer
 
     if source.gguf is not None:
+        from paceline.models.llama_tokenizer import readable_tokenizer
+
         header = read_header(source.gguf)
-        return file_tokenizer(header), gguf_config.end_ids(header), None
+        return readable_tokenizer(header), gguf_config.end_ids(header), None
     from transformers import AutoTokenizer  # imports torch, which a GGUF file's tokenizer does without
 
     inner = AutoTokenizer.from_pretrained(source.location, trust_remote_code=trust_remote_code)

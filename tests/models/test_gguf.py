@@ -99,7 +99,7 @@ def test_what_cannot_be_honoured_is_refused_by_name(
 @pytest.mark.parametrize(
     ("keys", "named"),
     [
-        ({"tokenizer.ggml.model": "bert"}, "tokenizer.ggml.model = 'bert'"),
+        ({"tokenizer.ggml.model": "klingon"}, "tokenizer.ggml.model = 'klingon'"),
         ({"tokenizer.ggml.pre": "klingon"}, "tokenizer.ggml.pre = 'klingon'"),
         ({"tokenizer.ggml.suppress_tokens": [3]}, "tokenizer.ggml.suppress_tokens"),
         ({"tokenizer.ggml.precompiled_charsmap": [3]}, "tokenizer.ggml.precompiled_charsmap"),
