@@ -52,7 +52,7 @@ def run_schedule(engine: Engine, texts: Texts, need: FeatureNeed = NO_FEATURES) 
         ),
     )
     rows: dict[int, list[Logits]] = {0: [], 1: []}
-    for sessions in _opened(engine, end + 4):
+    for sessions in _open_sessions(engine, end + 4):
         try:
             for session in sessions if need.any else ():
                 feature_source(engine).keep_features(session, need)
@@ -66,7 +66,7 @@ def run_schedule(engine: Engine, texts: Texts, need: FeatureNeed = NO_FEATURES) 
     return [np.concatenate(each) for each in rows.values()]
 
 
-def _opened(engine: Engine, max_rows: int) -> Iterator[tuple[int, ...]]:
+def _open_sessions(engine: Engine, max_rows: int) -> Iterator[tuple[int, ...]]:
     """Open both sessions, or one after the other where no more may be open at once; closing them is the caller's."""
     engine.open(0, max_rows)
     try:

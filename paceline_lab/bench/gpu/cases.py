@@ -95,7 +95,7 @@ class ServiceLoad:
         ]
 
     @contextmanager
-    def prefilled(self, engine: Engine) -> Iterator[None]:
+    def prefill(self, engine: Engine) -> Iterator[None]:
         """Open the sessions and compute their prefixes; close them at the end."""
         for session in range(self.sessions):
             engine.open(session, self.length + self.rows)

@@ -94,7 +94,7 @@ def _copies(llama: LlamaSettings) -> dict[str, float]:
 
 
 def _step_ms(engine: LlamaEngine, load: ServiceLoad, steps: int) -> float:
-    with load.prefilled(engine):
+    with load.prefill(engine):
         return median_ms(partial(engine.step, load.plan), steps)
 
 

@@ -98,7 +98,7 @@ def steps_ms(engine: StaticEngine, load: ServiceLoad, steps: int) -> tuple[float
             assert not isinstance(answer, np.ndarray)
             answer.drawn_tokens()
 
-    with load.prefilled(engine):
+    with load.prefill(engine):
         return median_ms(draw, steps), median_ms(lambda: engine.step(plan), steps)
 
 
