@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from paceline.engine.executor import Executor
 from paceline.engine.interface import Draw, Engine, StepItem, StepPlan
 from paceline.protocol.proposal import ROOT, Acceptance, Proposal
 from paceline.protocol.sampling import NoiseKey
@@ -122,11 +123,11 @@ def median_ms(work: Callable[[], object], steps: int) -> float:
 
 
 def rounds_of(
-    engine: Engine, settings: EngineSettings, loads: Sequence[ServiceLoad], rounds: int
+    engine: Engine, executor: Executor, settings: EngineSettings, loads: Sequence[ServiceLoad], rounds: int
 ) -> list[RoundTimes]:
-    """Run each load through a target service."""
+    """Run each load through a target service, whose steps run on the executor's thread."""
     return [
-        asyncio.run(through_the_service(engine, settings, load.sessions, load.rows, load.length, rounds))
+        asyncio.run(through_the_service(engine, executor, settings, load.sessions, load.rows, load.length, rounds))
         for load in loads
     ]
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from functools import partial
 
+from paceline.engine.executor import Executor
 from paceline.engine.llama.engine import LlamaEngine
 from paceline.engine.llama.loading import LLAMA, at_hand, load_llama_engine, row_bytes
 from paceline.llama_cpp.capi import open_interface
@@ -46,12 +48,16 @@ def measure_file(
     header = read_header(source.gguf)
     bandwidths = {"as --bandwidth says": gb_per_s * 1e9} if gb_per_s else _copies(llama)
     settings = _settings(header, llama, threads, loads, steps)
-    engine = load_llama_engine(source, settings)
-    step_times = [_step_ms(engine, load, steps) for load in loads]
+    # One thread for everything, as in a service: OpenMP has its threads anew for each, which would sleep sooner.
+    executor = Executor("gpu-benchmark")
+    engine = asyncio.run(executor.run(load_llama_engine, source, settings))
+    step_times = [asyncio.run(executor.run(_step_ms, engine, load, steps)) for load in loads]
+    round_times = rounds_of(engine, executor, settings, loads, steps)
+    executor.close()
     bandwidth = sum(bandwidths.values()) if llama.split_mode in _SUMMED_SPLITS else max(bandwidths.values())
     cases = [
         case_of(source.name, load, floor_ms(header, llama, load, bandwidth), step_ms, rounds)
-        for load, step_ms, rounds in zip(loads, step_times, rounds_of(engine, settings, loads, steps), strict=True)
+        for load, step_ms, rounds in zip(loads, step_times, round_times, strict=True)
     ]
     return _facts(header, engine, settings, bandwidths), cases
 

@@ -94,14 +94,21 @@ class _Sender:
 
 
 async def through_the_service(
-    engine: Engine, settings: EngineSettings, sessions: int, rows: int, length: int, rounds: int
+    engine: Engine,
+    executor: Executor,
+    settings: EngineSettings,
+    sessions: int,
+    rows: int,
+    length: int,
+    rounds: int,
 ) -> RoundTimes:
     """Run a target service and so many sessions of so many rounds through it, all in this process.
+
+    `executor` is the caller's, who closes it.
 
     Raises:
         InternalError: the service failed a session.
     """
-    executor = Executor("gpu-benchmark")
     servicer = TargetServicer(engine, executor, TargetConfig(engine=settings, max_queue=sessions))
     address: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     stop = asyncio.Event()
@@ -125,7 +132,6 @@ async def through_the_service(
         stop.set()
         await server
         await servicer.close()
-        executor.close()
         # What the scheduler had no turn left to close; it numbers its sessions from 1.
         for session in range(1, sessions + 1):
             engine.close(session)

@@ -15,6 +15,7 @@ from paceline.engine.cuda.graphs import runner_for
 from paceline.engine.cuda.pages import whole_pages
 from paceline.engine.cuda.static_engine import StaticEngine
 from paceline.engine.decoder import DecoderFacts, examine
+from paceline.engine.executor import Executor
 from paceline.engine.transformer import ServedDecoder
 from paceline.models.tokenizer import TableTokenizer
 from paceline.runtime.config import EngineSettings
@@ -109,7 +110,9 @@ def measure(bench: Bench, loads: Sequence[ServiceLoad], steps: int, bandwidth: f
     del direct
     engine = bench.engine(graphs=True)
     graph_times = [steps_ms(engine, load, steps) for load in loads]
-    round_times = rounds_of(engine, bench.settings, loads, steps)
+    executor = Executor("gpu-benchmark")
+    round_times = rounds_of(engine, executor, bench.settings, loads, steps)
+    executor.close()
     return [
         case_of(bench.shape, load, bench.floor_ms(load, bandwidth), graph_ms, rounds, direct_ms, logits_ms)
         for load, (graph_ms, logits_ms), direct_ms, rounds in zip(
