@@ -105,12 +105,8 @@ class ModeAccount:
         if self.loss <= -ALLOWED_STEPS:
             self.pause = SHORT_PAUSE
         elif self.loss > ALLOWED_STEPS and self.gain < best_other:
-            self.leave(now)
-
-    def leave(self, now: float) -> None:
-        """Begin a pause."""
-        self.opens_at, self.pause = now + self.pause, min(2 * self.pause, MOST_PAUSE)
-        self.forget()
+            self.opens_at, self.pause = now + self.pause, min(2 * self.pause, MOST_PAUSE)
+            self.forget()
 
     def forget(self) -> None:
         """Forget what was measured."""
@@ -162,8 +158,7 @@ class Group:
     def _steps_to_drafts(self, sessions: int) -> int | None:
         if sessions <= 1:
             return 0
-        drafts = self.account(sessions, Mode.DRAFTS)
-        pays = self.promises_drafts or drafts.opens_at > 0
+        pays = self.promises_drafts or self.tries_drafts(sessions)
         if not pays or not self.is_open(sessions, Mode.DRAFTS):
             return None
         looks = [Mode.REST, *([Mode.MATCHES] if self.is_open(sessions, Mode.MATCHES) else [])]
@@ -174,17 +169,10 @@ class Group:
         """Whether drafts promise enough for a trial."""
         return self.promise > MARGIN
 
-    def hear_promise(self, sessions: int, gain: float) -> None:
-        """Note the gain that drafts promise; where it falls too low they are left, as after a loss."""
-        drafts = self.account(sessions, Mode.DRAFTS)
-        self.promise = gain
-        if drafts.steps >= LOOK_STEPS and not drafts.opens_at and not self.promises_drafts:
-            drafts.leave(self.steps)
-
     def tries_drafts(self, sessions: int) -> bool:
-        """Whether drafts that lost are tried again, whatever their closed form says: it knows what made them lose."""
+        """Whether drafts that ran once are looked at again, whatever they promise: nobody learned of them meanwhile."""
         drafts = self.account(sessions, Mode.DRAFTS) if sessions > 1 else ModeAccount()
-        return drafts.opens_at > 0 and not self.promises_drafts
+        return not self.promises_drafts and drafts.last_at > 0 and drafts.steps < LOOK_STEPS
 
     def steps_to_see(self, sessions: int, mode: Mode) -> int:
         """Steps that a look at a mode still takes."""

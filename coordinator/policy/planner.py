@@ -291,7 +291,7 @@ class RequestPlanner:
         pool = replace(cycles, stats=self.stats.pool)
         rates = cycles.rates(target.sessions, pool)
         if target.sessions > 1:
-            target.group.hear_promise(target.sessions, replace(pool, draft=self.draft).promise(target.sessions))
+            target.group.promise = replace(pool, draft=self.draft).promise(target.sessions)
         if draft is not None and not self._rounds and options.room >= MAX_DEPTH:
             # A new request has the statistics of all; later its own differ, and near its end its room is small.
             self.stats.pool.pays = rates.strategy is not TARGET_ONLY

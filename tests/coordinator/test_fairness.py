@@ -1,0 +1,106 @@
+"""What requests that share a target may take from each other: by their matches, and by trials of drafts that lost."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from coordinator.policy.group import ALLOWED_STEPS, FIRST_PAUSE, LOOK_STEPS, MARGIN, Group, Mode
+from coordinator.policy.plan import Options, Source
+from coordinator.policy.planner import RequestPlanner
+from paceline.sampling.match import Match
+from tests.coordinator.planned import DRAFT_MS, STEP_MS, SaidByDraft, SaidByTarget, World
+
+SURE = Match(24, tuple(range(8)))
+OPTIONS = Options(room=60, lease=16)
+
+
+def together(requests: int = 2, draft_ms: float = DRAFT_MS) -> list[RequestPlanner]:
+    """Requests on one target whose rows cost something."""
+    world = World(target=SaidByTarget(sessions=requests), draft=SaidByDraft(draft_ms))
+    return [world.request() for _ in range(requests)]
+
+
+@pytest.mark.parametrize("expects_matches", [False, True])
+def test_nobody_copies_while_another_has_lost_what_it_may_and_has_no_matches_of_its_own(
+    *, expects_matches: bool
+) -> None:
+    """The matches of the other are worth a token a round by the second case, so it wins back what it loses."""
+    copier, other = together()
+    assert copier.plan(dataclasses.replace(OPTIONS, match=SURE)).source is Source.NGRAM
+    assert copier.worth_copying(SURE, 60, ends_lease=False)
+    other.loss_budget.add(0.0, 2 * ALLOWED_STEPS)
+    assert other.loss_budget.is_spent
+    if expects_matches:
+        other.stats.own.texts.match_value.value = 1.0
+    plan = copier.plan(dataclasses.replace(OPTIONS, match=SURE))
+    assert (plan.source is Source.NGRAM) is expects_matches
+    assert (copier.worth_copying(SURE, 60, ends_lease=False) > 0) is expects_matches
+    other.close()
+    assert copier.worth_copying(SURE, 60, ends_lease=False), "an end leaves nobody to lose"
+
+
+def look(group: Group, sessions: int, *modes: Mode) -> None:
+    """The group has just looked at these modes."""
+    for mode in modes:
+        account = group.account(sessions, mode)
+        account.last_at, account.steps = group.steps, float(LOOK_STEPS)
+
+
+def trial(requests: list[RequestPlanner]) -> None:
+    """Drafts ran once, were forgotten since, and promise too little."""
+    target = requests[0].target
+    assert target is not None
+    target.group.steps = 2 * FIRST_PAUSE
+    look(target.group, len(requests), *Mode)
+    target.group.account(len(requests), Mode.DRAFTS).steps = 0.0
+    target.group.promise = MARGIN / 2
+    assert target.mode is Mode.DRAFTS
+
+
+def test_one_request_tries_drafts_that_lost_and_waits_for_none_that_computes_its_text() -> None:
+    requests = together(4, draft_ms=10 * STEP_MS)
+    trial(requests)
+    opening = Options(room=60, drafts=True, lag=50, lease=16)
+    plans = [request.plan(opening) for request in requests]
+    assert [plan.source for plan in plans] == [Source.NONE] * 4
+    assert [plan.shadow for plan in plans].count(True) == 1
+    tryer = requests[[plan.shadow for plan in plans].index(True)]
+    is_open = dataclasses.replace(opening, lag=0)
+    assert [request.plan(is_open).source is Source.WAIT for request in requests] == [
+        request is tryer for request in requests
+    ]
+    tryer.loss_budget.add(0.0, 2 * ALLOWED_STEPS)
+    assert tryer.plan(is_open).source is Source.NONE, "then it is another's turn"
+    assert [request.plan(is_open).source for request in requests].count(Source.WAIT) == 1
+
+
+def test_drafts_whose_promise_fell_are_looked_at_again_once_that_is_long_ago() -> None:
+    group = Group(promise=2 * MARGIN)
+    look(group, 2, Mode.REST, Mode.MATCHES)
+    group.mode(2)
+    group.steps += LOOK_STEPS
+    assert group.mode(2) is Mode.DRAFTS
+    look(group, 2, *Mode)
+    group.promise = MARGIN / 2
+    assert group.mode(2) is not Mode.DRAFTS
+    assert not group.tries_drafts(2)
+    group.steps += 2 * FIRST_PAUSE
+    look(group, 2, Mode.REST, Mode.MATCHES)
+    assert group.mode(2) is Mode.DRAFTS
+    assert group.tries_drafts(2)
+    look(group, 2, Mode.DRAFTS)
+    assert group.mode(2) is not Mode.DRAFTS
+
+
+def test_a_prompt_is_drafted_on_at_once_only_where_drafts_promise_to_pay_for_all() -> None:
+    request, *_ = together()
+    target = request.target
+    assert target is not None
+    target.group.promise = 2 * MARGIN
+    trial_of = [*target.requests]
+    trial(trial_of)
+    assert not request.expects_drafts
+    target.group.promise = 2 * MARGIN
+    assert request.expects_drafts
