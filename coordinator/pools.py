@@ -12,14 +12,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic
 
-from coordinator.sessions.draft_pool import DraftPeer, DraftPool
-from coordinator.sessions.pool import AnyPeer, Pool
 from coordinator.sessions.target_pool import TargetPeer, TargetPool
+from paceline.drafting.draft_pool import DraftPeer, DraftPool
 from paceline.models.tokenizer import Tokenizer
 from paceline.protocol.errors import PacelineError
 from paceline.protocol.handshake import Fingerprint, Hello
 from paceline.rpc.endpoints import Endpoint, EndpointSource, EndpointWatch
 from paceline.rpc.peer_link import DraftLink, TargetLink
+from paceline.rpc.peer_pool import AnyPeer, Pool
 from paceline.runtime.background import BackgroundTasks
 from paceline.runtime.config import CoordinatorConfig, PoolSettings
 from paceline.runtime.roles import PeerRole

@@ -17,7 +17,6 @@ from coordinator.policy.planner import Planner
 from coordinator.prepare import ServedModel, prepare
 from coordinator.recorder import RequestRecorder
 from coordinator.round import run_rounds
-from coordinator.sessions.draft_pool import DraftPeer, DraftPool
 from coordinator.sessions.target import TargetSession
 from coordinator.sessions.target_pool import TargetPeer, TargetPool
 from coordinator.stats import StatsBuilder
@@ -27,6 +26,7 @@ from coordinator.text.sequence import GenerationTask, Sequence
 from paceline.access.gate import Caller, Gate
 from paceline.access.places import RunningPlaces
 from paceline.costs.cost_line import CostLine
+from paceline.drafting.draft_pool import DraftPeer, DraftPool
 from paceline.models.generation_defaults import NO_DEFAULTS, GenerationDefaults
 from paceline.models.prompts import PromptReader
 from paceline.models.reasoning import reasoning_marks

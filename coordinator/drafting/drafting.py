@@ -22,14 +22,14 @@ from coordinator.policy.group import Mode
 from coordinator.policy.plan import Options, Plan, Source
 from coordinator.policy.planner import Planner, RequestPlanner
 from coordinator.recorder import RequestRecorder
-from coordinator.sessions.draft import DraftSession
-from coordinator.sessions.draft_pool import DraftPool
-from coordinator.sessions.feature_feed import FeatureFeed, is_available
-from coordinator.sessions.round_draft import NOTHING, PendingCommit, RoundDraft
 from coordinator.sessions.verified_round import TargetNext
 from coordinator.text.library import Library
 from coordinator.text.matches import Matches
 from coordinator.text.sequence import GenerationTask, Sequence
+from paceline.drafting.draft_pool import DraftPool
+from paceline.drafting.feature_feed import FeatureFeed, is_available
+from paceline.drafting.round_draft import NOTHING, PendingCommit, RoundDraft
+from paceline.drafting.session import DraftSession
 from paceline.protocol.draft import DraftBudget, Shadow
 from paceline.protocol.errors import PacelineError
 from paceline.protocol.explanation import PlanExplanation

@@ -20,10 +20,10 @@ from coordinator.policy.group import LossBudget, Mode
 from coordinator.policy.plan import Options, Plan, Source
 from coordinator.policy.pricing import NOTHING, Choice, ProposalPricing
 from coordinator.policy.round_times import DraftPeerCosts, DraftTimes, TargetPeerCosts, TargetTimes
-from coordinator.sessions.round_draft import MAX_PENDING_TOKENS
 from paceline.costs.acceptance import MAX_DEPTH
 from paceline.costs.running_mean import MEMORY, SPEED_MEMORY
 from paceline.costs.service_costs import DEFAULT, LEAST_MOVE
+from paceline.drafting.round_draft import MAX_PENDING_TOKENS
 from paceline.protocol.proposal import Acceptance, Proposal
 from paceline.protocol.records import RoundRecord
 from paceline.sampling.match import Match

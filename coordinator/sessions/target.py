@@ -12,12 +12,12 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from coordinator.sessions.answers import AnswerWatch, LossPatience, PromptReport, ReaderTooSlow, check_verdict
-from coordinator.sessions.feature_feed import FeatureFeed
-from coordinator.sessions.speculation_cache import PrefetchedProposals
 from coordinator.sessions.target_pool import TargetPeer, TargetPool
 from coordinator.sessions.verified_round import TargetNext, VerifiedRound
 from coordinator.text.sequence import GenerationTask
 from paceline.costs.service_costs import TargetCosts
+from paceline.drafting.feature_feed import FeatureFeed
+from paceline.drafting.speculation_cache import PrefetchedProposals
 from paceline.protocol.codec import error_of
 from paceline.protocol.errors import (
     InvalidInput,

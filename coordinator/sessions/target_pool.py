@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 
-from coordinator.sessions.pool import Peer, Pool
 from paceline.costs.service_costs import TargetCosts
 from paceline.protocol.target import TargetCommand, TargetEvent
+from paceline.rpc.peer_pool import Peer, Pool
 
 ANY_VOCABULARY = 1 << 32
 """Above every token id that the wire can carry."""

@@ -15,9 +15,8 @@ from typing import Generic
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.sessions.draft_pool import DraftPeer
-from coordinator.sessions.pool import Command, Event, Peer
 from coordinator.sessions.target_pool import TargetPeer
+from paceline.drafting.draft_pool import DraftPeer
 from paceline.protocol.codec import error_of
 from paceline.protocol.draft import Commit, DraftBudget, DraftCommand, DraftedProposal, DraftEvent, DraftOpen, Shadow
 from paceline.protocol.errors import PacelineError, PeerUnavailable, ProtocolMismatch, require
@@ -26,6 +25,7 @@ from paceline.protocol.proposal import ROOT, Acceptance, Outcome, Proposal
 from paceline.protocol.sampling import NoiseKey, SamplingParams
 from paceline.protocol.session import Failure, SessionSpec
 from paceline.protocol.target import Round, RowLogprobs, TargetCommand, TargetEvent, TargetOpen, Verdict
+from paceline.rpc.peer_pool import Command, Event, Peer
 from paceline_lab.predict.figures import RANKS
 from paceline_lab.predict.passes import SampleText
 from paceline_lab.predict.positions import ABSENT, ENDLESS, DrafterPositions, TargetPositions

@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from coordinator.sessions.draft_pool import DraftPeer
 from coordinator.sessions.target_pool import TargetPeer
 from paceline.costs.cost_line import CostLine
+from paceline.drafting.draft_pool import DraftPeer
 from paceline.models.tokenizer import Tokenizer
 from paceline.protocol.errors import Overloaded, Unsupported, VocabularyMismatch, require
 from paceline.protocol.handshake import Fingerprint, Hello, Welcome

@@ -11,8 +11,6 @@ from random import Random
 from typing import Any, Generic, TypeVar
 
 from coordinator.servicer import GenerationServicer
-from coordinator.sessions.draft_pool import DraftPeer, DraftPool
-from coordinator.sessions.pool import Pool
 from coordinator.sessions.target_pool import TargetPeer, TargetPool
 from draft_service.drafters.catalogue import Catalogue
 from draft_service.drafters.model import ModelDrafter
@@ -20,9 +18,11 @@ from draft_service.servicer import DraftServicer
 from paceline.access.gate import Gate
 from paceline.costs.cost_line import CostLine
 from paceline.costs.cost_meter import CostMeter
+from paceline.drafting.draft_pool import DraftPeer, DraftPool
 from paceline.engine.interface import StepPlan
 from paceline.protocol.errors import require
 from paceline.protocol.handshake import Hello
+from paceline.rpc.peer_pool import Pool
 from paceline.rpc.servicer import SessionServicer
 from paceline.runtime.config import CoordinatorConfig, EngineSettings, TargetConfig
 from paceline_lab.simulate.disturbances import UNDISTURBED, Disturbance

@@ -26,13 +26,13 @@ TESTS: Mapping[tuple[str, str], Sequence[str]] = {
         "tests/e2e/test_logs.py", "tests/runtime/test_logs.py",
     ),
     ("D12", "drafts whose q, noise, position or key is wrong, under rejection and block acceptance"): (
-        "tests/coordinator/test_redrawing.py",
+        "tests/drafting/test_redrawing.py",
     ),
     ("D13", "a chat message that contains the template's special tokens; damaged certificates and keys"): (
         "tests/models/test_special_text.py", "tests/rpc/test_server.py",
     ),
     ("D14", "a stranger who asks whether somebody's prefix is cached; one link that opens sessions without end"): (
-        "tests/services/test_tenants.py", "tests/engine/test_blocks.py", "tests/coordinator/test_pool.py",
+        "tests/services/test_tenants.py", "tests/engine/test_blocks.py", "tests/rpc/test_peer_pool.py",
     ),
     ("D18", "pages of a foreign site, under its own name (DNS rebinding) and from elsewhere"): (
         "tests/gateway/test_sites.py",

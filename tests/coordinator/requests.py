@@ -11,13 +11,13 @@ from typing import Any, TypeVar, cast
 from coordinator.drafting.drafting import Drafting
 from coordinator.drafting.settings import DraftingSettings
 from coordinator.policy.planner import Planner
-from coordinator.sessions.draft_pool import DraftPeer, DraftPool
-from coordinator.sessions.round_draft import NOTHING
 from coordinator.sessions.target import TargetSession
 from coordinator.sessions.target_pool import TargetPeer, TargetPool
 from coordinator.sessions.verified_round import TargetNext, VerifiedRound
 from coordinator.text.sequence import GenerationTask, Sequence
 from paceline.costs.service_costs import DraftCosts, TargetCosts
+from paceline.drafting.draft_pool import DraftPeer, DraftPool
+from paceline.drafting.round_draft import NOTHING
 from paceline.models.tokenizer import TableTokenizer
 from paceline.protocol.codec import failure_of
 from paceline.protocol.draft import DraftedProposal

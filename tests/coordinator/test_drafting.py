@@ -11,8 +11,8 @@ import pytest
 
 from coordinator.policy.group import Mode
 from coordinator.policy.plan import Options, Plan
-from coordinator.sessions.round_draft import MAX_PENDING_TOKENS
 from draft_service.session import DraftingSession
+from paceline.drafting.round_draft import MAX_PENDING_TOKENS
 from paceline.protocol.draft import Commit, DraftOpen, Verifying
 from paceline.protocol.errors import PeerUnavailable
 from paceline.protocol.features import FeatureNeed

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from coordinator.sessions.redrawing import base_behind, redraw_proposal
+from paceline.drafting.redrawing import base_behind, redraw_proposal
 from paceline.protocol.draft import DraftBudget, DraftedProposal
 from paceline.protocol.proposal import ROOT, Acceptance, Outcome, Proposal
 from paceline.protocol.sampling import NoiseKey, SamplingParams

@@ -10,13 +10,13 @@ import grpc
 
 from coordinator.pools import Pools
 from coordinator.servicer import GenerationServicer
-from coordinator.sessions.pool import Pool
 from draft_service.drafters.model import ModelDrafter
 from paceline.access.gate import gate_of
 from paceline.client import AsyncClient
 from paceline.engine.interface import Engine
 from paceline.models.generation_defaults import NO_DEFAULTS, GenerationDefaults
 from paceline.models.tokenizer import load_tokenizer
+from paceline.rpc.peer_pool import Pool
 from paceline.runtime.config import CoordinatorConfig, PoolSettings
 from paceline.v1 import generation_service_pb2_grpc as pb_grpc
 from tests.services.harness import draft_service, eventually, serving, target_service

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from coordinator.sessions import feature_feed
 from draft_service.scheduler import DraftScheduler
 from paceline.client import AsyncClient, Generation
+from paceline.drafting import feature_feed
 from paceline.engine.table.engine import load_table
 from paceline.protocol.features import FeatureNeed, Features
 from paceline.protocol.generation import GenerateRequest, SpeculationSettings
@@ -157,7 +157,7 @@ async def test_a_session_that_ends_is_followed_by_one_that_is_given_all_that_was
         passed(spy, session, token_ids, shadow=shadow)
 
     monkeypatch.setattr(FeatureSpy, "commit", failing)
-    monkeypatch.setattr("coordinator.sessions.draft.RETRY_MIN_S", 0.0)
+    monkeypatch.setattr("paceline.drafting.session.RETRY_MIN_S", 0.0)
     async with cluster() as (client, spy):
         one = await client.generate(drafted())
         assert len(spy.taken) > 1, "opened again"

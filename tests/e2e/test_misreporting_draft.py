@@ -9,9 +9,9 @@ from functools import partial
 import numpy as np
 import pytest
 
-from coordinator.sessions.redrawing import MAX_MISTAKES
 from draft_service.drafters.draws import Distribution, NextToken, PreDrawnDraws
 from paceline.client import AsyncClient
+from paceline.drafting.redrawing import MAX_MISTAKES
 from paceline.engine.table.engine import TableEngine
 from paceline.models.table_names import TableSpec
 from paceline.protocol.generation import SpeculationSettings

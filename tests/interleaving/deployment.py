@@ -13,13 +13,13 @@ from typing import Any, cast
 from unittest import mock
 
 from coordinator.servicer import GenerationServicer
-from coordinator.sessions.draft_pool import DraftPeer, DraftPool
 from coordinator.sessions.target import TargetSession
 from coordinator.sessions.target_pool import TargetPeer, TargetPool
 from draft_service.drafters.catalogue import Catalogue
 from draft_service.drafters.model import ModelDrafter
 from draft_service.servicer import DraftServicer
 from paceline.access.gate import Gate
+from paceline.drafting.draft_pool import DraftPeer, DraftPool
 from paceline.engine.table.engine import TableEngine
 from paceline.models.table_names import TableSpec
 from paceline.models.tokenizer import TableTokenizer

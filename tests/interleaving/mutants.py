@@ -10,10 +10,10 @@ from typing import Any
 from unittest import mock
 
 from coordinator.drafting.drafting import Drafting
-from coordinator.sessions.draft import DraftSession
-from coordinator.sessions.speculation_cache import SpeculationCache
 from coordinator.sessions.target import TargetSession
 from draft_service.scheduler import FeatureWaits
+from paceline.drafting.session import DraftSession
+from paceline.drafting.speculation_cache import SpeculationCache
 from paceline.protocol.draft import DraftBudget
 from paceline.protocol.errors import PacelineError
 from paceline.protocol.target import Round, Verdict

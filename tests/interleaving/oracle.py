@@ -13,8 +13,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from coordinator.sessions.draft import DraftSession
 from coordinator.sessions.target import TargetSession
+from paceline.drafting.session import DraftSession
 from paceline.engine.table.engine import TableModel
 from paceline.protocol.proposal import ROOT, Acceptance
 from paceline.protocol.sampling import NoiseKey, SamplingParams

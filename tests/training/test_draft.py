@@ -16,13 +16,13 @@ from rich.console import Console
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
-from coordinator.sessions.redrawing import redraw_proposal
 from draft_service.drafters.catalogue import build_catalogue
 from paceline.cli.main import app
 from paceline.drafters.layers.manifest import load_manifest
 from paceline.drafters.layers.stack import WEIGHTS_FILE, ReducedVocabularyEngine, load_draft, load_draft_engine
 from paceline.drafters.layers.student import build_student, trained_weights
 from paceline.drafters.layers.vocabulary import ABSENT, DraftVocabulary
+from paceline.drafting.redrawing import redraw_proposal
 from paceline.engine.interface import Logits
 from paceline.models.resolve import MANIFEST_FILE
 from paceline.protocol.draft import DraftBudget, DraftedProposal

@@ -8,12 +8,11 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from coordinator.sessions.draft_pool import DraftPeer, DraftPool
-from coordinator.sessions.feature_feed import FeatureFeed
-from coordinator.sessions.redrawing import MAX_MISTAKES, RedrawnProposal, as_sent, base_behind, redraw_proposal
-from coordinator.sessions.round_draft import NOTHING, PendingCommit, RoundDraft
-from coordinator.sessions.speculation_cache import SpeculationCache
-from coordinator.text.sequence import GenerationTask
+from paceline.drafting.draft_pool import DraftPeer, DraftPool
+from paceline.drafting.feature_feed import FeatureFeed
+from paceline.drafting.redrawing import MAX_MISTAKES, RedrawnProposal, as_sent, base_behind, redraw_proposal
+from paceline.drafting.round_draft import NOTHING, DraftedRequest, PendingCommit, RoundDraft
+from paceline.drafting.speculation_cache import SpeculationCache
 from paceline.protocol.codec import error_of
 from paceline.protocol.draft import (
     Commit,
@@ -49,7 +48,7 @@ class DraftSession:
     """
 
     def __init__(
-        self, pool: DraftPool | None, task: GenerationTask, drafter: str, features: FeatureFeed | None = None
+        self, pool: DraftPool | None, task: DraftedRequest, drafter: str, features: FeatureFeed | None = None
     ) -> None:
         self._pool = pool
         self._peer: DraftPeer | None = None
@@ -173,6 +172,17 @@ class DraftSession:
             draft = self._validate(entry, MAX_PROPOSAL_NODES, hit=True)
             if draft is not None and draft.proposal is not None:
                 yield outcome, draft.proposal
+
+    def peek(self, outcome: Outcome) -> Proposal | None:
+        """The proposal for an outcome, if it has come and may be verified; it changes nothing, so any thread may ask.
+
+        A faulty one ends the session when the outcome is settled.
+        """
+        entry = self._cache.get(outcome)
+        try:
+            return None if entry is None else self._checked(entry, MAX_PROPOSAL_NODES)
+        except InvalidInput:
+            return None
 
     def commit(self, pending: PendingCommit) -> None:
         """Send committed tokens to the draft service, after `settle`; a budget with tokens asks for a proposal.
@@ -332,12 +342,8 @@ class DraftSession:
 
     def _validate(self, entry: RedrawnProposal, longest: int, *, hit: bool) -> RoundDraft | None:
         """Check a proposal for use in a round; None: it is empty, or it is faulty and the session has ended."""
-        assert self._pool is not None
         try:
-            proposal = entry.proposal
-            proposal.check_for(self._task.acceptance, self._pool.vocab_size)
-            depth = max(proposal.depths, default=0)
-            require(depth <= longest, "proposal depth", depth, f"at most {longest} tokens, the budget")
+            proposal = self._checked(entry, longest)
         except InvalidInput as error:
             self._give_up(f"it sent a malformed proposal: {error.for_log}")
             return None
@@ -345,6 +351,13 @@ class DraftSession:
             return None
         self._backoff.reset()
         return RoundDraft(proposal, hit, mistake=entry.mistake, timings=entry.timings)
+
+    def _checked(self, entry: RedrawnProposal, longest: int) -> Proposal:
+        assert self._pool is not None
+        entry.proposal.check_for(self._task.acceptance, self._pool.vocab_size)
+        depth = max(entry.proposal.depths, default=0)
+        require(depth <= longest, "proposal depth", depth, f"at most {longest} tokens, the budget")
+        return entry.proposal
 
     async def _wait(self, timeout_s: float) -> RedrawnProposal | None:
         try:

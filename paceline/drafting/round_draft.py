@@ -1,18 +1,40 @@
-"""A round's proposal from the draft session, and the commit that the draft service gets after a round."""
+"""What a draft session is told of its request and of a round, and the proposal that it has for the next one."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
-from coordinator.sessions.redrawing import Mistake
+from paceline.drafting.redrawing import Mistake
 from paceline.protocol.draft import DraftBudget
-from paceline.protocol.proposal import Outcome, Proposal
+from paceline.protocol.proposal import Acceptance, Outcome, Proposal
 from paceline.protocol.records import StepTimings
+from paceline.protocol.sampling import NoiseKey
+from paceline.protocol.session import SessionSpec
 
 MAX_PENDING_TOKENS = 16
 """Most committed tokens that the draft service has not got yet during a lease; with more it would have to catch up. A
 step of 16 rows takes the larger draft 5 ms a token, one of a single row 53 (`2026-11-23-a-draft-says-its-shadow`)."""
+
+
+class DraftedRequest(Protocol):
+    """What a draft session has to know of its request."""
+
+    @property
+    def noise(self) -> NoiseKey:
+        """The key of the target's draws."""
+
+    @property
+    def acceptance(self) -> Acceptance:
+        """The rule that decides its rounds."""
+
+    @property
+    def tenant(self) -> str:
+        """As `SessionSpec.tenant`."""
+
+    def spec(self, committed: Iterable[int], traceparent: str) -> SessionSpec:
+        """The specification of a session that goes on behind the committed tokens."""
 
 
 @dataclass(frozen=True)

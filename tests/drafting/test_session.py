@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from coordinator.sessions.draft import DraftSession
-from coordinator.sessions.draft_pool import DraftPool
-from coordinator.sessions.round_draft import PendingCommit
 from paceline.costs.cost_line import CostLine
 from paceline.costs.service_costs import DraftCosts
+from paceline.drafting.draft_pool import DraftPool
+from paceline.drafting.round_draft import PendingCommit
+from paceline.drafting.session import DraftSession
 from paceline.protocol.draft import Commit, DraftBudget, DraftOpen
 from paceline.protocol.proposal import ROOT, Outcome
 from tests.coordinator.requests import PROMPT, NarrowLink, RecordingLink, draft_pool, task_of

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from coordinator.sessions.speculation_cache import MAX_ENTRIES, SpeculationCache
+from paceline.drafting.speculation_cache import MAX_ENTRIES, SpeculationCache
 from paceline.protocol.draft import DraftedProposal
 from paceline.protocol.proposal import Outcome, Proposal
 

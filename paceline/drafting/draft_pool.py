@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from coordinator.sessions.pool import Peer, Pool
 from paceline.costs.service_costs import DEFAULT, DraftCosts
 from paceline.protocol.draft import Commit, DraftCommand, DraftEvent, Verifying
 from paceline.protocol.features import NO_FEATURES, FeatureNeed
+from paceline.rpc.peer_pool import Peer, Pool
 
 
 class DraftPeer(Peer[DraftCommand, DraftEvent]):

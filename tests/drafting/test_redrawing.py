@@ -8,9 +8,9 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from coordinator.sessions import draft as draft_session
-from coordinator.sessions import redrawing
-from coordinator.sessions.redrawing import MAX_MISTAKES, base_behind, redraw_proposal
+from paceline.drafting import redrawing
+from paceline.drafting import session as draft_session
+from paceline.drafting.redrawing import MAX_MISTAKES, base_behind, redraw_proposal
 from paceline.protocol.draft import DraftedProposal, DraftOpen
 from paceline.protocol.generation import SpeculationSettings
 from paceline.protocol.proposal import ROOT, Acceptance, Outcome, Proposal, SparseDistribution

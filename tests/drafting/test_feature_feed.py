@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from coordinator.sessions.draft import DraftSession
-from coordinator.sessions.feature_feed import FeatureFeed
-from coordinator.sessions.round_draft import PendingCommit
 from coordinator.sessions.target import TargetSession
 from coordinator.sessions.verified_round import VerifiedRound
+from paceline.drafting.feature_feed import FeatureFeed
+from paceline.drafting.round_draft import PendingCommit
+from paceline.drafting.session import DraftSession
 from paceline.protocol.draft import Commit, DraftBudget, DraftOpen
 from paceline.protocol.features import FeatureNeed, FeatureOffer, FeatureRequest, Features, FeatureType
 from paceline.protocol.proposal import ROOT, Outcome

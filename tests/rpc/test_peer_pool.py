@@ -15,13 +15,13 @@ import pytest
 
 from coordinator import pools as membership_module
 from coordinator.pools import Membership
-from coordinator.sessions import pool as pool_module
-from coordinator.sessions.draft_pool import DraftPeer
-from coordinator.sessions.pool import ALWAYS_EVEN, BLOCK_TOKENS, PrefixMemory, choose
 from coordinator.sessions.target_pool import TargetPeer, TargetPool
+from paceline.drafting.draft_pool import DraftPeer
 from paceline.protocol.errors import Overloaded, PacelineError, PeerUnavailable, VocabularyMismatch
 from paceline.protocol.handshake import Fingerprint, ServiceStatus
+from paceline.rpc import peer_pool as pool_module
 from paceline.rpc.endpoints import Endpoint, EndpointSource
+from paceline.rpc.peer_pool import ALWAYS_EVEN, BLOCK_TOKENS, PrefixMemory, choose
 from paceline.rpc.retries import Retries
 from tests.coordinator.requests import RecordingLink, draft_pool, target_peer
 from tests.rpc.harness import Client, silent_listener, until
