@@ -184,6 +184,10 @@ class DraftSession:
         except InvalidInput:
             return None
 
+    def has_prepared(self, base_length: int) -> bool:
+        """Whether a proposal for any outcome of a round has come; any thread may ask."""
+        return next(self._cache.entries_of(base_length), None) is not None
+
     def commit(self, pending: PendingCommit) -> None:
         """Send committed tokens to the draft service, after `settle`; a budget with tokens asks for a proposal.
 

@@ -1,0 +1,188 @@
+"""Drafts for a server that is not ours, from a real draft service over a real link."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from paceline.drafting.client import DraftClient
+from paceline.drafting.round_draft import MAX_PENDING_TOKENS
+from paceline.drafting.served_request import RoundEnd
+from paceline.protocol.proposal import Outcome
+from paceline.protocol.records import RoundRecord
+from paceline.runtime import metrics
+from tests.drafting.foreign_server import TOKENS, ForeignServer, Judge, client_of, plain
+from tests.e2e.cluster import free_port
+from tests.services.harness import RecordingEngine, draft_service, eventually
+
+PROMPTS = ((1, 2, 3), (9, 8), (1, 2, 3))
+LENGTH = 40
+
+
+async def linked(client: DraftClient) -> None:
+    await eventually(lambda: client.is_up, "the link")
+
+
+def check(server: ForeignServer, prompts: Any = PROMPTS) -> None:
+    for each, prompt in zip(server.served, prompts, strict=True):
+        assert each.text == plain(prompt, len(each.text) - len(prompt))
+
+
+@pytest.mark.parametrize("prompts", [PROMPTS[:1], PROMPTS])
+async def test_a_step_verifies_what_was_drafted_for_its_outcome(prompts: tuple[tuple[int, ...], ...]) -> None:
+    """The draft is the server's own model here, so all that it had time to draft is accepted."""
+    async with draft_service(RecordingEngine()) as (servicer, address), client_of(address) as client:
+        await linked(client)
+        server = ForeignServer(client)
+        for prompt in prompts:
+            await server.admit(prompt)
+        await server.run(LENGTH)
+        check(server, prompts)
+        counts = client.counts
+        assert counts.hits > 0
+        assert 0 < counts.accepted == counts.proposed <= counts.hits * TOKENS
+        assert servicer.scheduler.sessions == client.sessions == len(prompts)
+        for each in server.served:
+            client.end(each.request)
+        await eventually(lambda: servicer.scheduler.sessions == 0, "no session is left at the draft")
+
+
+async def test_a_server_without_a_draft_goes_on_alone() -> None:
+    async with client_of(f"127.0.0.1:{free_port()}") as client:
+        server = ForeignServer(client)
+        await server.admit(PROMPTS[0])
+        for _ in range(8):
+            await server.step()
+            assert server.served[0].offer == []
+        check(server, PROMPTS[:1])
+
+
+async def test_a_draft_that_dies_costs_proposals_alone() -> None:
+    async with draft_service(RecordingEngine()) as (_, address), client_of(address) as client:
+        await linked(client)
+        server = ForeignServer(client)
+        await server.admit(PROMPTS[0])
+        await server.run(12)
+        peer = client._pool.peers[0]
+        client._post(lambda: peer.link.drop(peer.link._unavailable()))
+        await eventually(lambda: not client.sessions, "the session is lost")
+        await server.step()
+        await eventually(lambda: client.sessions == 1 or not client.is_up, "it is told")
+        before = client.counts.hits
+        while client.counts.hits == before:  # the link comes back, and the session with it
+            await server.step()
+            await asyncio.sleep(0.005)
+        check(server, PROMPTS[:1])
+
+
+async def test_a_round_that_verified_something_else_begins_the_draft_anew() -> None:
+    """A server may have put other tokens in the place of those that were offered."""
+    async with draft_service(RecordingEngine()) as (servicer, address), client_of(address) as client:
+        await linked(client)
+        server = ForeignServer(client)
+        each = await server.admit(PROMPTS[0])
+        await server.run(10)
+        opened = each.request.session.peer
+        each.offer = plain(each.text, 2)[-2:]  # its own tokens: accepted, and never offered
+        each.request.proposal = None
+        await server.step()
+        assert each.offer == []
+        await server.run(20)
+        check(server, PROMPTS[:1])
+        assert each.request.session.peer is opened
+        await eventually(lambda: servicer.scheduler.sessions == 1, "the old session is closed")
+
+
+async def test_a_client_that_rests_tells_nothing_and_comes_back() -> None:
+    judge = Judge(offers=False)
+    async with draft_service(RecordingEngine()) as (servicer, address), client_of(address, judge) as client:
+        await linked(client)
+        server = ForeignServer(client)
+        each = await server.admit(PROMPTS[0])
+        for _ in range(20):
+            await server.step()
+            assert each.offer == []
+        assert servicer.scheduler.sessions == 0
+        assert judge.learned == [(1, 1, False)] * 19
+        judge.offers = True
+        await server.step()
+        await server.run(40)
+        assert client.counts.hits > 0
+        judge.offers = False
+        before = each.request.length
+        while each.request.length < before + 2 * MAX_PENDING_TOKENS + TOKENS:
+            await server.step()
+        await eventually(lambda: servicer.scheduler.sessions == 0, "it lags too far behind")
+        check(server, PROMPTS[:1])
+
+
+async def test_an_idle_server_keeps_no_session_and_goes_on_with_drafts() -> None:
+    async with draft_service(RecordingEngine()) as (servicer, address), client_of(address, idle_s=0.1) as client:
+        await linked(client)
+        server = ForeignServer(client)
+        await server.admit(PROMPTS[0])
+        await server.run(12)
+        await eventually(lambda: servicer.scheduler.sessions == 0, "its sessions are closed")
+        await server.step()
+        before = client.counts.hits
+        await server.run(30)
+        assert client.counts.hits > before
+        check(server, PROMPTS[:1])
+
+
+async def test_a_defect_in_following_ends_the_session_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with draft_service(RecordingEngine()) as (_, address), client_of(address) as client:
+        await linked(client)
+        server = ForeignServer(client)
+        each = await server.admit(PROMPTS[0])
+        await server.run(10)
+
+        def broken(end: RoundEnd) -> None:
+            raise RuntimeError("a defect")
+
+        monkeypatch.setattr(each.request, "follow", broken)
+        await server.step()
+        await eventually(lambda: client.sessions == 0, "the session is closed")
+        await server.step()
+        check(server, PROMPTS[:1])
+
+
+async def test_rounds_are_recorded_with_the_wait_for_their_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    records: list[RoundRecord] = []
+
+    class Meter:
+        def round_done(self, record: RoundRecord, provenance: Any) -> None:
+            assert len([*provenance]) == record.accepted + 1
+            records.append(record)
+
+    monkeypatch.setattr(metrics, "RequestMeter", Meter)
+    async with draft_service(RecordingEngine()) as (_, address), client_of(address) as client:
+        await linked(client)
+        server = ForeignServer(client)
+        await server.admit(PROMPTS[0])
+        await server.run(20)
+        await server.step()
+        await eventually(lambda: len(records) == client.counts.rounds, "all rounds")
+    for record in records:
+        assert record.draft_wait_ms + record.target.service_ms == pytest.approx(record.round_ms)
+        assert record.cache_hit is (record.proposed > 0) is bool(record.drafter)
+        assert record.cache_hit is not record.cache_miss
+    assert any(record.cache_hit for record in records)
+    assert sum(record.accepted for record in records) == client.counts.accepted
+    bases = [record.base_length for record in records]
+    assert bases == sorted(set(bases))
+    assert all(b - a == each.accepted + 1 for a, b, each in zip(bases, bases[1:], records, strict=False))
+
+
+async def test_a_proposal_never_passes_the_longest_request() -> None:
+    async with draft_service(RecordingEngine()) as (_, address), client_of(address) as client:
+        await linked(client)
+        client._max_length = 16
+        server = ForeignServer(client)
+        each = await server.admit(PROMPTS[0])
+        while each.request.length < 14:
+            await server.step()
+            assert each.request.length + len(each.offer) <= 15
+        assert each.request.propose(Outcome(each.request.length - 1, -1, 0)) is None
