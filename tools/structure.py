@@ -33,6 +33,7 @@ PACKAGES = (
     "paceline_lab",
     "paceline_ray",
     "paceline_training",
+    "paceline_vllm",
     "tools",
 )
 GENERATED = "paceline/v1/"

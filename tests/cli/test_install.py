@@ -29,6 +29,7 @@ PACKAGES = (
     "paceline_lab",
     "paceline_ray",
     "paceline_training",
+    "paceline_vllm",
 )
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 LARGEST_WHEEL = 2_000_000

@@ -23,6 +23,7 @@ from tests.compat.fuzzing import schemathesis
 from tests.compat.harness import HarnessReport, NotInstalled
 from tests.compat.load import k6
 from tests.compat.vllm_client import vllm_bench_serve
+from tests.compat.vllm_drafts import vllm_drafts
 
 HARNESSES: Mapping[str, Callable[[], list[HarnessReport]]] = {
     "clients": official_clients,
@@ -32,6 +33,7 @@ HARNESSES: Mapping[str, Callable[[], list[HarnessReport]]] = {
     "aiperf": aiperf,
     "lm-eval": lm_eval,
     "vllm bench serve": vllm_bench_serve,
+    "vllm drafts": vllm_drafts,
 }
 
 

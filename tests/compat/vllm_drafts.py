@@ -1,0 +1,98 @@
+"""vLLM with our draft service behind it: its greedy texts are its own, whatever happens to the draft."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from paceline.local.services import LocalServices
+from paceline.models.resolve import pulled_path
+from tests.compat.acceptance import MODEL
+from tests.compat.harness import SCRIPTS, HarnessReport, python_versions, run
+from tests.compat.vllm_client import installed_python
+
+ROOT = Path(__file__).resolve().parents[2]
+PROMPTS, TOKENS = 50, 32
+LONGEST_PROMPT = 700
+"""Characters; the script's vLLM takes 512 tokens."""
+RUN_S = 900.0
+VLLM = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+}
+Runs = Mapping[str, Mapping[str, Any]]
+
+
+def vllm_drafts() -> list[HarnessReport]:
+    """Run plain, then with drafts that are served, stopped for a while and killed; compare the texts."""
+    python = installed_python()
+    install_ours(python)
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "prompts.json").write_text(json.dumps(prompts()))
+        plain = ran(python, folder, "plain")
+        with LocalServices(folder / "services") as services:
+            services.start("draft", "draft", {"target_model": MODEL, "server.port": 0})
+            services.await_serving("draft")
+            pid = services.processes["draft"].pid
+            drafted = ran(python, folder, "drafted", "--draft", services.address_of("draft"), "--draft-pid", pid)
+    command = f"python {(SCRIPTS / 'vllm_drafts.py').name} --model {MODEL} --tokens {TOKENS} --draft HOST:PORT"
+    return [
+        HarnessReport("vllm drafts", "passed", python_versions(python.parent), [command], compare(plain, drafted))
+    ]
+
+
+def install_ours(python: Path) -> None:
+    """What our tree, which is on the path, needs beside vLLM."""
+    needs = [each for each in importlib.metadata.requires("paceline") or () if "extra ==" not in each]
+    run([python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *needs], RUN_S)
+
+
+def prompts() -> list[str]:
+    """The first of the benchmarks' prompts that are short."""
+    files = sorted((ROOT / "paceline_lab/bench/prompts").glob("*.jsonl"))
+    rows = [json.loads(line) for file in files for line in file.read_text().splitlines()]
+    return [row["prompt"] for row in rows if len(row.get("prompt", "")) in range(1, LONGEST_PROMPT)][:PROMPTS]
+
+
+def ran(python: Path, folder: Path, name: str, *further: object) -> Runs:
+    """The script's results."""
+    out, spare = folder / f"{name}.json", max(1, (os.cpu_count() or 1) - 1)
+    environment = os.environ | VLLM | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": str(spare)}
+    options = ["--model", pulled_path(MODEL), "--prompts", folder / "prompts.json", "--tokens", TOKENS, "--out", out]
+    run([python, SCRIPTS / "vllm_drafts.py", *options, *further], RUN_S, env=environment)
+    results: Runs = json.loads(out.read_text())
+    return results
+
+
+def compare(plain: Runs, drafted: Runs) -> list[str]:
+    """The report's lines.
+
+    Raises:
+        AssertionError: a text differs, nothing came from what was drafted ahead, or a session is left at the draft.
+    """
+    lines = []
+    for name, results in drafted.items():
+        own = plain.get(name, plain["8"])
+        assert results["ids"] == own["ids"], f"{name}: {differing(own['ids'], results['ids'])} of {PROMPTS} differ"
+        assert results["sessions_left"] == 0, f"{name}: {results['sessions_left']} sessions are left at the draft"
+        counts = results["counts"]
+        assert name in ("stopped", "killed") or counts["hits"] > 0, f"{name}: no round was drafted ahead: {counts}"
+        lines.append(
+            f"{name}: {len(own['ids'])} texts equal; {counts['hits']} of {counts['rounds']} rounds served from what "
+            f"was drafted ahead, {counts['accepted']} of {counts['proposed']} tokens accepted; "
+            f"{results['tokens_per_second']:.1f} tokens/s, {own['tokens_per_second']:.1f} without"
+        )
+    return lines
+
+
+def differing(ours: Sequence[object], theirs: Sequence[object]) -> int:
+    """How many texts differ."""
+    return sum(a != b for a, b in zip(ours, theirs, strict=True))
