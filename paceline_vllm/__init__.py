@@ -1,4 +1,4 @@
-"""Paceline's drafts behind a vLLM server: `docs/vllm.md`. Nothing here imports torch; vLLM imports this."""
+"""Paceline's drafts and draws in a vLLM server: `docs/vllm.md`. `coupled` alone imports torch and vLLM."""
 
 from paceline_vllm.proposer import DraftProposer
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,12 +12,15 @@ import pytest
 from paceline.drafting.client import DraftClient
 from paceline.drafting.round_draft import MAX_PENDING_TOKENS
 from paceline.drafting.served_request import RoundEnd
-from paceline.protocol.proposal import Outcome
+from paceline.protocol.codec import failure_of
+from paceline.protocol.draft import DraftedProposal
+from paceline.protocol.errors import InternalError
+from paceline.protocol.proposal import Outcome, SparseDistribution
 from paceline.protocol.records import RoundRecord
 from paceline.runtime import metrics
 from tests.drafting.foreign_server import TOKENS, ForeignServer, Judge, client_of, plain
 from tests.e2e.cluster import free_port
-from tests.services.harness import RecordingEngine, draft_service, eventually
+from tests.services.harness import SPEC, RecordingEngine, chain, draft_service, eventually
 
 PROMPTS = ((1, 2, 3), (9, 8), (1, 2, 3))
 LENGTH = 40
@@ -74,6 +79,61 @@ async def test_a_draft_that_dies_costs_proposals_alone() -> None:
         while client.counts.hits == before:  # the link comes back, and the session with it
             await server.step()
             await asyncio.sleep(0.005)
+        check(server, PROMPTS[:1])
+
+
+def with_nodes(event: DraftedProposal, **changes: Any) -> DraftedProposal:
+    return replace(event, proposal=replace(event.proposal, **changes))
+
+
+def behind(event: DraftedProposal, **changes: Any) -> DraftedProposal:
+    return event if event.outcome is None else replace(event, outcome=replace(event.outcome, **changes))
+
+
+LIES: dict[str, Callable[[DraftedProposal], Any]] = {
+    "ids beyond the vocabulary": lambda event: with_nodes(event, token_ids=(SPEC.vocab,) * len(event.proposal)),
+    "other tokens": lambda event: with_nodes(
+        event, token_ids=tuple((each + 1) % SPEC.vocab for each in event.proposal.token_ids)
+    ),
+    "a tree": lambda event: with_nodes(event, parents=(-1,) * len(event.proposal)),
+    "too many nodes": lambda event: replace(event, proposal=chain([1] * 64, event.proposal.proposal_id)),
+    "no nodes": lambda event: replace(event, proposal=chain([], event.proposal.proposal_id)),
+    "supports": lambda event: with_nodes(
+        event,
+        supports=tuple(SparseDistribution((each,), (1.0,)) for each in event.proposal.token_ids),
+        draft_probabilities=(1.0,) * len(event.proposal),
+    ),
+    "an id that it never had": lambda event: with_nodes(event, proposal_id=1 << 40),
+    "another round": lambda event: behind(event, base_length=3),
+    "a node beyond the round": lambda event: behind(event, node=50),
+    "a next token beyond the vocabulary": lambda event: behind(event, next_token=SPEC.vocab + 9),
+    "another outcome": lambda event: behind(event, next_token=5),
+    "another session": lambda event: replace(event, session_id=event.session_id + 1),
+    "a failure": lambda event: failure_of(event.session_id, InternalError("it can't")),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+async def test_a_draft_that_lies_costs_proposals_alone(lie: str) -> None:
+    async with draft_service(RecordingEngine()) as (_, address), client_of(address) as client:
+        await linked(client)
+        link = client._pool.peers[0].link
+        honest, lies = link.on_event, 0
+
+        def hear(event: Any) -> None:
+            nonlocal lies
+            lies += isinstance(event, DraftedProposal)
+            honest(LIES[lie](event) if isinstance(event, DraftedProposal) else event)
+
+        link.on_event = hear
+        server = ForeignServer(client)
+        await server.admit(PROMPTS[0])
+        await eventually(lambda: lies > 0, "a lie")
+        for _ in range(30):
+            await server.step()
+            assert all(0 <= each < SPEC.vocab for each in server.served[0].offer)
+            assert len(server.served[0].offer) <= TOKENS
+            await asyncio.sleep(0.002)
         check(server, PROMPTS[:1])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -125,6 +126,23 @@ async def test_rows_are_served_from_what_was_drafted_ahead_and_their_texts_are_t
             while servicer.scheduler.sessions > len(batch.texts):
                 await asyncio.to_thread(batch.step)  # the request that has ended is noticed
             assert {len(offer) for offer in batch.offers} <= {*range(TOKENS + 1)}
+
+
+async def test_requests_that_are_aborted_at_any_time_leave_no_session() -> None:
+    draws = random.Random(4)
+    async with draft_service(RecordingEngine()) as (servicer, address):
+        with proposer_of(config(address, idle_s=0.2)) as proposer:
+            assert proposer.client is not None
+            client = proposer.client
+            await eventually(lambda: client.is_up, "the link")
+            batch = Batch(proposer)
+            for request in range(300):
+                batch.add((request % SPEC.vocab, draws.randrange(SPEC.vocab)))
+                await asyncio.to_thread(batch.step, draws.choice([None, len(batch.texts) - 1]))
+                while len(batch.texts) > draws.randint(0, 8):
+                    batch.remove(draws.randrange(len(batch.texts)))
+            assert client.sessions > 0
+            await eventually(lambda: client.sessions == servicer.scheduler.sessions == 0, "no session is left")
 
 
 async def test_ranks_but_the_first_offer_nothing_and_link_to_nobody() -> None:
