@@ -17,7 +17,8 @@ from paceline.drafting.client import DraftClient, DraftClientSettings
 from paceline.drafting.served_request import ServedRequest
 from paceline.models.tokenizer import vocabulary_fingerprint
 from paceline.protocol.handshake import Fingerprint
-from paceline.runtime import telemetry
+from paceline.runtime import metrics, telemetry
+from paceline.runtime.config import ServerSettings
 from paceline_vllm.goodput import GoodputJudge
 from paceline_vllm.rows import RowTracker
 
@@ -25,6 +26,10 @@ logger = logging.getLogger(__name__)
 
 SECTION = "paceline"
 """Key of `--additional-config` below which the `DraftClientSettings` are."""
+
+
+ROUNDS_OF = "paceline-coordinator"
+"""Whose spans and metrics a server's rounds have; `OTEL_SERVICE_NAME` gives another name."""
 
 
 class DraftProposer:
@@ -92,13 +97,15 @@ def _client_of(vllm_config: Any) -> DraftClient:
 
     Raises:
         pydantic.ValidationError: naming the setting below `paceline` that is wrong.
+        Unsupported: the `OTEL_*` variables ask for traces or metrics, and the extra `otel` isn't installed.
     """
     from vllm.tokenizers import cached_tokenizer_from_config
 
     model = vllm_config.model_config
     vocabulary = cached_tokenizer_from_config(model).get_vocab()
     size = min(max(vocabulary.values()) + 1, model.get_vocab_size())
-    telemetry.configure("paceline-vllm")
+    telemetry.configure(ROUNDS_OF)
+    metrics.configure(ROUNDS_OF, ServerSettings())
     client = DraftClient(
         DraftClientSettings.model_validate((vllm_config.additional_config or {}).get(SECTION, {})),
         Fingerprint(tokenizer=vocabulary_fingerprint(vocabulary), vocab_size=size),
@@ -107,5 +114,6 @@ def _client_of(vllm_config: Any) -> DraftClient:
         judge=GoodputJudge(),
     )
     client.start()
-    atexit.register(client.close)
+    for end in (metrics.shutdown, telemetry.shutdown, client.close):  # the last one first
+        atexit.register(end)
     return client

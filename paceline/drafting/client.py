@@ -162,7 +162,7 @@ class DraftClient:
         ends, answers = [], dict[ServedRequest, list[int]]()
         for request, tokens, outcome, is_ours in rounds:
             record = self._record(request, tokens, step_ms, rows) if request in self._latest else None
-            request.proposal = request.propose(outcome) if offers and is_ours else None
+            request.proposal = request.propose(outcome) if offers else None
             request.drafts_ahead = offers
             end = RoundEnd(outcome, tuple(tokens), is_ours, request.proposal, offers, record, began_at)
             ends.append((request, end))

@@ -104,7 +104,7 @@ LIES: dict[str, Callable[[DraftedProposal], Any]] = {
         draft_probabilities=(1.0,) * len(event.proposal),
     ),
     "an id that it never had": lambda event: with_nodes(event, proposal_id=1 << 40),
-    "another round": lambda event: behind(event, base_length=3),
+    "another round": lambda event: behind(event, base_length=7),
     "a node beyond the round": lambda event: behind(event, node=50),
     "a next token beyond the vocabulary": lambda event: behind(event, next_token=SPEC.vocab + 9),
     "another outcome": lambda event: behind(event, next_token=5),
@@ -122,8 +122,11 @@ async def test_a_draft_that_lies_costs_proposals_alone(lie: str) -> None:
 
         def hear(event: Any) -> None:
             nonlocal lies
-            lies += isinstance(event, DraftedProposal)
-            honest(LIES[lie](event) if isinstance(event, DraftedProposal) else event)
+            if isinstance(event, DraftedProposal):  # one that came is decoded when it is read
+                read = DraftedProposal(event.session_id, event.outcome, event.proposal, event.timings)
+                event = LIES[lie](read)
+                lies += event != read
+            honest(event)
 
         link.on_event = hear
         server = ForeignServer(client)

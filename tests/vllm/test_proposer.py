@@ -136,7 +136,7 @@ async def test_requests_that_are_aborted_at_any_time_leave_no_session() -> None:
             client = proposer.client
             await eventually(lambda: client.is_up, "the link")
             batch = Batch(proposer)
-            for request in range(300):
+            for request in range(1000):
                 batch.add((request % SPEC.vocab, draws.randrange(SPEC.vocab)))
                 await asyncio.to_thread(batch.step, draws.choice([None, len(batch.texts) - 1]))
                 while len(batch.texts) > draws.randint(0, 8):

@@ -33,6 +33,11 @@ def test_equal_requests_are_each_found_once() -> None:
     assert names(tracker, ids(1, 2, 3), ids(1, 2, 4), ids(1, 2, 5)) == ["a", "b", None]
 
 
+def test_a_request_is_in_one_row_alone() -> None:
+    tracker = placed(("other", ids(9)), ("a", ids(1, 2)))
+    assert names(tracker, ids(1, 2, 3), ids(8), ids(1, 2, 4)) == ["a", None, None]
+
+
 def test_a_new_request_in_the_place_of_another_is_new() -> None:
     tracker = placed(("a", ids(1, 2, 3)))
     assert names(tracker, ids(1, 2)) == [None]
