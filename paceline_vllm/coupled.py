@@ -77,8 +77,8 @@ class CoupledSampling(LogitsProcessor):  # type: ignore[misc]  # vLLM is where i
             scores = _within_top(scores, top_k, top_p)
         positions = ctx.pos.long() + 1  # of the drawn token, which follows the row's own
         counters = torch.stack((positions, torch.full_like(positions, Stream.DRAFT), *self._own_seeds[slots].T), 1)
-        drawn = (scores - log_exponentials(words(counters, scores.shape[1]))).argmax(dim=1, keepdim=True)
-        points = torch.full_like(logits, -torch.inf).scatter_(1, drawn, 0.0)
+        winners = (scores - log_exponentials(words(counters, scores.shape[1]))).argmax(dim=1, keepdim=True)
+        points = torch.full_like(logits, -torch.inf).scatter_(1, winners, 0.0)
         return torch.where(is_drawn, points, logits)
 
 

@@ -48,10 +48,10 @@ class GoodputJudge:
             load.looks = 0
         return load.looks >= LOOK_STEPS and load.drafts.opens_at <= self._steps
 
-    def learn(self, rows: int, tokens: int, step_ms: float, *, offered: bool) -> None:
-        """Learn from a step of `rows` requests that committed `tokens`; `offered`: whether it might have drafts."""
+    def learn(self, rows: int, tokens: int, step_ms: float, *, has_drafts: bool) -> None:
+        """Learn from a step of `rows` requests that committed `tokens`; `has_drafts`: whether it might have some."""
         load = self._load(rows)
-        if not offered:
+        if not has_drafts:
             rest = load.rest_ms.setdefault(rows, RunningMean(step_ms, 0.0, MEMORY))
             rest.add(min(step_ms, OUTLIER * rest.value))
             self._steps += 1

@@ -82,11 +82,11 @@ class DraftProposer:
     ) -> list[list[int]]:
         texts = [token_ids[row, :length] for row, length in enumerate(lengths)]
         committed: list[tuple[ServedRequest, list[int]]] = []
-        for tracked, text, new in zip(self._rows.find(texts), texts, sampled, strict=True):
-            if tracked is None:
+        for row, text, new in zip(self._rows.find(texts), texts, sampled, strict=True):
+            if row is None:
                 committed.append((client.open(text.tolist(), len(text) - len(new)), []))
             else:
-                committed.append((tracked.request, text[len(tracked.tokens) :].tolist()))
+                committed.append((row.request, text[len(row.tokens) :].tolist()))
         for request in self._rows.place([(each, text) for (each, _), text in zip(committed, texts, strict=True)]):
             client.end(request)
         return client.step(committed)

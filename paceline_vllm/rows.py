@@ -51,8 +51,8 @@ class RowTracker(Generic[Request]):
             for each, tokens in zip(self._places, rows, strict=False)
         ]
         matches: list[TrackedRow[Request] | None] = [*in_place, *[None] * (len(rows) - len(in_place))]
-        settled = {id(each) for each in in_place}
-        others = [each for each in (*self._places, *self._absent) if id(each) not in settled]
+        in_row = {id(each) for each in in_place}
+        others = [each for each in (*self._places, *self._absent) if id(each) not in in_row]
         for place, tokens in enumerate(rows):
             if matches[place] is None:
                 longest = max(
@@ -71,7 +71,7 @@ class RowTracker(Generic[Request]):
         self._absent = [each for each in (*self._places, *self._absent) if id(each.request) not in present]
         for each in self._absent:
             each.absent += 1
-        ended = [each.request for each in self._absent if each.absent > MOST_ABSENT]
+        gone = [each.request for each in self._absent if each.absent > MOST_ABSENT]
         self._absent = [each for each in self._absent if each.absent <= MOST_ABSENT]
         self._places = [TrackedRow(request, tokens.copy()) for request, tokens in rows]
-        return ended
+        return gone

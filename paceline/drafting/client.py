@@ -57,8 +57,8 @@ class OfferJudge(Protocol):
     def may_offer(self, rows: int) -> bool:
         """Whether steps of so many requests may have drafts now."""
 
-    def learn(self, rows: int, tokens: int, step_ms: float, *, offered: bool) -> None:
-        """Learn from a step of `rows` requests that committed `tokens`; `offered`: whether it might have drafts."""
+    def learn(self, rows: int, tokens: int, step_ms: float, *, has_drafts: bool) -> None:
+        """Learn from a step of `rows` requests that committed `tokens`; `has_drafts`: whether it might have some."""
 
 
 @dataclass
@@ -110,7 +110,7 @@ class DraftClient:
         self._latest: set[ServedRequest] = set()
         """Those of the latest step, and when it came, for how long it waited, and whether it was offered drafts."""
         self._stepped_at = self._waited_s = 0.0
-        self._offered = False
+        self._has_drafts = False
 
     @property
     def sessions(self) -> int:
@@ -169,14 +169,14 @@ class DraftClient:
             answers[request] = [*request.proposal.token_ids] if request.proposal else []
         self._latest = {request for request, _ in committed}
         self._post(self._follow, ends)
-        self._stepped_at, self._waited_s, self._offered = began_at, clock.now() - began_at, offers
+        self._stepped_at, self._waited_s, self._has_drafts = began_at, clock.now() - began_at, offers
         return [answers.get(request, []) for request, _ in committed]
 
     def _learn(self, committed: Sequence[tuple[ServedRequest, Sequence[int]]], step_ms: float) -> None:
         """Learn from a step of the requests of the one before it: another one computed a prompt, or came late."""
         if committed and all(tokens and request in self._latest for request, tokens in committed):
             tokens = sum(len(tokens) for _, tokens in committed)
-            self._judge.learn(len(committed), tokens, step_ms, offered=self._offered)
+            self._judge.learn(len(committed), tokens, step_ms, has_drafts=self._has_drafts)
 
     def _record(self, request: ServedRequest, tokens: Sequence[int], step_ms: float, rows: int) -> RoundRecord:
         """Where the time of a round went that began with the step before. `proposal` is still the one it verified."""
@@ -196,9 +196,9 @@ class DraftClient:
             proposed=proposed,
             accepted=accepted,
             cache_hit=proposed > 0,
-            cache_miss=self._offered and not proposed,
+            cache_miss=self._has_drafts and not proposed,
             drafter=proposal.drafter if proposal else "",
-            mode="drafts" if self._offered else "rest",
+            mode="drafts" if self._has_drafts else "rest",
         )
 
     def _wait(self, rounds: Sequence[tuple[ServedRequest, Outcome]], began_at: float) -> None:

@@ -105,10 +105,10 @@ class ServedRequest:
     def begin_round(self, token_ids: Sequence[int]) -> tuple[Outcome, bool]:
         """The outcome of the round that committed these tokens, and whether it verified what was proposed."""
         accepted = tuple(token_ids[:-1])
-        offered = self.proposal.token_ids if self.proposal else ()
+        proposal_ids = self.proposal.token_ids if self.proposal else ()
         outcome = Outcome(self.length - 1, len(accepted) - 1, token_ids[-1])
         self.length += len(token_ids)
-        return outcome, accepted == offered[: len(accepted)]
+        return outcome, accepted == proposal_ids[: len(accepted)]
 
     def propose(self, outcome: Outcome) -> Proposal | None:
         """What was drafted for an outcome, as far as the request has room for it; None: nothing."""
@@ -132,17 +132,17 @@ class ServedRequest:
 
         While nothing is offered commits are sent together, and a session that would lag too far behind ends.
         """
-        session, awaited, self._is_awaited = self.session, self._is_awaited, False
+        session, is_awaited, self._is_awaited = self.session, self._is_awaited, False
         self._ids += end.token_ids
         self._trace_round(end)
         if not end.is_ours:
             session.close()
         session.settle(end.outcome)
         pending = PendingCommit(
-            end.outcome, end.token_ids, self._ids, NO_DRAFT, self._round_trace.traceparent, awaited
+            end.outcome, end.token_ids, self._ids, NO_DRAFT, self._round_trace.traceparent, is_awaited
         ).join_to(self._pending)
         self._pending = None
-        if end.offers or (awaited and session.is_open):
+        if end.offers or (is_awaited and session.is_open):
             session.commit(pending)
         elif pending.must_leave:
             session.close()

@@ -27,9 +27,9 @@ class Judge:
     def may_offer(self, rows: int) -> bool:
         return self.offers
 
-    def learn(self, rows: int, tokens: int, step_ms: float, *, offered: bool) -> None:
+    def learn(self, rows: int, tokens: int, step_ms: float, *, has_drafts: bool) -> None:
         assert step_ms > 0
-        self.learned.append((rows, tokens, offered))
+        self.learned.append((rows, tokens, has_drafts))
 
 
 def next_token(text: Sequence[int]) -> int:

@@ -18,7 +18,7 @@ def run(judge: GoodputJudge, rows: int, tokens: float, drafting_ms: float, steps
         owed += rows * (tokens if offers else 1.0)
         new, owed = int(owed), owed % 1
         step_ms = drafting_ms if offers else 10.0
-        judge.learn(rows, new, step_ms, offered=offers)
+        judge.learn(rows, new, step_ms, has_drafts=offers)
         offered, ms, committed = offered + offers, ms + step_ms, committed + new
     return offered, committed / rows / ms * 10
 
@@ -55,6 +55,6 @@ def test_nothing_is_offered_before_steps_without_drafts_were_seen() -> None:
     judge = GoodputJudge()
     for _ in range(LOOK_STEPS):
         assert not judge.may_offer(2)
-        judge.learn(2, 2, 10.0, offered=False)
+        judge.learn(2, 2, 10.0, has_drafts=False)
     assert judge.may_offer(2)
     assert not judge.may_offer(64)
