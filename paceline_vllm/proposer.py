@@ -78,11 +78,11 @@ class DraftProposer:
             return [[] for _ in range(rows)]
 
     def _propose(
-        self, client: DraftClient, sampled: Sequence[Sequence[int]], lengths: Sequence[int], token_ids: NDArray[Any]
+        self, client: DraftClient, new_ids: Sequence[Sequence[int]], lengths: Sequence[int], token_ids: NDArray[Any]
     ) -> list[list[int]]:
         texts = [token_ids[row, :length] for row, length in enumerate(lengths)]
         committed: list[tuple[ServedRequest, list[int]]] = []
-        for row, text, new in zip(self._rows.find(texts), texts, sampled, strict=True):
+        for row, text, new in zip(self._rows.find(texts), texts, new_ids, strict=True):
             if row is None:
                 committed.append((client.open(text.tolist(), len(text) - len(new)), []))
             else:

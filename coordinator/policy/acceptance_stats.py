@@ -111,13 +111,11 @@ class AcceptanceStats:
         tokens: how often the drafter's tokens are, or would have been, accepted.
         texts: statistics that do not depend on the drafter.
         hits: share of rounds with outcome drafting whose outcome had a proposal when it came.
-        pays: of the pool of all requests: whether drafting was the best strategy when the last request began.
     """
 
     tokens: TokenAcceptance = field(default_factory=TokenAcceptance)
     texts: TextStats = field(default_factory=TextStats)
     hits: RunningMean = field(default_factory=lambda: RunningMean(PRIOR_CHANCE))
-    pays: bool = True
 
     def child(self) -> AcceptanceStats:
         """The copy that one request begins with."""

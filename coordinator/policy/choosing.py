@@ -18,9 +18,6 @@ from coordinator.policy.round_times import DraftPeerCosts, DraftTimes
 from paceline.costs.service_costs import DEFAULT
 from paceline.protocol.proposal import AUTO
 
-ROUNDS_BETWEEN = RATES_KEPT
-"""Rounds from one look at the other drafters to the next."""
-
 
 @dataclass(frozen=True)
 class OfferedDrafter:
@@ -80,7 +77,7 @@ class Choosing:
             room: tokens that are left to write.
         """
         self._rounds += 1
-        if self._rounds % ROUNDS_BETWEEN or self._request.target is None or self._request.mode is not Mode.DRAFTS:
+        if self._rounds % RATES_KEPT or self._request.target is None or self._request.mode is not Mode.DRAFTS:
             return None
         offers = {offer.name: offer for offer in self._offers()}
         own = offers.pop(current, None)

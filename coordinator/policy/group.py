@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
-from paceline.costs.running_mean import MEMORY, OUTLIER, RunningMean
+from paceline.costs.running_mean import MEMORY, OUTLIER, SPEED_MEMORY, RunningMean
 from paceline.costs.service_costs import LEAST_MOVE
 from paceline.protocol.records import RoundRecord
 
@@ -121,7 +121,7 @@ class Group:
         steps: steps of rest that fit into the time since the group began; the clock of pauses.
         calm_at: until when a load that has just changed may draft no more than the one before: a burst begins and
             ends with one request, for which a draft would compute a whole text beside everybody's steps.
-        promise: the gain over matches that drafts promise by the planner's closed form.
+        promise: the gain over matches that drafts promise by the planner's closed form; 0: not known.
         accounts: of each mode under each load, which is the power of two nearest to the number of sessions.
     """
 
@@ -158,21 +158,16 @@ class Group:
     def _steps_to_drafts(self, sessions: int) -> int | None:
         if sessions <= 1:
             return 0
-        pays = self.promises_drafts or self.tries_drafts(sessions)
+        pays = self.promise > MARGIN or self.tries_drafts(sessions)
         if not pays or not self.is_open(sessions, Mode.DRAFTS):
             return None
         looks = [Mode.REST, *([Mode.MATCHES] if self.is_open(sessions, Mode.MATCHES) else [])]
         return sum(self.steps_to_see(sessions, mode) for mode in looks)
 
-    @property
-    def promises_drafts(self) -> bool:
-        """Whether drafts promise enough for a trial."""
-        return self.promise > MARGIN
-
     def tries_drafts(self, sessions: int) -> bool:
-        """Whether drafts that ran once are looked at again, whatever they promise: nobody learned of them meanwhile."""
+        """Whether drafts are looked at again, whatever they promise: nobody has learned of them since they ran."""
         drafts = self.account(sessions, Mode.DRAFTS) if sessions > 1 else ModeAccount()
-        return not self.promises_drafts and drafts.last_at > 0 and drafts.steps < LOOK_STEPS
+        return self.promise <= MARGIN and drafts.last_at > 0 and drafts.steps < SPEED_MEMORY
 
     def steps_to_see(self, sessions: int, mode: Mode) -> int:
         """Steps that a look at a mode still takes."""

@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary, proxy
 
 from coordinator.policy.acceptance_stats import AcceptanceStats, RequestStats
 from coordinator.policy.cycles import TARGET_ONLY, Cycles, Rates, Strategy
-from coordinator.policy.group import LossBudget, Mode
+from coordinator.policy.group import MARGIN, LossBudget, Mode
 from coordinator.policy.plan import Options, Plan, Source
 from coordinator.policy.pricing import NOTHING, Choice, ProposalPricing
 from coordinator.policy.round_times import DraftPeerCosts, DraftTimes, TargetPeerCosts, TargetTimes
@@ -119,10 +119,9 @@ class RequestPlanner:
 
     @property
     def expects_drafts(self) -> bool:
-        """Whether drafting was expected to pay when the last request began: then the prompt is drafted on at once."""
+        """Whether drafts may work and promise to pay: then the prompt is drafted on at once."""
         target = self.target
-        pays_together = target is None or target.sessions == 1 or target.group.promises_drafts
-        return self.stats.pool.pays and pays_together and self.mode is Mode.DRAFTS
+        return target is None or (target.mode is Mode.DRAFTS and not 0 < target.group.promise <= MARGIN)
 
     @property
     def mode(self) -> Mode:
@@ -268,8 +267,8 @@ class RequestPlanner:
     @property
     def may_lose_to_matches(self) -> bool:
         """Whether matches of others may lengthen its steps: it has lost little, or its own will win it back."""
-        expected = MEMORY * self.stats.own.texts.match_value.value
-        return self.loss_budget.loss <= self.loss_budget.bound + expected
+        own_gain = MEMORY * self.stats.own.texts.match_value.value
+        return self.loss_budget.loss <= self.loss_budget.bound + own_gain
 
     def _may_copy(self, target: TargetTimes) -> bool:
         return target.sessions == 1 or all(each is self or each.may_lose_to_matches for each in target.requests)
@@ -290,11 +289,8 @@ class RequestPlanner:
         cycles = Cycles(target, draft, self.stats.own, most, can_ahead=options.fan_out > 0)
         pool = replace(cycles, stats=self.stats.pool)
         rates = cycles.rates(target.sessions, pool)
-        if target.sessions > 1:
+        if self.draft is not None and options.room >= MAX_DEPTH:  # near its end a request has little room
             target.group.promise = replace(pool, draft=self.draft).promise(target.sessions)
-        if draft is not None and not self._rounds and options.room >= MAX_DEPTH:
-            # A new request has the statistics of all; later its own differ, and near its end its room is small.
-            self.stats.pool.pays = rates.strategy is not TARGET_ONLY
         return rates
 
     def _choice(self, pricing: ProposalPricing, options: Options, left_ms: float) -> Choice:

@@ -9,8 +9,8 @@ from unittest import mock
 import pytest
 
 from coordinator.policy.acceptance_stats import NgramShadow
-from coordinator.policy.choosing import ROUNDS_BETWEEN, Choosing
-from coordinator.policy.planner import Planner, RequestPlanner
+from coordinator.policy.choosing import Choosing
+from coordinator.policy.planner import RATES_KEPT, Planner, RequestPlanner
 from paceline.costs.acceptance import TokenAcceptance
 from paceline.costs.service_costs import DraftCosts, DrafterLine
 from paceline.protocol.draft import Shadow
@@ -61,7 +61,7 @@ class Case:
 
     def other(self, room: int = ROOM, length: int = 100) -> str | None:
         """What it changes to when it next looks."""
-        for _ in range(ROUNDS_BETWEEN - 1):
+        for _ in range(RATES_KEPT - 1):
             assert self.choosing.other("", length, room) is None
         found = self.choosing.other("", length, room)
         return None if found is None else found.name

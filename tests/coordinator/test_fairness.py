@@ -9,6 +9,7 @@ import pytest
 from coordinator.policy.group import ALLOWED_STEPS, FIRST_PAUSE, LOOK_STEPS, MARGIN, Group, Mode
 from coordinator.policy.plan import Options, Source
 from coordinator.policy.planner import RequestPlanner
+from paceline.costs.running_mean import SPEED_MEMORY
 from paceline.sampling.match import Match
 from tests.coordinator.planned import DRAFT_MS, STEP_MS, SaidByDraft, SaidByTarget, World
 
@@ -45,7 +46,7 @@ def look(group: Group, sessions: int, *modes: Mode) -> None:
     """The group has just looked at these modes."""
     for mode in modes:
         account = group.account(sessions, mode)
-        account.last_at, account.steps = group.steps, float(LOOK_STEPS)
+        account.last_at, account.steps = group.steps, float(SPEED_MEMORY)
 
 
 def trial(requests: list[RequestPlanner]) -> None:
@@ -90,6 +91,7 @@ def test_drafts_whose_promise_fell_are_looked_at_again_once_that_is_long_ago() -
     look(group, 2, Mode.REST, Mode.MATCHES)
     assert group.mode(2) is Mode.DRAFTS
     assert group.tries_drafts(2)
+    group.steps += SPEED_MEMORY
     look(group, 2, Mode.DRAFTS)
     assert group.mode(2) is not Mode.DRAFTS
 

@@ -9,7 +9,7 @@ import pytest
 
 from coordinator.policy.group import ALLOWED_STEPS, FIRST_PAUSE, LOOK_STEPS, MARGIN, SHORT_PAUSE, Group, Mode
 from coordinator.policy.plan import Options
-from paceline.costs.running_mean import MEMORY
+from paceline.costs.running_mean import MEMORY, SPEED_MEMORY
 from paceline.protocol.records import RoundRecord, StepTimings
 from paceline.sampling.match import Match
 
@@ -124,13 +124,17 @@ def test_a_load_that_ran_long_ago_is_taken_to_be_as_the_nearest_one() -> None:
     assert run(group, 2, gains, int(LOOK_STEPS))[1] == [Mode.DRAFTS] * int(LOOK_STEPS)
 
 
-def test_drafts_that_lost_are_tried_again_though_what_they_promised_last_was_too_little() -> None:
+def test_drafts_that_lost_are_tried_again_for_a_while_though_what_they_promised_last_was_too_little() -> None:
     group = Group(promise=1.5)
     bad = {Mode.REST: 1.0, Mode.MATCHES: 1.0, Mode.DRAFTS: 0.5}.__getitem__
     run(group, 8, bad, WAVE)
     group.promise = 0.9  # nobody drafts, so nothing else will be learned of them
-    _, modes = run(group, 8, lambda mode: 1.5 if mode is Mode.DRAFTS else 1.0, int(FIRST_PAUSE) + WAVE)
-    assert modes[-1] is Mode.DRAFTS
+    gains = {Mode.REST: 1.0, Mode.MATCHES: 1.0, Mode.DRAFTS: 1.5}.__getitem__
+    _, modes = run(group, 8, gains, int(FIRST_PAUSE))
+    until_seen = 1.5 * MEMORY * math.log(MEMORY / (MEMORY - SPEED_MEMORY))  # of a mean that forgets
+    assert modes.count(Mode.DRAFTS) == pytest.approx(until_seen, abs=1)
+    group.promise = 1.5  # that is what the trial taught
+    assert share(run(group, 8, gains, WAVE)[1], Mode.DRAFTS) >= 0.8
 
 
 def test_one_request_alone_has_an_account_of_its_own() -> None:

@@ -247,5 +247,5 @@ async def test_a_proposal_never_passes_the_longest_request() -> None:
         each = await server.admit(PROMPTS[0])
         while each.request.length < 14:
             await server.step()
-            assert each.request.length + len(each.offer) <= 15
+            assert not each.offer or each.request.length + len(each.offer) + 1 <= 16
         assert each.request.propose(Outcome(each.request.length - 1, -1, 0)) is None

@@ -58,21 +58,21 @@ def kind(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 def processor(kind: Any, requests: dict[int, Any], rule: str = "standard") -> Any:
     states = SimpleNamespace(device=torch.device("cpu"), max_num_reqs=SLOTS, vocab_size=V)
-    made = kind(config(rule), states)
+    sampler = kind(config(rule), states)
     for slot, request in requests.items():
-        assert made.add_request(slot, request) is (request.temperature > 0)
-    made.apply_staged_writes()
-    return made
+        assert sampler.add_request(slot, request) is (request.temperature > 0)
+    sampler.apply_staged_writes()
+    return sampler
 
 
-def apply(made: Any, logits: NDArray[np.float32], slots: Sequence[int], positions: Sequence[int]) -> Any:
+def apply(sampler: Any, logits: NDArray[np.float32], slots: Sequence[int], positions: Sequence[int]) -> Any:
     """What the sampler would go on with: rows of slots, whose own tokens stand at these positions."""
     context = SimpleNamespace(
         expanded_idx_mapping=torch.tensor(slots, dtype=torch.int32),
         idx_mapping_np=np.array([*dict.fromkeys(slots)], np.int32),
         pos=torch.tensor(positions, dtype=torch.int64),
     )
-    return made.apply(torch.from_numpy(logits.copy()), context).numpy()
+    return sampler.apply(torch.from_numpy(logits.copy()), context).numpy()
 
 
 def verdict(rows: NDArray[np.float32], drafted: Sequence[int], draws: random.Random) -> list[int]:
@@ -93,53 +93,53 @@ def verdict(rows: NDArray[np.float32], drafted: Sequence[int], draws: random.Ran
     return [*committed, draws.choices(range(V), p[len(drafted)])[0]]
 
 
-def text_of(made: Any, slot: int, length: int, most_drafted: int, draws: random.Random) -> list[int]:
+def text_of(sampler: Any, slot: int, length: int, most_drafted: int, draws: random.Random) -> list[int]:
     """A text by the table's law; drafts are now right, now wrong."""
     text = [slot, 1]
     while len(text) < length:
         drafted: list[int] = []
         for _ in range(draws.randint(0, most_drafted)):
-            own = apply(made, LAW.logits([*text, *drafted])[None], [slot], [len(text) + len(drafted) - 1])
+            own = apply(sampler, LAW.logits([*text, *drafted])[None], [slot], [len(text) + len(drafted) - 1])
             drafted.append(int(own.argmax()) if draws.random() < 0.7 else draws.randrange(V))
         prefixes = [[*text, *drafted[:count]] for count in range(len(drafted) + 1)]
         logits = np.stack([LAW.logits(prefix) for prefix in prefixes]).astype(np.float32)
-        rows = apply(made, logits, [slot] * len(logits), [len(prefix) - 1 for prefix in prefixes])
+        rows = apply(sampler, logits, [slot] * len(logits), [len(prefix) - 1 for prefix in prefixes])
         text += verdict(rows, drafted, draws)
     return text[:length]
 
 
 def test_a_seed_is_one_text_with_drafts_and_without(kind: Any) -> None:
     requests = {slot: asked(seed=slot + (1 << 40), **chain) for slot, chain in enumerate(CHAINS.values())}
-    made, draws, tokens = processor(kind, requests), random.Random(3), 240
+    sampler, draws, tokens = processor(kind, requests), random.Random(3), 240
     for slot in requests:
-        plain = text_of(made, slot, tokens, 0, draws)
+        plain = text_of(sampler, slot, tokens, 0, draws)
         for most_drafted in (1, 4):
-            assert text_of(made, slot, tokens, most_drafted, draws) == plain
-    assert text_of(made, 0, tokens, 0, draws) != text_of(processor(kind, {0: asked(seed=9)}), 0, tokens, 0, draws)
+            assert text_of(sampler, slot, tokens, most_drafted, draws) == plain
+    assert text_of(sampler, 0, tokens, 0, draws) != text_of(processor(kind, {0: asked(seed=9)}), 0, tokens, 0, draws)
 
 
 def test_ten_thousand_rows_are_drawn_alike_alone_and_among_others(kind: Any) -> None:
     requests = {slot: asked(seed=slot, **chain) for slot, chain in enumerate(CHAINS.values())}
-    made, draws = processor(kind, requests), np.random.default_rng(1)
+    sampler, draws = processor(kind, requests), np.random.default_rng(1)
     logits = draws.normal(0, 2, (10_000, V)).astype(np.float32)
     slots, positions = draws.integers(0, len(CHAINS), 10_000).tolist(), draws.integers(0, 500, 10_000).tolist()
-    together = apply(made, logits, slots, positions)
+    together = apply(sampler, logits, slots, positions)
     assert np.array_equal(np.isfinite(together).sum(axis=1), np.ones(10_000))
     assert together.max(axis=1).tolist() == [0.0] * 10_000
     for begin in range(0, 10_000, 500):
         part = slice(begin, begin + 7)
-        assert np.array_equal(apply(made, logits[part], slots[part], positions[part]), together[part])
+        assert np.array_equal(apply(sampler, logits[part], slots[part], positions[part]), together[part])
 
 
 @pytest.mark.parametrize("name", CHAINS)
 def test_a_hundred_thousand_draws_have_the_distribution(kind: Any, name: str) -> None:
     """Chi-square against Paceline's own chain: min_p, top-k and top-p are never combined where the orders differ."""
     chain, count = CHAINS[name], 100_000
-    made = processor(kind, {0: asked(seed=77, **chain)})
+    sampler = processor(kind, {0: asked(seed=77, **chain)})
     logits = np.random.default_rng(5).normal(0, 1.5, V).astype(np.float32)
     rows = np.concatenate(
         [
-            apply(made, np.tile(logits, (10_000, 1)), [0] * 10_000, range(begin, begin + 10_000)).argmax(axis=1)
+            apply(sampler, np.tile(logits, (10_000, 1)), [0] * 10_000, range(begin, begin + 10_000)).argmax(axis=1)
             for begin in range(0, count, 10_000)
         ]
     )
@@ -153,39 +153,39 @@ def test_a_hundred_thousand_draws_have_the_distribution(kind: Any, name: str) ->
 
 def test_the_draw_is_the_race_of_seed_and_position(kind: Any) -> None:
     """So a draft that shares the seed picks the same token, and Paceline's own target the same text."""
-    made = processor(kind, {0: asked(seed=(1 << 63) + 12345, temperature=0.8)})
+    sampler = processor(kind, {0: asked(seed=(1 << 63) + 12345, temperature=0.8)})
     draws = np.random.default_rng(2)
     for position in (1, 2, 500):
         logits = draws.normal(0, 2, V).astype(np.float32)
         scores = (logits / np.float32(0.8)).astype(np.float32)
         drawn = race(scores, NoiseKey((1 << 63) + 12345), Stream.DRAFT, position)
-        assert apply(made, logits[None], [0], [position - 1])[0].argmax() == drawn
+        assert apply(sampler, logits[None], [0], [position - 1])[0].argmax() == drawn
 
 
 def test_what_penalties_exclude_is_never_drawn(kind: Any) -> None:
     """vLLM applies them before; a slot's next request leaves nothing of the one before it."""
-    made = processor(kind, {0: asked(seed=4, top_k=1)})
-    made.add_request(0, asked(seed=4))
-    made.apply_staged_writes()
+    sampler = processor(kind, {0: asked(seed=4, top_k=1)})
+    sampler.add_request(0, asked(seed=4))
+    sampler.apply_staged_writes()
     logits = np.zeros((2000, V), np.float32)
     logits[:, 3:] = -np.inf
-    drawn = apply(made, logits, [0] * 2000, range(2000)).argmax(axis=1)
+    drawn = apply(sampler, logits, [0] * 2000, range(2000)).argmax(axis=1)
     assert set(drawn.tolist()) == {0, 1, 2}
 
 
 def test_greedy_requests_are_left_alone(kind: Any) -> None:
-    made = processor(kind, {0: asked(temperature=0.0), 1: asked(seed=2)})
+    sampler = processor(kind, {0: asked(temperature=0.0), 1: asked(seed=2)})
     logits = np.random.default_rng(2).normal(0, 1, (3, V)).astype(np.float32)
-    assert np.array_equal(apply(made, logits, [0, 0, 0], [4, 5, 6]), logits)
-    mixed = apply(made, logits, [0, 1, 0], [4, 5, 6])
+    assert np.array_equal(apply(sampler, logits, [0, 0, 0], [4, 5, 6]), logits)
+    mixed = apply(sampler, logits, [0, 1, 0], [4, 5, 6])
     assert np.array_equal(mixed[[0, 2]], logits[[0, 2]])
     assert np.isfinite(mixed[1]).sum() == 1
 
 
 def test_requests_without_a_seed_differ_and_a_negative_seed_is_one(kind: Any) -> None:
-    made = processor(kind, {0: asked(seed=None), 1: asked(seed=None), 2: asked(seed=-5), 3: asked(seed=-5)})
+    sampler = processor(kind, {0: asked(seed=None), 1: asked(seed=None), 2: asked(seed=-5), 3: asked(seed=-5)})
     logits = np.zeros((64, V), np.float32)
-    texts = [apply(made, logits, [slot] * 64, range(64)).argmax(axis=1).tolist() for slot in range(4)]
+    texts = [apply(sampler, logits, [slot] * 64, range(64)).argmax(axis=1).tolist() for slot in range(4)]
     assert texts[0] != texts[1]
     assert texts[2] == texts[3]
 
