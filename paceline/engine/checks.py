@@ -18,8 +18,9 @@ from paceline.engine.schedule import run_schedule, schedule_length
 from paceline.protocol.errors import Unsupported
 from paceline.protocol.features import NO_FEATURES, FeatureNeed
 
-SELF_CHECK_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
-"""Largest difference from the plain forward pass, as a share of the largest logit; chosen, not tuned."""
+SELF_CHECK_TOLERANCE = {torch.float32: 2e-3, torch.bfloat16: 5e-2, torch.float16: 1e-2}
+"""Largest difference from the plain forward pass, as a share of the largest logit. In float32 rounding alone
+reaches 9e-4: Qwen2.5-Coder 0.5B on 32 random texts, whose median row differs by 4e-6."""
 _ATTENTION = ("full_attention", "sliding_attention", "chunked_attention")
 _WINDOWS = ("sliding_window", "attention_chunk_size")
 """Settings of the length of windows and of chunks in transformers' configurations."""
