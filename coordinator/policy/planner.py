@@ -109,13 +109,13 @@ class RequestPlanner:
             self.close()
             self._place = times
             if times is not None:
-                times.requests.add(self)
+                times.requests[self] = None
         self.draft = None if draft is None else self._planner.draft(draft, drafter)
 
     def close(self) -> None:
         """Note the end of the request; it can still be explained."""
         if self._place is not None:
-            self._place.requests.discard(self)
+            self._place.requests.pop(self, None)
 
     @property
     def expects_drafts(self) -> bool:
@@ -151,7 +151,7 @@ class RequestPlanner:
         target = self._target
         if self._place is None and (some_target := self._planner.some_target) is not None:
             self._place = some_target
-            some_target.requests.add(self)
+            some_target.requests[self] = None
         if options.room <= 0 or (target is None and self.mode is Mode.DRAFTS):
             plan = Plan()
         elif target is None or not target.is_known:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 from coordinator.policy.group import Group, Mode
 from paceline.costs.acceptance import MAX_DEPTH
@@ -52,7 +52,7 @@ class TargetTimes:
         factor: corrects the line for self-started rounds: its error, and the round's overhead.
         send_ms: additional time of a round that the coordinator sends: the trips, and the wait for a step.
         late_send_ms: the same for rounds that waited for their draft, which may miss the step that others share.
-        requests: this coordinator's requests there.
+        requests: this coordinator's requests there, in the order of their coming.
         group: what they may do, by what they gain together.
     """
 
@@ -60,7 +60,7 @@ class TargetTimes:
     factor: Correction = field(default_factory=Correction)
     send_ms: RunningMean = field(default_factory=_trips)
     late_send_ms: RunningMean = field(default_factory=_trips)
-    requests: WeakSet[Any] = field(default_factory=WeakSet)
+    requests: WeakKeyDictionary[Any, None] = field(default_factory=WeakKeyDictionary)
     group: Group = field(default_factory=Group)
 
     @property

@@ -28,6 +28,7 @@ from paceline.protocol.errors import PacelineError
 from paceline.protocol.generation import GenerateRequest, SpeculationSettings
 from paceline.protocol.handshake import Hello
 from paceline.protocol.sampling import SamplingParams
+from paceline.rpc.retries import Backoff, Retries
 from paceline.rpc.servicer import SessionServicer
 from paceline.runtime import clock
 from paceline.runtime.config import CoordinatorConfig, EngineSettings, TargetConfig
@@ -363,7 +364,9 @@ def deployed(setup: Setup, schedule: Schedule, order: MoveOrder) -> Iterator[Ste
         stack.callback(asyncio.set_event_loop, None)
         stack.callback(loop.close)
         stack.enter_context(clock.running_on(loop.time))
-        stack.enter_context(mock.patch("random.uniform", lambda low, high: high))
+        for drawing in (Backoff, Retries):  # the draw is a default of theirs
+            longest = (*(drawing.__init__.__defaults__ or ())[:-1], lambda low, high: high)
+            stack.enter_context(mock.patch.object(drawing.__init__, "__defaults__", longest))
 
         async def made() -> SteppedDeployment:
             return SteppedDeployment(loop, setup, schedule, order)
