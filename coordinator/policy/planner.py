@@ -297,7 +297,7 @@ class RequestPlanner:
         """The proposal of greatest value, which may be below 0; `NOTHING` where there is none."""
         match = pricing.match_choice(options)
         self._take_match(match)
-        copy = match if self._may_copy(pricing.target) else NOTHING
+        copy = match if match is not NOTHING and self._may_copy(pricing.target) else NOTHING
         choices = (copy, pricing.cached_choice(options), pricing.wait_choice(options, left_ms))
         real_choices = [choice for choice in choices if choice.plan.source is not Source.NONE]
         return max(real_choices, key=lambda choice: choice.value, default=NOTHING)

@@ -159,9 +159,11 @@ class DraftClient:
         rounds = [(request, tokens, *request.begin_round(tokens)) for request, tokens in committed if tokens]
         if offers:
             self._wait([(request, outcome) for request, _, outcome, _ in rounds], began_at)
+        step_rows = rows + sum(len(each.proposal or ()) for each in self._latest)
+        timings = StepTimings(service_ms=step_ms - self._waited_s * 1e3, rows=step_rows, sessions=rows)
         ends, answers = [], dict[ServedRequest, list[int]]()
         for request, tokens, outcome, is_ours in rounds:
-            record = self._record(request, tokens, step_ms, rows) if request in self._latest else None
+            record = self._record(request, tokens, step_ms, timings) if request in self._latest else None
             request.proposal = request.propose(outcome) if offers else None
             request.drafts_ahead = offers
             end = RoundEnd(outcome, tuple(tokens), is_ours, request.proposal, offers, record, began_at)
@@ -178,20 +180,21 @@ class DraftClient:
             tokens = sum(len(tokens) for _, tokens in committed)
             self._judge.learn(len(committed), tokens, step_ms, has_drafts=self._has_drafts)
 
-    def _record(self, request: ServedRequest, tokens: Sequence[int], step_ms: float, rows: int) -> RoundRecord:
+    def _record(
+        self, request: ServedRequest, tokens: Sequence[int], step_ms: float, timings: StepTimings
+    ) -> RoundRecord:
         """Where the time of a round went that began with the step before. `proposal` is still the one it verified."""
-        proposal, wait_ms = request.proposal, self._waited_s * 1e3
+        proposal = request.proposal
         proposed, accepted = len(proposal or ()), len(tokens) - 1
         counts = self.counts
         counts.rounds, counts.hits = counts.rounds + 1, counts.hits + (proposed > 0)
         counts.proposed, counts.accepted = counts.proposed + proposed, counts.accepted + accepted
-        step_rows = rows + sum(len(each.proposal or ()) for each in self._latest)
         return RoundRecord(
             base_length=request.length - len(tokens) - 1,
             round_ms=step_ms,
-            draft_wait_ms=wait_ms,
+            draft_wait_ms=self._waited_s * 1e3,
             wire_ms=0.0,
-            target=StepTimings(service_ms=step_ms - wait_ms, rows=step_rows, sessions=rows),
+            target=timings,
             accept_ms=0.0,
             proposed=proposed,
             accepted=accepted,

@@ -1,4 +1,4 @@
-"""The draft services of a coordinator."""
+"""The draft services of a coordinator, or of a client that drafts for another server."""
 
 from __future__ import annotations
 

@@ -239,6 +239,28 @@ async def test_rounds_are_recorded_with_the_wait_for_their_drafts(monkeypatch: p
     assert all(b - a == each.accepted + 1 for a, b, each in zip(bases, bases[1:], records, strict=False))
 
 
+async def test_the_rounds_of_a_step_have_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: dict[float, list[RoundRecord]] = {}
+
+    class Meter:
+        def round_done(self, record: RoundRecord, provenance: Any) -> None:
+            steps.setdefault(record.round_ms, []).append(record)
+
+    monkeypatch.setattr(metrics, "RequestMeter", Meter)
+    async with draft_service(RecordingEngine()) as (_, address), client_of(address) as client:
+        await linked(client)
+        server = ForeignServer(client)
+        for prompt in PROMPTS[:2]:
+            await server.admit(prompt)
+        await server.run(20)
+        await server.step()
+        await eventually(lambda: sum(map(len, steps.values())) == client.counts.rounds, "all rounds")
+    of_both = [records for records in steps.values() if len(records) == 2]
+    assert any(record.proposed for records in of_both for record in records)
+    for records in of_both:
+        assert [each.target.rows for each in records] == [sum(1 + each.proposed for each in records)] * 2
+
+
 async def test_a_proposal_never_passes_the_longest_request() -> None:
     async with draft_service(RecordingEngine()) as (_, address), client_of(address) as client:
         await linked(client)
