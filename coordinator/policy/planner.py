@@ -284,12 +284,12 @@ class RequestPlanner:
 
     def _rates_now(self, target: TargetTimes, options: Options) -> Rates:
         """The rates of the best strategy, where the others do what is best for all."""
-        draft = self.draft if options.drafts else None
-        most = min(options.room, MAX_DEPTH)
+        draft, most = self.draft if options.drafts else None, min(options.room, MAX_DEPTH)
         cycles = Cycles(target, draft, self.stats.own, most, can_ahead=options.fan_out > 0)
         pool = replace(cycles, stats=self.stats.pool)
         rates = cycles.rates(target.sessions, pool)
-        if self.draft is not None and options.room >= MAX_DEPTH:  # near its end a request has little room
+        is_due = target.sessions > 1 or not self._rounds  # one that is alone says what the next one begins with
+        if self.draft is not None and is_due and options.room >= MAX_DEPTH:  # near its end it has little room
             target.group.promise = replace(pool, draft=self.draft).promise(target.sessions)
         return rates
 
