@@ -100,7 +100,6 @@ class ServedRequest:
         self._is_awaited = False
         self._trace = telemetry.start_request("text_completion", {})
         self._round_trace = self._trace.start_round()
-        self._meter = metrics.RequestMeter()
 
     def begin_round(self, token_ids: Sequence[int]) -> tuple[Outcome, bool]:
         """The outcome of the round that committed these tokens, and whether it verified what was proposed."""
@@ -170,7 +169,7 @@ class ServedRequest:
         if end.record is not None:
             accepted = end.record.accepted
             last = Provenance.TARGET if not end.record.proposed else _last_of(end.record)
-            self._meter.round_done(end.record, (*(Provenance.ACCEPTED,) * accepted, last))
+            metrics.round_done(end.record, (*(Provenance.ACCEPTED,) * accepted, last))
             self._round_trace.finish(end.record, end.ended_at)
         self._round_trace = self._trace.start_round()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -15,11 +15,13 @@ from paceline.drafting.served_request import RoundEnd
 from paceline.protocol.codec import failure_of
 from paceline.protocol.draft import DraftedProposal
 from paceline.protocol.errors import InternalError
+from paceline.protocol.generation import Provenance
 from paceline.protocol.proposal import Outcome, SparseDistribution
 from paceline.protocol.records import RoundRecord
 from paceline.runtime import metrics
 from tests.drafting.foreign_server import TOKENS, ForeignServer, Judge, client_of, plain
 from tests.e2e.cluster import free_port
+from tests.metrics.scrape import Exposition
 from tests.services.harness import SPEC, RecordingEngine, chain, draft_service, eventually
 
 PROMPTS = ((1, 2, 3), (9, 8), (1, 2, 3))
@@ -215,12 +217,11 @@ async def test_a_defect_in_following_ends_the_session_alone(monkeypatch: pytest.
 async def test_rounds_are_recorded_with_the_wait_for_their_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
     records: list[RoundRecord] = []
 
-    class Meter:
-        def round_done(self, record: RoundRecord, provenance: Any) -> None:
-            assert len([*provenance]) == record.accepted + 1
-            records.append(record)
+    def round_done(record: RoundRecord, provenance: Iterable[Provenance]) -> None:
+        assert len([*provenance]) == record.accepted + 1
+        records.append(record)
 
-    monkeypatch.setattr(metrics, "RequestMeter", Meter)
+    monkeypatch.setattr(metrics, "round_done", round_done)
     async with draft_service(RecordingEngine()) as (_, address), client_of(address) as client:
         await linked(client)
         server = ForeignServer(client)
@@ -242,11 +243,10 @@ async def test_rounds_are_recorded_with_the_wait_for_their_drafts(monkeypatch: p
 async def test_the_rounds_of_a_step_have_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     steps: dict[float, list[RoundRecord]] = {}
 
-    class Meter:
-        def round_done(self, record: RoundRecord, provenance: Any) -> None:
-            steps.setdefault(record.round_ms, []).append(record)
+    def round_done(record: RoundRecord, provenance: Iterable[Provenance]) -> None:
+        steps.setdefault(record.round_ms, []).append(record)
 
-    monkeypatch.setattr(metrics, "RequestMeter", Meter)
+    monkeypatch.setattr(metrics, "round_done", round_done)
     async with draft_service(RecordingEngine()) as (_, address), client_of(address) as client:
         await linked(client)
         server = ForeignServer(client)
@@ -259,6 +259,23 @@ async def test_the_rounds_of_a_step_have_its_rows(monkeypatch: pytest.MonkeyPatc
     assert any(record.proposed for records in of_both for record in records)
     for records in of_both:
         assert [each.target.rows for each in records] == [sum(1 + each.proposed for each in records)] * 2
+
+
+async def test_its_rounds_are_counted_and_its_requests_left_to_the_server() -> None:
+    assert metrics.configure("paceline-coordinator", model="m", prometheus=True)
+    try:
+        async with draft_service(RecordingEngine()) as (_, address), client_of(address) as client:
+            await linked(client)
+            server = ForeignServer(client)
+            await server.admit(PROMPTS[0])
+            await server.run(20)
+            await eventually(lambda: client.sessions == 0, "the request has ended")
+            found = Exposition.of(metrics.exposition()[0].decode())
+            assert found.value("paceline_round_duration_seconds_count") == client.counts.rounds
+            assert found.value("paceline_tokens_committed_total", provenance="accepted") == client.counts.accepted > 0
+            assert [found.value("paceline_requests_active", state=each) for each in ("waiting", "running")] == [0, 0]
+    finally:
+        metrics.shutdown()
 
 
 async def test_a_proposal_never_passes_the_longest_request() -> None:

@@ -57,9 +57,8 @@ class RequestMeter:
 
     def round_done(self, record: RoundRecord, provenance: Iterable[Provenance]) -> None:
         """A round is over and the next one has left."""
-        self.take_rounds((record,))
-        for each in provenance:
-            self._recorder.count(names.TOKENS_COMMITTED, 1, each.value)
+        self.first_token()
+        _count_round_and_tokens(self._recorder, record, provenance)
 
     def first_token(self) -> None:
         """The request waits no longer; of no effect when repeated."""
@@ -75,7 +74,7 @@ class RequestMeter:
         """
         if records:
             self.first_token()
-        if self._recorder.makes(names.ROUND_DURATION):  # every round has one
+        if _counts_rounds(self._recorder):
             for record in records:
                 _count_round(self._recorder, record)
 
@@ -139,6 +138,22 @@ def _typed_error(error: BaseException | None) -> PacelineError:
     if isinstance(error, PacelineError):
         return error
     return Cancelled("") if isinstance(error, asyncio.CancelledError) else InternalError("")
+
+
+def round_done(record: RoundRecord, provenance: Iterable[Provenance]) -> None:
+    """Count a round of a request that belongs to another server, which counts its requests itself."""
+    _count_round_and_tokens(active(), record, provenance)
+
+
+def _count_round_and_tokens(recorder: MetricRecorder, record: RoundRecord, provenance: Iterable[Provenance]) -> None:
+    if _counts_rounds(recorder):
+        _count_round(recorder, record)
+    for each in provenance:
+        recorder.count(names.TOKENS_COMMITTED, 1, each.value)
+
+
+def _counts_rounds(recorder: MetricRecorder) -> bool:
+    return recorder.makes(names.ROUND_DURATION)  # every round has one
 
 
 def _count_round(recorder: MetricRecorder, record: RoundRecord) -> None:
