@@ -14,12 +14,12 @@ from typing import Any
 from numpy.typing import NDArray
 
 from paceline.drafting.client import DraftClient, DraftClientSettings
+from paceline.drafting.goodput_judge import GoodputJudge
 from paceline.drafting.served_request import ServedRequest
 from paceline.models.tokenizer import vocabulary_fingerprint
 from paceline.protocol.handshake import Fingerprint
 from paceline.runtime import metrics, telemetry
 from paceline.runtime.config import ServerSettings
-from paceline_vllm.goodput import GoodputJudge
 from paceline_vllm.rows import RowTracker
 
 logger = logging.getLogger(__name__)

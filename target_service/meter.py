@@ -5,8 +5,7 @@ from __future__ import annotations
 from paceline.costs.cost_line import CostLine
 from paceline.costs.cost_meter import CostMeter
 from paceline.costs.service_costs import TargetCosts
-from paceline.runtime import metrics
-from target_service.step import Step, StepResult
+from target_service.step import Step
 
 
 class TargetMeter:
@@ -32,8 +31,3 @@ class TargetMeter:
         """The costs now; `queue`: the sessions and rounds that wait."""
         drafting_meter = self._drafting_meter if self._drafting_meter.is_measured else self._plain_meter
         return TargetCosts(self._plain_meter.line, drafting_meter.line, self._sessions, self._rows, queue)
-
-
-def count_step(step: Step, result: StepResult) -> None:
-    """Count a step whose results have left."""
-    metrics.step_done(result.seconds, step.plan.rows, len(step.sessions))

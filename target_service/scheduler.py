@@ -36,7 +36,7 @@ from paceline.runtime.config import TargetConfig
 from target_service.admission import Admission, make_room
 from target_service.batching import Batcher, alternating
 from target_service.features import committed_features
-from target_service.meter import TargetMeter, count_step
+from target_service.meter import TargetMeter
 from target_service.progress import EngineProgress
 from target_service.prompt_rows import reported_rows
 from target_service.session import Session, check_open, rows_to_reserve, shared_prefix
@@ -251,7 +251,8 @@ class TargetScheduler(SessionScheduler[Session]):
         def publish(events: Sequence[_Event], done: tuple[Step, StepResult] | None = None) -> None:
             loop.call_soon_threadsafe(self._send, events)
             if done is not None and metrics.is_on():
-                loop.call_soon_threadsafe(count_step, *done)
+                ran, result = done
+                loop.call_soon_threadsafe(metrics.step_done, result.seconds, ran.plan.rows, len(ran.sessions))
 
         self._take_out(step)
         await self._engage(self._go_on, step, publish)

@@ -18,7 +18,6 @@ from coordinator.drafting.explaining import explain
 from coordinator.drafting.outcomes import OutcomeProposals
 from coordinator.drafting.settings import DraftingSettings, RequestedDrafting, fixed_plan
 from coordinator.policy.choosing import Choosing, OfferedDrafter, stats_key
-from coordinator.policy.group import Mode
 from coordinator.policy.plan import Options, Plan, Source
 from coordinator.policy.planner import Planner, RequestPlanner
 from coordinator.recorder import RequestRecorder
@@ -26,6 +25,7 @@ from coordinator.sessions.verified_round import TargetNext
 from coordinator.text.library import Library
 from coordinator.text.matches import Matches
 from coordinator.text.sequence import GenerationTask, Sequence
+from paceline.costs.goodput import Mode
 from paceline.drafting.draft_pool import DraftPool
 from paceline.drafting.feature_feed import FeatureFeed, is_available
 from paceline.drafting.round_draft import NOTHING, PendingCommit, RoundDraft

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from coordinator.policy.cycles import Cycles, Strategy
-from coordinator.policy.group import FIRST_PAUSE, MARGIN, Group, Mode
+from coordinator.policy.group import Group
 from coordinator.policy.plan import Source
 from coordinator.policy.planner import RequestPlanner
 from coordinator.policy.round_times import TargetTimes
 from paceline.costs.acceptance import MAX_DEPTH, survival
 from paceline.costs.cycle import Cycle
+from paceline.costs.goodput import FIRST_PAUSE, MARGIN, Mode
 from paceline.protocol.explanation import (
     EXPLAINED_ROWS,
     CandidateExplanation,
@@ -41,7 +42,7 @@ def explain(planner: RequestPlanner) -> PlanExplanation:
         positions=stats.tokens.positions,
         acceptance=tuple(survival(stats.tokens.chances(MAX_DEPTH))),
         ngram_acceptance=tuple(stats.texts.ngrams.prefix_chances(EXPLAINED_MATCH, MAX_DEPTH)),
-        candidates=(*_model_candidates(planner, cycles.all(target.sessions)), _match_candidate(planner)),
+        candidates=(*_model_candidates(planner, cycles.all()), _match_candidate(planner)),
         account_ms=planner.loss_budget.loss * target.step_ms(1),
         account_bound_ms=planner.loss_budget.bound * target.step_ms(1),
         group=group_report(target),

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from coordinator.policy.cycles import Cycles
-from coordinator.policy.group import Mode
 from coordinator.policy.planner import RATES_KEPT, Planner, RequestPlanner
 from coordinator.policy.round_times import DraftPeerCosts, DraftTimes
+from paceline.costs.goodput import Mode
 from paceline.costs.service_costs import DEFAULT
 from paceline.protocol.proposal import AUTO
 
@@ -95,7 +95,7 @@ class Choosing:
                 rate = 0.0
                 if target is not None:
                     cycles = Cycles(target, draft, stats, can_ahead=self._can_ahead)
-                    rate = cycles.best(target.sessions)[1].rate
+                    rate = max(cycle.rate for cycle in cycles.all().values())
                 offers[name] = OfferedDrafter(name, key, draft, rate)
         return list(offers.values())
 

@@ -8,7 +8,8 @@ out, and the one of greatest goodput says what time is worth.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from coordinator.policy.acceptance_stats import AcceptanceStats
@@ -24,11 +25,6 @@ class Strategy:
 
     source: Source = Source.NONE
     depth: int = 0
-
-    @property
-    def rows(self) -> int:
-        """The number of a session's rows in a step."""
-        return 1 + self.depth
 
 
 TARGET_ONLY = Strategy()
@@ -46,6 +42,7 @@ class Rates:
         rows: the others' rows in a step.
         drafting: the number of sessions that draft at once, this one included.
         strategy: the best one.
+        promise: the gain over matches that drafts promise, where all sessions do what is best for all; 0: not known.
     """
 
     own: float = 0.0
@@ -53,6 +50,7 @@ class Rates:
     rows: float = 0.0
     drafting: float = 1.0
     strategy: Strategy = TARGET_ONLY
+    promise: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -62,60 +60,57 @@ class Cycles:
     Attributes:
         target, draft: their times; draft None: no model drafts.
         stats: the drafter's acceptance statistics.
-        most: longest proposal.
         can_ahead: whether outcomes may be drafted for.
     """
 
     target: TargetTimes
     draft: DraftTimes | None
     stats: AcceptanceStats
-    most: int = MAX_DEPTH
     can_ahead: bool = False
 
-    def best(self, sessions: int) -> tuple[Strategy, Cycle]:
-        """The strategy that is best for all sessions where they share every step, and a session's cycle then."""
-        return max(self.all(sessions).items(), key=lambda item: item[1].rate)
+    def rates(self, pool: AcceptanceStats | None, *, drafts: bool) -> Rates:
+        """The rates where all do what is best for all by their statistics, `pool`; None: one that is alone, as known.
 
-    def rates(self, sessions: int, pool: Cycles) -> Rates:
-        """The rates where all sessions follow the strategy that is best for all; `pool`: by the statistics of all."""
-        strategy, own = self.best(sessions)
-        cycle = own
-        if sessions > 1:  # a draft at work beside the step slows it for all, so only all together choose that
-            strategy, cycle = pool.best(sessions)
-        others = sessions - 1
+        `drafts`: whether a draft may work now.
+        """
+        others = self.target.sessions - 1
+        strategy, own = _best(self.all(drafts=drafts))
+        cycle, of_all = own, {} if pool is None else replace(self, stats=pool).all()
+        if others:  # a draft at work beside the step slows it for all, so only all together choose that
+            strategy, cycle = _best(of_all if drafts else {TARGET_ONLY: of_all[TARGET_ONLY]})
         in_step = 1 - cycle.away_ms / cycle.ms if cycle.ms > 0 else 1.0
-        drafting = sessions if strategy.depth else 1
-        rows = others * strategy.rows * in_step
-        return Rates(own.rate, others * cycle.rate, rows, drafting, strategy)
+        drafting = others + 1 if strategy.depth else 1
+        return Rates(
+            own.rate,
+            others * cycle.rate,
+            others * (1 + strategy.depth) * in_step,
+            drafting,
+            strategy,
+            _promise(of_all),
+        )
 
-    def promise(self, sessions: int) -> float:
-        """The gain over matches that drafts promise, where all sessions do what is best for all; 0: not known."""
-        cycles = self.all(sessions)
-        plain = cycles.pop(TARGET_ONLY).rate
-        return max((cycle.rate for cycle in cycles.values()), default=0.0) / plain if plain else 0.0
-
-    def all(self, sessions: int) -> dict[Strategy, Cycle]:
+    def all(self, *, drafts: bool = True) -> dict[Strategy, Cycle]:
         """A session's cycle of every strategy, where all follow it and share every step."""
-        target, others = self.target, sessions - 1
+        target, sessions = self.target, self.target.sessions
         alone_ms, sent_ms = target.steps(), target.late_send_ms.value
         cycles = {TARGET_ONLY: Cycle(1.0 + self.stats.texts.match_value.value, alone_ms(sessions))}
-        if self.draft is None or not self.draft.is_known:
+        if not drafts or self.draft is None or not self.draft.is_known:
             return cycles
-        waits_ms = self.draft.waits(sessions)[: self.most]
+        waits_ms = self.draft.waits(sessions)
         for strategy, draft_ms in zip(WAIT_STRATEGIES, waits_ms, strict=False):
-            step_ms = alone_ms(sessions * strategy.rows)
+            step_ms = alone_ms(sessions * (1 + strategy.depth))
             cycles[strategy] = wait_cycle(self._tokens[strategy.depth], step_ms, draft_ms, sent_ms)
         if self.can_ahead:
             level_ms = self.draft.step_ms(AHEAD_ROWS * sessions)
             for strategy, draft_ms in zip(AHEAD_STRATEGIES, waits_ms, strict=False):
-                rows = others * strategy.rows
+                rows = (sessions - 1) * (1 + strategy.depth)
                 cycles[strategy] = self._ahead_cycle(strategy.depth, rows, draft_ms, level_ms)
         return cycles
 
     @cached_property
     def _tokens(self) -> list[float]:
         """Expected tokens of a round by the length of its proposal."""
-        return expected_tokens(self.stats.tokens.chances(self.most))
+        return expected_tokens(self.stats.tokens.chances(MAX_DEPTH))
 
     def _ahead_cycle(self, depth: int, rows: float, draft_ms: float, level_ms: float) -> Cycle:
         """The cycle with outcome drafting. Hits wait for nothing; misses wait for the draft, or go without it."""
@@ -127,3 +122,12 @@ class Cycles:
         without = Cycle(1.0, single_ms, max(0.0, single_ms - step_ms))
         waiting = wait_cycle(tokens[depth], step_ms, draft_ms, target.late_send_ms.value)
         return ahead_cycle(hits, Cycle(tokens[drafted], step_ms), (without, waiting))
+
+
+def _best(cycles: Mapping[Strategy, Cycle]) -> tuple[Strategy, Cycle]:
+    return max(cycles.items(), key=lambda item: item[1].rate)
+
+
+def _promise(cycles: Mapping[Strategy, Cycle]) -> float:
+    plain, *with_drafts = (cycle.rate for cycle in cycles.values()) if cycles else (0.0,)
+    return max(with_drafts, default=0.0) / plain if plain else 0.0

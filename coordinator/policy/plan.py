@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from coordinator.policy.group import Mode
+from paceline.costs.goodput import Mode
 from paceline.protocol.proposal import Proposal
 from paceline.sampling.match import Match
 

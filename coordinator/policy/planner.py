@@ -11,16 +11,15 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from weakref import WeakKeyDictionary, proxy
 
 from coordinator.policy.acceptance_stats import AcceptanceStats, RequestStats
 from coordinator.policy.cycles import TARGET_ONLY, Cycles, Rates, Strategy
-from coordinator.policy.group import MARGIN, LossBudget, Mode
+from coordinator.policy.group import LossBudget
 from coordinator.policy.plan import Options, Plan, Source
 from coordinator.policy.pricing import NOTHING, Choice, ProposalPricing
 from coordinator.policy.round_times import DraftPeerCosts, DraftTimes, TargetPeerCosts, TargetTimes
-from paceline.costs.acceptance import MAX_DEPTH
+from paceline.costs.goodput import MARGIN, Mode
 from paceline.costs.running_mean import MEMORY, SPEED_MEMORY
 from paceline.costs.service_costs import DEFAULT, LEAST_MOVE
 from paceline.drafting.round_draft import MAX_PENDING_TOKENS
@@ -41,7 +40,8 @@ class Planner:
     def __init__(self) -> None:
         self.targets: WeakKeyDictionary[TargetPeerCosts, TargetTimes] = WeakKeyDictionary()
         self._drafts: WeakKeyDictionary[DraftPeerCosts, dict[str, DraftTimes]] = WeakKeyDictionary()
-        self._stats: defaultdict[tuple[Acceptance, bool, str], AcceptanceStats] = defaultdict(AcceptanceStats)
+        self.stats: defaultdict[tuple[Acceptance, bool, str], AcceptanceStats] = defaultdict(AcceptanceStats)
+        """By acceptance rule, whether texts are greedy (sampled ones differ too much to share them), and drafter."""
 
     def target(self, peer: TargetPeerCosts) -> TargetTimes:
         """The times of rounds at a target."""
@@ -52,18 +52,12 @@ class Planner:
     def draft(self, peer: DraftPeerCosts, drafter: str = DEFAULT) -> DraftTimes:
         """The times of one drafter at a draft service."""
         times = self._drafts.setdefault(peer, {})
-        if drafter not in times:
-            times[drafter] = DraftTimes(proxy(peer), drafter)
-        return times[drafter]
+        return times.setdefault(drafter, DraftTimes(proxy(peer), drafter))
 
     @property
     def some_target(self) -> TargetTimes | None:
         """The times of any target that has stated its costs, for a request that has no target yet."""
         return next((times for times in self.targets.values() if times.is_known), None)
-
-    def stats(self, rule: Acceptance, greedy: bool, drafter: str) -> AcceptanceStats:
-        """A drafter's acceptance statistics; greedy and sampled texts differ too much to share them."""
-        return self._stats[rule, greedy, drafter]
 
 
 class RequestPlanner:
@@ -79,7 +73,9 @@ class RequestPlanner:
 
     def __init__(self, planner: Planner, drafter: str, acceptance: Acceptance, *, greedy: bool) -> None:
         self._planner = planner
-        self.stats = RequestStats(partial(planner.stats, acceptance, greedy), drafter, acceptance, greedy=greedy)
+        self.stats = RequestStats(
+            lambda key: planner.stats[acceptance, greedy, key], drafter, acceptance, greedy=greedy
+        )
         self._peers: tuple[TargetPeerCosts | None, DraftPeerCosts | None] = None, None
         """The peers whose times are read; a reference keeps them."""
         self._place: TargetTimes | None = None
@@ -104,13 +100,15 @@ class RequestPlanner:
     def move(self, target: TargetPeerCosts | None, draft: DraftPeerCosts | None, drafter: str = DEFAULT) -> None:
         """Note the peers of the request's sessions, and the drafter of the draft's."""
         self._peers = target, draft
-        times = None if target is None else self._planner.target(target)
-        if times is not self._place:
-            self.close()
-            self._place = times
-            if times is not None:
-                times.requests[self] = None
+        self._move_to(None if target is None else self._planner.target(target))
         self.draft = None if draft is None else self._planner.draft(draft, drafter)
+
+    def _move_to(self, place: TargetTimes | None) -> None:
+        if place is not self._place:
+            self.close()
+            self._place = place
+            if place is not None:
+                place.requests[self] = None
 
     def close(self) -> None:
         """Note the end of the request; it can still be explained."""
@@ -149,9 +147,8 @@ class RequestPlanner:
             for stats in self.stats.both:
                 stats.hits.add(float(options.cached_proposal is not None))
         target = self._target
-        if self._place is None and (some_target := self._planner.some_target) is not None:
-            self._place = some_target
-            some_target.requests[self] = None
+        if self._place is None:
+            self._move_to(self._planner.some_target)
         if options.room <= 0 or (target is None and self.mode is Mode.DRAFTS):
             plan = Plan()
         elif target is None or not target.is_known:
@@ -159,16 +156,14 @@ class RequestPlanner:
         else:
             mode = target.mode
             options = options.under(mode, target.group.steps_to_drafts(target.sessions))
-            plan = self._best(target, options)
-            if mode is not Mode.DRAFTS:
-                plan = replace(plan, mode=mode)
+            plan = replace(self._best(target, options), mode=mode)
         self._drafts_ahead, self._sessions = plan.fan_out > 0, 0 if target is None else target.sessions
         return plan
 
     def worth_verifying(self, proposal: Proposal) -> Proposal | None:
         """The first nodes of a model's proposal that pay for their rows if its outcome comes true."""
-        pricing = self._pricing
-        nodes = pricing.draft_value(proposal)[1] if pricing else 0
+        target = self._target
+        nodes = 0 if target is None else self._pricing(target).draft_value(proposal)[1]
         return proposal.first(nodes) if nodes else None
 
     def worth_copying(self, match: Match | None, room: int, *, ends_lease: bool) -> int:
@@ -176,7 +171,7 @@ class RequestPlanner:
         target = self._target
         if target is None or match is None or not self._may_copy(target):
             return 0
-        pricing = self._pricing_on(target)
+        pricing = self._pricing(target)
         value, nodes = pricing.match_value(match, room)
         return nodes if value > (pricing.sending_cost if ends_lease else 0.0) else 0
 
@@ -218,17 +213,13 @@ class RequestPlanner:
         if was_waiting and proposal is not None and not first_draft and self.draft is not None:
             self.draft.learn(record)
 
-    @property
-    def _pricing(self) -> ProposalPricing | None:
-        return None if self._target is None else self._pricing_on(self._target)
-
-    def _pricing_on(self, target: TargetTimes) -> ProposalPricing:
+    def _pricing(self, target: TargetTimes) -> ProposalPricing:
         return ProposalPricing(target, self.draft, self.stats.own, self.rates, coupled=self.stats.is_coupled)
 
     def _best(self, target: TargetTimes, options: Options) -> Plan:
         if self._rounds % RATES_KEPT == 0 or (self._rounds < RATES_KEPT and (options.drafts or options.match)):
             self.rates = self._rates_now(target, options)
-        pricing = self._pricing_on(target)
+        pricing = self._pricing(target)
         if options.leased_rounds > 1:  # the target starts the next round and the one after it: there is no choice
             self._take_match(pricing.match_choice(options))
             return self._count(TARGET_ONLY, Plan(shadow=self._may_shadow(options)))
@@ -236,7 +227,7 @@ class RequestPlanner:
         drafts_ahead = self.rates.strategy.source is Source.CACHED and options.drafts and left_ms > 0
         branch = pricing.usual_depth(options.room) if drafts_ahead and options.fan_out else 0
         fan_out = options.fan_out if branch else 0
-        nodes = pricing.tree_nodes(branch, options)
+        nodes = pricing.trees(branch, options)[-1][1] if branch else 0
         ahead = Plan(fan_out=fan_out, branch_depth=branch, branch_nodes=nodes) if fan_out else Plan()
         if options.self_started:
             return ahead
@@ -261,17 +252,16 @@ class RequestPlanner:
         """Whether it is the one request of the group that tries drafts which lost: each that does opens a session."""
         if not target.group.tries_drafts(target.sessions):
             return False
-        able = (each for each in target.requests if each.draft is not None and not each.loss_budget.is_spent)
+        able = (each for each in target.requests if each.draft is not None and not each.loss_budget.is_spent())
         return self is next(able, None)
 
-    @property
-    def may_lose_to_matches(self) -> bool:
-        """Whether matches of others may lengthen its steps: it has lost little, or its own will win it back."""
-        own_gain = MEMORY * self.stats.own.texts.match_value.value
-        return self.loss_budget.loss <= self.loss_budget.bound + own_gain
-
     def _may_copy(self, target: TargetTimes) -> bool:
-        return target.sessions == 1 or all(each is self or each.may_lose_to_matches for each in target.requests)
+        """Whether its matches may lengthen the others' steps: they have lost little, or their own win it back."""
+        return target.sessions == 1 or not any(
+            each.loss_budget.is_spent(MEMORY * each.stats.own.texts.match_value.value)
+            for each in target.requests
+            if each is not self
+        )
 
     def _left_ms(self, target: TargetTimes) -> float:
         """The loss that is still allowed. The group bounds that of its requests, whose own would be their share."""
@@ -284,13 +274,11 @@ class RequestPlanner:
 
     def _rates_now(self, target: TargetTimes, options: Options) -> Rates:
         """The rates of the best strategy, where the others do what is best for all."""
-        draft, most = self.draft if options.drafts else None, min(options.room, MAX_DEPTH)
-        cycles = Cycles(target, draft, self.stats.own, most, can_ahead=options.fan_out > 0)
-        pool = replace(cycles, stats=self.stats.pool)
-        rates = cycles.rates(target.sessions, pool)
+        cycles = Cycles(target, self.draft, self.stats.own, can_ahead=options.fan_out > 0)
         is_due = target.sessions > 1 or not self._rounds  # one that is alone says what the next one begins with
-        if self.draft is not None and is_due and options.room >= MAX_DEPTH:  # near its end it has little room
-            target.group.promise = replace(pool, draft=self.draft).promise(target.sessions)
+        rates = cycles.rates(self.stats.pool if is_due else None, drafts=options.drafts)
+        if self.draft is not None and is_due:
+            target.group.promise = rates.promise
         return rates
 
     def _choice(self, pricing: ProposalPricing, options: Options, left_ms: float) -> Choice:
@@ -299,8 +287,7 @@ class RequestPlanner:
         self._take_match(match)
         copy = match if match is not NOTHING and self._may_copy(pricing.target) else NOTHING
         choices = (copy, pricing.cached_choice(options), pricing.wait_choice(options, left_ms))
-        real_choices = [choice for choice in choices if choice.plan.source is not Source.NONE]
-        return max(real_choices, key=lambda choice: choice.value, default=NOTHING)
+        return max((each for each in choices if each is not NOTHING), key=lambda each: each.value, default=NOTHING)
 
     def _take_match(self, match: Choice) -> None:
         for stats in self.stats.both:

@@ -89,7 +89,7 @@ class ProposalPricing:
         sent_price = self.rates.own * (self.target.late_send_ms.value if options.lease else 0.0)
         first_ms, way_ms = self.draft.catch_up_ms(options.lag, options.open_ms), self.target.send_ms.value
         waits_ms = self.draft.waits(self.rates.drafting)
-        trees = self._trees(min(options.room, MAX_DEPTH), options)
+        trees = self.trees(min(options.room, MAX_DEPTH), options)
         rows_ms = self._rows_ms(trees[-1][1] if trees else 0)
         prices = self._prices(rows_ms)
         best, best_plan = -math.inf, NOTHING
@@ -117,11 +117,7 @@ class ProposalPricing:
             plan = replace(plan, depth=depth, nodes=depth, least_chance=min(1.0, price))
         return replace(plan, patience_ms=most_ms)
 
-    def tree_nodes(self, depth: int, options: Options) -> int:
-        """Nodes of a proposal of this depth."""
-        return self._trees(depth, options)[-1][1] if depth else 0
-
-    def _trees(self, most: int, options: Options) -> list[tuple[float, int]]:
+    def trees(self, most: int, options: Options) -> list[tuple[float, int]]:
         """Expected accepted tokens and nodes of a tree by its depth, from 1 to `most`.
 
         A chain gets a second child where its chance exceeds a row's price.

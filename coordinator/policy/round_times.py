@@ -8,39 +8,33 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, Protocol, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
 
-from coordinator.policy.group import Group, Mode
+from coordinator.policy.group import Group
 from paceline.costs.acceptance import MAX_DEPTH
 from paceline.costs.cost_line import CostLine
 from paceline.costs.cycle import proposal_ms
+from paceline.costs.goodput import Mode
 from paceline.costs.running_mean import OUTLIER, Correction, RunningMean
 from paceline.costs.service_costs import DEFAULT, DraftCosts, TargetCosts
 from paceline.protocol.records import RoundRecord
 
-CHAIN_LEVELS = (1,) * (MAX_DEPTH - 1)
-"""Nodes at each depth but the last of the longest chain."""
+StatedCosts = TypeVar("StatedCosts", TargetCosts, DraftCosts, covariant=True)
+_trips = partial(RunningMean, 1.0, 0.0)
 
 
-def _trips() -> RunningMean:
-    return RunningMean(1.0, 0.0)
-
-
-class TargetPeerCosts(Protocol):
-    """A target that states its costs."""
+class CostSource(Protocol[StatedCosts]):
+    """A service that states its costs."""
 
     @property
-    def costs(self) -> TargetCosts:
+    def costs(self) -> StatedCosts:
         """The latest stated costs."""
 
 
-class DraftPeerCosts(Protocol):
-    """A draft service that states its costs."""
-
-    @property
-    def costs(self) -> DraftCosts:
-        """The latest stated costs."""
+TargetPeerCosts: TypeAlias = CostSource[TargetCosts]
+DraftPeerCosts: TypeAlias = CostSource[DraftCosts]
 
 
 @dataclass
@@ -136,7 +130,7 @@ class DraftTimes:
 
     def waits(self, sessions: float = 1.0) -> list[float]:
         """Waits of a round for chains of 1 to `MAX_DEPTH` tokens, when so many sessions draft at once."""
-        return [self.wire.value + ms for ms in proposal_ms(self.step_ms, CHAIN_LEVELS, sessions)]
+        return [self.wire.value + ms for ms in proposal_ms(self.step_ms, (1,) * (MAX_DEPTH - 1), sessions)]
 
     def learn(self, record: RoundRecord) -> None:
         """Learn from a round that waited for its proposal; not for the session's first, which computes the text."""

@@ -9,9 +9,9 @@ from unittest import mock
 
 import pytest
 
-from coordinator.policy.group import Mode
 from coordinator.policy.plan import Options, Plan
 from draft_service.session import DraftingSession
+from paceline.costs.goodput import Mode
 from paceline.drafting.round_draft import MAX_PENDING_TOKENS
 from paceline.protocol.draft import Commit, DraftOpen, Verifying
 from paceline.protocol.errors import PeerUnavailable

@@ -6,9 +6,10 @@ import dataclasses
 
 import pytest
 
-from coordinator.policy.group import ALLOWED_STEPS, FIRST_PAUSE, LOOK_STEPS, MARGIN, Group, Mode
+from coordinator.policy.group import Group
 from coordinator.policy.plan import Options, Source
 from coordinator.policy.planner import RequestPlanner
+from paceline.costs.goodput import ALLOWED_STEPS, FIRST_PAUSE, LOOK_STEPS, MARGIN, Mode
 from paceline.costs.running_mean import SPEED_MEMORY
 from paceline.sampling.match import Match
 from tests.coordinator.planned import DRAFT_MS, STEP_MS, SaidByDraft, SaidByTarget, World
@@ -32,7 +33,7 @@ def test_nobody_copies_while_another_has_lost_what_it_may_and_has_no_matches_of_
     assert copier.plan(dataclasses.replace(OPTIONS, match=SURE)).source is Source.NGRAM
     assert copier.worth_copying(SURE, 60, ends_lease=False)
     other.loss_budget.add(0.0, 2 * ALLOWED_STEPS)
-    assert other.loss_budget.is_spent
+    assert other.loss_budget.is_spent()
     if expects_matches:
         other.stats.own.texts.match_value.value = 1.0
     plan = copier.plan(dataclasses.replace(OPTIONS, match=SURE))

@@ -7,8 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from coordinator.policy.group import ALLOWED_STEPS, FIRST_PAUSE, LOOK_STEPS, MARGIN, SHORT_PAUSE, Group, Mode
+from coordinator.policy.group import Group
 from coordinator.policy.plan import Options
+from paceline.costs.goodput import ALLOWED_STEPS, FIRST_PAUSE, LOOK_STEPS, MARGIN, SHORT_PAUSE, Mode
 from paceline.costs.running_mean import MEMORY, SPEED_MEMORY
 from paceline.protocol.records import RoundRecord, StepTimings
 from paceline.sampling.match import Match

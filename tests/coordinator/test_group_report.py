@@ -8,8 +8,8 @@ import math
 import pytest
 
 from coordinator.drafting.explaining import explain, group_report
-from coordinator.policy.group import FIRST_PAUSE, LOOK_STEPS, MARGIN, Mode
 from coordinator.policy.round_times import TargetTimes
+from paceline.costs.goodput import FIRST_PAUSE, LOOK_STEPS, MARGIN, Mode
 from paceline.protocol.explanation import GroupReport, ModeReport
 from tests.coordinator.planned import SaidByTarget, World
 from tests.coordinator.test_group import WAVE, run

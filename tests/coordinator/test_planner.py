@@ -9,13 +9,14 @@ import pytest
 from coordinator.drafting.explaining import explain
 from coordinator.policy.acceptance_stats import AcceptanceStats
 from coordinator.policy.cycles import Cycles, Rates, Strategy
-from coordinator.policy.group import ALLOWED_STEPS, LossBudget
+from coordinator.policy.group import LossBudget
 from coordinator.policy.plan import Options, Plan, Source
 from coordinator.policy.planner import Planner, RequestPlanner
 from coordinator.policy.pricing import OTHERS_WEIGHT, ProposalPricing
 from coordinator.policy.round_times import DraftTimes, TargetTimes
 from paceline.costs.acceptance import MAX_DEPTH
 from paceline.costs.cost_line import LEAST_STEP_MS
+from paceline.costs.goodput import ALLOWED_STEPS
 from paceline.costs.service_costs import LEAST_MOVE, TargetCosts
 from paceline.protocol.draft import Shadow
 from paceline.protocol.proposal import Acceptance, Proposal
@@ -145,8 +146,8 @@ def test_a_draft_that_turns_useless_is_left_and_taken_again_when_it_is_good() ->
 
 def test_a_proposal_of_which_no_node_pays_is_no_choice_though_drafts_that_lost_are_tried_again() -> None:
     _, request = taught(0.5)
-    assert request._pricing is not None
-    assert request._pricing._ready(Source.CACHED, (0.0, 0), OPTIONS).plan.source is Source.NONE
+    assert request.target is not None
+    assert request._pricing(request.target)._ready(Source.CACHED, (0.0, 0), OPTIONS).plan.source is Source.NONE
 
 
 def test_rows_are_dearer_where_others_share_the_step() -> None:
@@ -341,7 +342,7 @@ def times(target: SaidByTarget, draft: SaidByDraft | None = None) -> tuple[Targe
 def test_a_cycle_is_its_steps_and_its_waits() -> None:
     target, draft = times(SaidByTarget(), SaidByDraft())
     assert draft is not None
-    cycles = Cycles(target, draft, AcceptanceStats()).all(1)
+    cycles = Cycles(target, draft, AcceptanceStats()).all()
     waiting = cycles[Strategy(Source.WAIT, 3)]
     assert waiting.tokens == pytest.approx(1 + 0.7 + 0.7**2 + 0.7**3)
     step_ms = STEP_MS + 3 * ROW_MS

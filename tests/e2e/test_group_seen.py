@@ -8,10 +8,10 @@ from functools import partial
 
 import pytest
 
-from coordinator.policy.group import Mode
 from coordinator.policy.planner import Planner
 from coordinator.policy.round_times import TargetPeerCosts, TargetTimes
 from draft_service.drafters.model import ModelDrafter
+from paceline.costs.goodput import Mode
 from paceline.engine.table.engine import load_table
 from paceline.protocol.generation import GenerateRequest, SpeculationSettings
 from paceline.runtime import metrics

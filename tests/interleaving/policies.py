@@ -12,9 +12,9 @@ from typing import NamedTuple
 from unittest import mock
 
 from coordinator.policy.choosing import Choosing, OfferedDrafter
-from coordinator.policy.group import Mode
 from coordinator.policy.plan import Options, Plan, Source
 from coordinator.policy.planner import RequestPlanner
+from paceline.costs.goodput import Mode
 
 Pick = Callable[[int], int]
 """One of so many choices."""
