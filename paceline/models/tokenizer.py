@@ -150,8 +150,14 @@ def vocabulary_fingerprint(vocabulary: Mapping[str, int] | Iterable[tuple[str, i
 
 
 def without_padding(vocabulary: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
-    """The (token, id) pairs but `[PADn]` at id n: conversion to GGUF makes one up for each id that has no token."""
-    return [(token, token_id) for token, token_id in vocabulary if token != f"[PAD{token_id}]"]
+    """The (token, id) pairs but `[PADn]` at id n: conversion to GGUF makes one up for each id that has no token.
+
+    Raises:
+        InvalidInput: there are no others.
+    """
+    pairs = [(token, token_id) for token, token_id in vocabulary if token != f"[PAD{token_id}]"]
+    require(bool(pairs), "vocabulary", "[PADn] alone", "at least one other token")
+    return pairs
 
 
 class TableTokenizer:

@@ -13,7 +13,7 @@ import pytest
 
 from paceline.engine.loading import load_engine
 from paceline.models.gguf import convert_gguf
-from paceline.models.tokenizer import load_tokenizer
+from paceline.models.tokenizer import load_tokenizer, without_padding
 from paceline.protocol.errors import InvalidInput
 from tests.engine import tiny
 from tests.engine.llama_engines import llama_settings
@@ -154,6 +154,12 @@ def test_padding_is_no_part_of_a_vocabulary(tmp_path: Path) -> None:
         identity = engine.info.fingerprint
         assert (identity.tokenizer, identity.vocab_size) == (plain.fingerprint, len(listed))
         assert tiny.read(engine, (5, 6, 7)).shape == (3, len(listed))
+
+
+def test_a_vocabulary_of_padding_alone_is_refused() -> None:
+    with pytest.raises(InvalidInput, match=r"vocabulary.*\[PADn\] alone.*at least one other token"):
+        without_padding([("[PAD0]", 0), ("[PAD1]", 1)])
+    assert without_padding([("[PAD0]", 0), ("[PAD0]", 1)]) == [("[PAD0]", 1)], "the text of another id is a token"
 
 
 TEXTS = (
