@@ -77,7 +77,8 @@ class DraftClient:
     Args:
         settings: where drafts come from.
         vocabulary: fingerprint and size of the server's tokenizer; the size bounds proposed ids.
-        most_tokens: of a proposal.
+        most_tokens: of a proposal, from its root to a leaf.
+        most_nodes: of a tree; 0: chains alone.
         max_length: longest request, tokens.
         judge: whether to offer.
     """
@@ -88,6 +89,7 @@ class DraftClient:
         vocabulary: Fingerprint,
         *,
         most_tokens: int,
+        most_nodes: int = 0,
         max_length: int,
         judge: OfferJudge,
     ) -> None:
@@ -96,7 +98,7 @@ class DraftClient:
         links = [DraftLink(PeerSettings(address=each, **shared), hello) for each in settings.draft.address]
         self._pool = DraftPool(map(DraftPeer, links), timeout_s=1.0, vocab_size=vocabulary.vocab_size)
         self._settings = settings
-        self._budget = DraftBudget(most_tokens, fan_out=settings.fan_out)
+        self._budget = DraftBudget(most_tokens, max_nodes=most_nodes, fan_out=settings.fan_out)
         self._max_length = max_length
         self._judge = judge
         self.counts = ClientCounts()
@@ -147,6 +149,8 @@ class DraftClient:
 
     def step(self, committed: Sequence[tuple[ServedRequest, Sequence[int]]]) -> list[list[int]]:
         """What to verify in the next step: a list of token ids for each request, empty where nothing is offered.
+
+        The parents of a tree's nodes are in the request's `proposal`.
 
         Args:
             committed: each request of the step that has just ended, with the tokens that it committed; none: the

@@ -19,6 +19,7 @@ from paceline.protocol.sampling import NoiseKey, SamplingParams
 from paceline.protocol.session import SessionSpec
 from paceline.protocol.target import Round
 from paceline.runtime import metrics, telemetry
+from paceline.sampling.tree import child_with_token
 
 NO_NOISE = NoiseKey(0)
 """Nothing is drawn."""
@@ -91,7 +92,6 @@ class ServedRequest:
         self.length = len(tokens)
         self.proposal: Proposal | None = None
         self.drafts_ahead = False
-        self._most_tokens = budget.max_tokens
         self._max_length = request.max_length
         self.session = DraftSession(pool, request, drafter)
         self._budget = budget
@@ -103,18 +103,20 @@ class ServedRequest:
 
     def begin_round(self, token_ids: Sequence[int]) -> tuple[Outcome, bool]:
         """The outcome of the round that committed these tokens, and whether it verified what was proposed."""
-        accepted = tuple(token_ids[:-1])
-        proposal_ids = self.proposal.token_ids if self.proposal else ()
-        outcome = Outcome(self.length - 1, len(accepted) - 1, token_ids[-1])
+        node: int | None = ROOT
+        for token in token_ids[:-1]:
+            node = None if self.proposal is None or node is None else child_with_token(self.proposal, node, token)
+        outcome = Outcome(self.length - 1, len(token_ids) - 2 if node is None else node, token_ids[-1])
         self.length += len(token_ids)
-        return outcome, accepted == proposal_ids[: len(accepted)]
+        return outcome, node is not None
 
     def propose(self, outcome: Outcome) -> Proposal | None:
         """What was drafted for an outcome, as far as the request has room for it; None: nothing."""
         proposal = self.session.peek(outcome) if self.drafts_ahead else None
-        if proposal is None or not proposal.is_chain:
+        if proposal is None or not (proposal.is_chain or self._budget.max_nodes):
             return None
-        proposal = proposal.first(max(0, min(self._most_tokens, self._max_length - self.length - 1)))
+        depth = max(0, min(self._budget.max_tokens, self._max_length - self.length - 1))
+        proposal = proposal.first(self._budget.max_nodes or depth).within(depth)
         return proposal if len(proposal) else None
 
     def is_due(self, outcome: Outcome) -> bool:
