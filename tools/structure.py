@@ -32,6 +32,7 @@ PACKAGES = (
     "paceline_gateway",
     "paceline_lab",
     "paceline_ray",
+    "paceline_sglang",
     "paceline_training",
     "paceline_vllm",
     "tools",

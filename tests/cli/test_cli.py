@@ -281,7 +281,9 @@ def test_serve_loads_no_laboratory_and_no_training() -> None:
     assert "the first service would start now" in lines
     packages = {name.partition(".")[0] for name in json.loads(modules)}
     assert "paceline" in packages
-    assert packages & {"paceline_lab", "paceline_training", "paceline_ray", "paceline_vllm"} == set()
+    assert (
+        packages & {"paceline_lab", "paceline_training", "paceline_ray", "paceline_sglang", "paceline_vllm"} == set()
+    )
 
 
 @pytest.mark.parametrize(

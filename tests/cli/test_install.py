@@ -28,6 +28,7 @@ PACKAGES = (
     "paceline_gateway",
     "paceline_lab",
     "paceline_ray",
+    "paceline_sglang",
     "paceline_training",
     "paceline_vllm",
 )
