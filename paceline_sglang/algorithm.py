@@ -1,20 +1,23 @@
 """What SGLang's scheduler and model runner are told about the algorithm: it is n-gram speculation to them.
 
+It imports nothing that costs anything, as it runs wherever Paceline is installed beside SGLang.
+
 Read in SGLang 0.5.23: `srt/speculative/spec_registry.py`; `_handle_ngram` in `srt/arg_groups/speculative_hook.py`.
 """
 
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pydantic import ValidationError
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 from sglang.version import __version__
 
-from paceline.drafting.client import DraftClientSettings
 from paceline.protocol.errors import InvalidInput, require
+
+if TYPE_CHECKING:
+    from paceline.drafting.client import DraftClientSettings
 
 READ_VERSIONS = ("0.5.23",)
 """Of SGLang, in whose source the worker that ours is made of was read."""
@@ -31,6 +34,10 @@ def settings() -> DraftClientSettings:
     Raises:
         InvalidInput: the variable holds no settings.
     """
+    from pydantic import ValidationError
+
+    from paceline.drafting.client import DraftClientSettings
+
     text = os.environ.get(VARIABLE, "{}")
     try:
         return DraftClientSettings.model_validate_json(text)

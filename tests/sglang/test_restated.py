@@ -11,6 +11,7 @@ import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -23,8 +24,8 @@ from tests.sglang import restated
 from tests.sglang.server import Server, arguments, plain, worker_of
 from tests.sglang.test_verification import Scripted
 
-SOURCE = os.environ.get("PACELINE_SGLANG_SOURCE")
-if SOURCE is None:
+SOURCE = os.environ.get("PACELINE_SGLANG_SOURCE", "")
+if not SOURCE:
     pytest.skip("PACELINE_SGLANG_SOURCE names no folder", allow_module_level=True)
 SRT = "sglang/srt/"
 NGRAM = f"{SRT}speculative/ngram_worker.py"
@@ -102,8 +103,8 @@ def test_every_row_of_a_request_is_spread_over_its_nodes() -> None:
     code = own_code(f"{SRT}sampling/sampling_batch_info.py", "SamplingBatchInfo.filter_batch")
     filtered = {*re.findall(r"'(\w+)'", code), *re.findall(r"self\.(\w+) = self\.\1\[keep_indices_device\]", code)}
     assert {each for each in filtered if not each.startswith("watermark")} <= {*OF_REQUESTS}
-    fields = own_code(f"{SRT}sampling/sampling_batch_info.py", "SamplingBatchInfo")
-    assert all(re.search(rf"^    {name}: ", fields, re.MULTILINE) for name in OF_REQUESTS)
+    declared = own_code(f"{SRT}sampling/sampling_batch_info.py", "SamplingBatchInfo")
+    assert all(re.search(rf"^    {name}: ", declared, re.MULTILINE) for name in OF_REQUESTS)
 
 
 def test_the_rule_is_called_as_it_is_here() -> None:
@@ -114,6 +115,18 @@ def test_the_rule_is_called_as_it_is_here() -> None:
     assert "from sglang.srt.speculative.eagle_utils import eagle_sample" in text_of(NGRAM)
     positions = own_code(f"{SRT}model_executor/model_runner.py", "ModelRunner.sample")
     assert "else forward_batch.seq_lens - 1" in positions, "the first token is drawn at its prompt's last position"
+
+
+def test_requests_have_what_is_read_of_them() -> None:
+    params = {
+        each.target.id
+        for each in node_of(f"{SRT}sampling/sampling_params.py", "SamplingParams").body
+        if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)
+    }
+    assert {each.name for each in fields(restated.SamplingParams)} <= params
+    code = own_code(f"{SRT}managers/schedule_batch.py", "Req.__init__")
+    for name in ("rid", "origin_input_ids_unpadded", "output_ids", "custom_logit_processor", "sampling_params"):
+        assert re.search(rf"self\.{name}\b(: [^=]+)? = ", code), name
 
 
 def test_the_algorithm_has_all_that_sglang_asks_of_its_own() -> None:
