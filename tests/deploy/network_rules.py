@@ -31,9 +31,14 @@ def architecture(objects: list[Object]) -> set[Edge]:
         Edge("gateway", "coordinator", COORDINATOR_PORT),
         Edge("coordinator", "target", TARGET_PORT),
         Edge("coordinator", "draft", DRAFT_PORT),
+        Edge("client", "vllm", HTTP_PORT),
+        Edge("vllm", "draft", DRAFT_PORT),
     }
     roles = {workload.role for workload in workloads(objects)}
-    for role in roles:
+    edges = {edge for edge in edges if {edge.source, edge.destination} <= roles | {"client"}}
+    if "vllm" in roles:
+        edges.add(Edge("vllm", "dns", 53))
+    for role in roles - {"vllm"}:
         edges |= {Edge(role, "dns", 53), Edge(role, "otlp", OTLP_PORT), Edge("monitoring", role, METRICS_PORT)}
     if any(workload.part == "worker" for workload in workloads(objects)):
         edges.add(Edge("target", "target", ANY))
@@ -43,7 +48,7 @@ def architecture(objects: list[Object]) -> set[Edge]:
 def edges_are_the_architectures(objects: list[Object]) -> Iterator[str]:
     """Everything is denied but the edges, each of which both ends permit."""
     policies = of_kind(objects, "NetworkPolicy")
-    if not policies or not any(workload.role == "coordinator" for workload in workloads(objects)):
+    if not policies or not any(workload.role == "coordinator" or workload.is_vllm for workload in workloads(objects)):
         return
     if {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]} not in [policy["spec"] for policy in policies]:
         yield "no policy denies what no other one allows"

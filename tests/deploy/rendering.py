@@ -27,6 +27,7 @@ OVERLAYS = tuple(
         "ray",
         "ray/cluster",
         "ray/service",
+        "vllm",
     )
 )
 Object = dict[str, Any]
@@ -49,6 +50,7 @@ COMPOSITIONS = (
     Composition("base/lws"),
     *(Composition("base", (name,)) for name in ("gpu-small", "gpu-large", "otel", "metrics", "tls", "networkpolicy")),
     Composition("base", ("metrics", "keda")),
+    Composition("base", ("vllm-target", "gpu-small", "otel", "metrics", "networkpolicy")),
     Composition("base/lws", ("gpu-small", "otel", "metrics", "tls", "networkpolicy")),
     Composition("base", ("gpu-small", "gpu-large", "otel", "tls", "networkpolicy", "disaggregatedset")),
     Composition("overlays/single-node-gpu", ("networkpolicy", "disaggregatedset")),
@@ -96,6 +98,11 @@ class Workload:
     def containers(self) -> list[Object]:
         """Every container of a pod."""
         return [*self.spec.get("initContainers", []), *self.spec["containers"]]
+
+    @property
+    def is_vllm(self) -> bool:
+        """Whether a pod is a vLLM server, which has settings of its own."""
+        return self.role == "vllm"
 
     @property
     def serves(self) -> bool:

@@ -21,6 +21,8 @@ SECURE = Composition("base", ("tls",))
 POLICIES = Composition("base", ("networkpolicy",))
 RANK_POLICIES = Composition("base/lws", ("networkpolicy",))
 SCALED = Composition("base", ("metrics", "keda"))
+VLLM = Composition("overlays/vllm")
+VLLM_POLICIES = Composition("base", ("vllm-target", "gpu-small", "otel", "metrics", "networkpolicy"))
 Change = Callable[[list[Object]], Any]
 Rule = Callable[[list[Object]], Any]
 
@@ -71,6 +73,13 @@ def argument(objects: list[Object], old: str, new: str) -> None:
     """Replace an argument of a group's leader, which has it."""
     arguments = ranks(objects, "leader")["containers"][0]["args"]
     arguments[arguments.index(old)] = new
+
+
+def vllm_argument(objects: list[Object], place: int, old: str, new: str) -> None:
+    """Change an argument of vLLM's, which has it."""
+    arguments = named(objects, "Deployment", "vllm")["spec"]["template"]["spec"]["containers"][0]["args"]
+    assert old in arguments[place]
+    arguments[place] = arguments[place].replace(old, new)
 
 
 MISTAKES: dict[Rule, list[tuple[Composition, Change, str]]] = {
@@ -193,6 +202,13 @@ MISTAKES: dict[Rule, list[tuple[Composition, Change, str]]] = {
         (BASE, lambda o: file(o, "gateway", "dns:///", ""), "no Service"),
         (BASE, lambda o: file(o, "gateway", "coordinator:", "target:"), "of others"),
     ],
+    wiring.vllm_has_its_drafts: [
+        (VLLM, lambda o: vllm_argument(o, 0, "Qwen/Qwen3-8B", "Qwen/Qwen3-4B"), "draft is for Qwen/Qwen3-8B"),
+        (VLLM, lambda o: vllm_argument(o, 2, "DraftProposer", "Proposer"), "no proposer of ours"),
+        (VLLM, lambda o: vllm_argument(o, 3, "paceline-draft", "paceline-drafts"), "which is no Service"),
+        (VLLM, lambda o: vllm_argument(o, 3, "50052", "50053"), "a port that it has not"),
+        (VLLM, lambda o: vllm_argument(o, 3, "address", "adress"), "adress"),
+    ],
     wiring.probes_ask_real_services: [
         (
             BASE,
@@ -231,6 +247,11 @@ MISTAKES: dict[Rule, list[tuple[Composition, Change, str]]] = {
     ],
     network.edges_are_the_architectures: [
         (POLICIES, lambda o: policy(o, "target").update(ingress=[{}]), "open, and"),
+        (
+            VLLM_POLICIES,
+            lambda o: policy(o, "vllm")["egress"].pop(0),
+            "closed, though the architecture needs it: Edge(source='vllm', destination='draft', port=50052)",
+        ),
         (
             POLICIES,
             lambda o: policy(o, "coordinator")["egress"].pop(),

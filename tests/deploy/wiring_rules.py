@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from typing import Any
 
 import numba
 from opentelemetry.sdk import environment_variables as otel_variables
+from pydantic import ValidationError
 
+from paceline.drafting.client import DraftClientSettings
 from paceline.protocol.errors import PacelineError
 from paceline.runtime.config import CoordinatorConfig, DraftConfig, PoolSettings
 from paceline.runtime.gateway_config import GatewayConfig
+from paceline_vllm import DraftProposer
 from tests.deploy.rendering import Object, Workload, matches, of_kind, title, workloads
 from tests.deploy.settings import KINDS, SERVICES, Config, server, settings
 
@@ -27,7 +31,7 @@ FROM_ELSEWHERE = {
 """What production expects to be there before it is applied."""
 HELPERS = {"POD_NAME", "LWS_LEADER_ADDRESS", "LWS_GROUP_SIZE", "LWS_WORKER_INDEX"}
 """Read by nobody but other variables and arguments of the manifest."""
-LIBRARIES = {"HF_HUB_OFFLINE", "HF_HOME", "RAY_USAGE_STATS_ENABLED"}
+LIBRARIES = {"HF_HUB_OFFLINE", "HF_HOME", "HOME", "RAY_USAGE_STATS_ENABLED", "USER"}
 
 
 def selectors_match(objects: list[Object]) -> Iterator[str]:
@@ -130,7 +134,8 @@ def services_select_who_serves(objects: list[Object]) -> Iterator[str]:
     """Behind a Service are pods that listen, no helpers and no other ranks."""
     for service in of_kind(objects, "Service"):
         for workload in workloads(objects):
-            if matches({"matchLabels": service["spec"]["selector"]}, workload.labels) and not workload.serves:
+            is_heard = workload.serves or workload.is_vllm
+            if matches({"matchLabels": service["spec"]["selector"]}, workload.labels) and not is_heard:
                 yield f"{title(service)}: selects {workload.name}, which does not listen"
 
 
@@ -162,6 +167,29 @@ def _peer(workload: Workload, role: str, address: str, services: dict[str, Any])
         yield f"{workload.name}: {role} at {address}, a Service of others"
     if int(found[2]) not in [port["port"] for port in service["ports"]]:
         yield f"{workload.name}: {role} at {address}, a port that it has not"
+
+
+def vllm_has_its_drafts(objects: list[Object]) -> Iterator[str]:
+    """A vLLM server asks a Service of drafts, which draft for its model."""
+    services = {each["metadata"]["name"]: each["spec"] for each in of_kind(objects, "Service")}
+    drafts = [settings(each, objects) for each in workloads(objects) if each.role == "draft"]
+    for workload in workloads(objects):
+        if not workload.is_vllm:
+            continue
+        model, *flags = workload.container["args"]
+        values = dict(flag.removeprefix("--").split("=", 1) for flag in flags)
+        speculation, own = (json.loads(values[name]) for name in ("speculative-config", "additional-config"))
+        if speculation["model"] != f"{DraftProposer.__module__.partition('.')[0]}.{DraftProposer.__name__}":
+            yield f"{workload.name}: {speculation['model']} is no proposer of ours"
+        try:
+            asked = DraftClientSettings.model_validate(own["paceline"])
+        except ValidationError as error:
+            yield f"{workload.name}: {error}"
+            continue
+        yield from _peer(workload, "draft", str(asked.draft.address), services)
+        for draft in drafts:
+            if isinstance(draft, DraftConfig) and draft.target_model != model:
+                yield f"{workload.name}: serves {model}, and the draft is for {draft.target_model}"
 
 
 def probes_ask_real_services(objects: list[Object]) -> Iterator[str]:
@@ -253,6 +281,7 @@ RULES = (
     ports_agree,
     services_select_who_serves,
     peers_are_services,
+    vllm_has_its_drafts,
     probes_ask_real_services,
     tls_is_the_edges,
     references_exist,
