@@ -14,6 +14,7 @@ from sglang.srt.runtime_context import get_parallel, get_spec
 from sglang.srt.speculative.ngram_worker import NGRAMWorker
 
 from paceline.drafting.client import DraftClient
+from paceline.drafting.goodput_judge import GoodputJudge
 from paceline.models.tokenizer import vocabulary_fingerprint
 from paceline.protocol.handshake import Fingerprint
 from paceline.runtime import metrics, telemetry
@@ -21,7 +22,6 @@ from paceline.runtime.config import ServerSettings
 from paceline_sglang.algorithm import settings
 from paceline_sglang.trees import DraftedTrees, TreeRows
 from paceline_sglang.verification import verify_by_drawing
-from paceline_vllm.goodput import GoodputJudge
 
 ROUNDS_OF = "paceline-coordinator"
 """Whose spans and metrics a server's rounds have; `OTEL_SERVICE_NAME` gives another name."""
