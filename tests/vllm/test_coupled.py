@@ -1,11 +1,10 @@
-"""The coupled processor on made-up logits, and vLLM's rule for drafted tokens restated: vLLM itself is not here."""
+"""The coupled processor on made-up logits, between vLLM's penalties and its rule for drafts, both restated."""
 
 from __future__ import annotations
 
-import random
 import sys
 from collections.abc import Iterator, Sequence
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,8 +17,11 @@ from paceline.protocol.errors import InvalidInput
 from paceline.protocol.sampling import NoiseKey, SamplingParams
 from paceline.sampling.distribution import processed_scores
 from paceline.sampling.noise import Stream
+from paceline.sampling.processors import Processors
 from paceline.sampling.racing import race
 from tests.services.harness import LAW, SPEC
+from tests.vllm.fakes import put_module
+from tests.vllm.sampler_rule import commit, penalised
 
 SLOTS = 8
 V = SPEC.vocab
@@ -30,11 +32,20 @@ CHAINS: dict[str, dict[str, Any]] = {
     "top-p": {"temperature": 0.9, "top_p": 0.8},
     "min-p": {"temperature": 1.3, "min_p": 0.08},
     "top-k and top-p": {"temperature": 1.2, "top_k": 9, "top_p": 0.7},
+    "penalties": {
+        "temperature": 1.1,
+        "repetition_penalty": 1.3,
+        "presence_penalty": 0.4,
+        "frequency_penalty": -0.2,
+        "top_p": 0.95,
+    },
 }
+PENALTIES = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 
 
 def asked(**changes: Any) -> Any:
-    return SimpleNamespace(**({"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 1} | changes))
+    own = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 1}
+    return SimpleNamespace(**(own | PENALTIES | changes))
 
 
 def config(rule: str = "standard") -> Any:
@@ -44,11 +55,7 @@ def config(rule: str = "standard") -> Any:
 @pytest.fixture
 def kind(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """The class, over a base class in the place of vLLM's."""
-    name = "vllm.v1.worker.gpu.sample.logits_processor"
-    parts = name.split(".")
-    for end in range(1, len(parts) + 1):
-        monkeypatch.setitem(sys.modules, ".".join(parts[:end]), ModuleType(".".join(parts[:end])))
-    sys.modules[name].LogitsProcessor = type("LogitsProcessor", (), {})  # type: ignore[attr-defined]
+    put_module(monkeypatch, "vllm.v1.worker.gpu.sample.logits_processor", LogitsProcessor=object)
     sys.modules.pop("paceline_vllm.coupled", None)
     from paceline_vllm import coupled
 
@@ -75,47 +82,34 @@ def apply(sampler: Any, logits: NDArray[np.float32], slots: Sequence[int], posit
     return sampler.apply(torch.from_numpy(logits.copy()), context).numpy()
 
 
-def verdict(rows: NDArray[np.float32], drafted: Sequence[int], draws: random.Random) -> list[int]:
-    """vLLM's rule (rejection_sampler_utils.py) for drafts that are certain of themselves.
+def text_of(sampler: Any, slot: int, request: Any, length: int, most_drafted: int, draws: np.random.Generator) -> Any:
+    """A text by the table's law; drafts are now right, now wrong, and rows have the request's penalties."""
 
-    A token is accepted with its probability; where it isn't, one is drawn of what is left without it, and behind the
-    last one of the last row.
-    """
-    p = torch.from_numpy(rows).softmax(dim=1).double().numpy()
-    committed: list[int] = []
-    for row, token in zip(p, drafted, strict=False):
-        if draws.random() < row[token]:
-            committed.append(token)
-            continue
-        rest = row.copy()
-        rest[token] = 0.0
-        return [*committed, draws.choices(range(V), rest)[0]]
-    return [*committed, draws.choices(range(V), p[len(drafted)])[0]]
+    def row(prefix: Sequence[int]) -> Any:
+        return penalised(LAW.logits(prefix).astype(np.float32), prefix[:2], prefix[2:], request)
 
-
-def text_of(sampler: Any, slot: int, length: int, most_drafted: int, draws: random.Random) -> list[int]:
-    """A text by the table's law; drafts are now right, now wrong."""
     text = [slot, 1]
     while len(text) < length:
         drafted: list[int] = []
-        for _ in range(draws.randint(0, most_drafted)):
-            own = apply(sampler, LAW.logits([*text, *drafted])[None], [slot], [len(text) + len(drafted) - 1])
-            drafted.append(int(own.argmax()) if draws.random() < 0.7 else draws.randrange(V))
+        for _ in range(draws.integers(0, most_drafted + 1)):
+            own = apply(sampler, row([*text, *drafted])[None], [slot], [len(text) + len(drafted) - 1])
+            drafted.append(int(own.argmax()) if draws.random() < 0.7 else int(draws.integers(V)))
         prefixes = [[*text, *drafted[:count]] for count in range(len(drafted) + 1)]
-        logits = np.stack([LAW.logits(prefix) for prefix in prefixes]).astype(np.float32)
+        logits = np.stack([row(prefix) for prefix in prefixes])
         rows = apply(sampler, logits, [slot] * len(logits), [len(prefix) - 1 for prefix in prefixes])
-        text += verdict(rows, drafted, draws)
+        text += commit(rows, drafted, draws)
     return text[:length]
 
 
 def test_a_seed_is_one_text_with_drafts_and_without(kind: Any) -> None:
     requests = {slot: asked(seed=slot + (1 << 40), **chain) for slot, chain in enumerate(CHAINS.values())}
-    sampler, draws, tokens = processor(kind, requests), random.Random(3), 240
-    for slot in requests:
-        plain = text_of(sampler, slot, tokens, 0, draws)
+    sampler, draws, tokens = processor(kind, requests), np.random.default_rng(3), 240
+    for slot, request in requests.items():
+        plain = text_of(sampler, slot, request, tokens, 0, draws)
         for most_drafted in (1, 4):
-            assert text_of(sampler, slot, tokens, most_drafted, draws) == plain
-    assert text_of(sampler, 0, tokens, 0, draws) != text_of(processor(kind, {0: asked(seed=9)}), 0, tokens, 0, draws)
+            assert text_of(sampler, slot, request, tokens, most_drafted, draws) == plain
+    other = processor(kind, {0: asked(seed=9)})
+    assert text_of(sampler, 0, requests[0], tokens, 0, draws) != text_of(other, 0, requests[0], tokens, 0, draws)
 
 
 def test_ten_thousand_rows_are_drawn_alike_alone_and_among_others(kind: Any) -> None:
@@ -135,15 +129,20 @@ def test_ten_thousand_rows_are_drawn_alike_alone_and_among_others(kind: Any) -> 
 def test_a_hundred_thousand_draws_have_the_distribution(kind: Any, name: str) -> None:
     """Chi-square against Paceline's own chain: min_p, top-k and top-p are never combined where the orders differ."""
     chain, count = CHAINS[name], 100_000
-    sampler = processor(kind, {0: asked(seed=77, **chain)})
-    logits = np.random.default_rng(5).normal(0, 1.5, V).astype(np.float32)
+    request, prompt, output = asked(seed=77, **chain), [3, 5, 5], [2, 5, 9, 9, 9]
+    sampler = processor(kind, {0: request})
+    own_logits = np.random.default_rng(5).normal(0, 1.5, V).astype(np.float32)
+    logits = penalised(own_logits, prompt, output, request)  # vLLM's penalties come before
     rows = np.concatenate(
         [
             apply(sampler, np.tile(logits, (10_000, 1)), [0] * 10_000, range(begin, begin + 10_000)).argmax(axis=1)
             for begin in range(0, count, 10_000)
         ]
     )
-    scores = processed_scores(logits[None], SamplingParams(**chain))[0].astype(np.float64)
+    sampling = SamplingParams(**chain)
+    penalties = Processors(sampling, len(prompt))
+    penalties.advance([*prompt, *output])
+    scores = processed_scores(penalties.process(own_logits[None], [()]), sampling)[0].astype(np.float64)
     p = np.exp(scores - scores.max())
     p /= p.sum()
     seen = np.bincount(rows, minlength=V)

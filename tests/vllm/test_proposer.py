@@ -4,47 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import random
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from paceline_vllm import proposer as proposing
 from paceline_vllm.proposer import DraftProposer
-from tests.drafting.foreign_server import FIRST_STEP_S, TOKENS, Judge, plain, verify
+from tests.drafting.foreign_server import FIRST_STEP_S, TOKENS, plain, verify
 from tests.e2e.cluster import free_port
 from tests.services.harness import SPEC, RecordingEngine, draft_service, eventually
+from tests.vllm.fakes import config, put_tokenizers
 
 WIDTH = 128
 
 
-def config(address: str, rank: int = 0, **settings: object) -> Any:
-    model = SimpleNamespace(get_vocab_size=lambda: SPEC.vocab, max_model_len=SPEC.max_length)
-    return SimpleNamespace(
-        parallel_config=SimpleNamespace(rank=rank, tensor_parallel_size=2),
-        model_config=model,
-        speculative_config=SimpleNamespace(num_speculative_tokens=TOKENS),
-        additional_config={"paceline": {"draft": {"address": address}, **settings}},
-    )
-
-
 @pytest.fixture(autouse=True)
 def vllm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the proposer imports of vLLM; a tokenizer of the table's size, whose fingerprint nobody checks."""
-    tokenizers = ModuleType("vllm.tokenizers")
-    vocabulary = {f"t{each}": each for each in range(SPEC.vocab)}
-    tokenizers.cached_tokenizer_from_config = lambda model: SimpleNamespace(  # type: ignore[attr-defined]
-        get_vocab=lambda: vocabulary
-    )
-    monkeypatch.setitem(sys.modules, "vllm", ModuleType("vllm"))
-    monkeypatch.setitem(sys.modules, "vllm.tokenizers", tokenizers)
-    monkeypatch.setattr(proposing, "vocabulary_fingerprint", lambda vocabulary: "")
-    monkeypatch.setattr(proposing, "GoodputJudge", Judge)
+    put_tokenizers(monkeypatch)
 
 
 @contextmanager
@@ -54,8 +33,8 @@ def proposer_of(asked: Any) -> Iterator[DraftProposer]:
     try:
         yield proposer
     finally:
-        if proposer.client is not None:
-            proposer.client.close()
+        if proposer.drafts.client is not None:
+            proposer.drafts.client.close()
 
 
 class Batch:
@@ -98,7 +77,7 @@ async def test_rows_are_served_from_what_was_drafted_ahead_and_their_texts_are_t
     prompts = [(1, 2, 3), (7, 7), (1, 2, 3), (5,)]
     async with draft_service(RecordingEngine(), name="model") as (servicer, address):
         with proposer_of(config(address)) as proposer:
-            client = proposer.client
+            client = proposer.drafts.client
             assert client is not None
             await eventually(lambda: client.is_up, "the link")
             batch = Batch(proposer)
@@ -132,8 +111,8 @@ async def test_requests_that_are_aborted_at_any_time_leave_no_session() -> None:
     draws = random.Random(4)
     async with draft_service(RecordingEngine()) as (servicer, address):
         with proposer_of(config(address, idle_s=0.2)) as proposer:
-            assert proposer.client is not None
-            client = proposer.client
+            assert proposer.drafts.client is not None
+            client = proposer.drafts.client
             await eventually(lambda: client.is_up, "the link")
             batch = Batch(proposer)
             for request in range(1000):
@@ -147,10 +126,10 @@ async def test_requests_that_are_aborted_at_any_time_leave_no_session() -> None:
 
 async def test_ranks_but_the_first_offer_nothing_and_link_to_nobody() -> None:
     proposer = DraftProposer(config("127.0.0.1:1", rank=3))
-    assert proposer.client is None
+    assert proposer.drafts.client is None
     assert proposer.propose([[1], []], np.array([2, 2]), np.zeros((2, 8), np.int32)) == [[], []]
     with proposer_of(config(f"127.0.0.1:{free_port()}", rank=2)) as first:
-        assert first.client is not None
+        assert first.drafts.client is not None
 
 
 async def test_a_defect_ends_the_drafts_and_not_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,7 +137,7 @@ async def test_a_defect_ends_the_drafts_and_not_the_server(monkeypatch: pytest.M
         monkeypatch.setattr(proposer._rows, "find", lambda rows: 1 / 0)
         lengths, ids = np.array([2]), np.zeros((1, 8), np.int32)
         assert proposer.propose([[1]], lengths, ids) == [[]]
-        assert proposer.client is None
+        assert proposer.drafts.client is None
         assert proposer.propose([[1]], lengths, ids) == [[]]
 
 
