@@ -13,11 +13,11 @@ from paceline.drafting.client import DraftClient
 from paceline.drafting.round_draft import MAX_PENDING_TOKENS
 from paceline.drafting.served_request import RoundEnd
 from paceline.protocol.codec import failure_of
-from paceline.protocol.draft import DraftedProposal
-from paceline.protocol.errors import InternalError
+from paceline.protocol.draft import DraftedProposal, DraftOpened, Shadow
+from paceline.protocol.errors import InternalError, Overloaded
 from paceline.protocol.generation import Provenance
 from paceline.protocol.proposal import Outcome, SparseDistribution
-from paceline.protocol.records import RoundRecord
+from paceline.protocol.records import RoundRecord, StepTimings
 from paceline.runtime import metrics
 from tests.drafting.foreign_server import TOKENS, ForeignServer, Judge, client_of, plain
 from tests.e2e.cluster import free_port
@@ -112,6 +112,20 @@ LIES: dict[str, Callable[[DraftedProposal], Any]] = {
     "another outcome": lambda event: behind(event, next_token=5),
     "another session": lambda event: replace(event, session_id=event.session_id + 1),
     "a failure": lambda event: failure_of(event.session_id, InternalError("it can't")),
+    "a failure of another session": lambda event: failure_of(event.session_id + 1, InternalError("it can't")),
+    "overload": lambda event: failure_of(event.session_id, Overloaded("it is full")),
+    "a shadow that nobody asked for": lambda event: Shadow(event.session_id, 0, (1, 2), (0.5, 0.5)),
+    "a shadow of tokens that don't exist": lambda event: Shadow(event.session_id, -7, (1,) * 900, (0.5,) * 900),
+    "negative ids": lambda event: with_nodes(event, token_ids=(-1,) * len(event.proposal)),
+    "ids beyond any number": lambda event: with_nodes(event, token_ids=(1 << 70,) * len(event.proposal)),
+    "a round before the prompt": lambda event: behind(event, base_length=-3),
+    "a round that is far ahead": lambda event: behind(event, base_length=1 << 40),
+    "a node before the round": lambda event: behind(event, node=-9),
+    "a negative next token": lambda event: behind(event, next_token=-1),
+    "an answer that nobody waits for": lambda event: replace(event, outcome=None),
+    "a drafter of another name": lambda event: with_nodes(event, drafter="another\n" * 99),
+    "times that can't be": lambda event: replace(event, timings=StepTimings(service_ms=float("nan"), rows=-5)),
+    "that it has opened again": lambda event: DraftOpened(event.session_id, "another", 1 << 40),
 }
 
 
