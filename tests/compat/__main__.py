@@ -24,6 +24,7 @@ from tests.compat.harness import HarnessReport, NotInstalled
 from tests.compat.load import k6
 from tests.compat.vllm_client import vllm_bench_serve
 from tests.compat.vllm_drafts import vllm_drafts
+from tests.compat.vllm_v2 import vllm_v2
 
 HARNESSES: Mapping[str, Callable[[], list[HarnessReport]]] = {
     "clients": official_clients,
@@ -34,6 +35,7 @@ HARNESSES: Mapping[str, Callable[[], list[HarnessReport]]] = {
     "lm-eval": lm_eval,
     "vllm bench serve": vllm_bench_serve,
     "vllm drafts": vllm_drafts,
+    "vllm v2": vllm_v2,
 }
 
 

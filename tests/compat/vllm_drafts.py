@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.metadata
 import json
 import os
@@ -12,15 +13,20 @@ from typing import Any
 
 from paceline.local.services import LocalServices
 from paceline.models.resolve import pulled_path
+from tests.chaos.framing import Direction, Frame
+from tests.chaos.proxy import Proxy, Wire
 from tests.compat.acceptance import MODEL
 from tests.compat.harness import SCRIPTS, HarnessReport, python_versions, run
 from tests.compat.vllm_client import installed_python
 
 ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = "vllm_drafts.py"
 PROMPTS, TOKENS = 50, 32
+TOKENS_ASKED = ("--tokens", TOKENS)
 LONGEST_PROMPT = 700
 """Characters; the script's vLLM takes 512 tokens."""
 RUN_S = 900.0
+LATE_S = 0.1
 VLLM = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -31,19 +37,24 @@ Runs = Mapping[str, Mapping[str, Any]]
 
 
 def vllm_drafts() -> list[HarnessReport]:
-    """Run plain, then with drafts that are served, stopped for a while and killed; compare the texts."""
+    """Run plain, then with drafts that come late, are served, stopped for a while and killed; compare the texts."""
     python = installed_python()
     install_ours(python)
     with TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "prompts.json").write_text(json.dumps(prompts()))
-        plain = ran(python, folder, "plain")
+        plain = ran(python, SCRIPT, folder, "plain", *TOKENS_ASKED, "--runs", "1", "8")
         with LocalServices(folder / "services") as services:
             services.start("draft", "draft", {"target_model": MODEL, "server.port": 0})
             services.await_serving("draft")
-            pid = services.processes["draft"].pid
-            drafted = ran(python, folder, "drafted", "--draft", services.address_of("draft"), "--draft-pid", pid)
-    command = f"python {(SCRIPTS / 'vllm_drafts.py').name} --model {MODEL} --tokens {TOKENS} --draft HOST:PORT"
+            address, pid = services.address_of("draft"), services.processes["draft"].pid
+            host, _, port = address.partition(":")
+            with Proxy((host, int(port)), Late) as proxy:
+                late = ("--draft", proxy.address, "--runs", "slow", "aborted")
+                drafted = ran(python, SCRIPT, folder, "late", *TOKENS_ASKED, *late)
+            own = ("--draft", address, "--draft-pid", pid, "--runs", "1", "8", "stopped", "killed")
+            drafted |= ran(python, SCRIPT, folder, "drafted", *TOKENS_ASKED, *own)
+    command = f"python {SCRIPT} --model {MODEL} --tokens {TOKENS} --draft HOST:PORT"
     return [
         HarnessReport("vllm drafts", "passed", python_versions(python.parent), [command], compare(plain, drafted))
     ]
@@ -62,14 +73,24 @@ def prompts() -> list[str]:
     return [row["prompt"] for row in rows if len(row.get("prompt", "")) in range(1, LONGEST_PROMPT)][:PROMPTS]
 
 
-def ran(python: Path, folder: Path, name: str, *further: object) -> Runs:
-    """The script's results."""
+def ran(python: Path, script: str, folder: Path, name: str, *further: object) -> Any:
+    """A script's results; it finds our tree, and packages in the folder."""
     out, spare = folder / f"{name}.json", max(1, (os.cpu_count() or 1) - 1)
-    environment = os.environ | VLLM | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": str(spare)}
-    options = ["--model", pulled_path(MODEL), "--prompts", folder / "prompts.json", "--tokens", TOKENS, "--out", out]
-    run([python, SCRIPTS / "vllm_drafts.py", *options, *further], RUN_S, env=environment)
-    results: Runs = json.loads(out.read_text())
-    return results
+    path = os.pathsep.join((str(ROOT), str(folder)))
+    environment = os.environ | VLLM | {"PYTHONPATH": path, "OMP_NUM_THREADS": str(spare)}
+    options = ["--model", pulled_path(MODEL), "--prompts", folder / "prompts.json", "--out", out]
+    run([python, SCRIPTS / script, *options, *further], RUN_S, env=environment)
+    return json.loads(out.read_text())
+
+
+class Late:
+    """The tap of a draft whose messages come late."""
+
+    async def pass_on(self, way: Direction, frame: Frame, wire: Wire) -> None:
+        """Write it later, and what comes behind it after that."""
+        if way is Direction.DOWN:
+            await asyncio.sleep(LATE_S)
+        await wire.write(frame.raw)
 
 
 def compare(plain: Runs, drafted: Runs) -> list[str]:
@@ -81,14 +102,18 @@ def compare(plain: Runs, drafted: Runs) -> list[str]:
     lines = []
     assert any(results["counts"]["hits"] for results in drafted.values()), "no round was drafted ahead"
     for name, results in drafted.items():
-        own = plain.get(name, plain["8"])
-        assert results["ids"] == own["ids"], f"{name}: {differing(own['ids'], results['ids'])} of {PROMPTS} differ"
         assert results["sessions_left"] == 0, f"{name}: {results['sessions_left']} sessions are left at the draft"
-        counts = results["counts"]
+        if name == "aborted":
+            lines.append(f"{name}: no session is left at the draft")
+            continue
+        own, counts = plain.get(name, plain["8"]), results["counts"]
+        assert results["ids"] == own["ids"], f"{name}: {differing(own['ids'], results['ids'])} of {PROMPTS} differ"
+        over_plain = results["settled_tokens_per_second"] / (own["settled_tokens_per_second"] or 1.0)
         lines.append(
             f"{name}: {len(own['ids'])} texts equal; {counts['hits']} of {counts['rounds']} rounds served from what "
             f"was drafted ahead, {counts['accepted']} of {counts['proposed']} tokens accepted; "
-            f"{results['tokens_per_second']:.1f} tokens/s, {own['tokens_per_second']:.1f} without"
+            f"{results['tokens_per_second']:.1f} tokens/s, {own['tokens_per_second']:.1f} without; "
+            f"from the third second on {over_plain:.2f} of plain"
         )
     return lines
 
