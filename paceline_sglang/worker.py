@@ -5,7 +5,6 @@ Read in SGLang 0.5.23: `srt/speculative/ngram_worker.py`, `srt/plugins/hook_regi
 
 from __future__ import annotations
 
-import atexit
 from functools import partial
 from typing import Any
 
@@ -14,17 +13,11 @@ from sglang.srt.runtime_context import get_parallel, get_spec
 from sglang.srt.speculative.ngram_worker import NGRAMWorker
 
 from paceline.drafting.client import DraftClient
-from paceline.drafting.goodput_judge import GoodputJudge
-from paceline.models.tokenizer import vocabulary_fingerprint
-from paceline.protocol.handshake import Fingerprint
-from paceline.runtime import metrics, telemetry
-from paceline.runtime.config import ServerSettings
+from paceline.drafting.server_client import start_client
 from paceline_sglang.algorithm import settings
 from paceline_sglang.trees import DraftedTrees, TreeRows
 from paceline_sglang.verification import verify_by_drawing
 
-ROUNDS_OF = "paceline-coordinator"
-"""Whose spans and metrics a server's rounds have; `OTEL_SERVICE_NAME` gives another name."""
 RULE = "sglang.srt.speculative.ngram_worker.eagle_sample"
 """What decides about drafted tokens, and is replaced by SGLang's registry of hooks."""
 
@@ -56,20 +49,12 @@ def client_of(target_worker: Any, nodes: int) -> DraftClient:
         InvalidInput: the variable holds no settings.
         Unsupported: the `OTEL_*` variables ask for traces or metrics, and the extra `otel` isn't installed.
     """
-    model, vocabulary = target_worker.model_config, target_worker.tokenizer.get_vocab()
-    size = min(max(vocabulary.values()) + 1, model.vocab_size)
-    telemetry.configure(ROUNDS_OF)
-    metrics.configure(ROUNDS_OF, ServerSettings())
-    spec = get_spec()
-    client = DraftClient(
+    model, spec = target_worker.model_config, get_spec()
+    return start_client(
         settings(),
-        Fingerprint(tokenizer=vocabulary_fingerprint(vocabulary), vocab_size=size),
+        target_worker.tokenizer.get_vocab(),
+        model.vocab_size,
         most_tokens=spec.speculative_num_steps,
         most_nodes=nodes - 1 if spec.speculative_eagle_topk > 1 else 0,
         max_length=model.context_len,
-        judge=GoodputJudge(),
     )
-    client.start()
-    for end in (metrics.shutdown, telemetry.shutdown, client.close):  # the last one first
-        atexit.register(end)
-    return client

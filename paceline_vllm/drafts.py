@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import atexit
 import logging
 from collections.abc import Callable
 from typing import Any
 
 from paceline.drafting.client import DraftClient, DraftClientSettings
-from paceline.drafting.goodput_judge import GoodputJudge
-from paceline.models.tokenizer import vocabulary_fingerprint
-from paceline.protocol.handshake import Fingerprint
-from paceline.runtime import metrics, telemetry
-from paceline.runtime.config import ServerSettings
+from paceline.drafting.server_client import start_client
 from paceline_vllm.section import section_of
 
 logger = logging.getLogger(__name__)
-
-ROUNDS_OF = "paceline-coordinator"
-"""Whose spans and metrics a server's rounds have; `OTEL_SERVICE_NAME` gives another name."""
 
 Offers = list[list[int]]
 """Token ids to verify behind each row of a batch; empty where nothing is offered."""
@@ -59,18 +51,10 @@ def _client_of(vllm_config: Any) -> DraftClient:
     from vllm.tokenizers import cached_tokenizer_from_config
 
     model = vllm_config.model_config
-    vocabulary = cached_tokenizer_from_config(model).get_vocab()
-    size = min(max(vocabulary.values()) + 1, model.get_vocab_size())
-    telemetry.configure(ROUNDS_OF)
-    metrics.configure(ROUNDS_OF, ServerSettings())
-    client = DraftClient(
+    return start_client(
         DraftClientSettings.model_validate(section_of(vllm_config)),
-        Fingerprint(tokenizer=vocabulary_fingerprint(vocabulary), vocab_size=size),
+        cached_tokenizer_from_config(model).get_vocab(),
+        model.get_vocab_size(),
         most_tokens=vllm_config.speculative_config.num_speculative_tokens,
         max_length=model.max_model_len,
-        judge=GoodputJudge(),
     )
-    client.start()
-    for end in (metrics.shutdown, telemetry.shutdown, client.close):  # the last one first
-        atexit.register(end)
-    return client

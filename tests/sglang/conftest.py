@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from importlib import import_module
 from typing import Any
 
 import pytest
 
+from paceline.drafting import server_client
 from tests.drafting.foreign_server import Judge
 from tests.sglang import restated
 
@@ -16,9 +16,8 @@ from tests.sglang import restated
 @pytest.fixture(autouse=True)
 def sglang(monkeypatch: pytest.MonkeyPatch) -> None:
     restated.install(monkeypatch)
-    worker = import_module("paceline_sglang.worker")
-    monkeypatch.setattr(worker, "vocabulary_fingerprint", lambda vocabulary: "")
-    monkeypatch.setattr(worker, "GoodputJudge", Judge)
+    monkeypatch.setattr(server_client, "vocabulary_fingerprint", lambda vocabulary: "")
+    monkeypatch.setattr(server_client, "GoodputJudge", Judge)
     monkeypatch.setenv("PACELINE_SGLANG", json.dumps({"draft": {"address": "127.0.0.1:1"}}))
 
 

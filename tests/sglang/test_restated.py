@@ -163,15 +163,12 @@ def grafted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     members = {"HookRegistry": registry.HookRegistry, "HookType": registry.HookType}
     monkeypatch.setitem(restated.MODULES, spec.name, members)
     restated.install(monkeypatch)
-    worker = importlib.import_module("paceline_sglang.worker")
-    monkeypatch.setattr(worker, "vocabulary_fingerprint", lambda vocabulary: "")
     yield
     registry.HookRegistry.reset()
 
 
 @pytest.mark.parametrize("is_overlapped", [True, False])
 def test_texts_are_the_same_by_sglangs_own_code(grafted: None, is_overlapped: bool) -> None:
-
     params = [restated.SamplingParams(sampling_seed=each, top_k=9) for each in range(6)]
     client = Scripted(random.Random(3))
     with worker_of(arguments(disable_overlap_schedule=not is_overlapped)) as worker:

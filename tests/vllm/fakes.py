@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from paceline_vllm import drafts
+from paceline.drafting import server_client
 from tests.drafting.foreign_server import TOKENS, Judge
 from tests.services.harness import SPEC
 
@@ -51,8 +51,8 @@ def put_tokenizers(monkeypatch: pytest.MonkeyPatch) -> None:
     vocabulary = {f"t{each}": each for each in range(SPEC.vocab)}
     tokenizer = SimpleNamespace(get_vocab=lambda: vocabulary)
     put_module(monkeypatch, "vllm.tokenizers", cached_tokenizer_from_config=lambda model: tokenizer)
-    monkeypatch.setattr(drafts, "vocabulary_fingerprint", lambda vocabulary: "")
-    monkeypatch.setattr(drafts, "GoodputJudge", Judge)
+    monkeypatch.setattr(server_client, "vocabulary_fingerprint", lambda vocabulary: "")
+    monkeypatch.setattr(server_client, "GoodputJudge", Judge)
 
 
 def config(address: str, rank: int = 0, **settings: object) -> Any:
