@@ -1,4 +1,4 @@
-"""Every order in which a request's messages may come: a state model of the protocol, and the real code driven so.
+"""Every order in which a request's messages may come: the real code driven so.
 
-docs/exactness.md says what is modelled, and how a failure is replayed.
+docs/exactness.md says what must hold, and how a failure is replayed.
 """

@@ -31,7 +31,7 @@ def say(text: str) -> None:
 
 def replay(setup: str, schedule: Schedule) -> int:
     """Run one schedule, and say what happened."""
-    ran = run(SETUPS[setup], schedule, told=say)
+    ran = run(SETUPS[setup], schedule, say)
     say(f"{ran.turns} turns, all holds: {dict(ran.counts)}")
     return 0
 

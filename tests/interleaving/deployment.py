@@ -35,9 +35,9 @@ from paceline.runtime.config import CoordinatorConfig, EngineSettings, TargetCon
 from paceline_lab.simulate.lanes import ChannelEnd, LaneDraftLink, LaneTargetLink
 from target_service.servicer import TargetServicer
 from tests.interleaving.clients import AskedText, ClientEnd
-from tests.interleaving.lanes import Heard, ProposedBefore, SteppedCall, SteppedLane
-from tests.interleaving.policies import Wish, any_policy
-from tests.interleaving.schedules import ASIDE, ByteOrder, MoveOrder, Schedule, Setup
+from tests.interleaving.lanes import Heard, ProposedBefore, SteppedCall
+from tests.interleaving.policies import any_policy
+from tests.interleaving.schedules import ByteOrder, Schedule, Setup
 from tests.interleaving.stepping import PausingEngine, SteppedExecutor, SteppedLoop
 from tests.services.feature_spy import FeatureSpy
 
@@ -84,16 +84,13 @@ class SteppedDeployment:
 
     Args:
         setup: what runs.
-        schedule: decides plans and faults.
-        order: decides what comes next.
+        schedule: decides what comes next, plans and faults.
     """
 
-    def __init__(self, loop: SteppedLoop, setup: Setup, schedule: Schedule, order: MoveOrder) -> None:
+    def __init__(self, loop: SteppedLoop, setup: Setup, schedule: Schedule) -> None:
         self.loop = loop
         self.setup = setup
         self.turns = 0
-        self.plans: list[Wish] = []
-        """Those of the next rounds; then they are picked."""
         self.told: Callable[[str], object] | None = None
         """Called with all that happens and arrives."""
         self.moved: list[str] = []
@@ -107,7 +104,7 @@ class SteppedDeployment:
         """Of a session that its target lost without a fault: that target and session, by the error."""
         self.watch: Callable[[], None] = lambda: None
         """Called at each turn."""
-        self._order = order
+        self._order = ByteOrder.of(schedule.order)
         self._policy = chain(schedule.policy, repeat(0))
         self._faults = sorted(schedule.faults)[: setup.faults]
         self._seen, self._clock_seen = -1, 0.0
@@ -231,8 +228,7 @@ class SteppedDeployment:
         if not self._fair and self._fail_what_is_due():
             idle = False  # what it set off comes before more time passes
         moves = self.moves()
-        order: MoveOrder = FAIR if self._fair else self._order
-        chosen = order.next([*moves], idle=idle) if moves else None
+        chosen = (FAIR if self._fair else self._order).next([*moves], idle=idle) if moves else None
         if chosen is not None:
             self._note(chosen)
             moves[chosen]()
@@ -243,7 +239,7 @@ class SteppedDeployment:
         """What may happen now, what became possible first at first; time may pass before it."""
         self.wires = [wire for wire in self.wires if not wire.is_over or wire.defect]
         lanes = [lane for wire in self.wires for lane in wire.lanes if len(lane)]
-        possible = [(each.since, self._name_of(each), each.deliver) for each in lanes]
+        possible = [(each.since, each.name, each.deliver) for each in lanes]
         busy = [(each.name, each.executor) for each in self.services.values() if each.executor.can_step]
         possible += [(executor.since, name, executor.step) for name, executor in busy]
         possible.sort(key=lambda each: each[0])
@@ -252,15 +248,7 @@ class SteppedDeployment:
             found.setdefault(name, act)
         if found and not self._fair and self._spare_s > 0:
             found["time"] = self._pass_time
-        if not self._fair and self._order.breaks:
-            standing = [wire for wire in self.wires if not wire.up.is_broken]
-            found |= {f"end {wire.to}": partial(wire.end, keep_up=False, keep_down=True) for wire in standing}
-            if not all(link.is_up for link in self.links):
-                found[f"{ASIDE}time"] = self.loop.move_to_next_timer
         return found
-
-    def _name_of(self, lane: SteppedLane) -> str:
-        return f"{ASIDE}{lane.name}" if self._order.breaks and lane.is_aside else lane.name
 
     def _pass_time(self) -> None:
         """The next timer fires before what is under way, if that is not for long."""
@@ -330,8 +318,8 @@ class SteppedDeployment:
 
     @property
     def is_answered(self) -> bool:
-        """Whether every request has ended, and all that was to happen has."""
-        return self._order.is_over and all(request.task.done() for request in self.running)
+        """Whether every request has ended."""
+        return all(request.task.done() for request in self.running)
 
     @property
     def is_quiet(self) -> bool:
@@ -356,7 +344,7 @@ class SteppedDeployment:
 
 
 @contextmanager
-def deployed(setup: Setup, schedule: Schedule, order: MoveOrder) -> Iterator[SteppedDeployment]:
+def deployed(setup: Setup, schedule: Schedule) -> Iterator[SteppedDeployment]:
     """A deployment on its loop, whose clock is the only one."""
     loop = SteppedLoop()
     asyncio.set_event_loop(loop)
@@ -369,11 +357,11 @@ def deployed(setup: Setup, schedule: Schedule, order: MoveOrder) -> Iterator[Ste
             stack.enter_context(mock.patch.object(drawing.__init__, "__defaults__", longest))
 
         async def made() -> SteppedDeployment:
-            return SteppedDeployment(loop, setup, schedule, order)
+            return SteppedDeployment(loop, setup, schedule)
 
         deployment = loop.run_until_complete(made())
         lost = deployment.lost(TargetSession._on_unanswered)
         stack.enter_context(mock.patch.object(TargetSession, "_on_unanswered", lost))
         if setup.num_draft_tokens is None:
-            stack.enter_context(any_policy(deployment.pick, deployment.plans))
+            stack.enter_context(any_policy(deployment.pick))
         yield deployment

@@ -8,12 +8,11 @@ from functools import partial
 from typing import Any, cast
 
 from paceline.v1 import types_pb2 as pb
-from paceline_lab.simulate.lanes import END, Lane, LaneCall, Serve
+from paceline_lab.simulate.lanes import Lane, LaneCall, Serve
 from tests.interleaving.stepping import SteppedLoop
 
 FAIR = ("OVERLOADED", "PEER_UNAVAILABLE")
 """Reasons for which a service may refuse what an honest coordinator sends."""
-UNMODELLED = ("opened", "shadow", "features")
 ProposedBefore = dict[tuple[int, int], bytes]
 """What each round proposed, by the request's seed and its base length, where each round draws anew."""
 
@@ -93,16 +92,6 @@ class SteppedLane(Lane):
         self.since = 0
         self.on_arrival = tap  # type: ignore[method-assign, assignment]
         self._loop = loop
-
-    @property
-    def is_aside(self) -> bool:
-        """Whether its first frame has nothing that the model knows."""
-        first = self.travelling[0]
-        if first is END:
-            return False
-        if hasattr(first, "commands"):
-            return bool(first.HasField("hello"))
-        return all(message.WhichOneof("event") in UNMODELLED for message in first.events)
 
     def on_leave(self) -> None:
         if len(self) == 1:

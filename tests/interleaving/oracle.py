@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterator, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -23,8 +23,7 @@ from paceline.protocol.target import Round
 from target_service.session import make_processors
 from target_service.verifier import verify
 from tests.interleaving.deployment import PENALTIES, PLAIN, PROMPT, SPEC, SteppedDeployment, deployed
-from tests.interleaving.policies import Wish
-from tests.interleaving.schedules import ByteOrder, MoveOrder, Schedule, Setup
+from tests.interleaving.schedules import Schedule, Setup
 
 EXPECTED = (
     "link down:",
@@ -75,27 +74,13 @@ def own_text(seed: int, tokens: int, sampling: SamplingParams) -> tuple[int, ...
     return tuple(history[len(PROMPT) :])
 
 
-def run(
-    setup: Setup,
-    schedule: Schedule,
-    order: MoveOrder | None = None,
-    plans: Sequence[Wish] = (),
-    told: Callable[[str], object] | None = None,
-) -> Ran:
-    """Run a schedule.
-
-    Args:
-        setup: what runs.
-        schedule: what decides it.
-        order: in place of the schedule's.
-        plans: of the first rounds, in place of the schedule's.
-        told: called with all that happens and arrives.
+def run(setup: Setup, schedule: Schedule, told: Callable[[str], object] | None = None) -> Ran:
+    """Run a schedule; `told` is called with all that happens and arrives.
 
     Raises:
         AssertionError: what must hold did not.
     """
-    with deployed(setup, schedule, order or ByteOrder.of(schedule.order)) as made, complaints(made.complained):
-        made.plans += plans
+    with deployed(setup, schedule) as made, complaints(made.complained):
         made.told = told
         made.watch = partial(check_bounds, made)
         made.loop.set_exception_handler(lambda _, context: made.complained.append(f"loop: {context}"))

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import NamedTuple
 from unittest import mock
 
 from coordinator.policy.choosing import Choosing, OfferedDrafter
@@ -54,46 +53,16 @@ def _resting(options: Options, pick: Pick) -> Plan:
     return Plan(lease=lease, shadow=options.drafts and pick(2) == 1)
 
 
-class Wish(NamedTuple):
-    """A plan of the model: the source of the proposal, how many rounds may follow, whether to draft ahead."""
-
-    source: str
-    lease: int
-    ahead: bool
-
-
-def wished(options: Options, wish: Wish) -> Plan:
-    """What comes closest to a wish."""
-    if options.room <= 0 or options.leased_rounds > 1:
-        return Plan()
-    drafts = wish.ahead and options.drafts
-    ahead = Plan(fan_out=options.fan_out, branch_depth=1, branch_nodes=1) if drafts else Plan()
-    if options.self_started:
-        return ahead
-    if options.leased_rounds:
-        return ahead if drafts else Plan(lease=min(wish.lease, options.lease))
-    there = {
-        "wait": options.drafts and options.cached_proposal is None,
-        "cached": options.cached_proposal is not None,
-    }
-    if there.get(wish.source):
-        return replace(ahead, source=Source(wish.source), nodes=1, depth=1)
-    return ahead if drafts else Plan(lease=min(wish.lease, options.lease))
-
-
 @contextmanager
-def any_policy(pick: Pick, wishes: list[Wish]) -> Iterator[None]:
-    """Have every request planned by the schedule: as it wishes first, then as it picks."""
-
-    def plan(_: RequestPlanner, options: Options) -> Plan:
-        return wished(options, wishes.pop(0)) if wishes else any_plan(options, pick)
+def any_policy(pick: Pick) -> Iterator[None]:
+    """Have every request planned as the schedule picks."""
 
     def other(self: Choosing, current: str, length: int, room: int) -> OfferedDrafter | None:
         offered = [offer for offer in self._offers() if offer.name != current]
         return offered[0] if offered and pick(4) == 3 else None
 
     changes = {
-        "plan": plan,
+        "plan": lambda _, options: any_plan(options, pick),
         "worth_verifying": lambda _, proposal: proposal,
         "worth_copying": lambda _, match, room, ends_lease: (
             min(room, (not ends_lease) + pick(DEEPEST)) if match else 0

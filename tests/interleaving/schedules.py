@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, repeat
 from random import Random
-from typing import Protocol
 
 from hypothesis import strategies as st
 
@@ -14,9 +13,6 @@ from paceline.protocol.proposal import Acceptance
 
 LETS_RUN = 160
 """Bytes below this leave a turn to what is ready, or to what has waited longest."""
-ASIDE = "aside "
-"""Begins the name of a lane whose first frame has nothing that the model knows."""
-SERVICES = ("t0", "d0")
 TURNS = 200
 """Faults come within so many turns: about as many as a request takes."""
 ORDER_BYTES, POLICY_BYTES = 160, 64
@@ -84,30 +80,11 @@ class Schedule:
         return cls(bytes.fromhex(order), bytes.fromhex(policy), parsed)
 
 
-class MoveOrder(Protocol):
-    """Says which of the moves that are possible comes next.
-
-    Attributes:
-        breaks: whether links that break are among its moves; else they are faults of the schedule.
-    """
-
-    breaks: bool
-
-    @property
-    def is_over(self) -> bool:
-        """Whether it may end with the requests."""
-
-    def next(self, moves: Sequence[str], *, idle: bool) -> str | None:
-        """One of them, the first of which has waited longest; None: what is ready runs first (not where `idle`)."""
-
-
 @dataclass
 class ByteOrder:
     """The order that a schedule's bytes say."""
 
     left: Iterator[int]
-    breaks = False
-    is_over = True
     held: dict[str, int] = field(default_factory=dict)
     """Moves that are held back, for so many turns."""
 
@@ -116,6 +93,7 @@ class ByteOrder:
         return cls(chain(order, repeat(0)))
 
     def next(self, moves: Sequence[str], *, idle: bool) -> str | None:
+        """One of them, the first of which has waited longest; None: what is ready runs first (not where `idle`)."""
         byte = next(self.left)
         self.held = {name: turns - 1 for name, turns in self.held.items() if turns > 1}
         if byte >= 240:
@@ -124,36 +102,6 @@ class ByteOrder:
         if LETS_RUN <= byte < 240:
             return free[byte % len(free)]
         return free[0] if idle else None
-
-
-@dataclass
-class TraceOrder:
-    """The order of a trace of the model: each of its steps as soon as it is possible, then what has waited longest.
-
-    The coordinator does at once what it does by itself. A step of a service goes on until something is to be sent.
-    What the model leaves out (handshakes, answers to opens, shadows) comes at once. A step that is not possible is
-    passed over: it stands for a message that travelled in another one's frame.
-    """
-
-    steps: list[str]
-    breaks = True
-
-    @property
-    def is_over(self) -> bool:
-        return not self.steps
-
-    def next(self, moves: Sequence[str], *, idle: bool) -> str | None:
-        if not idle:
-            return None
-        aside = next((name for name in moves if name.startswith(ASIDE)), None)
-        while aside is None and self.steps:
-            step = self.steps.pop(0)
-            if step in moves:
-                if step in SERVICES and f"{step}>c" not in moves:
-                    self.steps.insert(0, step)  # until it has something to say
-                return step
-        free = [name for name in moves if not name.startswith("end ") and name != "time"]
-        return aside or (free[0] if free else None)
 
 
 def schedules(faults: int = 3) -> st.SearchStrategy[Schedule]:

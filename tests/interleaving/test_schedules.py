@@ -10,14 +10,14 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, note, settings
 from hypothesis import strategies as st
 
-from tests.interleaving.mutants import PRODUCT, ProductMutant
+from tests.interleaving.mutants import MUTANTS, ProductMutant
 from tests.interleaving.oracle import Ran, run
 from tests.interleaving.schedules import Schedule, Setup, schedules, seeded
 from tests.interleaving.setups import SETUPS
 
 logger = logging.getLogger(__name__)
 
-FEW, MANY = 36, 5_000
+FEW, MANY = 60, 5_000
 MOST_FOR_A_MUTANT = 30
 TURNS_BETWEEN = 3
 """Turns from one break to the next: as many as a message takes at least, from its lane to what it causes."""
@@ -87,7 +87,7 @@ def test_a_link_may_break_at_any_message(setup: Setup) -> None:
             run(setup, Schedule(policy=bytes(range(turn % 16, 64)), faults=((turn, which),)))
 
 
-@pytest.mark.parametrize("mutant", PRODUCT, ids=lambda mutant: mutant.name)
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_the_search_finds_a_mistake_in_the_product(mutant: ProductMutant) -> None:
     with mutant.patch(), pytest.raises(AssertionError) as failed:
         for seed in range(MOST_FOR_A_MUTANT):
