@@ -25,11 +25,12 @@ from paceline.v1 import target_service_pb2_grpc as target_grpc
 from tests.e2e.cluster import Cluster
 from tests.fuzz.cases import ACCEPTED, FuzzCase, Untyped, typed
 from tests.fuzz.corpus import parts_of_messages
-from tests.fuzz.grpc_surfaces import MODEL
 from tests.fuzz.message_mutations import mutated_message
 from tests.fuzz.running_services import WatchedServices, until_linked
 from tests.services.harness import RecordingEngine, draft_service, serving, target_service
 
+MODEL = "table:vocab=32,seed=3,max_length=256"
+"""That of `tests.services.harness`, whose text is known."""
 TOKENS = 10
 MUTATED = 0.3
 """Share of frames."""

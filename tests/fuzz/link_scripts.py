@@ -42,14 +42,12 @@ class FuzzedLink:
     """The links of one service: what a coordinator says on them.
 
     Attributes:
-        path: the method's, as gRPC has it.
         session: the commands of one session, given its number.
         probe_commands: an ordinary session's, and one that means nothing.
         answer: the kind of event that answers them.
         stored: the name of its commands among the stored messages.
     """
 
-    path: str
     kind: LinkKind[Any, Any]
     session: Callable[[random.Random, int], list[Any]]
     probe_commands: tuple[Any, ...]
@@ -130,7 +128,6 @@ def _draft_session(rng: random.Random, number: int) -> list[Any]:
 
 
 TARGET_LINK = FuzzedLink(
-    "/paceline.v1.TargetService/Verify",
     TARGET,
     _target_session,
     (target_open(1, PREFIX), first_round(1, PREFIX), Close(2)),
@@ -138,7 +135,6 @@ TARGET_LINK = FuzzedLink(
     "target_command",
 )
 DRAFT_LINK = FuzzedLink(
-    "/paceline.v1.DraftService/Draft",
     DRAFT,
     _draft_session,
     (draft_open(1, PREFIX, DraftBudget(max_tokens=3)), Close(2)),

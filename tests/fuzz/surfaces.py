@@ -9,8 +9,7 @@ from tests.fuzz.cases import FuzzSurface
 from tests.fuzz.codec_surface import open_codec
 from tests.fuzz.events_surface import open_draft_events, open_target_events
 from tests.fuzz.files_surface import open_files
-from tests.fuzz.grpc_surfaces import open_generate, open_stream
-from tests.fuzz.guided_surface import open_guided
+from tests.fuzz.generate_surface import open_generate
 from tests.fuzz.http_surface import open_http
 from tests.fuzz.link_scripts import DRAFT_LINK, TARGET_LINK
 from tests.fuzz.model_folders import open_folders
@@ -18,12 +17,9 @@ from tests.fuzz.sessions_surface import open_sessions
 from tests.services.harness import draft_service, target_service
 
 SHARES: Mapping[FuzzSurface, int] = {
-    FuzzSurface("codec", open_codec, probe_every=5_000): 44_000,
-    FuzzSurface("guided", open_guided, probe_every=5_000): 25_000,
-    FuzzSurface("target", partial(open_sessions, target_service, TARGET_LINK), probe_every=10): 4_000,
-    FuzzSurface("draft", partial(open_sessions, draft_service, DRAFT_LINK), probe_every=10): 4_000,
-    FuzzSurface("target-stream", partial(open_stream, "target", TARGET_LINK), probe_every=25): 1_500,
-    FuzzSurface("draft-stream", partial(open_stream, "draft", DRAFT_LINK), probe_every=25): 1_500,
+    FuzzSurface("codec", open_codec, probe_every=5_000): 69_000,
+    FuzzSurface("target", partial(open_sessions, target_service, TARGET_LINK), probe_every=10): 5_500,
+    FuzzSurface("draft", partial(open_sessions, draft_service, DRAFT_LINK), probe_every=10): 5_500,
     FuzzSurface("draft-events", open_draft_events, probe_every=25): 500,
     FuzzSurface("target-events", open_target_events, probe_every=25): 500,
     FuzzSurface("generate", open_generate, probe_every=25): 5_000,

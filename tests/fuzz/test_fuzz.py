@@ -28,10 +28,9 @@ from tests.fuzz.surfaces import SURFACES
 from tests.protocol.test_codec import PAIRS
 from tests.services.expected import own_tokens
 
-SLICE = {"codec": 2_500, "guided": 500, "target": 60, "draft": 60, "files": 200, "folders": 30}
-"""Some 3,400 cases in 8 s on two slow cores."""
-STREAMS = {"target-stream": 150, "draft-stream": 150, "draft-events": 60, "target-events": 60}
-PROCESSES = STREAMS | {"generate": 300, "http": 400}
+SLICE = {"codec": 3_000, "target": 60, "draft": 60, "files": 200, "folders": 30}
+"""Some 3,300 cases in 8 s on two slow cores."""
+PROCESSES = {"draft-events": 60, "target-events": 60, "generate": 300, "http": 400}
 SEED = 24
 
 
@@ -62,20 +61,6 @@ def test_a_case_is_the_same_whenever_it_is_made(make: Callable[[random.Random], 
         make(FuzzCase("target", SEED, index).rng)
     assert make(case.rng) == first
     assert make(FuzzCase("target", SEED + 1, 7).rng) != first
-
-
-async def test_a_guided_case_is_the_same_with_those_before_it_and_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    tried: list[tuple[str, bytes]] = []
-
-    def noted(name: str, wire: bytes) -> str:
-        tried.append((name, wire))
-        return decoded(name, wire)
-
-    monkeypatch.setattr("tests.fuzz.guided_surface.decoded", noted)
-    await fuzz(SURFACES["guided"], SEED, range(60))
-    together, tried[:] = tried[59], []
-    await fuzz(SURFACES["guided"], SEED, range(59, 60))
-    assert tried[59] == together
 
 
 def test_kept_results_are_read_as_they_were(tmp_path: Any) -> None:
