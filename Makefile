@@ -105,7 +105,7 @@ picture: pull
 
 # Both need chromium, Debian's for one.
 page: setup
-	$(BIN)/python -m pytest -q tests/gateway/test_page.py tests/gateway/test_page_in_browser.py tests/gateway/test_page_over_services.py
+	$(BIN)/python -m pytest -q tests/gateway/test_page.py tests/gateway/test_page_in_browser.py
 
 page-pictures: pull
 	$(BIN)/python -m tests.docs.page_pictures

@@ -93,9 +93,9 @@ UNFIT = [
 each_unfit = pytest.mark.parametrize("failure", UNFIT, ids=lambda failure: type(failure).__name__)
 
 
-@pytest.mark.parametrize("failure", [*UNFIT, NEW_KEY], ids=lambda failure: type(failure).__name__)
-async def test_one_that_is_unfit_takes_no_request_from_one_that_serves(failure: PacelineError) -> None:
-    gateway = await gateway_of(failure, True)
+@pytest.mark.parametrize("answer", [*UNFIT, NEW_KEY, False, None], ids=lambda answer: type(answer).__name__)
+async def test_one_that_is_unfit_or_has_no_target_takes_no_request_from_one_that_serves(answer: Answer) -> None:
+    gateway = await gateway_of(answer, True)
     assert (await gateway.choose(CALLER)).description.name == "c1:1"
     assert (await gateway.describe_models(CALLER)).name == "c1:1"
     await gateway.check()

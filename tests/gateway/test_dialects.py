@@ -22,8 +22,6 @@ FUNCTION = {"name": "get_weather", "description": "Tells the weather.", "paramet
 TOOL: Any = {"type": "function", "function": FUNCTION}
 CLAUDE_TOOL: Any = {"name": "get_weather", "input_schema": SCHEMA}
 ASKED: Any = [{"role": "user", "content": "How is it in Kiel?"}]
-CALLED = {"name": "get_weather", "arguments": '{"city": "Kiel", "days": 2}'}
-CALL: Any = {"id": "c1", "type": "function", "function": CALLED}
 SEED = 7
 
 
@@ -60,24 +58,6 @@ ANSWER: dict[str, Any] = {"type": "object", **WET}
 FORMAT = {"type": "json_schema", "json_schema": {"name": "answer", "schema": ANSWER}}
 
 
-def test_a_reply_is_an_answer_in_the_format_or_calls_streamed_as_whole(gateway: GatewayCluster) -> None:
-    for first, reason in (("{", "stop"), ("<", "tool_calls")):
-        bias = {str(ord(first)): 100}
-        fields = {"response_format": FORMAT, "parallel_tool_calls": False, "logit_bias": bias}
-        choice = chat(gateway, **fields).choices[0]
-        deltas = [chunk.choices[0].delta for chunk in chat(gateway, stream=True, **fields)]
-        content = "".join(delta.content or "" for delta in deltas)
-        arguments = "".join(piece.function.arguments for delta in deltas for piece in delta.tool_calls or ())
-        assert choice.finish_reason == reason
-        if reason == "tool_calls":
-            jsonschema.validate(json.loads(arguments), SCHEMA)
-            assert (choice.message.content, content) == (None, "")
-            assert choice.message.tool_calls[0].function.arguments == arguments
-        else:
-            jsonschema.validate(json.loads(content), ANSWER)
-            assert (choice.message.content, arguments) == (content, "")
-
-
 MISSED: dict[str, Any] = {"type": "object", "minProperties": 3}
 BY_A_FUNCTION = {"tools": [{"type": "function", "function": {"name": "f", "parameters": MISSED}}]}
 
@@ -100,13 +80,6 @@ def test_a_schema_that_can_t_be_kept_is_refused_by_the_request_s_field(
     assert (answer.status, answer.error["param"]) == (400, param)
     assert "#/minProperties: must be at most 1" in answer.error["message"]
     assert chat(gateway, response_format=FORMAT).choices[0].finish_reason in ENDS, "the next one is served"
-
-
-def test_none_is_a_chat_without_tools(gateway: GatewayCluster) -> None:
-    def content(**fields: Any) -> Any:
-        return chat(gateway, max_completion_tokens=30, **fields).choices[0].message.content
-
-    assert content(tool_choice="none") == content(tools=[]) != content()
 
 
 ENDS = {"length": ("max_tokens", "incomplete"), "stop": ("end_turn", "completed")}
@@ -140,33 +113,3 @@ def test_the_first_event_counts_the_prompt(claude: Anthropic) -> None:
     first = next(iter(stream))
     assert first.type == "message_start"
     assert first.message.usage.input_tokens == counted > len(json.dumps(SCHEMA))
-
-
-def test_anthropic_s_tools(claude: Anthropic) -> None:
-    fields: Any = {"model": MODEL, "tools": [CLAUDE_TOOL], "extra_body": {"seed": SEED}}
-    choice: Any = {"type": "any", "disable_parallel_tool_use": True}
-    whole = claude.messages.create(**fields, messages=ASKED, max_tokens=200, tool_choice=choice)
-    with claude.messages.stream(**fields, messages=ASKED, max_tokens=200, tool_choice=choice) as stream:
-        final = stream.get_final_message()
-    for message in (whole, final):
-        block: Any = message.content[0]
-        assert len(message.content) == 1
-        assert (message.stop_reason, block.type) == ("tool_use", "tool_use")
-        jsonschema.validate(block.input, SCHEMA)
-    result = {"type": "tool_result", "tool_use_id": whole.content[0].id, "content": "wet"}
-    used = {"role": "assistant", "content": [whole.content[0].model_dump(exclude_none=True)]}
-    turns: Any = [*ASKED, used, {"role": "user", "content": [result]}]
-    assert claude.messages.create(**fields, messages=turns, max_tokens=5).usage.output_tokens <= 5
-
-
-def test_a_response_s_function_call(gateway: GatewayCluster) -> None:
-    tool = {"type": "function", "strict": True, **FUNCTION}
-    fields: Any = {"model": MODEL, "tools": [tool], "parallel_tool_calls": False, "extra_body": {"seed": SEED}}
-    whole = gateway.openai.responses.create(**fields, input=ASKED, tool_choice="required")
-    (item,) = whole.output
-    assert (item.type, whole.status) == ("function_call", "completed")
-    jsonschema.validate(json.loads(item.arguments), SCHEMA)
-    output = {"type": "function_call_output", "call_id": item.call_id, "output": "wet"}
-    turns = [*ASKED, item.model_dump(exclude_none=True), output]
-    again = gateway.openai.responses.create(**fields, input=turns, max_output_tokens=10)
-    assert 1 <= again.usage.output_tokens <= 10

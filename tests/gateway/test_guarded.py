@@ -13,12 +13,13 @@ from typing import Any
 
 import pytest
 
-from paceline.access.keys import ApiKey, ApiKeys, KeyLimits, hash_of, new_key, save_keys
+from paceline.access.keys import KeyLimits, new_key
 from paceline.local.certificates import write_certificates
 from paceline.local.service_process import Flags
 from paceline.local.tls import peer_tls, server_tls
 from paceline.runtime.roles import PeerRole
 from tests.e2e.cluster import eventually
+from tests.e2e.keys import write_keys
 from tests.gateway.gateways import LONG, WAIT_S, Answer, GatewayCluster, answer_of
 
 KEYS = {name: new_key() for name in ("alice", "few")}
@@ -39,11 +40,6 @@ WAYS = {path: (False,) if path.endswith(("tokenize", "count_tokens")) else (Fals
 """Whether it may be streamed."""
 
 
-def save(file: Path, *names: str) -> None:
-    entries = (ApiKey(name=name, sha256=hash_of(KEYS[name]), limits=LIMITS.get(name, KeyLimits())) for name in names)
-    save_keys(ApiKeys(keys=tuple(entries)), file)
-
-
 class GuardedGateway(GatewayCluster):
     """Mutual TLS between all, HTTPS for clients with a certificate, and keys."""
 
@@ -51,7 +47,7 @@ class GuardedGateway(GatewayCluster):
         self.certificates = folder / "certificates"
         write_certificates(self.certificates, lifetime=timedelta(hours=1))
         self.keys = folder / "keys.json"
-        save(self.keys, *KEYS)
+        write_keys(self.keys, KEYS, LIMITS)
         https = server_tls(self.certificates, PeerRole.COORDINATOR)
         peers = peer_tls(self.certificates, PeerRole.CLIENT)
         keys: Flags = {"api_keys": str(self.keys)}
@@ -141,14 +137,14 @@ def test_a_key_that_is_revoked_ends_its_streams_with_an_error(guarded: GuardedGa
     assert response.status == 200
     response.readline()
     try:
-        save(guarded.keys, "few")
+        write_keys(guarded.keys, {"few": KEYS["few"]})
         data = [json.loads(line[6:]) for line in response if line.startswith(b"data: {")]
         error = data[-1]["error"]
         assert error["code"] == "invalid_api_key"
         assert KEYS["alice"] not in json.dumps(data[-1])
         assert guarded.ask(path, DIALECTS[path][0], KEYS["alice"]).status == 401
     finally:
-        save(guarded.keys, *KEYS)
+        write_keys(guarded.keys, KEYS, LIMITS)
         connection.close()
     eventually(lambda: guarded.ask(path, DIALECTS[path][0], KEYS["alice"]).status == 200, "the key counts again")
     eventually(lambda: guarded.status("target").sessions == 0, "no session runs")

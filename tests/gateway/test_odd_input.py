@@ -81,12 +81,6 @@ def test_any_text_that_is_unicode_is_a_prompt(gateway: GatewayCluster, text: str
     assert answer.json["choices"][0]["text"].startswith(text)
 
 
-def test_of_a_key_that_is_there_twice_the_last_value_counts(gateway: GatewayCluster) -> None:
-    twice = b'{"prompt": "b", "prompt": "a", "max_tokens": 1, "max_tokens": 5, "seed": 1}'
-    once = gateway.post(COMPLETIONS, {"prompt": "a", "max_tokens": 5, "seed": 1})
-    assert gateway.post(COMPLETIONS, twice).json["choices"] == once.json["choices"]
-
-
 def connected(gateway: GatewayCluster) -> socket.socket:
     return socket.create_connection(("127.0.0.1", gateway.http_port), timeout=WAIT_S)
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import http.client
-import json
 import time
-from contextlib import closing
 from typing import Any
 
 import psutil
@@ -38,18 +35,6 @@ def test_a_client_that_disconnects_frees_its_sessions(
         eventually(lambda: sessions(gateway) == count, f"{count} sessions run")
     eventually(lambda: sessions(gateway) == 0, "no session runs", GONE_WITHIN_S)
     eventually(lambda: gateway.get("/load").json["server_load"] == 0, "no request runs")
-
-
-def test_a_client_that_does_not_wait_for_a_whole_reply_frees_its_session(gateway: GatewayCluster) -> None:
-    path, body = COMPLETION
-    address = gateway.address_of("gateway")
-    with (
-        closing(http.client.HTTPConnection(address, timeout=0.5)) as leaving,
-        pytest.raises(TimeoutError),
-    ):
-        leaving.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
-        leaving.getresponse()
-    eventually(lambda: sessions(gateway) == 0, "no session runs", GONE_WITHIN_S)
 
 
 def test_a_slow_reader_holds_little_and_delays_nobody(gateway: GatewayCluster) -> None:

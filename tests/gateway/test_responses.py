@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from paceline_gateway.dialects.responses_reply import ResponseEvents, response_of
+from paceline_gateway.dialects.responses_reply import ResponseEvents
 from paceline_gateway.dialects.responses_request import chat_of_response
 from paceline_gateway.dialects.responses_types import ResponsesRequest
-from tests.gateway.chat_chunks import completion, ended
+from tests.gateway.chat_chunks import ended
 
 ASKED: Any = {"model": "m", "input": "q"}
 TOOL = {"type": "function", "name": "add", "description": "Adds.", "parameters": {"type": "object"}, "strict": None}
@@ -64,12 +64,6 @@ def test_items_of_one_answer_are_one_message() -> None:
     assert [made["id"] for made in answer["tool_calls"]] == ["c1", "c2"]
     assert result == {"role": "tool", "tool_call_id": "c1", "content": "2"}
     assert again == more == {"role": "assistant", "content": "so"}
-
-
-def test_a_response_that_was_cut_off_says_so() -> None:
-    response = response_of(request(), completion({"content": "so"}, "length"))
-    assert (response["status"], response["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
-    assert response["output"][0]["status"] == "incomplete"
 
 
 def test_events_are_numbered_and_what_was_sent_doesn_t_grow() -> None:
