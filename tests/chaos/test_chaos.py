@@ -29,6 +29,7 @@ SMOKE = (
     (Kind.HOLD, "target", State.FEATURES, Moment.AFTER),
     (Kind.CUT, "coordinator", State.STOP, Moment.AFTER),
     (Kind.FREEZE, "coordinator", State.TEXT, Moment.DURING),
+    (Kind.FREEZE, "draft", State.PROPOSAL, Moment.BEFORE),
     (Kind.KILL, "target", State.RUN, Moment.DURING),
     (Kind.LEAVE, "client", State.TEXT, Moment.AFTER),
     (Kind.WITHHELD, "target", State.VERDICT, Moment.BEFORE),
@@ -62,7 +63,7 @@ async def test_ten_faults_lose_change_and_leak_nothing(hurt: ChaosCluster) -> No
     outcomes = [await runner.run(fault) for fault in faults]
     assert wrong(outcomes) == []
     assert [each.fault.kind for each in outcomes if not each.struck] == []
-    assert outcomes[8].notice_s is not None, "a dead target is noticed"
+    assert outcomes[9].notice_s is not None, "a dead target is noticed"
 
 
 async def test_a_target_that_writes_other_tokens_is_told_by_the_oracle(

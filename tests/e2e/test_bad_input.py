@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from paceline.protocol.errors import InvalidInput, PacelineError, UnknownModel
-from paceline.protocol.generation import GenerateRequest, Provenance, SpeculationSettings
+from paceline.protocol.generation import GenerateRequest, SpeculationSettings
 from paceline.rpc.statuses import from_rpc_error
 from paceline.v1 import generation_service_pb2 as pb
 from paceline.v1 import generation_service_pb2_grpc as pb_grpc
@@ -21,18 +21,10 @@ def request(**fields: Any) -> pb.GenerateRequest:
     return pb.GenerateRequest(**{"max_new_tokens": 8, "seed": 1, "tokens": {"token_ids": [1, 2, 3]}, **fields})
 
 
-CASES: list[tuple[dict[str, Any], str, str]] = [
+CASES: list[tuple[dict[str, Any], str, str]] = [  # `tests/coordinator/test_bounds.py` has every field
     ({"prompt": "", "tokens": None}, "prompt", "at least 1"),
     ({"tokens": None}, "input", ""),
-    ({"tokens": {"token_ids": [1, 64]}}, "64", r"\[0, 64\)"),
-    ({"tokens": {"token_ids": [1] * 5000}}, "5000", "at most 4095"),
-    ({"sampling": {"temperature": -0.5}}, "temperature = -0.5", r"\[0, 100\]"),
     ({"sampling": {"temperature": float("nan")}}, "temperature = nan", r"\[0, 100\]"),
-    ({"sampling": {"temperature": float("inf")}}, "temperature = inf", r"\[0, 100\]"),
-    ({"sampling": {"top_p": 1.5}}, "top_p = 1.5", r"\(0, 1\]"),
-    ({"sampling": {"top_p": 0.0}}, "top_p = 0", r"\(0, 1\]"),
-    ({"sampling": {"min_p": 2.0}}, "min_p = 2", r"\[0, 1\]"),
-    ({"sampling": {"logprobs": 21}}, "logprobs = 21", r"\[0, 20\]"),
     ({"max_new_tokens": 100_000}, "max_new_tokens = 100000", "at most 4093"),
     ({"speculation": {"drafter": "oracle"}}, "drafter = 'oracle'", "one of: auto, ngram, model"),
     (
@@ -40,7 +32,6 @@ CASES: list[tuple[dict[str, Any], str, str]] = [
         "tree_widths",
         "coupled",
     ),
-    ({"speculation": {"num_draft_tokens": 1000}}, "num_draft_tokens = 1000", r"\[0, 64\]"),
     ({"resume_token_ids": [4], "seed": None}, "seed", "resume_token_ids"),
 ]
 
@@ -76,13 +67,6 @@ def still_serves(cluster: Cluster) -> None:
         assert len(client.generate(GenerateRequest(token_ids=(1,), max_new_tokens=2)).token_ids) == 2
 
 
-def test_the_drafter_none_is_target_only(cluster: Cluster) -> None:
-    named = SpeculationSettings(drafter="none")
-    with cluster.client() as client:
-        generation = client.generate(GenerateRequest(token_ids=(1,), max_new_tokens=4, speculation=named))
-    assert set(generation.provenance) == {Provenance.TARGET}
-
-
 def test_a_drafter_is_called_as_the_flag_calls_it(cluster: Cluster) -> None:
     drafters = {}
     with cluster.client() as client:
@@ -93,16 +77,3 @@ def test_a_drafter_is_called_as_the_flag_calls_it(cluster: Cluster) -> None:
             drafters[name] = {record.drafter for record in records if record.proposed}
         assert {"auto", "ngram", *drafters} == set(client.describe_models()[0].drafters)
     assert set(map(frozenset, drafters.values())) == {frozenset({"model"})}
-
-
-def test_a_deadline_later_than_services_are_told_of_is_no_error(cluster: Cluster) -> None:
-    with cluster.client(timeout_s=5_000_000) as client:
-        assert len(client.generate(GenerateRequest(token_ids=(1,), max_new_tokens=2)).token_ids) == 2
-
-
-@pytest.mark.parametrize("traceparent", ["x", "x" * 65, f"00-{'a' * 32}-{'b' * 16}-01-{'c' * 1000}"])
-def test_a_trace_context_that_is_not_valid_is_ignored(cluster: Cluster, traceparent: str) -> None:
-    with grpc.insecure_channel(cluster.address) as channel:
-        stub = pb_grpc.GenerationServiceStub(channel)
-        events = [*stub.Generate(request(), timeout=20, metadata=(("traceparent", traceparent),))]
-    assert sum(len(event.tokens.token_ids) for event in events) == 8

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from paceline.engine.features import FeatureEngine, FeatureRows
 from paceline.engine.interface import Engine
 from paceline.protocol.draft import DraftBudget
 from paceline.protocol.generation import GenerateRequest, SpeculationSettings
-from paceline.protocol.proposal import ROOT, Proposal
+from paceline.protocol.proposal import ROOT, Acceptance, Proposal
 from paceline.protocol.sampling import SamplingParams
 from paceline.sampling import acceptance
 from tests.drafters.formats.eagle_files import INPUTS
@@ -82,7 +83,9 @@ def check_features(features: dict[int, FeatureRows], text: Sequence[int], layers
     ("drafter", "temperature", "static"),
     [*((name, temperature, False) for name in DRAFTERS for temperature in (0.0, 0.8)), ("eagle3", 0.8, True)],
 )
-async def test_no_text_changes(drafter: str, temperature: float, static: bool, tmp_path: Path) -> None:
+async def test_no_text_changes_and_what_is_drawn_is_what_q_says(
+    drafter: str, temperature: float, static: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """`static`: the target's engine is the one that GPUs have."""
     async with services(DRAFTERS[drafter], tmp_path, NotingDrafter, static=static) as (client, noting):
         alone = await client.generate(request(OFF, temperature))
@@ -93,7 +96,10 @@ async def test_no_text_changes(drafter: str, temperature: float, static: bool, t
             if drafter in READ:
                 features = noting.features[max(noting.features)]
                 check_features(features, (*PROMPT, *drafted.token_ids), READ[drafter])
+        for rule in (Acceptance.REJECTION, Acceptance.BLOCK):
+            assert proposed(await client.generate(replace(request(CHAIN, temperature), acceptance=rule)))
         await eventually(lambda: noting._engine.kv_rows == 0, "the drafter keeps no rows of texts that have ended")
+    assert "mistake" not in caplog.text, "the coordinator has drawn each token again from the q that came with it"
 
 
 def echoing_heads(folder: Path, target: TargetWeights) -> Engine:

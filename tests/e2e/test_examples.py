@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -119,27 +118,6 @@ def test_grpcurl_finds_the_services_without_protos(services: Cluster) -> None:
     assert (
         "rpc Generate ( .paceline.v1.GenerateRequest ) returns ( stream .paceline.v1.GenerateResponse );" in described
     )
-
-
-def test_grpcurl_generates_what_the_client_does(services: Cluster) -> None:
-    asked = {"prompt": "Once upon a time", "seed": "7", "maxNewTokens": 24}
-    answer = grpcurl("-d", json.dumps(asked), services.address, "paceline.v1.GenerationService/Generate")
-    events = _documents(answer)
-    text = "".join(event.get("tokens", event.get("finished", {})).get("text", "") for event in events)
-    with services.client() as client:
-        assert text == client.generate(prompt="Once upon a time", seed=7, max_new_tokens=24).text
-    assert events[0]["started"]["seed"] == "7"
-    assert events[-1]["finished"]["stats"]["committed"] == 24
-
-
-def _documents(text: str) -> list[dict[str, Any]]:
-    """JSON documents that follow each other."""
-    decoder, documents, at = json.JSONDecoder(), [], 0
-    while text[at:].strip():
-        at += len(text[at:]) - len(text[at:].lstrip())
-        document, at = decoder.raw_decode(text, at)
-        documents.append(document)
-    return documents
 
 
 def test_a_request_is_run_and_written_for_perfetto(services: Cluster, tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import aclosing
@@ -13,8 +12,8 @@ import pytest
 
 from paceline.client import Generation
 from paceline.client.shared import Collector
-from paceline.local.service_process import Flags, ServiceName
-from paceline.protocol.errors import InvalidInput, PeerUnavailable
+from paceline.local.service_process import Flags
+from paceline.protocol.errors import PeerUnavailable
 from paceline.protocol.generation import GenerateRequest, Provenance, SpeculationSettings, Tokens
 from tests.chaos.proxy import Proxy
 from tests.e2e.cluster import Cluster, cluster_fixture, eventually
@@ -88,28 +87,6 @@ def test_a_coordinator_that_starts_without_its_draft_takes_requests_for_it(timed
     timed.await_links()
 
 
-async def test_frozen_draft_costs_speed_only(timed: Cluster, plain: Generation) -> None:
-    draft = timed.processes["draft"]
-    try:
-        frozen = await text_under(timed, lambda: draft.signal(signal.SIGSTOP))
-    finally:
-        draft.signal(signal.SIGCONT)
-    assert frozen.token_ids == plain.token_ids
-    timed.await_links()
-    timed.wait_idle()
-
-
-@pytest.mark.parametrize("name", ["target", "coordinator"])
-async def test_a_service_killed_and_restarted_goes_on_with_the_text(
-    timed: Cluster, plain: Generation, name: ServiceName
-) -> None:
-    resumed = await text_under(timed, lambda: timed.restart(name))
-    assert resumed.token_ids == plain.token_ids
-    assert resumed.text == plain.text, "joined at any byte of a character"
-    timed.await_links()
-    timed.wait_idle()
-
-
 async def test_every_resume_point_joins_to_the_same_text(timed: Cluster) -> None:
     """The bytes of table text are mostly broken UTF-8: every cut is a character boundary case."""
 
@@ -138,14 +115,6 @@ async def test_client_cancel_frees_both_sessions(timed: Cluster) -> None:
         assert len((await client.generate(request(max_new_tokens=8))).token_ids) == 8
 
 
-async def test_one_sessions_failure_leaves_the_others_alone(timed: Cluster) -> None:
-    async with timed.async_client() as client:
-        long = asyncio.ensure_future(client.generate(request()))
-        with pytest.raises(InvalidInput, match="max_new_tokens"):
-            await client.generate(request(max_new_tokens=1_000_000))
-        assert len((await long).token_ids) == LENGTH
-
-
 @pytest.fixture(scope="module")
 def proxied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cluster, Proxy]]:
     """A cluster of little patience, and what its coordinator's link to the target passes through."""
@@ -157,13 +126,12 @@ def proxied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cluster,
             yield cluster, proxy
 
 
-@pytest.mark.parametrize("strike", [Proxy.cut, Proxy.swallow_current], ids=["cut", "black hole"])
-async def test_a_link_that_breaks_frees_its_sessions_and_they_go_on(
-    proxied: tuple[Cluster, Proxy], plain: Generation, strike: Callable[[Proxy], None]
+async def test_a_link_in_a_black_hole_frees_its_sessions_and_they_go_on(
+    proxied: tuple[Cluster, Proxy], plain: Generation
 ) -> None:
-    """In a black hole the target's bytes stop in both directions while the connection stays up."""
+    """The target's bytes stop in both directions while the connection stays up."""
     cluster, proxy = proxied
-    assert (await text_under(cluster, lambda: strike(proxy))).token_ids == plain.token_ids
+    assert (await text_under(cluster, proxy.swallow_current)).token_ids == plain.token_ids
     eventually(lambda: cluster.status("target").sessions == 0, "keepalive ends the old link", 30)
     cluster.wait_idle()
 

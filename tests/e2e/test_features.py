@@ -53,11 +53,11 @@ drafted = partial(request, speculation=CHAIN)
 ALONE = request(speculation=OFF)
 
 
-def check(spy: FeatureSpy, session: int, one: Generation, within: float = 0.0) -> None:
+def check(spy: FeatureSpy, session: int, one: Generation) -> None:
     """The session was given rows of the text from its first token on, each once; nothing waits for the last ones."""
     text = (*PROMPT, *one.token_ids)
     taken = spy.taken[session]
-    assert misplaced(taken, text, within=within) == []
+    assert misplaced(taken, text) == []
     came = positions(taken)
     assert came == [*range(len(came))]
     assert len(came) >= len(text) - LAST_TOKENS, "as the text grows"
@@ -88,13 +88,6 @@ async def test_the_drafter_is_given_the_rows_of_the_text(
         if acceptance is Acceptance.COUPLED:
             alone = await client.generate(ALONE)
             assert (alone.token_ids, alone.stats.feature_bytes) == (one.token_ids, 0)
-
-
-async def test_int8_is_nearly_the_same() -> None:
-    async with cluster(feature_dtype="int8") as (client, spy):
-        one = await client.generate(drafted())
-        check(spy, max(spy.taken), one, within=0.04)
-        assert one.stats.feature_bytes % (24 + 12) == 0
 
 
 async def test_lost_and_repeated_rows_change_no_text(monkeypatch: pytest.MonkeyPatch) -> None:

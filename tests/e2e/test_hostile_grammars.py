@@ -58,44 +58,10 @@ async def test_a_hostile_grammar_costs_its_own_request_alone(services: Cluster, 
     services.wait_idle()
 
 
-async def test_a_request_whose_grammar_worker_is_stopped_goes_on_with_another(services: Cluster) -> None:
-    target = services.processes["target"].pid
-    off = request(ORDINARY, SpeculationSettings(off=True))
-    async with services.async_client() as client:
-        expected = (await client.generate(off)).token_ids
-        stopped = workers(target)
-        for worker in stopped:
-            worker.suspend()
-        assert (await client.generate(off)).token_ids == expected
-        left = {worker.pid for worker in workers(target)}
-        assert len({worker.pid for worker in stopped} - left) == 1
-        for worker in stopped:
-            if worker.pid in left:
-                worker.resume()
-    services.wait_idle()
-
-
 async def failure(client: AsyncClient, hostile: GenerateRequest) -> InvalidInput:
     with pytest.raises(InvalidInput) as caught:
         await client.generate(hostile)
     return caught.value
-
-
-async def test_a_client_that_gives_up_ends_the_compilation(services: Cluster) -> None:
-    target = services.processes["target"].pid
-    known = {worker.pid for worker in workers(target)}
-    slow = request(SamplingParams(grammar=HOSTILE["multiple"]), SpeculationSettings(off=True))
-    async with services.async_client() as client:
-        given_up = asyncio.create_task(client.generate(slow))
-        await asyncio.to_thread(eventually, lambda: bool(new_workers(target, known)), "it is being compiled")
-        given_up.cancel()
-        await asyncio.gather(given_up, return_exceptions=True)
-        await asyncio.to_thread(eventually, lambda: not new_workers(target, known), "its worker has ended", 0.6)
-    services.wait_idle()
-
-
-def new_workers(pid: int, known: set[int]) -> set[int]:
-    return {worker.pid for worker in workers(pid)} - known
 
 
 async def test_workers_that_are_killed_in_mid_text_change_no_token(services: Cluster) -> None:

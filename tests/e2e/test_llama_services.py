@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
 from itertools import product
@@ -19,18 +19,15 @@ from paceline.engine.interface import Engine
 from paceline.engine.loading import load_engine
 from paceline.models.resolve import kept_gguf
 from paceline.protocol.generation import ChatMessage, GenerateRequest, Provenance, SpeculationSettings
-from paceline.protocol.proposal import Acceptance
 from paceline.protocol.sampling import SamplingParams
 from paceline.runtime.config import EngineSettings
-from paceline.sampling.distribution import probabilities, processed_scores
 from paceline_lab.bench.peers.models import gguf_of
 from tests.e2e.cluster import Cluster
 from tests.e2e.in_process import three_services
-from tests.e2e.statistics import LEVEL, Tokens, chi_square_p
 from tests.e2e.streams import output_of, stream
 from tests.e2e.test_coupled_identity import TARGET_ONLY, random_speculation
 from tests.e2e.test_real_model import PROMPTS
-from tests.engine.llama_engines import llama, plain, tiny_file
+from tests.engine.llama_engines import llama, tiny_file
 from tests.models import gguf_files
 
 SAMPLINGS = (SamplingParams(temperature=0), SamplingParams(temperature=0.8))
@@ -70,46 +67,6 @@ async def test_any_speculation_writes_the_target_only_text(tmp_path: Path, targe
             for each, generation in zip(settings, drafted, strict=True):
                 assert output_of(generation) == output_of(text), each
             assert any(Provenance.ACCEPTED in generation.provenance for generation in drafted)
-
-
-LENGTH, SAMPLES = 4, 1000
-TWO = SamplingParams(temperature=1.0, top_k=2)
-
-
-def _distribution(prompt: Sequence[int]) -> dict[Tokens, float]:
-    """Probability of every text of `LENGTH` tokens; it ends early at the end of text."""
-    texts: dict[Tokens, float] = {(): 1.0}
-    for _ in range(LENGTH):
-        longer: dict[Tokens, float] = {}
-        for text, mass in texts.items():
-            if 1 in text:
-                longer[text] = mass
-                continue
-            row = probabilities(processed_scores(plain().logits([*prompt, *text])[np.newaxis], TWO)[0])
-            longer |= {(*text, int(token)): mass * float(row[token]) for token in np.flatnonzero(row)}
-        texts = longer
-    return texts
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("acceptance", [Acceptance.REJECTION, Acceptance.BLOCK])
-async def test_the_law_of_rejection(tmp_path: Path, acceptance: Acceptance) -> None:
-    prompt = (5, 6, 7)
-    expected = _distribution(prompt)
-    speculation = SpeculationSettings(drafter="model", num_draft_tokens=2)
-    async with services(llama(), llama(near_file(tmp_path)), tiny_file()) as client:
-        gate = asyncio.Semaphore(16)
-
-        async def one(seed: int) -> Tokens:
-            async with gate:
-                request = GenerateRequest(
-                    token_ids=prompt, sampling=TWO, seed=seed, max_new_tokens=LENGTH, acceptance=acceptance,
-                    speculation=speculation,
-                )  # fmt: skip
-                return (await client.generate(request)).token_ids
-
-        texts = await asyncio.gather(*(one(seed) for seed in range(SAMPLES)))
-    assert chi_square_p(list(texts), expected) > LEVEL
 
 
 PROMPT_COUNT, KILL_EVERY, KILLED_AT, TOKENS = 100, 20, 12, 24

@@ -15,7 +15,6 @@ from tests.e2e.many_services import COORDINATORS, PEERS, ManyServices
 
 TIMED = "table:vocab=300,seed=1,eos=299,step_ms=4"
 NEAR = "table:vocab=300,seed=1,eos=299,noise=0.2,step_ms=1"
-OF_ANOTHER = "table:vocab=64,seed=1"
 LENGTH = 150
 
 
@@ -110,21 +109,6 @@ async def test_sessions_are_spread_and_a_killed_target_hands_its_own_over(many: 
     assert await again.texts() == expected
 
 
-async def test_a_session_goes_where_its_prefix_is(many: Many) -> None:
-    prompt = tuple(n % 290 for n in range(300))
-
-    async def generate(*more: int) -> set[str]:
-        before = {label: many.status(label).steps for label in PEERS[:2]}
-        wanted = GenerateRequest(token_ids=(*prompt, *more), seed=5, max_new_tokens=4, ignore_eos=True)
-        async with AsyncClient(many.address) as client:
-            await client.generate(wanted)
-        return {label for label in before if many.status(label).steps > before[label]}
-
-    places = [await generate(n) for n in range(6)]
-    assert len(places[0]) == 1
-    assert places == [places[0]] * 6
-
-
 async def test_a_draft_service_is_added_under_load_and_one_removed(many: Many) -> None:
     expected = await alone(many, 4, 300)
     many.tell("draft", "draft-a")
@@ -141,27 +125,3 @@ async def test_a_draft_service_is_added_under_load_and_one_removed(many: Many) -
     assert all([await each.texts() == expected[: len(each.so_far)] for each in later])
     assert await streams.texts() == expected
     await asyncio.to_thread(eventually, lambda: many.sessions("draft-a") == 0, "draft-a is empty")
-
-
-async def test_a_draft_of_another_model_in_the_pool_is_left_alone(many: Many) -> None:
-    many.start_peer("draft-c", OF_ANOTHER)
-    many.await_serving("draft-c")
-    many.tell("draft", "draft-c", "draft-a")
-    address = many.address_of("draft-c")
-    await asyncio.to_thread(
-        eventually, lambda: f"address={address} reason=VOCABULARY_MISMATCH" in many.log(), "draft-c is refused"
-    )
-    streams = Streams(many, 2)
-    await streams.are_under_way()
-    assert await asyncio.to_thread(many.sessions, "draft-a") == 2
-    assert await streams.texts() == await alone(many, 2)
-
-
-async def test_all_targets_gone_and_one_back(many: Many) -> None:
-    expected = await alone(many, 2)
-    streams = Streams(many, 2)
-    await streams.are_under_way()
-    many.kill("target-a")
-    many.kill("target-b")
-    await asyncio.to_thread(many.start_again, "target-b")
-    assert await streams.texts() == expected

@@ -15,7 +15,7 @@ from paceline.protocol.generation import GenerateRequest, Provenance, Speculatio
 from paceline.protocol.proposal import Acceptance
 from paceline.protocol.sampling import SamplingParams
 from tests.e2e.cluster import Cluster, cluster_fixture
-from tests.e2e.streams import first_that, leave
+from tests.e2e.streams import first_that
 
 TIMED = "table:vocab=64,seed=1,step_ms=30"
 """A target that leaves the draft time to work ahead."""
@@ -83,13 +83,6 @@ async def test_most_outcomes_of_a_close_draft_are_there_in_time(timed: Cluster, 
     hits = [record for record in stats.records if record.cache_hit]
     assert sum(record.accepted for record in hits) > 0
     assert all(record.proposed >= 1 for record in hits)
-
-
-async def test_cancelling_frees_what_was_drafted_ahead(timed: Cluster) -> None:
-    async with timed.async_client() as client:
-        await leave(client, request(max_new_tokens=2000, speculation=MODEL), tokens=8)
-        timed.wait_idle()
-        assert len((await client.generate(request(speculation=MODEL))).token_ids) == LENGTH
 
 
 async def test_a_useless_draft_is_left_alone_and_a_good_one_taken_up(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -22,8 +21,6 @@ PLACES = 10
 """All of them may be one key's: two more wait, if they are others'."""
 TIMES = 10
 STEP_MS = 5
-PAUSE_S = 0.04
-"""Half of a short text's time."""
 TIMED = f"table:vocab=300,seed=1,eos=299,step_ms={STEP_MS},max_length=4096"
 KEYS = {name: new_key() for name in ("flood", "calm")}
 OFF = SpeculationSettings(off=True)
@@ -123,29 +120,6 @@ async def test_a_second_key_is_served_as_soon_as_one_text_of_the_flood_has_ended
         assert not waiting.done(), "it waits, and is not refused"
         texts.end_one()
         assert len((await waiting).token_ids) == SHORT.max_new_tokens
-    await until_idle(crowded)
-
-
-async def test_a_key_that_floods_on_takes_turns_with_another_one(crowded: GatewayCluster) -> None:
-    """Whenever a text of either ends, there is another one: both have about half of the places."""
-    served = Counter[str]()
-    times = 6 * PLACES
-
-    async def go_on(name: str, client: AsyncClient) -> None:
-        while served.total() < times:
-            try:
-                await client.generate(SHORT)
-                served[name] += 1
-            except Overloaded:
-                await asyncio.sleep(PAUSE_S)
-
-    async with client_of(crowded, "calm") as calm, client_of(crowded, "flood") as flood, asyncio.timeout(40):
-        flooding = [asyncio.create_task(go_on("flood", flood)) for _ in range(2 * PLACES)]
-        await asyncio.gather(*(go_on("calm", calm) for _ in range(PLACES)))
-        http = await over_http(crowded, "calm")
-        await asyncio.gather(*flooding)
-    assert http.status == 200
-    assert served["calm"] >= times / 4, served
     await until_idle(crowded)
 
 

@@ -15,7 +15,6 @@ from paceline.cli.main import app
 from paceline.engine.table.engine import TableModel
 from paceline.local.service_process import ServiceName
 from paceline.models.table_names import TableSpec
-from paceline.protocol.errors import InvalidInput
 from paceline.protocol.generation import (
     Finished,
     GenerateEvent,
@@ -112,14 +111,6 @@ async def test_a_service_killed_in_the_prompt_is_made_up_for(
     slow.wait_idle()
 
 
-async def test_a_client_that_goes_away_in_the_prompt_leaves_nothing(slow: Cluster) -> None:
-    async with slow.async_client() as client:
-        async for event in client.stream(request()):
-            if isinstance(event, PromptLogprobs):
-                break
-    slow.wait_idle()
-
-
 def test_the_command_prints_the_report(slow: Cluster) -> None:
     arguments = ["generate", "--coordinator", slow.address, "--prompt", "ab", "--prompt-logprobs", "2", "--json"]
     done = CliRunner().invoke(app, [*arguments, "--max-new-tokens", "2", "--seed", "1"])
@@ -136,8 +127,3 @@ def test_the_command_prints_the_report(slow: Cluster) -> None:
     ]
     assert [len(row.token_ids) for row in rows] == [3] * (len(prompt) - 1)
     check(prompt, rows)
-
-
-def test_out_of_range_is_refused_by_name(slow: Cluster) -> None:
-    with pytest.raises(InvalidInput, match=r"prompt_logprobs = 21: must be in \[0, 20\]"):
-        request(prompt_logprobs=21)

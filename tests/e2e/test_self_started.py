@@ -17,7 +17,7 @@ from paceline.protocol.proposal import Acceptance
 from paceline.protocol.sampling import Grammar, GrammarKind, SamplingParams
 from tests.chaos.proxy import Proxy
 from tests.e2e.cluster import Cluster
-from tests.e2e.streams import Blow, first_that, leave, output_of, stream
+from tests.e2e.streams import Blow, first_that, output_of, stream
 
 END = 63
 TARGET = f"table:vocab=64,seed=1,eos={END}"
@@ -132,13 +132,6 @@ async def test_a_stop_string_ends_the_text_and_what_was_started(way: Way) -> Non
     stopped = await both(way, [endless(stop=(stop,), speculation=way.speculation) for stop in stops])
     assert [one.text for one in stopped] == [whole.text[: whole.text.index(stop)] for stop in stops]
     assert {one.finish_reason for one in stopped} == {FinishReason.STOP}
-
-
-async def test_a_cancel_inside_a_self_started_round_frees_the_session(way: Way) -> None:
-    async with way.services.async_client() as client:
-        await leave(client, endless(max_new_tokens=2000, speculation=way.speculation), tokens=8)
-        way.services.wait_idle()
-        assert len((await client.generate(endless(max_new_tokens=8, speculation=way.speculation))).token_ids) == 8
 
 
 @runs

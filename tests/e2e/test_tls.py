@@ -10,7 +10,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 from cryptography import x509
 from typer.testing import CliRunner
@@ -18,13 +17,10 @@ from typer.testing import CliRunner
 from paceline.cli.main import app
 from paceline.client import AsyncClient, Client
 from paceline.local.certificates import write_certificates
-from paceline.local.service_process import ServiceName
 from paceline.local.settings import ServeSettings
 from paceline.local.supervisor import SupervisedServices
-from paceline.protocol.errors import PacelineError, PeerUnavailable, PermissionDenied, UntrustedPeer
+from paceline.protocol.errors import PacelineError, PeerUnavailable, PermissionDenied
 from paceline.protocol.generation import GenerateRequest
-from paceline.rpc.link_kinds import service_status
-from paceline.rpc.statuses import from_rpc_error
 from paceline.runtime.config import PeerSettings
 from paceline.runtime.roles import PeerRole
 from tests.e2e.cluster import Cluster, eventually
@@ -125,30 +121,6 @@ async def test_rotation_under_load_loses_and_changes_nothing(
     assert "TLS files read again: section=server" in log_of(secured, "coordinator")
 
 
-async def test_a_link_that_is_lost_after_a_rotation_comes_back_with_the_new_files(
-    secured: Cluster, certificates: Path
-) -> None:
-    async with secured.async_client() as client:
-        expected = (await client.generate(request(2))).token_ids
-    await asyncio.to_thread(write_certificates, certificates, lifetime=HOUR)
-    await asyncio.to_thread(secured.restart, "target")
-    await asyncio.to_thread(secured.await_links)
-    async with secured.async_client() as client:
-        assert (await client.generate(request(2))).token_ids == expected
-    assert "TLS files read again: section=target" in log_of(secured, "coordinator")
-
-
-@pytest.mark.parametrize("role", [PeerRole.DRAFT, PeerRole.TARGET, PeerRole.CLIENT])
-@pytest.mark.parametrize("label", ["target", "draft"])
-def test_a_foreign_role_is_refused_by_a_service(secured: Cluster, role: PeerRole, label: ServiceName) -> None:
-    with pytest.raises(grpc.RpcError) as caught:
-        service_status(label, as_role(secured, role, label))
-    error = from_rpc_error(caught.value)
-    assert isinstance(error, PermissionDenied)
-    assert f" = {role}: must be coordinator or operator for " in error.message
-    eventually(lambda: f" = {role}: must be coordinator" in log_of(secured, label), "the log says so")
-
-
 def test_the_coordinator_takes_requests_of_clients_and_of_nobody_else(secured: Cluster) -> None:
     def refused(peer: PeerSettings | str) -> PacelineError:
         with Client(peer, resume_wait_s=0) as client, pytest.raises(PacelineError) as caught:
@@ -167,14 +139,6 @@ def test_the_coordinator_takes_requests_of_clients_and_of_nobody_else(secured: C
         assert client.generate(request(1)).token_ids
 
 
-def test_a_client_takes_no_draft_for_a_coordinator(secured: Cluster) -> None:
-    posing = as_role(secured, PeerRole.CLIENT, "draft").model_copy(
-        update={"server_name": PeerRole.COORDINATOR.server_name}
-    )
-    with Client(posing) as client, pytest.raises(UntrustedPeer, match="lacks the DNS name"):
-        client.generate(request(1))
-
-
 def test_a_draft_can_not_pass_for_a_coordinator(secured: Cluster, certificates: Path) -> None:
     """All sides say why, and the cluster goes on."""
     files = {"peer_certificate": str(certificates / "draft.crt"), "peer_key": str(certificates / "draft.key")}
@@ -191,20 +155,6 @@ def test_a_draft_can_not_pass_for_a_coordinator(secured: Cluster, certificates: 
         secured.processes.pop("posing").stop()
     with secured.client() as client:
         assert client.generate(request(1)).token_ids
-
-
-def test_a_target_can_not_pass_for_a_draft(secured: Cluster) -> None:
-    flags = secured.coordinator_flags() | {"draft.address": secured.address_of("target")}
-    secured.start("misled", "coordinator", flags)
-    try:
-        secured.await_serving("misled")
-        lacks = "no link: peer=draft"
-        eventually(lambda: lacks in log_of(secured, "misled"), "the coordinator's log says so")
-        (line,) = (line for line in log_of(secured, "misled").splitlines() if lacks in line)
-        assert "reason=UNTRUSTED_PEER" in line
-        assert "lacks the DNS name that is expected of it" in line
-    finally:
-        secured.processes.pop("misled").stop()
 
 
 def paceline(*arguments: str) -> Any:
@@ -234,5 +184,6 @@ def test_serve_generate_and_doctor_take_the_files(certificates: Path, tmp_path: 
         assert "lacks the DNS name that is expected of it" in refused.output
         addresses = [part for label in services.processes for part in (f"--{label}", services.address_of(label))]
         result = paceline("doctor", *addresses, *files_of(certificates, PeerRole.OPERATOR))
-        assert "all is well" in result.output, result.output
+        for words in ("all is well", "target steps", "draft steps", "ms of 1, "):
+            assert words in result.output, result.output
         assert "not well" in paceline("doctor", *addresses, *files_of(certificates, PeerRole.CLIENT)).output
