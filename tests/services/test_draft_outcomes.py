@@ -81,19 +81,6 @@ async def test_a_hit_was_sent_before_the_commit_and_is_what_would_be_drafted(dra
     assert len({each.proposal_id for each in later.values()}) == len(later)
 
 
-async def test_the_target_itself_is_hit_at_every_round(draft: Events, offer: Proposal) -> None:
-    """A draft that is the target: its own guess at the bonus is the bonus, so every round is a hit."""
-    text = [*PREFIX]
-    for _ in range(5):
-        base, own = len(text) - 1, own_tokens(text, 4)
-        draft.send(leaves(offer, len(offer), base))
-        assert list(offer.token_ids) == own[:3]
-        outcome = Outcome(base, 2, own[3])
-        offer = await hit(draft, outcome)
-        draft.send(commit_of(outcome, own, NONE, len(text)))
-        text += own
-
-
 async def test_a_miss_is_drafted_just_in_time(draft: Events, offer: Proposal) -> None:
     draft.send(leaves(offer))
     ahead = await settled(draft)

@@ -20,11 +20,9 @@ from paceline.protocol.proposal import ROOT, Proposal
 from paceline.protocol.sampling import Grammar, GrammarKind, SamplingParams
 from paceline.protocol.session import Close, Failure
 from paceline.protocol.target import Round, TargetOpen, TargetOpened
-from paceline.runtime.config import EngineSettings, GrammarSettings
+from paceline.runtime.config import EngineSettings
 from paceline.sampling.acceptance import coupled_walk
 from tests.engine import tiny
-from tests.grammars.hostile import HOSTILE
-from tests.grammars.processes import workers
 from tests.sampling.test_processors import OverOutput
 from tests.services.harness import (
     Events,
@@ -180,22 +178,6 @@ async def test_a_grammar_that_takes_its_time_delays_nobody_else() -> None:
         events.send(Close(1), Close(3))
         await eventually(lambda: engine.kv_rows == 0, "all rows are free")
         await eventually(lambda: events.servicer.status().queue_length == 0, "nothing waits")
-
-
-async def test_a_session_that_is_closed_while_its_grammar_compiles_waits_for_nothing() -> None:
-    slow = SamplingParams(grammar=HOSTILE["multiple"])
-    grammars = Grammars(tokenizer, GrammarSettings(compile_ms=600_000))
-    async with linked_target(RecordingEngine(SPEC), grammars=grammars) as events:
-        for session in (1, 2):
-            events.send(constrained(session, sampling=slow), first_round(session, PREFIX))
-        await eventually(lambda: len(workers()) == 1, "it is being compiled")
-        events.send(Close(1))
-        await eventually(lambda: events.servicer.status().queue_length == 1, "session 1 waits no more")
-        assert len(workers()) == 1, "session 2 does"
-        events.send(Close(2))
-        await eventually(lambda: events.servicer.status().queue_length == 0, "session 2 waits no more")
-        await eventually(lambda: not workers(), "its worker has ended")
-        await is_served(events, constrained(3))
 
 
 async def test_opens_whose_chain_cannot_be_served() -> None:
