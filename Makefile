@@ -83,7 +83,8 @@ chaos: setup
 
 # Random faults under load, with a report; `MINUTES=4`: for so long instead of an hour.
 soak: setup
-	$(BIN)/python -m tests.chaos.soak --minutes $(or $(MINUTES),60) --seed $(SEED) --out docs/reports
+	$(BIN)/python -m tests.chaos --soak --seed $(SEED) --faults 100000 \
+		--seconds $$((60 * $(or $(MINUTES),60))) --out docs/reports
 
 # 100,000 cases, then docs/reports/fuzz-DATE.md; ten minutes on two cores. `SURFACES="codec http"`: these alone.
 fuzz: setup

@@ -32,6 +32,8 @@ from tests.metrics.scrape import Exposition
 
 TARGET = "table:vocab=300,seed=1,eos=299,step_ms=6,max_length=2048"
 NEAR = "table:vocab=300,seed=1,eos=299,noise=0.3,max_length=2048"
+KV_ROWS = 8192
+"""Room for 40 sessions: what a target keeps of prefixes fills the rest within minutes, and grows no further."""
 NAME_OF = {"target": "targets.chaos", "draft": "drafts.chaos"}
 CERTIFICATES_LAST = timedelta(days=1)
 START_ALL_SECONDS = 240.0
@@ -42,7 +44,7 @@ frozen, or has lost the session, uses it up."""
 DRAIN_SECONDS = 2.0
 """Several times what is left of any text."""
 FLAGS: dict[ProcessName, Flags] = {
-    "target": {"model": TARGET, "engine.prefill_chunk": 16, "engine.reproducible": True},
+    "target": {"model": f"{TARGET},max_kv_rows={KV_ROWS}", "engine.prefill_chunk": 16, "engine.reproducible": True},
     "draft": {"drafters": [f"model:{NEAR}"]},
     "coordinator": {
         "model": TARGET,

@@ -56,6 +56,8 @@ LIARS: dict[Kind, tuple[str, ...]] = {
 BLOWS |= dict.fromkeys(LIARS, Blow.LIE)
 LIMITED = (Kind.FULL_DISK, Kind.MEMORY)
 CLIENT_KINDS = (Kind.LEAVE, Kind.SLOW_READER, Kind.KILL_CLIENT)
+ENDING = (Kind.KILL, Kind.RESTART, Kind.MEMORY)
+"""Behind these a process is another one; so it is behind all that falls while one drains."""
 OF_ALL_MOMENTS = (Kind.CUT, Kind.DELAY, Kind.HOLD, Kind.KILL, Kind.FREEZE, Kind.RESTART)
 OPAQUE = (Kind.CUT, Kind.TRUNCATE, Kind.CORRUPT, Kind.DUPLICATE, Kind.DELAY, Kind.HOLD)
 """What a proxy can do to bytes that it can't read."""
@@ -171,9 +173,12 @@ POINTS: Mapping[str, Callable[[], Iterator[Cell]]] = {
 """By the shapes that have plans."""
 
 
-def plan(seed: int, faults: int, shape: str = "plain") -> list[Fault]:
-    """So many faults: every cell in turn, in an order and with particulars that the seed decides."""
-    order = cells(shape)
+def plan(seed: int, faults: int, shape: str = "plain", *, staying: bool = False) -> list[Fault]:
+    """So many faults: every cell in turn, in an order and with particulars that the seed decides.
+
+    staying: none that ends a process.
+    """
+    order = [each for each in cells(shape) if not staying or (each.kind not in ENDING and each.state != State.DRAIN)]
     random.Random(seed).shuffle(order)
     places = zip(range(faults), itertools.cycle(order), strict=False)
     return [_fault(seed * 1_000_003 + place, cell, shape) for place, cell in places]

@@ -15,7 +15,6 @@ from tests.chaos.cluster import FLAGS, NEAR, TARGET
 from tests.chaos.runner import Outcome
 from tests.chaos.states import State
 
-NAME = "chaos"
 WRONG = ("lost", "changed", "leaked")
 Record = Mapping[str, Any]
 
@@ -39,14 +38,14 @@ def as_record(outcome: Outcome) -> dict[str, Any]:
     return record | {name: list(told) for name in WRONG if (told := getattr(judged, name))}
 
 
-def earlier_records(folder: Path) -> list[dict[str, Any]]:
+def earlier_records(folder: Path, name: str) -> list[dict[str, Any]]:
     """Those of today's report, to be added to; none where there is no report."""
-    file = report_file(folder, NAME, "json")
+    file = report_file(folder, name, "json")
     found: list[dict[str, Any]] = json.loads(file.read_text())["results"] if file.exists() else []
     return found
 
 
-def write(folder: Path, records: Sequence[Record], seeds: Iterable[int]) -> Path:
+def write(folder: Path, name: str, records: Sequence[Record], seeds: Iterable[int], more: str = "") -> Path:
     """Write the report of all records; returns the Markdown's path."""
     facts = describe() | {
         "seeds of plans": ", ".join(str(seed) for seed in sorted(set(seeds))),
@@ -56,7 +55,7 @@ def write(folder: Path, records: Sequence[Record], seeds: Iterable[int]) -> Path
         "patience": f"target {FLAGS['coordinator']['round_timeout_ms']:g} ms, draft "
         f"{FLAGS['coordinator']['draft_timeout_ms']:g} ms",
     }
-    return write_report(folder, NAME, facts, {"results": list(records)}, as_text(records))
+    return write_report(folder, name, facts, {"results": list(records)}, f"{as_text(records)}\n{more}")
 
 
 def as_text(records: Sequence[Record]) -> str:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
+from random import Random
 from typing import Any, cast
 
 import pytest
 
+from paceline_lab.bench.resources import KINDS, Samples
 from tests.chaos import oracle
 from tests.chaos.asking import Ended
 from tests.chaos.blows import Moment
 from tests.chaos.cluster import ChaosCluster, Held
-from tests.chaos.faults import POINTS, Fault, Kind, cells, plan
+from tests.chaos.faults import ENDING, POINTS, Fault, Kind, cells, plan
+from tests.chaos.growth import Growth
 from tests.chaos.oracle import LIMITS, Holdings, Judged, judge
 from tests.chaos.report import as_record, as_text
 from tests.chaos.requests import HTTP, Asked
@@ -89,6 +93,36 @@ def test_a_seed_decides_a_plan_and_a_plan_goes_round_every_point(shape: str) -> 
     assert faults == plan(3, every + 5, shape)[:every]
     assert faults != plan(4, every, shape)
     assert len({(f.kind, f.peer, f.link, f.state, f.moment) for f in faults}) == every
+
+
+def test_a_soak_has_every_fault_but_those_that_end_a_process() -> None:
+    faults = plan(3, 800, staying=True)
+    assert {fault.kind for fault in faults} == {cell.kind for cell in cells()} - set(ENDING)
+    assert State.DRAIN not in {fault.state for fault in faults}
+
+
+def followed(grows_a_minute: float, minutes: int = 40) -> Growth:
+    source, growth = Random(1), Growth(0.0)
+    samples = growth.watch.samples["target"] = Samples()
+    samples.at_s = [10.0 * place for place in range(6 * minutes)]
+    values = [200 + grows_a_minute * at_s / 60 + source.gauss(0, 0.5) for at_s in samples.at_s]
+    samples.values = {kind: list(values) for kind in KINDS}
+    return growth
+
+
+@pytest.mark.parametrize(("grows_a_minute", "minutes", "told"), [(0.0, 40, False), (0.2, 40, True), (0.2, 5, False)])
+def test_memory_that_grows_for_certain_is_told(grows_a_minute: float, minutes: int, told: bool) -> None:
+    growth = followed(grows_a_minute, minutes)
+    assert [failure.startswith("memory of target grows") for failure in growth.failures()] == [True] * told
+    assert ("What must not be: none." in growth.text()) != told
+
+
+def test_a_process_that_is_replaced_is_told_and_followed_anew() -> None:
+    growth = followed(0.2)
+    for pid in (os.getpid(), os.getppid()):
+        growth.look({"target": pid})
+    assert growth.failures() == ["target ended unasked"]
+    assert len(growth.watch.samples["target"].at_s) == 1
 
 
 def test_every_kind_and_state_is_in_some_plan() -> None:
