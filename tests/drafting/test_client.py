@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 
 from paceline.drafting.client import DraftClient
+from paceline.drafting.draft_pool import DraftPool
 from paceline.drafting.round_draft import MAX_PENDING_TOKENS
-from paceline.drafting.served_request import RoundEnd
+from paceline.drafting.served_request import GreedyRequest, RoundEnd, ServedRequest
 from paceline.protocol.codec import failure_of
-from paceline.protocol.draft import DraftedProposal, DraftOpened, Shadow
+from paceline.protocol.draft import DraftBudget, DraftedProposal, DraftOpened, Shadow
 from paceline.protocol.errors import InternalError, Overloaded
 from paceline.protocol.generation import Provenance
-from paceline.protocol.proposal import Outcome, SparseDistribution
+from paceline.protocol.proposal import ROOT, Outcome, Proposal, SparseDistribution
 from paceline.protocol.records import RoundRecord, StepTimings
 from paceline.runtime import metrics
 from tests.drafting.foreign_server import TOKENS, ForeignServer, Judge, client_of, plain
@@ -154,6 +155,21 @@ async def test_a_draft_that_lies_costs_proposals_alone(lie: str) -> None:
             assert len(server.served[0].offer) <= TOKENS
             await asyncio.sleep(0.002)
         check(server, PROMPTS[:1])
+
+
+@pytest.mark.parametrize(
+    ("tokens", "node", "is_ours"),
+    [((9,), ROOT, True), ((5, 9), 0, True), ((6, 7, 9), 2, True), ((5, 7, 9), 1, False), ((8, 9), 0, False)],
+)
+def test_a_round_is_ours_whose_tokens_are_a_path_of_its_tree(
+    tokens: tuple[int, ...], node: int, is_ours: bool
+) -> None:
+    pool = DraftPool(timeout_s=1.0, vocab_size=SPEC.vocab)
+    request = ServedRequest(pool, GreedyRequest(1, 99), "", DraftBudget(2), (1, 2))
+    request.proposal = Proposal(1, (5, 6, 7), (1.0,) * 3, (ROOT, ROOT, 1))
+    assert request.begin_round(tokens) == (Outcome(1, node, 9), is_ours)
+    request.proposal = None
+    assert request.begin_round((9, 9))[1] is False
 
 
 async def test_a_round_that_verified_something_else_begins_the_draft_anew() -> None:

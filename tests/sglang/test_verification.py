@@ -205,7 +205,7 @@ def verified(params: Sequence[SamplingParams], proposal: Proposal | None, **chan
     )
     logits = torch.tensor(LAW.logits([4, 9])).repeat(rows * NODES, 1)
     output = SimpleNamespace(next_token_logits=logits)
-    runner = SimpleNamespace(sampler=restated.Sampler())
+    runner = SimpleNamespace(sampler=changes.pop("sampler", restated.Sampler()))
     predict, lengths, index = verify_by_drawing(runner, restated.eagle_sample, tree, batch, output, **changes)
     return predict[index.long()], lengths, output.next_token_logits
 
@@ -232,6 +232,16 @@ def test_biases_and_grammars_are_of_every_node() -> None:
         tokens, lengths, _ = verified(each, chain, info=dict(info))
         assert (lengths == 4).all(), "what a custom processor leaves is all there is"
         assert (tokens[:, :4] == 6).all()
+
+
+def test_greedy_requests_among_others_say_their_first_choice() -> None:
+    """Whatever a sampler makes of two that are as likely."""
+    params = [SamplingParams(temperature=0), SamplingParams()]
+    tokens, lengths, _ = verified(
+        params, None, sampler=lambda *values: torch.full((2 * NODES,), 3, dtype=torch.int32)
+    )
+    assert lengths.tolist() == [1, 1]
+    assert tokens[:, 0].tolist() == [int(LAW.logits([4, 9]).argmax()), 3]
 
 
 def test_steps_in_which_nothing_is_drawn_are_sglangs_own() -> None:
