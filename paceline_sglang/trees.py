@@ -38,7 +38,7 @@ class DraftedTrees:
         self.client = client
         self.requests: Mapping[str, Any] = {}
         self._nodes = nodes
-        self._served: dict[str, ServedRequest] = {}
+        self._sessions: dict[str, ServedRequest] = {}
 
     def batch_get(
         self, req_ids: Sequence[str], batch_tokens: Sequence[Sequence[int]], total_lens: Sequence[int]
@@ -57,19 +57,19 @@ class DraftedTrees:
             except Exception:
                 logger.exception("drafting failed, the server goes on without drafts")
                 self.client.close()
-                self.client, self._served = None, {}
+                self.client, self._sessions = None, {}
         return pack([tokens[-1] for tokens in batch_tokens], [proposals.get(rid) for rid in req_ids], self._nodes)
 
     def erase_match_state(self, req_ids: Sequence[str]) -> None:
         """End the sessions of requests that have left the batch."""
         for rid in req_ids:
-            request = self._served.pop(rid, None)
+            request = self._sessions.pop(rid, None)
             if request is not None and self.client is not None:
                 self.client.end(request)
 
     def reset(self) -> None:
         """End all sessions."""
-        self.erase_match_state([*self._served])
+        self.erase_match_state([*self._sessions])
 
     def batch_put(self, batch_tokens: Sequence[Sequence[int]]) -> None:
         """Nothing is learned from texts."""
@@ -80,8 +80,8 @@ class DraftedTrees:
     def _propose(
         self, client: DraftClient, rows: Sequence[tuple[str, Sequence[int], int]]
     ) -> dict[str, Proposal | None]:
-        drafted = [row for row in rows if not depends_on_steps(self.requests[row[0]])]
-        committed = {rid: self._committed(client, rid, tail, length) for rid, tail, length in drafted}
+        free_rows = [row for row in rows if not depends_on_steps(self.requests[row[0]])]
+        committed = {rid: self._committed(client, rid, tail, length) for rid, tail, length in free_rows}
         answers = client.step([*committed.values()])
         return {
             rid: request.proposal if answer else None
@@ -92,7 +92,7 @@ class DraftedTrees:
         self, client: DraftClient, rid: str, tail: Sequence[int], length: int
     ) -> tuple[ServedRequest, Sequence[int]]:
         """A request, and the tokens that the step before committed; none: it is followed from here on."""
-        request = self._served.get(rid)
+        request = self._sessions.get(rid)
         if request is not None:
             if 0 < length - request.length <= len(tail):
                 return request, tail[request.length - length :]
@@ -100,7 +100,7 @@ class DraftedTrees:
         prompt, output = (getattr(self.requests[rid], name) for name in ("origin_input_ids_unpadded", "output_ids"))
         missing = length - len(prompt) - len(output)  # accepted, and not yet in SGLang's own list
         text = [*prompt, *output, *tail[len(tail) - missing :]]
-        request = self._served[rid] = client.open(text, len(prompt))
+        request = self._sessions[rid] = client.open(text, len(prompt))
         return request, []
 
 

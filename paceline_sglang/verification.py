@@ -31,19 +31,19 @@ OF_REQUESTS = (
 """Tensors of `SamplingBatchInfo` that have a row for each request."""
 GREEDY_TOP_K = 1
 """What SGLang makes of temperature 0."""
-Verified = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+Verdicts = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """Tokens by node, tokens that each request commits, and the nodes that it accepted [rows, depth], the rest -1."""
 
 
 def verify_by_drawing(
     runner: Any,
-    stock: Callable[..., Verified],
+    stock: Callable[..., Verdicts],
     verify_input: Any,
     batch: Any,
     logits_output: Any,
     grammar_mask: Any = None,
     **options: Any,
-) -> Verified:
+) -> Verdicts:
     """What `eagle_sample` returns; steps in which nothing is drawn are left to it.
 
     Args:
@@ -67,8 +67,8 @@ def verify_by_drawing(
     most_likely = logits.argmax(dim=1)
     own_output = copy.copy(logits_output)
     own_output.next_token_logits = logits.clone() if batch.return_logprob else logits
-    drawn = runner.sampler(own_output, per_node, False, [], [], verify_input.positions).long()
-    return accept(verify_input, torch.where(per_node.top_ks <= GREEDY_TOP_K, most_likely, drawn))
+    draws = runner.sampler(own_output, per_node, False, [], [], verify_input.positions).long()
+    return accept(verify_input, torch.where(per_node.top_ks <= GREEDY_TOP_K, most_likely, draws))
 
 
 def spread(info: Any, nodes: int, grammar_mask: Any) -> Any:
@@ -83,20 +83,20 @@ def spread(info: Any, nodes: int, grammar_mask: Any) -> Any:
     return per_node
 
 
-def accept(verify_input: Any, drawn: torch.Tensor) -> Verified:
+def accept(verify_input: Any, draws: torch.Tensor) -> Verdicts:
     """Walk each tree along the drawn tokens [rows · nodes]; all ranks go where the first one went."""
     candidates = verify_input.draft_token.reshape(-1, verify_input.draft_token_num)
-    rows, device = len(candidates), drawn.device
-    verified = verify_tree_greedy_func(
-        predicts=torch.zeros(drawn.shape, dtype=torch.int32, device=device),
+    rows, device = len(candidates), draws.device
+    walk = verify_tree_greedy_func(
+        predicts=torch.zeros(draws.shape, dtype=torch.int32, device=device),
         accept_index=torch.full((rows, verify_input.max_tree_depth), -1, dtype=torch.int32, device=device),
         accept_token_num=torch.empty((rows,), dtype=torch.int32, device=device),
         candidates=candidates,
         retrieve_index=verify_input.retrieve_index,
         retrieve_next_token=verify_input.retrieve_next_token,
         retrieve_next_sibling=verify_input.retrieve_next_sibling,
-        target_predict=drawn.reshape(candidates.shape),
+        target_predict=draws.reshape(candidates.shape),
         topk=verify_input.tree_topk,
     )
-    predict, accept_index, accepted = (get_parallel().tp_group.broadcast(each, src=0) for each in verified)
+    predict, accept_index, accepted = (get_parallel().tp_group.broadcast(each, src=0) for each in walk)
     return predict, accepted + 1, accept_index

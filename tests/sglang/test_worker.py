@@ -26,7 +26,7 @@ PROMPTS = ((1, 2, 3), (9, 8), (5,))
 
 async def step_with_drafts(server: Server) -> None:
     """Step when the draft has something for each request."""
-    requests = server.worker.ngram_corpus._served
+    requests = server.worker.ngram_corpus._sessions
     async with asyncio.timeout(FIRST_STEP_S):
         for each in requests.values():
             while not each.session.has_prepared(each.length - 1):  # noqa: ASYNC110  # by a thread
@@ -53,11 +53,11 @@ async def test_requests_are_served_from_what_was_drafted_ahead(
             for name, prompt in zip("abc", PROMPTS, strict=True):
                 await asyncio.to_thread(server.admit, name, prompt)
             await asyncio.to_thread(server.step)
-            assert set(worker.ngram_corpus._served) == {*"abc"}
+            assert set(worker.ngram_corpus._sessions) == {*"abc"}
             shapes = set()
             for _ in range(10):
                 await step_with_drafts(server)
-                shapes |= {each.proposal.is_chain for each in worker.ngram_corpus._served.values() if each.proposal}
+                shapes |= {each.proposal.is_chain for each in worker.ngram_corpus._sessions.values() if each.proposal}
             check(server)
             assert client.counts.hits > 15
             assert client.counts.accepted > 20, "the draft is the target's own model"
@@ -177,7 +177,7 @@ async def test_requests_whose_steps_are_counted_have_no_drafts(name: str) -> Non
         server.admit("processed", (1, 2), custom_logit_processor="own")
         server.admit("free", (1, 2))
         server.step()
-        assert set(worker.ngram_corpus._served) == {"free"}
+        assert set(worker.ngram_corpus._sessions) == {"free"}
 
 
 async def test_ranks_verify_the_first_ones_answer(monkeypatch: pytest.MonkeyPatch) -> None:
