@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from paceline.models.byte_pieces import piece_bytes
+from paceline.models.gguf_header import without_padding
 from paceline.models.model_facts import read_tokenizer
 from paceline.models.rendering import (
     Scalar,
@@ -147,17 +148,6 @@ def vocabulary_fingerprint(vocabulary: Mapping[str, int] | Iterable[tuple[str, i
         raw = token.encode("utf-8", "surrogatepass")
         digest.update(b"%d:%d:" % (len(raw), token_id) + raw)
     return digest.hexdigest()
-
-
-def without_padding(vocabulary: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
-    """The (token, id) pairs but `[PADn]` at id n: conversion to GGUF makes one up for each id that has no token.
-
-    Raises:
-        InvalidInput: there are no others.
-    """
-    pairs = [(token, token_id) for token, token_id in vocabulary if token != f"[PAD{token_id}]"]
-    require(bool(pairs), "vocabulary", "[PADn] alone", "at least one other token")
-    return pairs
 
 
 class TableTokenizer:

@@ -236,8 +236,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Measure, print and write a report."""
     arguments = _arguments(argv)
     try:
-        asked = [name for name in ("draft", "plain", "drafted") if getattr(arguments, name)]
-        require(asked in (["draft"], ["plain", "drafted"]), "servers", asked, "draft, or plain and drafted")
+        flags = [name for name in ("draft", "plain", "drafted") if getattr(arguments, name)]
+        require(flags in (["draft"], ["plain", "drafted"]), "servers", flags, "draft, or plain and drafted")
         print(measure(arguments))
     except PacelineError as error:
         sys.exit(error.message)
