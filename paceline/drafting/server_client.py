@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from paceline.drafting.client import DraftClient, DraftClientSettings
 from paceline.drafting.goodput_judge import GoodputJudge
-from paceline.models.tokenizer import vocabulary_fingerprint
+from paceline.models.vocabulary import vocabulary_fingerprint
 from paceline.protocol.handshake import Fingerprint
 from paceline.runtime import metrics, telemetry
 from paceline.runtime.config import ServerSettings

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import math
 import struct
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -292,14 +292,3 @@ class GgufKeys:
             return value[0].item()
         self.require(value is not None, key, value, "in the file")
         return value
-
-
-def without_padding(vocabulary: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
-    """The (token, id) pairs but `[PADn]` at id n: conversion to GGUF makes one up for each id that has no token.
-
-    Raises:
-        InvalidInput: there are no others.
-    """
-    pairs = [(token, token_id) for token, token_id in vocabulary if token != f"[PAD{token_id}]"]
-    require(bool(pairs), "vocabulary", "[PADn] alone", "at least one other token")
-    return pairs

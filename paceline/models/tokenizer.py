@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 import inspect
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -12,7 +11,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from paceline.models.byte_pieces import piece_bytes
-from paceline.models.gguf_header import without_padding
 from paceline.models.model_facts import read_tokenizer
 from paceline.models.rendering import (
     Scalar,
@@ -25,6 +23,7 @@ from paceline.models.rendering import (
 )
 from paceline.models.resolve import resolve
 from paceline.models.table_names import TableSpec, is_table
+from paceline.models.vocabulary import vocabulary_fingerprint, without_padding
 from paceline.protocol.errors import InvalidInput, Unsupported, require
 from paceline.protocol.generation import ChatMessage
 
@@ -138,16 +137,6 @@ class Tokenizer(Protocol):
     @property
     def hidden_tokens(self) -> Mapping[int, str]:
         """Special tokens by id: `decode` skips them."""
-
-
-def vocabulary_fingerprint(vocabulary: Mapping[str, int] | Iterable[tuple[str, int]]) -> str:
-    """SHA-256 over sorted (token, id) pairs, lengths included so that no two vocabularies run together."""
-    pairs = vocabulary.items() if isinstance(vocabulary, Mapping) else vocabulary
-    digest = hashlib.sha256()
-    for token, token_id in sorted(pairs):
-        raw = token.encode("utf-8", "surrogatepass")
-        digest.update(b"%d:%d:" % (len(raw), token_id) + raw)
-    return digest.hexdigest()
 
 
 class TableTokenizer:

@@ -13,8 +13,8 @@ import pytest
 
 from paceline.engine.loading import load_engine
 from paceline.models.gguf import convert_gguf
-from paceline.models.gguf_header import without_padding
 from paceline.models.tokenizer import load_tokenizer
+from paceline.models.vocabulary import without_padding
 from paceline.protocol.errors import InvalidInput
 from tests.engine import tiny
 from tests.engine.llama_engines import llama_settings

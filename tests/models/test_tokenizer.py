@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
-from paceline.models.tokenizer import TableTokenizer, TransformersTokenizer, load_tokenizer, vocabulary_fingerprint
+from paceline.models.tokenizer import TableTokenizer, TransformersTokenizer, load_tokenizer
+from paceline.models.vocabulary import vocabulary_fingerprint
 from paceline.protocol.errors import InvalidInput, Unsupported
 from paceline.protocol.generation import ChatMessage
 from tests.models.saving import byte_level_tokenizer, letter_tokenizer

@@ -21,10 +21,10 @@ from paceline.engine.llama.steps import LlamaContext
 from paceline.llama_cpp.capi import MOST_SEQUENCES, TYPES, Interface, open_interface
 from paceline.llama_cpp.library import LlamaLibrary, any_library, chosen_library
 from paceline.models.gguf_config import vocabulary
-from paceline.models.gguf_header import GgufHeader, read_header, without_padding
+from paceline.models.gguf_header import GgufHeader, read_header
 from paceline.models.pull import file_digest
 from paceline.models.resolve import ModelSource
-from paceline.models.tokenizer import vocabulary_fingerprint
+from paceline.models.vocabulary import vocabulary_fingerprint, without_padding
 from paceline.protocol.errors import InvalidInput, PacelineError, Unsupported, require
 from paceline.protocol.handshake import Fingerprint
 from paceline.runtime.config import FAST_DTYPE, NOT_QUANTIZED, EngineSettings
