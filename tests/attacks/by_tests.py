@@ -23,7 +23,7 @@ TESTS: Mapping[tuple[str, str], Sequence[str]] = {
         f"tests/rpc/test_link.py::{EVENTS}", "tests/rpc/test_writer.py",
     ),
     ("D11", "a peer whose incarnation holds line ends and a megabyte"): (
-        "tests/e2e/test_logs.py", "tests/runtime/test_logs.py",
+        "tests/runtime/test_logs.py",
     ),
     ("D12", "drafts whose q, noise, position or key is wrong, under rejection and block acceptance"): (
         "tests/drafting/test_redrawing.py",
