@@ -11,10 +11,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.attacks import by_tests, drafts, grammars, http, processes, requests, targets
+from tests.attacks import by_tests, grammars, http, processes, requests, targets
 from tests.attacks.registry import ATTACKS, Outcome, chosen, table, tried
 
-MODULES = (by_tests, drafts, grammars, http, processes, requests, targets)
+MODULES = (by_tests, grammars, http, processes, requests, targets)
 """Importing them enters their attacks."""
 
 

@@ -19,6 +19,9 @@ FIFO = "test_a_key_file_that_becomes_a_fifo_stops_neither_rereading_nor_the_end"
 EVENTS = "test_a_frame_of_too_many_events_costs_the_peer_its_link_and_nobody_else_a_moment"
 PEERS = "tests/e2e/test_hostile_peers.py"
 TESTS: Mapping[tuple[str, str], Sequence[str]] = {
+    ("D2", "a draft service that sends supports, tokens, nodes, names and frames that may not be"): (
+        "tests/e2e/test_wrong_draft.py",
+    ),
     ("D8", "a frame of 170,000 tiny events, and a backlog of tiny messages"): (
         f"tests/rpc/test_link.py::{EVENTS}", "tests/rpc/test_writer.py",
     ),

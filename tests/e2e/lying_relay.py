@@ -22,6 +22,17 @@ Lie = Callable[[Any], None]
 """Changes a frame in place."""
 
 
+def in_events(kind: str, change: Callable[[Any], None]) -> Lie:
+    """Changes each event of a kind."""
+
+    def lie(frame: Any) -> None:
+        for event in getattr(frame, "events", ()):
+            if event.WhichOneof("event") == kind:
+                change(getattr(event, kind))
+
+    return lie
+
+
 class LyingRelay(MutatingRelay):
     """Serves links of a servicer in this process; without a lie as it is."""
 
@@ -47,11 +58,13 @@ class HostileCluster:
 
 
 @asynccontextmanager
-async def hostile_cluster(draft_lie: Lie | None = None, **settings: Any) -> AsyncIterator[HostileCluster]:
+async def hostile_cluster(
+    draft_lie: Lie | None = None, *, target_model: str = TARGET, **settings: Any
+) -> AsyncIterator[HostileCluster]:
     """A cluster whose draft reads features, and lies as soon as somebody links to it."""
     async with AsyncExitStack() as services:
         engine = load_table(NEAR)
-        target_servicer, _ = await services.enter_async_context(target_service(load_table(TARGET)))
+        target_servicer, _ = await services.enter_async_context(target_service(load_table(target_model)))
         draft_servicer, _ = await services.enter_async_context(draft_service(engine, drafter=FeatureSpy(engine)))
         target, draft = LyingRelay(target_servicer), LyingRelay(draft_servicer)
         draft.lie = draft_lie

@@ -15,7 +15,7 @@ from paceline.client import Generation
 from paceline.protocol.errors import ProtocolMismatch
 from paceline.protocol.generation import GenerateRequest, PeerDescription, SpeculationSettings
 from paceline.protocol.sampling import SamplingParams
-from tests.e2e.lying_relay import HostileCluster, Lie, hostile_cluster
+from tests.e2e.lying_relay import HostileCluster, Lie, hostile_cluster, in_events
 
 PROMPT = tuple(range(1, 9))
 VOCABULARY = 64
@@ -87,17 +87,6 @@ async def test_a_welcome_of_too_much_is_refused_by_name_and_costs_no_request_any
         again = await generated(cluster, asked())
         assert again.token_ids == plain.token_ids
         assert again.stats.num_spec_steps > 0, "an honest welcome is taken"
-
-
-def in_events(kind: str, change: Callable[[Any], None]) -> Lie:
-    """Changes each event of a kind."""
-
-    def lie(frame: Any) -> None:
-        for event in getattr(frame, "events", ()):
-            if event.WhichOneof("event") == kind:
-                change(getattr(event, kind))
-
-    return lie
 
 
 FEATURE_LIES: dict[str, Callable[[Any], None]] = {

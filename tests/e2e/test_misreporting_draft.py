@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 from draft_service.drafters.draws import Distribution, NextToken, PreDrawnDraws
-from paceline.client import AsyncClient
+from paceline.client import AsyncClient, Client
 from paceline.drafting.redrawing import MAX_MISTAKES
 from paceline.engine.table.engine import TableEngine
 from paceline.models.table_names import TableSpec
@@ -20,10 +21,9 @@ from paceline.protocol.sampling import NoiseKey
 from paceline.sampling.distribution import support_scores
 from paceline.sampling.noise import Stream
 from paceline.sampling.racing import race
-from tests.e2e.cluster import Cluster, cluster_fixture
+from tests.e2e.cluster import Cluster, cluster_fixture, eventually
 from tests.e2e.statistics import LEVEL
 from tests.e2e.test_distribution import OPPOSITE, PROMPT, SAMPLING, TARGET, p_value, request, sample
-from tests.e2e.test_wrong_draft import linked
 from tests.services.harness import draft_service
 
 SAMPLES = 300
@@ -44,6 +44,16 @@ def sharper(
 opposite = cluster_fixture(TARGET)
 timed = cluster_fixture("table:vocab=64,seed=1,step_ms=10")
 """Long enough for the pause behind the first mistake."""
+
+
+async def linked(address: str) -> None:
+    """Wait until a coordinator has its link to a draft in this process."""
+
+    def ready() -> bool:
+        with Client(address) as client:
+            return client.describe_models()[0].draft_ready
+
+    await asyncio.to_thread(eventually, ready, "the coordinator has its link to the draft")
 
 
 @asynccontextmanager
