@@ -99,7 +99,8 @@ class Group(Goodput):
             self.take_rest(sessions, record.round_ms)
         if (rest_ms := self.rest_ms(sessions, step_ms)) <= 0:
             return 0.0
-        round_steps = min(record.round_ms, OUTLIER * rest_ms + record.draft_wait_ms) / rest_ms
+        most_ms = OUTLIER * max(rest_ms, step_ms(step.rows)) + record.draft_wait_ms
+        round_steps = min(record.round_ms, most_ms) / rest_ms
         steps = round_steps / own
         self.steps += steps
         if sessions == 1 or step.prefix_rows:  # a prompt is not the mode's price

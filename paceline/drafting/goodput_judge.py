@@ -28,7 +28,7 @@ class GoodputJudge:
             goodput.take_rest(rows, step_ms)
         if (rest_ms := goodput.rest_ms(rows, lambda _: 1.0)) <= 0:
             return
-        steps = min(step_ms / rest_ms, OUTLIER)
+        steps = min(step_ms / rest_ms, OUTLIER * tokens / rows)  # however slow, it lost by at most so much
         goodput.steps += steps
         if has_drafts:
             goodput.account(rows, Mode.DRAFTS).add(tokens / rows, steps, MARGIN, goodput.steps)

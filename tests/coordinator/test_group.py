@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -227,3 +228,18 @@ def test_a_mode_leaves_the_options_that_it_has() -> None:
     assert (rest.match, rest.drafts, rest.lease) == (None, False, 16)
     assert (matches.match, matches.drafts) == (options.match, False)
     assert drafts is options
+
+
+@pytest.mark.parametrize("sessions", [1, 4])
+def test_a_long_proposal_whose_round_takes_many_times_a_step_is_a_loss(sessions: int) -> None:
+    """Its rows are dear, and a draft that spins on the target's cores makes them dearer: six tokens in 15 steps."""
+    group, rest_ms = Group(promise=2.0), step_ms(sessions)
+    step = StepTimings(forward_ms=15 * rest_ms, rows=6 * sessions, sessions=sessions)
+    slow = RoundRecord(9, 15 * rest_ms, 0, 0, step, 0, 5, 5, cache_hit=True)
+
+    def dear(rows: float) -> float:
+        return rest_ms * (1 + 0.5 * (rows - sessions) / sessions)
+
+    assert group.learn(slow, sessions, sessions, dear) > 2 * 6
+    pause = replace(slow, round_ms=1000 * rest_ms)
+    assert group.learn(pause, sessions, sessions, dear) < 20, "a pause of the machine has little weight"

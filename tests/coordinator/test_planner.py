@@ -381,7 +381,7 @@ def test_a_pause_of_the_machine_is_no_ones_price() -> None:
     request.learn(
         Plan(Source.NGRAM, 2, 2), record(3, 2, 2, round_ms=50 * STEP_MS), Proposal(1, (1, 2), (1.0, 1.0)), (0, 1)
     )
-    assert request.loss_budget.loss <= 1.1
+    assert not request.loss_budget.is_spent()
 
 
 def test_an_explanation_names_every_way_and_how_often_it_was_taken() -> None:

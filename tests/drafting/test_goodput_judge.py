@@ -31,7 +31,7 @@ def test_drafts_that_pay_are_offered_but_for_looks_at_rest(rows: int) -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 8])
-@pytest.mark.parametrize(("tokens", "drafting_ms"), [(1.0, 10.4), (1.1, 20.0), (3.0, 60.0)])
+@pytest.mark.parametrize(("tokens", "drafting_ms"), [(1.0, 10.4), (1.1, 20.0), (3.0, 60.0), (6.0, 150.0)])
 def test_drafts_that_lose_cost_little(rows: int, tokens: float, drafting_ms: float) -> None:
     offered, goodput = run(GoodputJudge(), rows, tokens, drafting_ms)
     assert 0 < offered < 0.1 * STEPS, "they are tried, and left"
