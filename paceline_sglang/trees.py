@@ -5,8 +5,8 @@ Its worker asks once in a step, when what the step before accepted is known, and
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,17 +14,16 @@ from numpy.typing import NDArray
 
 from paceline.drafting.client import DraftClient
 from paceline.drafting.served_request import ServedRequest
+from paceline.drafting.server_client import ServerDrafts
 from paceline.protocol.proposal import Proposal
 from paceline.sampling.tree import ancestor_mask
-
-logger = logging.getLogger(__name__)
 
 TreeRows = tuple[NDArray[np.int64], NDArray[np.bool_]]
 """Token ids [rows · nodes], and the nodes that each node sees [rows · nodes · nodes]. Node 0 is the last token."""
 
 
 class DraftedTrees:
-    """Trees for the requests of each step, by `rid`. A defect here ends the drafts, not the server.
+    """Trees for the requests of each step, by `rid`.
 
     Attributes:
         requests: SGLang's `Req` of each request in the step that is being prepared.
@@ -35,7 +34,7 @@ class DraftedTrees:
     """
 
     def __init__(self, client: DraftClient | None, nodes: int) -> None:
-        self.client = client
+        self.drafts = ServerDrafts(client)
         self.requests: Mapping[str, Any] = {}
         self._nodes = nodes
         self._sessions: dict[str, ServedRequest] = {}
@@ -50,22 +49,16 @@ class DraftedTrees:
             batch_tokens: its latest tokens, those that the step before accepted among them.
             total_lens: its number of tokens.
         """
-        proposals: Mapping[str, Proposal | None] = {}
-        if self.client is not None:
-            try:
-                proposals = self._propose(self.client, [*zip(req_ids, batch_tokens, total_lens, strict=True)])
-            except Exception:
-                logger.exception("drafting failed, the server goes on without drafts")
-                self.client.close()
-                self.client, self._sessions = None, {}
+        rows = [*zip(req_ids, batch_tokens, total_lens, strict=True)]
+        proposals = self.drafts.ask(partial(self._propose, rows=rows)) or {}
         return pack([tokens[-1] for tokens in batch_tokens], [proposals.get(rid) for rid in req_ids], self._nodes)
 
     def erase_match_state(self, req_ids: Sequence[str]) -> None:
         """End the sessions of requests that have left the batch."""
         for rid in req_ids:
             request = self._sessions.pop(rid, None)
-            if request is not None and self.client is not None:
-                self.client.end(request)
+            if request is not None and self.drafts.client is not None:
+                self.drafts.client.end(request)
 
     def reset(self) -> None:
         """End all sessions."""

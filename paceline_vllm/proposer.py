@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from paceline.drafting.client import DraftClient
 from paceline.drafting.served_request import ServedRequest
-from paceline_vllm.drafts import Offers, ServerDrafts
+from paceline_vllm.drafts import Offers, drafts_of
 from paceline_vllm.rows import RowTracker
 
 
@@ -24,11 +24,11 @@ class DraftProposer:
     Args:
         vllm_config: vLLM's `VllmConfig`.
 
-    Raises as `ServerDrafts`.
+    Raises as `drafts_of`.
     """
 
     def __init__(self, vllm_config: Any) -> None:
-        self.drafts = ServerDrafts(vllm_config)
+        self.drafts = drafts_of(vllm_config)
         self._rows = RowTracker[ServedRequest]()
 
     def load_model(self, model: Any) -> None:
@@ -52,7 +52,7 @@ class DraftProposer:
         rows = len(sampled_token_ids)
         lengths = num_tokens_no_spec[:rows].tolist()
         ask = partial(self._ask, new_ids=sampled_token_ids, lengths=lengths, token_ids=token_ids_cpu)
-        return self.drafts.offers(rows, ask)
+        return self.drafts.ask(ask) or [[] for _ in range(rows)]
 
     def _ask(
         self, client: DraftClient, new_ids: Sequence[Sequence[int]], lengths: Sequence[int], token_ids: NDArray[Any]

@@ -16,7 +16,7 @@ from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 from paceline.drafting.client import DraftClient
 from paceline.drafting.served_request import ServedRequest
 from paceline.protocol.errors import require
-from paceline_vllm.drafts import Offers, ServerDrafts
+from paceline_vllm.drafts import Offers, drafts_of
 
 
 class DraftSpeculator(BaseSpeculator):  # type: ignore[misc]  # vLLM is where it runs
@@ -31,7 +31,7 @@ class DraftSpeculator(BaseSpeculator):  # type: ignore[misc]  # vLLM is where it
 
     Raises:
         InvalidInput: the ranks that share a target are not those of tensor parallelism alone.
-        pydantic.ValidationError, Unsupported: as `ServerDrafts`.
+        pydantic.ValidationError, Unsupported: as `drafts_of`.
     """
 
     supports_mm_inputs = False
@@ -41,7 +41,7 @@ class DraftSpeculator(BaseSpeculator):  # type: ignore[misc]  # vLLM is where it
     def __init__(self, vllm_config: Any, device: torch.device, req_states: Any) -> None:
         contexts = vllm_config.parallel_config.prefill_context_parallel_size
         require(contexts == 1, "prefill_context_parallel_size", contexts, "1, with Paceline's drafts")
-        self.drafts = ServerDrafts(vllm_config)
+        self.drafts = drafts_of(vllm_config)
         self._device = device
         self._states = req_states
         self._most_tokens: int = vllm_config.speculative_config.num_speculative_tokens
@@ -93,10 +93,8 @@ class DraftSpeculator(BaseSpeculator):  # type: ignore[misc]  # vLLM is where it
         rows = last_sampled.view(-1)[slots, None].repeat(1, self._most_tokens)
         if dummy_run:
             return rows
-        offers = self.drafts.offers(
-            input_batch.num_reqs, partial(self._ask, req_ids=input_batch.req_ids, slots=slots)
-        )
-        if any(offers):
+        offers = self.drafts.ask(partial(self._ask, req_ids=input_batch.req_ids, slots=slots))
+        if offers is not None and any(offers):
             padded = [[*offer, *[-1] * (self._most_tokens - len(offer))] for offer in offers]
             own = torch.tensor(padded, dtype=torch.int64).to(self._device)
             rows = torch.where(own < 0, rows, own)

@@ -79,15 +79,8 @@ class Cycles:
         if others:  # a draft at work beside the step slows it for all, so only all together choose that
             strategy, cycle = _best(of_all if drafts else {TARGET_ONLY: of_all[TARGET_ONLY]})
         in_step = 1 - cycle.away_ms / cycle.ms if cycle.ms > 0 else 1.0
-        drafting = others + 1 if strategy.depth else 1
-        return Rates(
-            own.rate,
-            others * cycle.rate,
-            others * (1 + strategy.depth) * in_step,
-            drafting,
-            strategy,
-            _promise(of_all),
-        )
+        rows, drafting = others * (1 + strategy.depth) * in_step, 1 + others if strategy.depth else 1
+        return Rates(own.rate, others * cycle.rate, rows, drafting, strategy, _promise(of_all))
 
     def all(self, *, drafts: bool = True) -> dict[Strategy, Cycle]:
         """A session's cycle of every strategy, where all follow it and share every step."""

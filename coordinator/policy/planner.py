@@ -52,7 +52,9 @@ class Planner:
     def draft(self, peer: DraftPeerCosts, drafter: str = DEFAULT) -> DraftTimes:
         """The times of one drafter at a draft service."""
         times = self._drafts.setdefault(peer, {})
-        return times.setdefault(drafter, DraftTimes(proxy(peer), drafter))
+        if drafter not in times:
+            times[drafter] = DraftTimes(proxy(peer), drafter)
+        return times[drafter]
 
     @property
     def some_target(self) -> TargetTimes | None:

@@ -68,8 +68,8 @@ class ModeAccount:
 
     def add(self, tokens: float, steps: float, best_other: float, now: float) -> None:
         """Count a share of the group's tokens and steps. `best_other`: the gain of the mode that it stands in for."""
-        memory, self.last_at = max(0.0, 1 - steps / MEMORY), now
-        self.tokens, self.steps = memory * self.tokens + tokens, memory * self.steps + steps
+        share, self.last_at = max(0.0, 1 - steps / MEMORY), now
+        self.tokens, self.steps = share * self.tokens + tokens, share * self.steps + steps
         self.last_gain = self.gain
         self.loss = max(self.loss + steps * best_other - tokens, -ALLOWED_STEPS)
         if self.loss <= -ALLOWED_STEPS:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import atexit
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 from paceline.drafting.client import DraftClient, DraftClientSettings
 from paceline.drafting.goodput_judge import GoodputJudge
@@ -12,6 +14,9 @@ from paceline.protocol.handshake import Fingerprint
 from paceline.runtime import metrics, telemetry
 from paceline.runtime.config import ServerSettings
 
+logger = logging.getLogger(__name__)
+
+Answer = TypeVar("Answer")
 ROUNDS_OF = "paceline-coordinator"
 """Whose spans and metrics a server's rounds have; `OTEL_SERVICE_NAME` gives another name."""
 
@@ -51,3 +56,26 @@ def start_client(
     for end in (metrics.shutdown, telemetry.shutdown, client.close):  # the last one first
         atexit.register(end)
     return client
+
+
+class ServerDrafts:
+    """Drafts for a server. A defect here ends the drafts, not the server.
+
+    Args:
+        client: of the rank that asks; None: nothing is offered.
+    """
+
+    def __init__(self, client: DraftClient | None) -> None:
+        self.client = client
+
+    def ask(self, call: Callable[[DraftClient], Answer]) -> Answer | None:
+        """What a call gets from the client; None: there are no drafts, or no longer."""
+        if self.client is None:
+            return None
+        try:
+            return call(self.client)
+        except Exception:
+            logger.exception("drafting failed, the server goes on without drafts")
+            client, self.client = self.client, None
+            client.close()
+            return None

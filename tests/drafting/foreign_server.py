@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from paceline.drafting.client import DraftClient, DraftClientSettings
 from paceline.drafting.served_request import ServedRequest
+from paceline.protocol.draft import DraftedProposal
 from paceline.protocol.handshake import Fingerprint
 from tests.services.harness import LAW, SPEC
 
@@ -112,3 +114,20 @@ async def client_of(address: str, judge: Judge | None = None, **settings: object
         yield client
     finally:
         await asyncio.to_thread(client.close)
+
+
+def lie_to(client: DraftClient, lie: Callable[[DraftedProposal], Any]) -> list[Any]:
+    """Have the draft's proposals told to the client by a lie; the list grows by each that is one."""
+    link = client._pool.peers[0].link
+    honest, lies = link.on_event, list[Any]()
+
+    def hear(event: Any) -> None:
+        if isinstance(event, DraftedProposal):  # one that came is decoded when it is read
+            read = DraftedProposal(event.session_id, event.outcome, event.proposal, event.timings)
+            event = lie(read)
+            if event != read:
+                lies.append(event)
+        honest(event)
+
+    link.on_event = hear
+    return lies

@@ -20,7 +20,7 @@ from paceline.protocol.generation import Provenance
 from paceline.protocol.proposal import ROOT, Outcome, Proposal, SparseDistribution
 from paceline.protocol.records import RoundRecord, StepTimings
 from paceline.runtime import metrics
-from tests.drafting.foreign_server import TOKENS, ForeignServer, Judge, client_of, plain
+from tests.drafting.foreign_server import TOKENS, ForeignServer, Judge, client_of, lie_to, plain
 from tests.e2e.cluster import free_port
 from tests.metrics.scrape import Exposition
 from tests.services.harness import SPEC, RecordingEngine, chain, draft_service, eventually
@@ -134,21 +134,10 @@ LIES: dict[str, Callable[[DraftedProposal], Any]] = {
 async def test_a_draft_that_lies_costs_proposals_alone(lie: str) -> None:
     async with draft_service(RecordingEngine()) as (_, address), client_of(address) as client:
         await linked(client)
-        link = client._pool.peers[0].link
-        honest, lies = link.on_event, 0
-
-        def hear(event: Any) -> None:
-            nonlocal lies
-            if isinstance(event, DraftedProposal):  # one that came is decoded when it is read
-                read = DraftedProposal(event.session_id, event.outcome, event.proposal, event.timings)
-                event = LIES[lie](read)
-                lies += event != read
-            honest(event)
-
-        link.on_event = hear
+        lies = lie_to(client, LIES[lie])
         server = ForeignServer(client)
         await server.admit(PROMPTS[0])
-        await eventually(lambda: lies > 0, "a lie")
+        await eventually(lambda: bool(lies), "a lie")
         for _ in range(30):
             await server.step()
             assert all(0 <= each < SPEC.vocab for each in server.served[0].offer)

@@ -146,5 +146,5 @@ def worker_of(args: Any = None) -> Iterator[Any]:
     try:
         yield worker
     finally:
-        if worker.ngram_corpus.client is not None:
-            worker.ngram_corpus.client.close()
+        if worker.ngram_corpus.drafts.client is not None:
+            worker.ngram_corpus.drafts.client.close()

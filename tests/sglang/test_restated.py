@@ -172,7 +172,7 @@ def test_texts_are_the_same_by_sglangs_own_code(grafted: None, is_overlapped: bo
     params = [restated.SamplingParams(sampling_seed=each, top_k=9) for each in range(6)]
     client = Scripted(random.Random(3))
     with worker_of(arguments(disable_overlap_schedule=not is_overlapped)) as worker:
-        worker.ngram_corpus.client.close()
+        worker.ngram_corpus.drafts.client.close()
         worker.ngram_corpus = DraftedTrees(client, restated.SPEC.speculative_num_draft_tokens)  # type: ignore[arg-type]
         server = Server(worker, is_overlapped=is_overlapped)
         for number, each in enumerate(params):

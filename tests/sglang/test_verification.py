@@ -82,7 +82,7 @@ def wide(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def served(requests: Sequence[tuple[Sequence[int], SamplingParams]], tokens: int, client: Any) -> list[list[int]]:
     with worker_of() as worker:
-        worker.ngram_corpus.client.close()
+        worker.ngram_corpus.drafts.client.close()
         worker.ngram_corpus = DraftedTrees(client, NODES)
         return run(Server(worker), requests, tokens)
 
@@ -152,7 +152,7 @@ def test_drawn_tokens_have_the_targets_distribution(
     client = Scripted(random.Random(0))
     client.tree = lambda text: proposal  # type: ignore[method-assign]
     with worker_of() as worker:
-        worker.ngram_corpus.client.close()
+        worker.ngram_corpus.drafts.client.close()
         worker.ngram_corpus = DraftedTrees(client, nodes)  # type: ignore[arg-type]
         server = Server(worker)
         for number in range(rows):

@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from paceline.protocol.draft import DraftedProposal
 from paceline.protocol.errors import InvalidInput
 from paceline_sglang import register
-from tests.drafting.foreign_server import FIRST_STEP_S
+from tests.drafting.foreign_server import FIRST_STEP_S, lie_to
 from tests.drafting.test_client import LIES
 from tests.e2e.cluster import free_port
 from tests.services.harness import SPEC, RecordingEngine, draft_service, eventually
@@ -47,7 +46,7 @@ async def test_requests_are_served_from_what_was_drafted_ahead(
     async with draft_service(RecordingEngine()) as (servicer, address):
         drafts(address, topk=topk, nodes=9 if topk > 1 else 5, steps=3)
         with worker_of(arguments(disable_overlap_schedule=not is_overlapped)) as worker:
-            client = worker.ngram_corpus.client
+            client = worker.ngram_corpus.drafts.client
             await eventually(lambda: client.is_up, "the link")
             server = Server(worker, is_overlapped=is_overlapped)
             for name, prompt in zip("abc", PROMPTS, strict=True):
@@ -77,7 +76,7 @@ async def test_requests_that_come_and_go_leave_no_session(drafts: Callable[..., 
     async with draft_service(RecordingEngine()) as (servicer, address):
         drafts(address, topk=3, nodes=9, steps=3)
         with worker_of() as worker:
-            client = worker.ngram_corpus.client
+            client = worker.ngram_corpus.drafts.client
             await eventually(lambda: client.is_up, "the link")
             server = Server(worker)
             for number in range(200):
@@ -99,25 +98,14 @@ async def test_a_draft_that_lies_changes_no_text(drafts: Callable[..., None], li
     async with draft_service(RecordingEngine()) as (_, address):
         drafts(address, topk=3, nodes=9, steps=3)
         with worker_of() as worker:
-            client = worker.ngram_corpus.client
+            client = worker.ngram_corpus.drafts.client
             await eventually(lambda: client.is_up, "the link")
-            link = client._pool.peers[0].link
-            honest, lies = link.on_event, 0
-
-            def hear(event: Any) -> None:
-                nonlocal lies
-                if isinstance(event, DraftedProposal):  # one that came is decoded when it is read
-                    read = DraftedProposal(event.session_id, event.outcome, event.proposal, event.timings)
-                    event = LIES[lie](read)
-                    lies += event != read
-                honest(event)
-
-            link.on_event = hear
+            lies = lie_to(client, LIES[lie])
             params = SamplingParams(temperature=temperature)
             server = Server(worker)
             server.admit("a", PROMPTS[0], params)
             await asyncio.to_thread(server.step)
-            await eventually(lambda: lies > 0, "a lie")
+            await eventually(lambda: bool(lies), "a lie")
             for _ in range(20):
                 await asyncio.to_thread(server.step)
                 await asyncio.sleep(0.002)
@@ -131,7 +119,7 @@ async def test_a_draft_that_dies_or_was_never_there_changes_no_text(
     async with draft_service(RecordingEngine()) as (_, address):
         drafts(address)
         with worker_of() as worker:
-            client = worker.ngram_corpus.client
+            client = worker.ngram_corpus.drafts.client
             await eventually(lambda: client.is_up, "the link")
             server = Server(worker)
             server.admit("a", PROMPTS[0], params)
@@ -157,7 +145,7 @@ async def test_a_defect_ends_the_drafts_and_not_the_server(monkeypatch: pytest.M
         server.admit("a", PROMPTS[0])
         for _ in range(3):
             server.step()
-        assert worker.ngram_corpus.client is None
+        assert worker.ngram_corpus.drafts.client is None
         check(server)
 
 
@@ -184,7 +172,7 @@ async def test_ranks_verify_the_first_ones_answer(monkeypatch: pytest.MonkeyPatc
     group = restated.Group(rank_in_group=1, said=[("ids", "mask")])
     monkeypatch.setattr(restated.PARALLEL, "tp_group", group)
     with worker_of() as worker:
-        assert worker.ngram_corpus.client is None, "it links to nobody"
+        assert worker.ngram_corpus.drafts.client is None, "it links to nobody"
         req = Server(None).admit("a", (1, 2))
         batch = Server(None)
         batch.reqs = [req]

@@ -192,7 +192,7 @@ async def test_a_place_without_a_draft_has_the_last_token_and_no_id_outside_the_
         runner.add("a", (1, 2))
         runner.step()
         assert runner.offers["a"] == [runner.texts["a"][-1]] * TOKENS
-        speculator.drafts.offers = lambda rows, ask: [[9]]
+        speculator.drafts.ask = lambda call: [[9]]
         assert propose(speculator, states, ["a"]).tolist() == [[9, *[runner.texts["a"][-1]] * (TOKENS - 1)]]
 
 
