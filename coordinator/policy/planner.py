@@ -219,7 +219,7 @@ class RequestPlanner:
         return ProposalPricing(target, self.draft, self.stats.own, self.rates, coupled=self.stats.is_coupled)
 
     def _best(self, target: TargetTimes, options: Options) -> Plan:
-        if self._rounds % RATES_KEPT == 0 or (self._rounds < RATES_KEPT and (options.drafts or options.match)):
+        if self._rounds % RATES_KEPT == 0 or not self._rounds & (self._rounds - 1):  # 1, 2, 4, 8 … RATES_KEPT
             self.rates = self._rates_now(target, options)
         pricing = self._pricing(target)
         if options.leased_rounds > 1:  # the target starts the next round and the one after it: there is no choice
