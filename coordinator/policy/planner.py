@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
-from weakref import WeakKeyDictionary, proxy
+from weakref import WeakKeyDictionary, WeakSet, proxy
 
 from coordinator.policy.acceptance_stats import AcceptanceStats, RequestStats
 from coordinator.policy.cycles import TARGET_ONLY, Cycles, Rates, Strategy
@@ -42,6 +42,8 @@ class Planner:
         self._drafts: WeakKeyDictionary[DraftPeerCosts, dict[str, DraftTimes]] = WeakKeyDictionary()
         self.stats: defaultdict[tuple[Acceptance, bool, str], AcceptanceStats] = defaultdict(AcceptanceStats)
         """By acceptance rule, whether texts are greedy (sampled ones differ too much to share them), and drafter."""
+        self.newcomers: WeakSet[RequestPlanner] = WeakSet()
+        """Requests that are counted among those of no target yet."""
 
     def target(self, peer: TargetPeerCosts) -> TargetTimes:
         """The times of rounds at a target."""
@@ -89,6 +91,7 @@ class RequestPlanner:
         self._drafts_ahead = False
         """Whether the last plan drafts for outcomes."""
         self._rounds = self._sessions = 0
+        planner.newcomers.add(self)
 
     @property
     def _target(self) -> TargetTimes | None:
@@ -114,14 +117,19 @@ class RequestPlanner:
 
     def close(self) -> None:
         """Note the end of the request; it can still be explained."""
+        self._planner.newcomers.discard(self)
         if self._place is not None:
             self._place.requests.pop(self, None)
 
     @property
     def expects_drafts(self) -> bool:
-        """Whether drafts may work and promise to pay: then the prompt is drafted on at once."""
-        target = self.target
-        return target is None or (target.mode is Mode.DRAFTS and not 0 < target.group.promise <= MARGIN)
+        """Whether drafts may work and promise to pay: then the prompt is drafted on at once.
+
+        While no target is known that is one request: a burst would have all its prompts computed beside the target's.
+        """
+        if (target := self.target) is None:
+            return len(self._planner.newcomers) == 1
+        return target.mode is Mode.DRAFTS and not 0 < target.group.promise <= MARGIN
 
     @property
     def mode(self) -> Mode:
@@ -219,7 +227,7 @@ class RequestPlanner:
         return ProposalPricing(target, self.draft, self.stats.own, self.rates, coupled=self.stats.is_coupled)
 
     def _best(self, target: TargetTimes, options: Options) -> Plan:
-        if self._rounds % RATES_KEPT == 0 or not self._rounds & (self._rounds - 1):  # 1, 2, 4, 8 … RATES_KEPT
+        if self._rates_are_due(options):
             self.rates = self._rates_now(target, options)
         pricing = self._pricing(target)
         if options.leased_rounds > 1:  # the target starts the next round and the one after it: there is no choice
@@ -273,6 +281,11 @@ class RequestPlanner:
     def _count(self, strategy: Strategy, plan: Plan) -> Plan:
         self.round_counts[strategy] += 1
         return plan
+
+    def _rates_are_due(self, options: Options) -> bool:
+        """Whether rates are worked out anew: at first in each round that may draft, else in rounds 1, 2, 4, 8 …"""
+        rounds = self._rounds
+        return rounds % RATES_KEPT == 0 or (rounds < RATES_KEPT and (options.drafts or not rounds & (rounds - 1)))
 
     def _rates_now(self, target: TargetTimes, options: Options) -> Rates:
         """The rates of the best strategy, where the others do what is best for all."""

@@ -129,6 +129,16 @@ def test_whether_the_next_request_opens_its_draft_is_what_all_requests_know() ->
     assert not request.expects_drafts
 
 
+def test_of_a_burst_on_a_fresh_coordinator_one_request_opens_its_draft() -> None:
+    planner = Planner()
+    first = RequestPlanner(planner, "draft", Acceptance.COUPLED, greedy=True)
+    assert first.expects_drafts
+    second = RequestPlanner(planner, "draft", Acceptance.COUPLED, greedy=True)
+    assert not second.expects_drafts
+    first.close()
+    assert second.expects_drafts
+
+
 def test_a_draft_that_turns_useless_is_left_and_taken_again_when_it_is_good() -> None:
     useless = range(200, 600)
     for seed in range(3):
