@@ -92,10 +92,8 @@ class Choosing:
             if name not in offers:
                 key = stats_key(AUTO if name == DEFAULT else f"{AUTO} {name}", model, self._text)
                 draft, stats = self._planner.draft(peer, name), self._request.stats.optimistic(key)
-                rate = 0.0
-                if target is not None:
-                    cycles = Cycles(target, draft, stats, can_ahead=self._can_ahead)
-                    rate = max(cycle.rate for cycle in cycles.all().values())
+                cycles = Cycles(target, draft, stats, can_ahead=self._can_ahead).all() if target is not None else {}
+                rate = max((cycle.rate for cycle in cycles.values()), default=0.0)
                 offers[name] = OfferedDrafter(name, key, draft, rate)
         return list(offers.values())
 

@@ -31,7 +31,8 @@ SHADOW_SHARE = LEAST_MOVE / 2
 """Largest share of time that drafts of all requests work for shadows alone: they may use the target's cores.
 No loss budget counts it, so it stays below what a loss budget allows."""
 RATES_KEPT = round(SPEED_MEMORY)
-"""Rounds for which a request's rates are kept once it has run as many: the machine's speed hardly moves meanwhile."""
+"""Rounds for which a request's rates are kept once it has run as many: the machine's speed hardly moves meanwhile.
+Before, they are worked out in each round that may draft, or in rounds 1, 2, 4, 8 …"""
 
 
 class Planner:
@@ -43,7 +44,7 @@ class Planner:
         self.stats: defaultdict[tuple[Acceptance, bool, str], AcceptanceStats] = defaultdict(AcceptanceStats)
         """By acceptance rule, whether texts are greedy (sampled ones differ too much to share them), and drafter."""
         self.newcomers: WeakSet[RequestPlanner] = WeakSet()
-        """Requests that are counted among those of no target yet."""
+        """Requests of no target yet. Of a burst one drafts: the prompts would all be computed beside the target's."""
 
     def target(self, peer: TargetPeerCosts) -> TargetTimes:
         """The times of rounds at a target."""
@@ -123,10 +124,7 @@ class RequestPlanner:
 
     @property
     def expects_drafts(self) -> bool:
-        """Whether drafts may work and promise to pay: then the prompt is drafted on at once.
-
-        While no target is known that is one request: a burst would have all its prompts computed beside the target's.
-        """
+        """Whether drafts may work and promise to pay: then the prompt is drafted on at once; of newcomers one's."""
         if (target := self.target) is None:
             return len(self._planner.newcomers) == 1
         return target.mode is Mode.DRAFTS and not 0 < target.group.promise <= MARGIN
@@ -227,7 +225,8 @@ class RequestPlanner:
         return ProposalPricing(target, self.draft, self.stats.own, self.rates, coupled=self.stats.is_coupled)
 
     def _best(self, target: TargetTimes, options: Options) -> Plan:
-        if self._rates_are_due(options):
+        rounds = self._rounds
+        if rounds % RATES_KEPT == 0 or (rounds < RATES_KEPT and (options.drafts or not rounds & (rounds - 1))):
             self.rates = self._rates_now(target, options)
         pricing = self._pricing(target)
         if options.leased_rounds > 1:  # the target starts the next round and the one after it: there is no choice
@@ -268,9 +267,8 @@ class RequestPlanner:
     def _may_copy(self, target: TargetTimes) -> bool:
         """Whether its matches may lengthen the others' steps: they have lost little, or their own win it back."""
         return target.sessions == 1 or not any(
-            each.loss_budget.is_spent(MEMORY * each.stats.own.texts.match_value.value)
+            each is not self and each.loss_budget.is_spent(MEMORY * each.stats.own.texts.match_value.value)
             for each in target.requests
-            if each is not self
         )
 
     def _left_ms(self, target: TargetTimes) -> float:
@@ -281,11 +279,6 @@ class RequestPlanner:
     def _count(self, strategy: Strategy, plan: Plan) -> Plan:
         self.round_counts[strategy] += 1
         return plan
-
-    def _rates_are_due(self, options: Options) -> bool:
-        """Whether rates are worked out anew: at first in each round that may draft, else in rounds 1, 2, 4, 8 …"""
-        rounds = self._rounds
-        return rounds % RATES_KEPT == 0 or (rounds < RATES_KEPT and (options.drafts or not rounds & (rounds - 1)))
 
     def _rates_now(self, target: TargetTimes, options: Options) -> Rates:
         """The rates of the best strategy, where the others do what is best for all."""

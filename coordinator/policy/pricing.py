@@ -113,7 +113,7 @@ class ProposalPricing:
         if self.coupled and plan.nodes == plan.depth:
             waits_ms = self.draft.waits(self.rates.drafting)[: min(room, MAX_DEPTH)]
             depth = max(plan.depth, sum(ms <= most_ms for ms in waits_ms))
-            price = self._row_price + self.draft.step_ms(self.rates.drafting) * self.rates.own
+            price = self._prices(self._rows_ms(1))[1] + self.draft.step_ms(self.rates.drafting) * self.rates.own
             plan = replace(plan, depth=depth, nodes=depth, least_chance=min(1.0, price))
         return replace(plan, patience_ms=most_ms)
 
@@ -124,7 +124,7 @@ class ProposalPricing:
         """
         reached = (1.0, *survival(self.stats.tokens.chances(most)))
         second = self.stats.tokens.by_rank[0].value if options.trees else 0.0
-        price, tokens, nodes, trees = max(self._row_price, SMALLEST_CHANCE), 0.0, 0, []
+        price, tokens, nodes, trees = max(self._prices(self._rows_ms(1))[1], SMALLEST_CHANCE), 0.0, 0, []
         for parent, child in itertools.pairwise(reached):
             extra = (parent - child) * second
             tokens, nodes = tokens + child, nodes + 1
@@ -161,10 +161,6 @@ class ProposalPricing:
         prices = self._prices(self._rows_ms(len(likely)), weight)
         values = ((tokens - prices[nodes], nodes) for nodes, tokens in enumerate(itertools.accumulate(likely), 1))
         return max((0.0, 0), *values) if likely else (0.0, 0)
-
-    @property
-    def _row_price(self) -> float:
-        return self._prices(self._rows_ms(1))[1]
 
     def _rows_ms(self, most: int) -> list[float]:
         """Milliseconds that n more rows add to a step, for n = 0 to `most`."""
