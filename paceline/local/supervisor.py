@@ -28,6 +28,7 @@ from paceline.local.settings import (
 )
 from paceline.runtime.process import describe_exit
 
+DRAFT_NICENESS = 19
 FIRST_DELAY_S = 0.5
 LONGEST_DELAY_S = 30.0
 STEADY_S = 60.0
@@ -99,7 +100,10 @@ class SupervisedServices(LocalServices):
             self._announce(f"drafting from n-grams alone: {missing}")
         self.start("target", "target", target_flags(self.settings, cores.target), cores.target)
         if drafts:
-            self.start("draft", "draft", draft_flags(self.settings, cores.draft), cores.draft)
+            niceness = (
+                int(os.environ.get("NICE_X", DRAFT_NICENESS)) if cores.are_shared(available_cores(os.environ)) else 0
+            )
+            self.start("draft", "draft", draft_flags(self.settings, cores.draft), cores.draft, niceness)
         self.await_serving(*self.processes)
         draft = self.address_of("draft") if drafts else None
         flags = coordinator_flags(self.settings, self.address_of("target"), draft) | self._coordinator

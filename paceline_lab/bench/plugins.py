@@ -45,7 +45,7 @@ from paceline_lab.reporting.reports import describe, load_average, write_report
 VLLM, DRAFTS = "vllm", "drafts"
 V1, V2 = "v1", "v2"
 METHODS = {V1: {"method": "custom_class", "model": "paceline_vllm.DraftProposer"}, V2: {"method": "ngram"}}
-READY_S, REQUEST_S, STOP_S = 900.0, 600.0, 30.0
+READY_S, REQUEST_S, STOP_S, DEATH_S = 900.0, 600.0, 30.0, 1.0
 ACCEPTED = re.compile(r"^vllm:spec_decode_num_accepted_tokens_total(?:\{.*?\})? (\S+)$", re.MULTILINE)
 
 
@@ -120,7 +120,7 @@ def started(mode: str, folder: Path, arguments: argparse.Namespace) -> Iterator[
     """A server that this program starts, and stops.
 
     Raises:
-        ServerFailed: with the end of its log.
+        ServerFailed: it did not start, or it has ended since; with the end of its log.
     """
     port, log = _free_port(), folder / f"{mode}.log"
     flags, variables = flags_of(mode, arguments)
@@ -135,6 +135,12 @@ def started(mode: str, folder: Path, arguments: argparse.Namespace) -> Iterator[
             time.sleep(0.5)
         took_s = time.perf_counter() - start_s
         yield ServerContestant(mode, f"http://{LOCALHOST}:{port}", arguments.model, (process.pid,), took_s)
+    except ServerFailed as error:
+        try:
+            code = process.wait(DEATH_S)
+        except subprocess.TimeoutExpired:
+            raise error from None
+        raise ServerFailed(f"{VLLM} {mode} has ended ({code}):\n{log.read_text(errors='replace')[-4000:]}") from error
     finally:
         process.terminate()
         try:

@@ -110,6 +110,19 @@ def test_a_server_that_does_not_start_is_told_with_its_log(tmp_path: Path) -> No
         )
 
 
+def test_a_server_that_ends_later_is_told_with_its_log(tmp_path: Path) -> None:
+    script = tmp_path / "vllm"
+    script.write_text(
+        f"#!{sys.executable}\nimport http.server, sys\n"
+        "class Handler(http.server.BaseHTTPRequestHandler):\n    do_GET = lambda self: self.send_response(200)\n"
+        "http.server.HTTPServer(('127.0.0.1', int(sys.argv[4])), Handler).handle_request()\n"
+        "sys.exit('no memory left')\n"
+    )
+    script.chmod(0o755)
+    with pytest.raises(SystemExit, match=r"(?s)vllm \w+ has ended \(1\):.*no memory left"):
+        plugins.main(["--model", "m", "--vllm", str(script), "--draft", "127.0.0.1:9", "--out", str(tmp_path)])
+
+
 @pytest.mark.parametrize("asked", [[], ["--plain", "http://a"], ["--plain", "a", "--drafted", "b", "--draft", "c:1"]])
 def test_it_is_told_which_servers(asked: list[str]) -> None:
     with pytest.raises(SystemExit, match="draft, or plain and drafted"):
