@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -18,27 +17,10 @@ from paceline.cli.main import app
 from paceline.protocol.generation import GenerateRequest
 from tests.warm import PACELINE
 
-SERVICES = ("draft-service", "target-service", "coordinator", "gateway")
-COMMANDS = ("pull", "models", "serve", *SERVICES, "generate", "doctor")
 FREE_PORT = "127.0.0.1:1"
 """Nobody listens on port 1."""
 
 runner = CliRunner(env={"COLUMNS": "200", "TERM": "dumb", "PACELINE_HOME": ""})
-
-
-def test_every_command_is_listed() -> None:
-    result = runner.invoke(app, [])
-    assert result.exit_code == 0
-    assert all(command in result.stdout for command in COMMANDS)
-
-
-@pytest.mark.parametrize("command", ["pull", "serve", "generate", "explain", "trace", "doctor"])
-def test_help_has_an_example(command: str) -> None:
-    result = runner.invoke(app, [command, "--help"])
-    assert result.exit_code == 0
-    _, found, examples = result.stdout.partition("Example:")
-    assert found
-    assert f"paceline {command}" in examples
 
 
 @pytest.mark.parametrize(
@@ -166,12 +148,6 @@ def test_doctor_names_versions_and_the_cache(tmp_path: Path, monkeypatch: pytest
     assert findings["model smollm2-135m"].detail == "not pulled (paceline pull smollm2-135m)"
 
 
-def test_version() -> None:
-    result = runner.invoke(app, ["--version"])
-    assert result.exit_code == 0
-    assert result.stdout == f"paceline {metadata.version('paceline')}\n"
-
-
 def paceline(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """The command as a process of that name."""
     code = "import sys; sys.argv[0] = 'paceline'; from paceline.cli.main import main; main()"
@@ -241,20 +217,6 @@ def test_only_what_was_pulled_is_removed(tmp_path: Path, name: str) -> None:
     assert result.exit_code == 2
     assert result.stderr == f"paceline: error: model = {name!r}: must be one that is pulled: none is\n"
     assert (tmp_path / "models" / "mine" / "provenance.json").exists()
-
-
-def test_a_group_alone_shows_its_help_and_no_error() -> None:
-    result = runner.invoke(app, ["models"])
-    assert "rm" in result.stdout
-    assert result.stderr == ""
-
-
-def test_cli_imports_no_engine() -> None:
-    modules = "paceline.cli.main, paceline.client, paceline.cli.display, paceline.cli.doctor"
-    code = f"import sys, json, {modules}; print(json.dumps(list(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    loaded = {name.partition(".")[0] for name in json.loads(done.stdout)}
-    assert loaded & {"torch", "numpy", "numba", "transformers"} == set()
 
 
 SERVE = """

@@ -15,7 +15,6 @@ from paceline.cli.display import (
     comparison,
     generation_json,
     histogram_text,
-    stats_table,
 )
 from paceline.client import Collector, Generation
 from paceline.protocol.generation import Finished, FinishReason, Provenance, Started, Tokens
@@ -132,13 +131,6 @@ def test_json_has_exactly_the_promised_fields() -> None:
             },
         },
     }
-
-
-def test_statistics_name_what_was_measured() -> None:
-    written = io.StringIO()
-    Console(file=written, width=100).print(stats_table(STATS, 3))
-    assert "5 of 9 (56%)" in written.getvalue()
-    assert "0: 1, 2: 1, 3: 1" in written.getvalue()
 
 
 @pytest.mark.parametrize(("token_ids", "words"), [((5, 6, 7), "the same tokens"), ((5, 6, 8), "other tokens")])

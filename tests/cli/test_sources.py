@@ -116,11 +116,6 @@ def test_what_kubernetes_says_of_a_service_configures_nothing() -> None:
         gather(TargetConfig, None, {}, {name: SERVICE_LINKS[name] for name in ("PACELINE_TARGET_SERVICE_HOST",)})
 
 
-def test_variables_of_other_programs_are_theirs() -> None:
-    of_others = environment(DRAFT_NONSENSE="1", HOME="/x", COORDINATOR_LEASE="1")
-    assert gather(TargetConfig, None, {}, of_others).sources == {}
-
-
 @pytest.mark.parametrize(
     ("file", "arguments", "message", "source"),
     [

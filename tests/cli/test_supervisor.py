@@ -29,7 +29,6 @@ from paceline.local.service_process import (
 )
 from paceline.local.settings import ServeSettings, available_cores, speculative_drafter
 from paceline.local.supervisor import LONGEST_DELAY_S, STEADY_S, Restarts, SupervisedServices
-from paceline.protocol.errors import InvalidInput
 from paceline.runtime.config import TargetConfig
 from paceline.runtime.process import SPIN_COUNT
 from tests.engine import tiny
@@ -85,12 +84,6 @@ def test_speculative_config_is_the_short_drafter_in_vllms_words(text: str, draft
     assert speculative_drafter(text) == (drafter, tokens)
 
 
-def test_bad_settings_start_nothing(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match=r"^max_num_seqs = 0"):
-        SupervisedServices(ServeSettings(model=TARGET, max_num_seqs=0), tmp_path / "never")
-    assert not (tmp_path / "never").exists()
-
-
 def test_each_service_is_announced_once_healthy(services: SupervisedServices, lines: list[str]) -> None:
     assert [line.split()[0] for line in lines] == ["cores", "target", "draft", "coordinator"]
     for name, line in zip(services.processes, lines[1:], strict=True):
@@ -109,12 +102,6 @@ def test_the_first_request_is_drafted_for(services: SupervisedServices) -> None:
         generation = client.generate(prompt="hello", max_new_tokens=24, seed=5)
     assert generation.stats.num_spec_steps > 0
     assert generation.stats.num_accepted_draft_tokens > 0
-
-
-def test_children_have_a_group_of_their_own(services: SupervisedServices) -> None:
-    groups = {os.getpgid(process.pid) for process in services.processes.values()}
-    assert len(groups) == 3
-    assert os.getpgrp() not in groups
 
 
 def test_a_child_has_its_threads_and_they_spin_briefly(tmp_path: Path) -> None:
@@ -154,25 +141,6 @@ def test_generate_json_is_what_the_client_gets(services: SupervisedServices, tmp
     assert set(shown["provenance"]) <= {"accepted", "recovered", "bonus", "target"}
 
 
-def test_drafter_none_is_target_only_and_the_text_is_the_same(services: SupervisedServices) -> None:
-    asked = ("--prompt", "a", "--max-new-tokens", "20", "--seed", "77")
-    alone, drafted = (
-        generated(services, *asked, *flags) for flags in (("--drafter", "none"), ("--num-draft-tokens", "5"))
-    )
-    assert set(alone["provenance"]) == {"target"} != set(drafted["provenance"])
-    assert alone["token_ids"] == drafted["token_ids"]
-
-
-def test_a_predicted_file_is_proposed_and_the_text_is_the_same(services: SupervisedServices, tmp_path: Path) -> None:
-    file = tmp_path / "prediction.txt"
-    file.write_text("something else")
-    asked = ("--prompt", "a", "--max-new-tokens", "9", "--seed", "77", "--num-draft-tokens", "3")
-    shown = [generated(services, *asked), generated(services, *asked, "--prediction", str(file))]
-    predicted = [one["stats"]["prediction_accepted"] + one["stats"]["prediction_rejected"] for one in shown]
-    assert shown[0]["token_ids"] == shown[1]["token_ids"]
-    assert predicted[0] == 0 < predicted[1]
-
-
 @pytest.mark.parametrize(
     ("flags", "named"),
     [
@@ -197,17 +165,6 @@ def test_doctor_says_that_all_is_well(services: SupervisedServices) -> None:
     assert result.stdout.count("round trip") == 3
     assert "tokenizers" in result.stdout
     assert "BAD" not in result.stdout
-
-
-def test_a_killed_service_is_named_with_its_log_and_the_others_stop(tmp_path: Path) -> None:
-    once = settings("ngram").model_copy(update={"max_restarts": 0})
-    with pytest.raises(ServiceFailed) as caught, SupervisedServices(once, tmp_path) as running:
-        pids = [process.pid for process in running.processes.values()]
-        running.processes["target"].kill()
-        running.wait()
-    assert caught.value.message.startswith("target service ended with signal SIGKILL; last lines of ")
-    assert "serving" in caught.value.message, "what it had logged"
-    assert not any(psutil.pid_exists(pid) for pid in pids)
 
 
 class ServeCommand:
@@ -341,16 +298,6 @@ def test_a_model_that_the_target_refuses_is_the_first_line_alone(tmp_path: Path)
     assert refusal.startswith("target service refused: model type llama: layers of type linear_attention")
     assert second == f"log: {logs / 'target.log'}"
     assert refusal in (logs / "target.log").read_text()
-
-
-def test_generate_local_refuses_a_damaged_model_in_one_line(tmp_path: Path) -> None:
-    file = tmp_path / "tiny.gguf"
-    file.write_bytes(b"GGUF")
-    result = runner.invoke(app, ["generate", "--local", "--model", str(file), "--drafter", "none", "--prompt", "a"])
-    assert result.exit_code == 2
-    assert result.stderr.startswith(f"paceline: error: target service refused: file '{file}': damaged or truncated")
-    assert result.stderr.endswith("; fetch it again\n")
-    assert result.stderr.count("\n") == 1, "the log is gone with its folder"
 
 
 def test_a_refusal_of_an_earlier_start_is_not_shown_again(tmp_path: Path) -> None:

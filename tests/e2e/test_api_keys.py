@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -101,15 +99,6 @@ def test_probes_need_no_key(guarded: Cluster) -> None:
     assert answer.status == health_pb2.HealthCheckResponse.SERVING
 
 
-def test_each_key_is_served_and_the_text_is_the_same(guarded: Cluster) -> None:
-    texts = set()
-    for name in ("alice", "bob"):
-        with client_of(guarded, name) as client:
-            assert client.describe_models()[0].target_ready
-            texts.add(client.generate(SHORT).text)
-    assert len(texts) == 1
-
-
 def test_a_revoked_key_ends_its_streams_and_no_others(guarded: Cluster, keys: Path) -> None:
     with client_of(guarded, "alice") as alice, client_of(guarded, "bob") as bob:
         others: Any = bob.stream(ENDLESS)
@@ -134,20 +123,6 @@ def test_a_revoked_key_ends_its_streams_and_no_others(guarded: Cluster, keys: Pa
     eventually(lambda: guarded.status("target").sessions == 0, "nothing is held")
 
 
-def test_a_key_that_comes_is_taken_without_a_restart(guarded: Cluster, keys: Path) -> None:
-    fresh = new_key()
-    write_keys(keys, {"fresh": fresh})
-
-    def served() -> bool:
-        with Client(guarded.address, api_key=fresh, timeout_s=20) as client:
-            try:
-                return bool(client.generate(SHORT).token_ids)
-            except Unauthenticated:
-                return False
-
-    eventually(served, "the new key is taken")
-
-
 def test_tokens_of_prompt_and_text_are_counted(guarded: Cluster) -> None:
     small = GenerateRequest(token_ids=(1,) * 8, max_new_tokens=16, seed=5)
     with client_of(guarded, "small") as client:
@@ -157,27 +132,3 @@ def test_tokens_of_prompt_and_text_are_counted(guarded: Cluster) -> None:
     assert error.metadata == {"limit": "tokens_per_minute", "value": "20"}
     # 8 + 16 - 20 tokens are owed, and one is wanted; those that came meanwhile are paid.
     assert 9_000 <= (error.retry_after_ms or 0) <= 15_000
-
-
-def test_a_key_file_that_becomes_a_fifo_stops_neither_rereading_nor_the_end(tmp_path: Path) -> None:
-    file = tmp_path / "keys.json"
-    save(file, "alice", "small")
-    cluster = Cluster(tmp_path / "services", drafters=(), coordinator_flags={"api_keys": str(file)})
-    cluster.api_key = KEYS["alice"]
-    with cluster:
-        log = cluster.processes["coordinator"].log_file
-        with client_of(cluster, "alice") as client, client_of(cluster, "small") as small:
-            text = client.generate(SHORT).token_ids
-            file.unlink()
-            os.mkfifo(file)
-            eventually(lambda: "it is a FIFO" in log.read_text(), "the log names it", 10)
-            assert client.generate(SHORT).token_ids == text, "keys stay"
-            file.unlink()
-            save(file, "alice")
-            eventually(lambda: not known(small), "a revoked key is refused", 10)
-            assert client.generate(SHORT).token_ids == text
-            file.unlink()
-            os.mkfifo(file)
-        began = time.monotonic()
-        cluster.processes["coordinator"].stop()
-        assert time.monotonic() - began < 5, "it ends when it is told to"

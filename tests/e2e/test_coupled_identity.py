@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -50,17 +48,6 @@ async def test_any_speculation_writes_the_target_only_text(cluster: Cluster, sam
             assert any(Provenance.ACCEPTED in generation.provenance for generation in drafted)
 
 
-async def test_greedy_rejection_and_block_equal_greedy(cluster: Cluster) -> None:
-    greedy = SamplingParams(temperature=0)
-    request = partial(GenerateRequest, token_ids=(3, 1, 4), sampling=greedy, seed=1, max_new_tokens=40)
-    async with cluster.async_client() as client:
-        plain = await client.generate(request(speculation=TARGET_ONLY))
-        for acceptance, drafter in itertools.product((Acceptance.REJECTION, Acceptance.BLOCK), ("model", "ngram")):
-            speculation = SpeculationSettings(drafter=drafter, num_draft_tokens=4)
-            drafted = await client.generate(request(acceptance=acceptance, speculation=speculation))
-            assert drafted.token_ids == plain.token_ids
-
-
 async def test_a_perfect_draft_is_accepted_whole(tmp_path: Path) -> None:
     speculation = SpeculationSettings(num_draft_tokens=4)
     waiting: Flags = {"fan_out": 0}  # a round that waits for its proposal gets it whole
@@ -74,13 +61,3 @@ async def test_a_perfect_draft_is_accepted_whole(tmp_path: Path) -> None:
                 assert generation.stats.mean_acceptance_length == 5
                 assert generation.stats.acceptance_histogram[4] == 10
                 assert generation.provenance.count(Provenance.BONUS) == 10
-
-
-async def test_trees_accept_more_than_chains_at_the_same_depth(cluster: Cluster) -> None:
-    chain = SpeculationSettings(drafter="model", num_draft_tokens=3)
-    async with cluster.async_client() as client:
-        alone, branched = [
-            (await client.generate(token_ids=(8, 2), seed=3, max_new_tokens=200, speculation=each)).stats
-            for each in (chain, replace(chain, tree_widths=(4, 2, 1)))
-        ]
-    assert branched.mean_acceptance_length > alone.mean_acceptance_length

@@ -21,7 +21,6 @@ from tests.warm import PACELINE
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
-SCRIPTS = ("sync_client", "async_client", "resume", "json_schema")
 TARGET = "table:vocab=260,seed=3"
 """257 ids and more read and write text as bytes, and end it."""
 REQUEST = ("--prompt", "Once upon a time", "--max-new-tokens", "24", "--temperature", "0")
@@ -50,12 +49,6 @@ def expected_text(cluster: Cluster) -> str:
             max_new_tokens=48,
             seed=7,
         ).text
-
-
-def test_the_list_names_every_example() -> None:
-    assert {file.stem for file in EXAMPLES.glob("*.py")} == set(SCRIPTS)
-    listed = (EXAMPLES / "README.md").read_text()
-    assert all(f"({name}.py)" in listed for name in SCRIPTS)
 
 
 def test_the_readmes_python_runs_as_it_stands(services: Cluster) -> None:

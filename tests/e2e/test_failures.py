@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Iterator
 from contextlib import aclosing
 from functools import partial
@@ -17,7 +16,7 @@ from paceline.protocol.errors import PeerUnavailable
 from paceline.protocol.generation import GenerateRequest, Provenance, SpeculationSettings, Tokens
 from tests.chaos.proxy import Proxy
 from tests.e2e.cluster import Cluster, cluster_fixture, eventually
-from tests.e2e.streams import leave, read, stream
+from tests.e2e.streams import read, stream
 
 TIMED = "table:vocab=300,seed=1,eos=299,step_ms=4"
 NEAR = "table:vocab=300,seed=1,eos=299,noise=0.2,step_ms=1"
@@ -46,18 +45,6 @@ def plain(timed: Cluster) -> Generation:
 async def text_under(cluster: Cluster, strike: Callable[[], object]) -> Generation:
     async with cluster.async_client() as client:
         return await stream(client, request(), (STRUCK_AT, strike))
-
-
-async def test_draft_killed_and_back(timed: Cluster, plain: Generation) -> None:
-    alone = await text_under(timed, lambda: timed.kill("draft"))
-    assert alone.token_ids == plain.token_ids
-    assert Provenance.TARGET in alone.provenance, "the text went on without a draft"
-    timed.restart("draft")
-    timed.await_links()
-    with timed.client() as client:
-        again = client.generate(request())
-    assert again.token_ids == plain.token_ids
-    assert Provenance.ACCEPTED in again.provenance, "the draft is used again"
 
 
 async def test_draft_killed_and_restarted_within_one_text(timed: Cluster, plain: Generation) -> None:
@@ -104,15 +91,6 @@ async def test_every_resume_point_joins_to_the_same_text(timed: Cluster) -> None
         whole = await client.generate(request(max_new_tokens=40))
         joined = await asyncio.gather(*map(join, range(1, 40)))
     assert set(joined) == {(whole.token_ids, whole.text)}
-
-
-async def test_client_cancel_frees_both_sessions(timed: Cluster) -> None:
-    async with timed.async_client() as client:
-        await leave(client, request(max_new_tokens=2000))
-        cancelled = time.monotonic()
-        timed.wait_idle()
-        assert time.monotonic() - cancelled < 5
-        assert len((await client.generate(request(max_new_tokens=8))).token_ids) == 8
 
 
 @pytest.fixture(scope="module")

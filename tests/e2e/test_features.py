@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
@@ -12,11 +11,10 @@ from typing import Any
 
 import pytest
 
-from draft_service.scheduler import DraftScheduler
 from paceline.client import AsyncClient, Generation
 from paceline.drafting import feature_feed
 from paceline.engine.table.engine import load_table
-from paceline.protocol.features import FeatureNeed, Features
+from paceline.protocol.features import Features
 from paceline.protocol.generation import GenerateRequest, SpeculationSettings
 from paceline.protocol.proposal import Acceptance
 from paceline.protocol.sampling import SamplingParams
@@ -90,27 +88,6 @@ async def test_the_drafter_is_given_the_rows_of_the_text(
             assert (alone.token_ids, alone.stats.feature_bytes) == (one.token_ids, 0)
 
 
-async def test_lost_and_repeated_rows_change_no_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every third message is lost on its way to the draft service, every fifth comes twice."""
-    passed, count = DraftScheduler.features, 0
-
-    def unreliable(scheduler: DraftScheduler, session: Any, features: Features) -> None:
-        nonlocal count
-        count += 1
-        for _ in range(0 if count % 3 == 0 else 2 if count % 5 == 0 else 1):
-            passed(scheduler, session, features)
-
-    monkeypatch.setattr(DraftScheduler, "features", unreliable)
-    async with cluster() as (client, spy):
-        one = await client.generate(drafted())
-        alone = await client.generate(ALONE)
-        assert one.token_ids == alone.token_ids
-        taken = next(iter(spy.taken.values()))
-        assert misplaced(taken, (*PROMPT, *one.token_ids)) == []
-        assert len(set(positions(taken))) < positions(taken)[-1]
-        assert len(set(positions(taken))) < len(positions(taken))
-
-
 async def test_a_draft_that_is_killed_with_rows_in_flight_is_followed_by_another_that_is_given_all() -> None:
     spies = [FeatureSpy(load_table(NEAR)) for _ in range(2)]
     async with AsyncExitStack() as services:
@@ -137,26 +114,6 @@ async def test_a_draft_that_is_killed_with_rows_in_flight_is_followed_by_another
         check(other, max(other.taken), after)
 
 
-async def test_a_session_that_ends_is_followed_by_one_that_is_given_all_that_was_kept(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    passed, failed = FeatureSpy.commit, False
-
-    def failing(spy: FeatureSpy, session: int, token_ids: Any, *, shadow: bool = False) -> None:
-        nonlocal failed
-        if not failed and len(spy.texts[session]) > len(PROMPT) + 5:
-            failed = True
-            raise RuntimeError("the drafter has failed")
-        passed(spy, session, token_ids, shadow=shadow)
-
-    monkeypatch.setattr(FeatureSpy, "commit", failing)
-    monkeypatch.setattr("paceline.drafting.session.RETRY_MIN_S", 0.0)
-    async with cluster() as (client, spy):
-        one = await client.generate(drafted())
-        assert len(spy.taken) > 1, "opened again"
-        check(spy, max(spy.taken), one)
-
-
 async def test_mutant_rows_one_further_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     original = feature_feed.FeatureFeed.slice
 
@@ -168,15 +125,3 @@ async def test_mutant_rows_one_further_are_noticed(monkeypatch: pytest.MonkeyPat
         one = await client.generate(drafted())
         with pytest.raises(AssertionError):
             check(spy, max(spy.taken), one)
-
-
-async def test_a_drafter_whose_need_the_target_cannot_meet_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
-    spy = FeatureSpy(load_table(NEAR), FeatureNeed((77,)))
-    feature_feed._log_refusal.cache_clear()
-    with caplog.at_level(logging.WARNING):
-        async with cluster(spy) as (client, _):
-            one = await client.generate(drafted())
-            alone = await client.generate(ALONE)
-    assert one.token_ids == alone.token_ids
-    assert spy.taken == {}
-    assert "drafter left out, its requests go without it: layers=(77,) reason=feature layer = 77" in caplog.text

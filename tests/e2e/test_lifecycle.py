@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import socket
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -22,7 +21,6 @@ from paceline.protocol.errors import PeerUnavailable
 from paceline.protocol.generation import GenerateRequest
 from tests.cli.test_supervisor import STOP_SECONDS, ServeCommand, serving
 from tests.e2e.cluster import Cluster, eventually, free_port
-from tests.warm import PACELINE
 
 SLOW = "table:vocab=300,seed=1,eos=299,step_ms=20"
 LENGTH = 60
@@ -104,18 +102,6 @@ def test_services_and_ranks_end_with_their_supervisor(tmp_path: Path, number: si
         assert out.endswith("stopped\n") == (number is signal.SIGHUP)
         eventually(lambda: all(is_gone(pid) for pid in pids), "no process is left", STOP_SECONDS)
         eventually(lambda: all(is_free(address) for address in command.services.values()), "the ports are free")
-
-
-def test_services_of_generate_end_with_it() -> None:
-    settings = {"model": SLOW, "drafter": "none", "prompt": "a", "max-new-tokens": "400"}
-    arguments = ["generate", "--local", *(word for name, value in settings.items() for word in (f"--{name}", value))]
-    with subprocess.Popen([*PACELINE, *arguments], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as command:
-        assert command.stdout is not None
-        assert command.stdout.read(1), "it generates"
-        pids = descendants(command.pid)
-        assert len(pids) >= 2
-        command.kill()
-    eventually(lambda: all(is_gone(pid) for pid in pids), "no process is left", STOP_SECONDS)
 
 
 def test_sigterm_lets_a_generation_finish(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 
-import numpy as np
 import pytest
 
 from draft_service.drafters.draws import Distribution, NextToken, PreDrawnDraws
@@ -17,13 +16,12 @@ from paceline.engine.table.engine import TableEngine
 from paceline.models.table_names import TableSpec
 from paceline.protocol.generation import SpeculationSettings
 from paceline.protocol.proposal import Acceptance
-from paceline.protocol.sampling import NoiseKey
 from paceline.sampling.distribution import support_scores
 from paceline.sampling.noise import Stream
 from paceline.sampling.racing import race
 from tests.e2e.cluster import Cluster, cluster_fixture, eventually
 from tests.e2e.statistics import LEVEL
-from tests.e2e.test_distribution import OPPOSITE, PROMPT, SAMPLING, TARGET, p_value, request, sample
+from tests.e2e.test_distribution import OPPOSITE, SAMPLING, TARGET, p_value, request, sample
 from tests.services.harness import draft_service
 
 SAMPLES = 300
@@ -42,8 +40,6 @@ def sharper(
 
 
 opposite = cluster_fixture(TARGET)
-timed = cluster_fixture("table:vocab=64,seed=1,step_ms=10")
-"""Long enough for the pause behind the first mistake."""
 
 
 async def linked(address: str) -> None:
@@ -83,37 +79,3 @@ async def test_the_text_has_the_targets_distribution_all_the_same(
     for line in mistakes:
         assert "drafter=model round=" in line
         assert "mistake " in line
-
-
-@pytest.mark.parametrize("acceptance", [Acceptance.REJECTION, Acceptance.BLOCK])
-@pytest.mark.parametrize("honest", [True, False])
-async def test_a_request_does_without_it_after_a_few_mistakes_and_the_next_one_asks_again(
-    timed: Cluster, monkeypatch: pytest.MonkeyPatch, acceptance: Acceptance, honest: bool
-) -> None:
-    if not honest:
-        monkeypatch.setattr(PreDrawnDraws, "proposed", sharper)
-    speculation = SpeculationSettings(drafter="model", num_draft_tokens=3)
-    async with behind(timed, "table:vocab=64,seed=1,noise=0.3") as (client, log):
-        for seed in range(2):
-            generation = await client.generate(
-                token_ids=PROMPT,
-                seed=seed,
-                max_new_tokens=120,
-                ignore_eos=True,
-                acceptance=acceptance,
-                speculation=speculation,
-            )
-            assert len(generation.token_ids) == 120
-            proposing = [record for record in generation.stats.records if record.proposed]
-            assert (len(proposing) > 20) == honest
-        told = log()
-    assert told.count("mistake 1 of") == told.count(f"mistake {MAX_MISTAKES} of") == (0 if honest else 2)
-
-
-def test_the_wrong_draw_is_another_one() -> None:
-    """What the tests above rely on."""
-    rng = np.random.default_rng(0)
-    made = PreDrawnDraws(SAMPLING, NoiseKey(1), 64)
-    rows = made.read(rng.standard_normal((50, 64)).astype(np.float32), range(50), 8)
-    different = sum(made.proposed(row, 1, 5, 4) != sharper(made, row, 1, 5, 4) for row in rows)
-    assert 10 < different < 50

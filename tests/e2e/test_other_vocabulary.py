@@ -14,14 +14,11 @@ from paceline.protocol.sampling import SamplingParams
 from tests.e2e.cluster import Cluster, cluster_fixture
 from tests.e2e.statistics import LEVEL
 from tests.e2e.test_distribution import SAMPLING, TARGET, p_value, request, sample
-from tests.engine.tiny import llama, random_model
-from tests.engine.vocabulary.tokenizers_of_two import draft_tokenizer, target_tokenizer
 
 BYTES = "table:vocab=300,seed=9,contexts=101,sharpness=1.0"
 """A draft that has the target's three letters among its bytes, with ids of its own."""
 NO_LETTERS = "table:vocab=257,eos=97"
 """One that lacks the first of them."""
-THREADS: dict[str, object] = {"engine.threads": 1}
 
 
 in_bytes = cluster_fixture(TARGET, BYTES, NO_LETTERS, draft_flags={"target_model": TARGET})
@@ -69,32 +66,3 @@ def compare(cluster: Cluster, speculation: SpeculationSettings, prompt: str) -> 
             assert drafted.token_ids == plain.token_ids
             accepted += drafted.stats.num_accepted_draft_tokens
     return accepted
-
-
-@pytest.fixture(scope="module")
-def tokenized(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Two tiny models, all but uniform, so that the noise that they share lets them agree now and then."""
-    folders = {}
-    for name, tokenizer in (("target", target_tokenizer()), ("draft", draft_tokenizer())):
-        folders[name] = tmp_path_factory.mktemp(name)
-        random_model(llama(vocab_size=len(tokenizer), initializer_range=0.05)).save_pretrained(folders[name])
-        tokenizer.save_pretrained(folders[name])
-    with Cluster(
-        tmp_path_factory.mktemp("tokenized"),
-        target_model=str(folders["target"]),
-        drafters=(f"model:{folders['draft']}",),
-        target_flags=THREADS,
-        draft_flags=THREADS | {"target_model": str(folders["target"])},
-        coordinator_flags={"draft_timeout_ms": 5000.0},
-    ) as running:
-        yield running
-
-
-@pytest.mark.full
-def test_coupled_text_of_two_tokenizers_is_target_onlys(tokenized: Cluster) -> None:
-    for speculation in (
-        SpeculationSettings(num_draft_tokens=4),
-        SpeculationSettings(num_draft_tokens=3, tree_widths=(4, 2, 1)),
-    ):
-        assert compare(tokenized, speculation, "the quick brown fox jumps over 漢字\n") > 10
-    assert "tokens in common, of its own 310 and" in tokenized.processes["draft"].log_tail(1_000_000)

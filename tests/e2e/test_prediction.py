@@ -120,16 +120,6 @@ async def test_a_right_prediction_is_accepted_whole_and_counted(cluster: Cluster
     assert off.stats.num_draft_tokens == 0
 
 
-async def test_auto_follows_a_right_prediction_from_the_first_rounds_on(cluster: Cluster) -> None:
-    auto = SpeculationSettings(drafter="auto")
-    async with cluster.async_client() as client:
-        plain = await client.generate(request())
-        one = await client.generate(request(prediction=plain.token_ids, speculation=auto))
-    assert one.token_ids == plain.token_ids
-    assert one.stats.prediction_accepted > LENGTH / 2
-    assert one.stats.rounds < LENGTH / 3
-
-
 async def test_a_resumed_stream_goes_on_in_its_prediction(cluster: Cluster) -> None:
     settings = SpeculationSettings(drafter="ngram", num_draft_tokens=9)
     async with cluster.async_client() as client:
@@ -157,8 +147,3 @@ async def test_what_cannot_be_a_prediction_is_refused_by_name(
             await client.generate(request(**changes))
         assert text in caught.value.message
         assert len((await client.generate(request(max_new_tokens=4))).token_ids) == 4
-
-
-def test_a_prediction_is_tokens_or_text_and_not_both() -> None:
-    with pytest.raises(InvalidInput, match="prediction = 2: must be 0 tokens beside prediction_text"):
-        request(prediction=(1, 2), prediction_text="ab")

@@ -113,18 +113,6 @@ async def test_prefetched_proposals_write_the_text_of_rounds_that_are_sent(way: 
         assert all(output_of(each) == output_of(generations[-1]) for each in tried)
 
 
-async def test_a_text_ends_at_its_length_wherever_that_falls(way: Way) -> None:
-    async with way.services.async_client() as client:
-        whole = await client.generate(endless(max_new_tokens=34, speculation=way.speculation))
-        for length in (1, 2, 3, 5, 6, 7, 11, 16, 17, 18, 33):
-            one = await client.generate(endless(max_new_tokens=length, speculation=way.speculation))
-            assert one.token_ids == whole.token_ids[:length]
-            assert one.finish_reason is FinishReason.LENGTH
-            if way.speculation is OFF:
-                assert self_started(one) == [False] + [True] * (length - 1)
-    way.services.wait_idle()
-
-
 async def test_a_stop_string_ends_the_text_and_what_was_started(way: Way) -> None:
     async with AsyncClient(way.sender) as client:
         whole = await client.generate(endless(speculation=way.speculation))
@@ -167,15 +155,6 @@ async def test_most_hits_of_a_close_draft_are_started_by_the_target(way: Way) ->
     records = [record for record in one.stats.records if record.self_started]
     assert all(record.cache_hit and record.draft_wait_ms == 0 for record in records)
     assert sum(record.accepted for record in records) > 0
-
-
-@prefetches
-@pytest.mark.parametrize("acceptance", [Acceptance.REJECTION, Acceptance.BLOCK])
-async def test_nothing_is_prefetched_where_more_than_tokens_would_be_needed(way: Way, acceptance: Acceptance) -> None:
-    async with way.services.async_client() as client:
-        one = await client.generate(endless(acceptance=acceptance, speculation=MODEL))
-    assert prefetched(one) == 0
-    assert one.stats.cache_hits > 0
 
 
 @pytest.mark.parametrize(

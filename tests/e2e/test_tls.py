@@ -15,15 +15,15 @@ from cryptography import x509
 from typer.testing import CliRunner
 
 from paceline.cli.main import app
-from paceline.client import AsyncClient, Client
+from paceline.client import AsyncClient
 from paceline.local.certificates import write_certificates
 from paceline.local.settings import ServeSettings
 from paceline.local.supervisor import SupervisedServices
-from paceline.protocol.errors import PacelineError, PeerUnavailable, PermissionDenied
+from paceline.protocol.errors import PacelineError
 from paceline.protocol.generation import GenerateRequest
 from paceline.runtime.config import PeerSettings
 from paceline.runtime.roles import PeerRole
-from tests.e2e.cluster import Cluster, eventually
+from tests.e2e.cluster import Cluster
 from tests.rpc.shown import shown_certificate
 
 logger = logging.getLogger(__name__)
@@ -119,42 +119,6 @@ async def test_rotation_under_load_loses_and_changes_nothing(
     assert all(shown[label] != before[label] for label in shown)
     assert log_of(secured, "coordinator").count("link up: ") == links, "no link was dropped"
     assert "TLS files read again: section=server" in log_of(secured, "coordinator")
-
-
-def test_the_coordinator_takes_requests_of_clients_and_of_nobody_else(secured: Cluster) -> None:
-    def refused(peer: PeerSettings | str) -> PacelineError:
-        with Client(peer, resume_wait_s=0) as client, pytest.raises(PacelineError) as caught:
-            client.generate(request(1))
-        return caught.value
-
-    for role in (PeerRole.DRAFT, PeerRole.TARGET, PeerRole.COORDINATOR):
-        error = refused(as_role(secured, role, "coordinator"))
-        assert isinstance(error, PermissionDenied)
-        assert f" = {role}: must be client or operator for " in error.message
-    for peer in (as_role(secured, None, "coordinator"), secured.address):
-        error = refused(peer)
-        assert isinstance(error, PeerUnavailable)
-        assert "it hung up while connecting; its log may say that it demands TLS" in error.message
-    with Client(as_role(secured, PeerRole.CLIENT, "coordinator")) as client:
-        assert client.generate(request(1)).token_ids
-
-
-def test_a_draft_can_not_pass_for_a_coordinator(secured: Cluster, certificates: Path) -> None:
-    """All sides say why, and the cluster goes on."""
-    files = {"peer_certificate": str(certificates / "draft.crt"), "peer_key": str(certificates / "draft.key")}
-    secured.start("posing", "coordinator", secured.coordinator_flags() | files | {"target_wait_ms": 200.0})
-    try:
-        secured.await_serving("posing")
-        wanted = "must be coordinator for /paceline.v1.TargetService/Verify"
-        peer = as_role(secured, PeerRole.CLIENT, "posing")
-        with Client(peer, resume_wait_s=0) as client, pytest.raises(PeerUnavailable, match=wanted):
-            client.generate(request(1))
-        eventually(lambda: "reason=PERMISSION_DENIED" in log_of(secured, "posing"), "the coordinator's log says so")
-        assert wanted in log_of(secured, "target")
-    finally:
-        secured.processes.pop("posing").stop()
-    with secured.client() as client:
-        assert client.generate(request(1)).token_ids
 
 
 def paceline(*arguments: str) -> Any:
