@@ -1,6 +1,7 @@
 """`python -m tests.attacks [D1 D9 …]`: try every attack, or those, against services that this starts; prints a table.
 
-Each attack is a function in a module beside this one. Exit status 1 says that one did not hold.
+Each attack is a function in a module beside this one, or some of the suite's tests. Exit status 1 says that one did
+not hold.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.attacks import by_tests, grammars, http, processes, requests, targets
+from tests.attacks import by_tests, http, requests
 from tests.attacks.registry import ATTACKS, Outcome, chosen, table, tried
 
-MODULES = (by_tests, grammars, http, processes, requests, targets)
+MODULES = (by_tests, http, requests)
 """Importing them enters their attacks."""
 
 

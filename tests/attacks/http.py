@@ -1,4 +1,4 @@
-"""D15 to D17, D19, D20: clients of the HTTP gateway that flood, trickle, or take nothing."""
+"""D16, D20: clients of the HTTP gateway that flood it, or take nothing."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,6 @@ from paceline.access.keys import new_key
 from tests.attacks.registry import attack
 from tests.e2e.keys import write_keys
 from tests.gateway.gateways import LONG, Answer, GatewayCluster, post
-from tests.gateway.test_large_fields import LARGE
 
 KEYS = {name: new_key() for name in ("attacker", "user")}
 PATH = "/v1/completions"
@@ -87,21 +86,6 @@ def told(cluster: Besieged, more: str) -> str:
     return f"another user waited {max(cluster.waits):.2f} s at most; {more}"
 
 
-async def poured(address: str, head: bytes, piece: bytes, size: int) -> int:
-    """How much of a request the gateway takes before it ends the connection."""
-    host, port = address.rsplit(":", 1)
-    _, writer = await asyncio.open_connection(host, int(port))
-    sent = 0
-    with suppress(ConnectionError):
-        writer.write(head)
-        while sent < size and not writer.is_closing():
-            writer.write(piece)
-            await writer.drain()
-            sent += len(piece)
-    writer.close()
-    return sent
-
-
 async def sent(address: str, key: str, body: bytes, size: int) -> asyncio.StreamWriter:
     """A request's connection, whose answer nobody reads."""
     host, port = address.rsplit(":", 1)
@@ -109,22 +93,6 @@ async def sent(address: str, key: str, body: bytes, size: int) -> asyncio.Stream
     head = f"POST {PATH} HTTP/1.1\r\nHost: {address}\r\nAuthorization: Bearer {key}\r\n"
     writer.write(f"{head}Content-Type: application/json\r\nContent-Length: {size}\r\n\r\n".encode() + body)
     return writer
-
-
-@attack("D15", "100 MB of trailers, small and in one line; of an extension of a chunk; of a head")
-async def endless_frames(folder: Path) -> str:
-    """The connection ends at 64 KiB."""
-    chunked = b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
-    kinds = [
-        (chunked + b"0\r\n", b"a:b\r\n" * 13_000),
-        (chunked + b"0\r\na:", b"b" * 65_536),
-        (chunked + b"1;", b"b" * 65_536),
-        (b"GET / HTTP/1.1\r\nHost: localhost\r\n", b"a: b\r\n" * 10_000),
-    ]
-    async with besieged(folder) as cluster:
-        sent = [await poured(cluster.at, head, piece, 100_000_000) for head, piece in kinds]
-        assert max(sent) < 16_000_000, sent
-    return told(cluster, f"{max(sent) / 1e6:.1f} MB were sent at most, sockets' buffers included")
 
 
 @attack("D16", f"{HEADS} connections with a head, an invented key each, and no body")
@@ -136,29 +104,6 @@ async def heads_without_bodies(folder: Path) -> str:
         for writer in writers:
             writer.close()
     return told(cluster, f"{len(cluster.waits)} of his requests of {len(cluster.waits)} were served")
-
-
-@attack("D17", "each field of a body as long as a body may be, and as many in it as there is room for")
-async def large_fields(folder: Path) -> str:
-    """They are refused by their names before anything is done, and hold nobody up."""
-    async with besieged(folder) as cluster:
-        for name, (field, _) in LARGE.items():
-            answer = await asyncio.to_thread(cluster.ask, SHORT | field, "attacker")
-            assert answer.status == 400, (name, answer.status, answer.content[:200])
-    return told(cluster, f"{len(LARGE)} of {len(LARGE)} were refused")
-
-
-@attack("D19", "128 choices of 500 tokens with 20 log-probabilities each, whole; a prompt's own likewise")
-async def large_answers(folder: Path) -> str:
-    """They are refused by their size, or made in pieces."""
-    asked = {"prompt": "a", "n": 128, "max_tokens": 500, "logprobs": 20, "ignore_eos": True}
-    echoed = {"prompt": ["a" * 20_000] * 8, "max_tokens": 0, "echo": True, "logprobs": 20}
-    within = {"prompt": "a", "n": 16, "max_tokens": 500, "logprobs": 20, "ignore_eos": True}
-    async with besieged(folder) as cluster:
-        for body, expected in ((asked, 400), (echoed, 400), (within, 200)):
-            answer = await asyncio.to_thread(cluster.ask, body, "attacker")
-            assert answer.status == expected, (answer.status, answer.content[:200])
-    return told(cluster, f"an answer of {len(answer.content) / 1e6:.1f} MB is served")
 
 
 @attack("D20", f"{UNREAD} streams of one key that nobody reads")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from tests.attacks.__main__ import MODULES
 from tests.attacks.registry import ATTACKS, Attack, chosen, table, tried
 
@@ -35,12 +33,3 @@ def test_attacks_are_chosen_by_number_and_in_order() -> None:
     assert numbers == sorted(numbers)
     assert len(numbers) == len(ATTACKS)
     assert {each.number for each in chosen(["D1"])} == {"D1"}
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(
-    "each", [each for each in ATTACKS if each.number == "D1"], ids=lambda each: each.run.__name__
-)
-async def test_hostile_grammars_hold(each: Attack, tmp_path: Path) -> None:
-    outcome = await tried(each, tmp_path)
-    assert outcome.held, outcome.figure
