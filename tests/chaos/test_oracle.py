@@ -14,12 +14,10 @@ from tests.chaos import oracle
 from tests.chaos.asking import Ended
 from tests.chaos.blows import Moment
 from tests.chaos.cluster import ChaosCluster, Held
-from tests.chaos.faults import ENDING, POINTS, Fault, Kind, cells, plan
+from tests.chaos.faults import Fault, Kind
 from tests.chaos.growth import Growth
-from tests.chaos.oracle import LIMITS, Holdings, Judged, judge
-from tests.chaos.report import as_record, as_text
+from tests.chaos.oracle import LIMITS, Holdings, judge
 from tests.chaos.requests import HTTP, Asked
-from tests.chaos.runner import Outcome
 from tests.chaos.shapes import PLAIN
 from tests.chaos.states import State
 
@@ -86,21 +84,6 @@ class Stub:
         return self.now
 
 
-@pytest.mark.parametrize("shape", POINTS)
-def test_a_seed_decides_a_plan_and_a_plan_goes_round_every_point(shape: str) -> None:
-    every = len(cells(shape))
-    faults = plan(3, every, shape)
-    assert faults == plan(3, every + 5, shape)[:every]
-    assert faults != plan(4, every, shape)
-    assert len({(f.kind, f.peer, f.link, f.state, f.moment) for f in faults}) == every
-
-
-def test_a_soak_has_every_fault_but_those_that_end_a_process() -> None:
-    faults = plan(3, 800, staying=True)
-    assert {fault.kind for fault in faults} == {cell.kind for cell in cells()} - set(ENDING)
-    assert State.DRAIN not in {fault.state for fault in faults}
-
-
 def followed(grows_a_minute: float, minutes: int = 40) -> Growth:
     source, growth = Random(1), Growth(0.0)
     samples = growth.watch.samples["target"] = Samples()
@@ -123,20 +106,3 @@ def test_a_process_that_is_replaced_is_told_and_followed_anew() -> None:
         growth.look({"target": pid})
     assert growth.failures() == ["target ended unasked"]
     assert len(growth.watch.samples["target"].at_s) == 1
-
-
-def test_every_kind_and_state_is_in_some_plan() -> None:
-    points = [cell for shape in POINTS for cell in cells(shape)]
-    assert {cell.kind for cell in points} == set(Kind)
-    assert {cell.state for cell in points} == set(State)
-
-
-def test_a_report_adds_up_what_fell_and_names_what_went_wrong() -> None:
-    right = Outcome(FAULT, True, "target", 4, Judged(excused=1), 0.004, 0.05, 0.4)
-    wrong = replace(right, judged=Judged(lost=("it hangs",)), fault=replace(FAULT, seed=77))
-    missed = replace(right, struck=False, judged=Judged(), notice_s=None, recover_s=None)
-    text = as_text([as_record(each) for each in (right, wrong, missed)])
-    assert "2 faults fell. 1 more" in text
-    assert "| 2 | 1 | 0 | 0 | 1 |" in text
-    assert "seed 77: it hangs" in text
-    assert "| cut, target | 2 | 1 | 0 | 0 | 4 | 4 | 50 | 50 |" in text

@@ -16,12 +16,11 @@ from paceline.protocol.given_files import read_text
 from paceline.rpc.sessions import LinkSessions
 from paceline_lab.bench.prompts import questions
 from target_service.session import Session
-from tests.fuzz import cases, link_scripts, sessions_surface
+from tests.fuzz import link_scripts, sessions_surface
 from tests.fuzz.byte_mutations import mutated_bytes
-from tests.fuzz.cases import ACCEPTED, FuzzCase, Untyped, fuzz, within
+from tests.fuzz.cases import FuzzCase, Untyped, fuzz, within
 from tests.fuzz.codec_surface import decoded
 from tests.fuzz.corpus import parts_of_messages
-from tests.fuzz.kept import keep_tally, kept_tallies
 from tests.fuzz.link_scripts import DRAFT_LINK, TARGET_LINK
 from tests.fuzz.message_mutations import mutated_message
 from tests.fuzz.surfaces import SURFACES
@@ -61,14 +60,6 @@ def test_a_case_is_the_same_whenever_it_is_made(make: Callable[[random.Random], 
         make(FuzzCase("target", SEED, index).rng)
     assert make(case.rng) == first
     assert make(FuzzCase("target", SEED + 1, 7).rng) != first
-
-
-def test_kept_results_are_read_as_they_were(tmp_path: Any) -> None:
-    tally = cases.SurfaceTally("codec", 1, 0, 3, 0.5, 2.0)
-    tally.kinds[ACCEPTED] += 3
-    tally.findings.append(cases.FuzzFinding(FuzzCase("codec", 1, 2), "something"))
-    keep_tally(tmp_path, tally)
-    assert kept_tallies(tmp_path) == [tally]
 
 
 async def findings(name: str, count: int) -> list[str]:
