@@ -13,7 +13,6 @@ from transformers import Qwen3Config
 from draft_service.drafters.catalogue import build_catalogue
 from draft_service.drafters.model import ModelDrafter
 from paceline.engine.features import FeatureEngine
-from paceline.local.drafter_choice import DrafterChoice
 from paceline.protocol.errors import InvalidInput
 from paceline.protocol.features import FINAL
 from paceline.runtime.config import DraftConfig, EngineSettings
@@ -68,10 +67,3 @@ def test_it_needs_a_target_and_one_that_carries_it(tmp_path: Path) -> None:
     save_file(kept, target / "model.safetensors", {"format": "pt"})
     with pytest.raises(InvalidInput, match="carries multi-token prediction"):
         build_catalogue(DraftConfig(drafters=("model:mtp",), target_model=str(target), engine=SETTINGS))
-
-
-def test_serve_takes_mtp_by_its_name() -> None:
-    assert DrafterChoice.parse("mtp") == DrafterChoice.parse("model:mtp")
-    assert DrafterChoice.parse("mtp").draft_models("anything") == ("mtp",)
-    with pytest.raises(InvalidInput, match="mtp or none"):
-        DrafterChoice.parse("mtp:path")

@@ -63,15 +63,6 @@ def test_min_tokens_counts_before_stops_and_one_token_is_one(gateway: GatewayClu
     assert (one["usage"]["completion_tokens"], one["choices"][0]["finish_reason"]) == (1, "length")
 
 
-def test_a_prompt_of_token_ids_is_echoed_as_its_text(gateway: GatewayCluster) -> None:
-    prompt = list("é漢".encode())
-    choice = gateway.post(COMPLETIONS, PLAIN | {"prompt": prompt, "echo": True, "logprobs": 0}).json["choices"][0]
-    plain = gateway.post(COMPLETIONS, PLAIN | {"prompt": prompt}).json["choices"][0]
-    assert choice["text"] == "é漢" + plain["text"]
-    assert choice["logprobs"]["token_logprobs"][0] is None
-    assert choice["logprobs"]["text_offset"][: len(prompt) + 1] == [0, 0, 1, 1, 1, 2]
-
-
 @pytest.mark.parametrize(
     "text", ["\x00", "\u202e", "a\u0301\u0302\u0303", "\uffff", "👩‍👩‍👧‍👦", "\u2028", "\ufeffa"], ids=ascii
 )
@@ -83,14 +74,6 @@ def test_any_text_that_is_unicode_is_a_prompt(gateway: GatewayCluster, text: str
 
 def connected(gateway: GatewayCluster) -> socket.socket:
     return socket.create_connection(("127.0.0.1", gateway.http_port), timeout=WAIT_S)
-
-
-def test_a_body_that_comes_byte_by_byte_is_read(gateway: GatewayCluster) -> None:
-    with connected(gateway) as slow:
-        slow.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        for byte in post_bytes("localhost", COMPLETIONS, {"prompt": "a", "max_tokens": 2}):
-            slow.send(bytes((byte,)))
-        assert slow.recv(12) == b"HTTP/1.1 200"
 
 
 def test_a_client_that_leaves_before_anything_is_made_holds_nothing(gateway: GatewayCluster) -> None:

@@ -107,13 +107,6 @@ def test_a_coordinator_that_is_shown_a_certificate_must_show_its_role(tmp_path: 
     assert GatewayConfig(coordinator=named, **files).reach("x:1").server_name == "mine"
 
 
-@pytest.mark.parametrize(
-    ("flags", "insists"), [({}, False), ({"http": False}, False), ({"http_port": 1}, True), ({"http": True}, True)]
-)
-def test_what_insists_on_http(flags: dict[str, object], insists: bool) -> None:
-    assert settings(**flags).insists_on_http is insists
-
-
 def test_variables_of_a_gateway_alone_are_not_read_by_serve() -> None:
     assert of_services({"PACELINE_GATEWAY_MODEL": "m"}) == ["PACELINE_GATEWAY_MODEL"]
 

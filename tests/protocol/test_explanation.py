@@ -35,11 +35,6 @@ def test_a_group_of_too_many_modes_is_named() -> None:
         GroupReport("rest", modes=(ModeReport("rest", "runs"),) * 17)
 
 
-def test_what_a_candidate_is_worth() -> None:
-    assert CandidateExplanation("wait", 4, tokens=3.0, ms=60.0).tokens_per_second == pytest.approx(50)
-    assert CandidateExplanation("wait", 4, tokens=3.0).tokens_per_second == 0
-
-
 def test_a_request_says_that_it_wants_to_know_and_one_of_an_older_client_does_not() -> None:
     asked = codec.encode_generate_request(GenerateRequest("a", speculation=SpeculationSettings(explain=True)))
     assert codec.decode_generate_request(asked).speculation.explain

@@ -229,15 +229,6 @@ def test_what_a_service_refuses_is_told_and_nothing_stays(nodes: TwoNodes, deplo
     assert other.run("status").returncode == 2
 
 
-@pytest.mark.full
-def test_what_finds_no_room_is_told_and_nothing_stays(nodes: TwoNodes, deployed: Deployed) -> None:
-    other = Deployed(nodes, "other")
-    done = other.run("up", TARGET, "--drafter", "none", "--target-cpus", "64", "--wait-seconds", "2")
-    assert done.returncode == 1
-    assert "other/target-0/rank-0 is without room (waits for 64 CPU: the cluster has " in done.stderr
-    assert other.run("status").returncode == 2
-
-
 @pytest.mark.parametrize(
     ("command", "arguments", "error"),
     [

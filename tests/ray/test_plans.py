@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from paceline.local.service_process import ServiceFailed
-from paceline.local.settings import ServeSettings
 from paceline.protocol.errors import InvalidInput
 from paceline_ray.controller import placement_order
 from paceline_ray.deployed_service import DeployedService, RankActor
@@ -39,12 +38,6 @@ def test_ranks_take_a_gpu_each_where_there_are_gpus() -> None:
     assert "device" not in engine(plan(), "target")
 
 
-@pytest.mark.parametrize("deployment", [plan(gpus=False), plan(target_gpus=0), plan(model=TABLE)])
-def test_what_has_no_gpu_stays_off_them(deployment: Deployment) -> None:
-    assert deployment.plans["target"].needs.gpus == 0
-    assert engine(deployment, "target")["device"] == "cpu"
-
-
 def test_a_draft_uses_its_share_of_a_gpu() -> None:
     deployment = plan(draft_gpus=0.25, gpu_memory_utilization=0.8)
     assert deployment.plans["draft"].needs.gpus == 0.25
@@ -67,11 +60,6 @@ def test_files_give_what_flags_leave_open(tmp_path: Path) -> None:
     assert engine(deployment, "target")["max_num_seqs"] == 9
 
 
-def test_n_grams_need_no_draft_service() -> None:
-    assert "draft" not in plan(drafter="ngram").plans
-    assert "draft" not in plan(drafter="ngram").plans["coordinator"].settings
-
-
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
@@ -90,10 +78,6 @@ def test_settings_are_refused_by_name(fields: dict[str, Any], named: str) -> Non
     assert named in refused.value.message
 
 
-def test_every_setting_of_serve_is_one_of_ours() -> None:
-    assert ServeSettings.model_fields.keys() <= RaySettings.model_fields.keys()
-
-
 def hosts(deployment: Deployment) -> dict[str, object]:
     sections = {role: each.settings.get("server", {}) for role, each in deployment.plans.items()}
     return {role: each.get("host") for role, each in sections.items() if isinstance(each, dict)}
@@ -108,12 +92,6 @@ def test_a_new_local_cluster_is_for_this_machine_and_another_for_its_nodes() -> 
     assert hosts(here) == dict.fromkeys(roles, "127.0.0.1")
     assert hosts(plan()) == dict.fromkeys(roles)
     assert hosts(opened) == hosts(here) | dict.fromkeys(("coordinator", "gateway"), "0.0.0.0")
-
-
-def test_http_reserves_nothing_and_can_be_left_out() -> None:
-    gateway = plan(http_port=8123, gateways=2).plans["gateway"]
-    assert (gateway.needs.bundle, gateway.serving_port, gateway.count) == ({}, 8123, 2)
-    assert "gateway" not in plan(http=False).plans
 
 
 def test_one_service_of_each_role_looks_for_room_before_a_second_one() -> None:

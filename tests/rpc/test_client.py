@@ -241,21 +241,6 @@ async def test_a_question_whose_client_is_closed_ends_with_cancelled() -> None:
             await asked
 
 
-async def test_a_reader_that_is_cancelled_is_told_so() -> None:
-    begun = asyncio.Event()
-
-    async def waits(request: GenerateRequest, number: int, put: Put) -> None:
-        begun.set()
-        await asyncio.Event().wait()
-
-    async with listening(Coordinator(waits)) as address, AsyncClient(address, timeout_s=10) as client:
-        reading = asyncio.create_task(_read(client))
-        await begun.wait()
-        reading.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await reading
-
-
 async def _read(client: Client | AsyncClient) -> Generation:
     async with asyncio.timeout(20):
         if isinstance(client, Client):

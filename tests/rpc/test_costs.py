@@ -222,12 +222,6 @@ async def test_malformed_costs_beside_a_welcome_cost_no_link() -> None:
         assert client.link.costs == TargetCosts()
 
 
-async def test_an_old_peer_has_no_such_field() -> None:
-    async with saying(welcome_frame(), a_frame(1, None)) as (_, client):
-        await until(lambda: client.events)
-        assert client.link.costs == TargetCosts()
-
-
 async def test_of_an_old_peer_nothing_is_known_even_if_a_new_one_was_there_before(
     servicer: Servicer, port: int
 ) -> None:

@@ -17,7 +17,6 @@ from paceline.protocol.errors import (
     PacelineError,
     PeerUnavailable,
     ProtocolMismatch,
-    UnknownSession,
     VocabularyMismatch,
 )
 from paceline.protocol.handshake import MAX_FRAME_BYTES, MAX_FRAME_MESSAGES, Fingerprint, Hello, Welcome
@@ -94,12 +93,6 @@ async def test_events_of_a_frame_are_all_delivered_before_anything_is_written(cl
     await until(lambda: len(client.events) == 16 * 11)
     assert rounds == 160
     assert client.frames_sent == 11
-
-
-async def test_session_ids_are_never_used_twice(client: Client) -> None:
-    ids = [client.link.next_session_id() for _ in range(1000)]
-    assert len(set(ids)) == 1000
-    assert min(ids) >= 1
 
 
 async def test_typed_error_of_one_command_is_a_failure_of_its_session_alone(
@@ -237,12 +230,6 @@ async def test_a_frame_of_too_many_events_costs_the_peer_its_link_and_nobody_els
         assert client.events == []
         await client.link.wait_up(10)
         await client.is_served()
-
-
-async def test_a_frame_of_as_many_events_as_may_be_is_delivered_in_one_go(client: Client) -> None:
-    client.send(*(a_round(session) for session in range(1, MAX_FRAME_MESSAGES + 1)), urgent=True)
-    await until(lambda: len(client.events) == MAX_FRAME_MESSAGES)
-    assert client.frames_sent == 1
 
 
 async def test_no_hello_in_time_is_refused(monkeypatch: pytest.MonkeyPatch, servicer: Servicer, port: int) -> None:
@@ -406,25 +393,6 @@ async def test_killed_client_frees_the_handler_once(servicer: Servicer, port: in
         client.kill()
         await until(lambda: servicer.ended)
         assert servicer.handlers[0].closed_count == 1
-
-
-async def test_error_metadata_of_an_absent_peer_names_it() -> None:
-    async with Client(1, reconnect_max_ms=20) as client:
-        await until(lambda: client.link.last_error)
-        with pytest.raises(PeerUnavailable) as caught:
-            await client.link.wait_up(0.01)
-        assert caught.value.metadata == {"peer": "target", "address": "127.0.0.1:1"}
-        assert caught.value.retry_safe
-
-
-def test_failure_survives_the_way_through_the_wire() -> None:
-    error = UnknownSession("session 3 is not open", metadata={"session": "3"})
-    failure = codec.failure_of(3, error, session_closed=True)
-    event = codec.decode_target_event(codec.encode_target_event(failure))
-    assert event == failure
-    assert isinstance(event, Failure)
-    again = codec.error_of(event)
-    assert (type(again), again.message, again.metadata) == (UnknownSession, error.message, error.metadata)
 
 
 async def test_a_client_that_reads_nothing_loses_its_link_and_its_sessions(

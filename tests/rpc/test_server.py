@@ -18,7 +18,7 @@ from paceline.protocol.errors import InvalidInput, Overloaded, PacelineError, Pe
 from paceline.rpc.channel import open_channel, open_sync_channel
 from paceline.rpc.link_kinds import DRAFT
 from paceline.rpc.peer_link import TargetLink
-from paceline.rpc.server import MAX_CALLS, RunningServer, address_of, run_server
+from paceline.rpc.server import MAX_CALLS, RunningServer, run_server
 from paceline.rpc.servicer import serve_link
 from paceline.rpc.statuses import typed_errors
 from paceline.runtime.config import PeerSettings, ServerSettings
@@ -270,13 +270,6 @@ async def test_bytes_that_are_no_message_end_their_link_and_no_other() -> None:
         await client.is_served()
 
 
-@pytest.mark.parametrize(
-    ("host", "address"), [("::1", "[::1]:5"), ("[::1]", "[::1]:5"), ("localhost", "localhost:5")]
-)
-def test_addresses_of_ipv6_hosts_have_brackets(host: str, address: str) -> None:
-    assert address_of(host, 5) == address
-
-
 TLS_CASES = [
     ("tls_certificate", "absent.pem", "a readable PEM file (No such file or directory)"),
     ("tls_key", "absent.pem", "a readable PEM file (No such file or directory)"),
@@ -353,12 +346,6 @@ async def test_tls_link_and_a_plaintext_probe(tls_files: Path) -> None:
         await link.start()
         assert await link.wait_up(10) == WELCOME
         await link.close()
-
-
-async def test_a_short_key_serves_as_it_does_in_grpc(tls_files: Path) -> None:
-    rsa = tls_files / "rsa"
-    async with service(ServerSettings(tls_certificate=rsa / "cert.pem", tls_key=rsa / "key.pem")) as running:
-        assert running.running
 
 
 @pytest.fixture(scope="module")

@@ -205,20 +205,6 @@ def _ratio(ratio: float) -> dict[str, str]:
     return {"OTEL_TRACES_SAMPLER": "traceidratio", "OTEL_TRACES_SAMPLER_ARG": str(ratio)}
 
 
-@pytest.mark.parametrize(
-    ("name", "follows", "ratio"),
-    [
-        ("", True, 1),
-        ("parentbased_always_off", True, 0),
-        ("always_on", False, 1),
-        ("traceidratio", False, 1),
-    ],
-)
-def test_standard_samplers(name: str, follows: bool, ratio: float) -> None:
-    sampler = sampler_from({"OTEL_TRACES_SAMPLER": name})
-    assert (sampler.follows, sampler.ratio) == (follows, ratio)
-
-
 def test_a_request_that_is_not_sampled_exports_nothing(receiver: Receiver) -> None:
     (traceparent,) = request(SLOW, headers=UNSAMPLED)
     assert traceparent.endswith("-00")
@@ -308,14 +294,6 @@ def test_off_passes_a_clients_context_on_and_records_nothing(monkeypatch: pytest
     with telemetry.start_request(NAME, {"tracestate": "one=1"}) as trace:
         assert trace.start_round().traceparent == ""
         assert telemetry.outgoing() == ()
-
-
-def test_thresholds_without_an_exporter_are_said_to_do_nothing(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.delenv("OTEL_EXPORTER_OTLP_ENDPOINT", raising=False)
-    assert not telemetry.configure("coordinator", TraceSettings(slow_round_ms=5))
-    assert "traces.slow_" in caplog.text
 
 
 @pytest.mark.parametrize("off", [{"OTEL_SDK_DISABLED": "true"}, {"OTEL_TRACES_EXPORTER": "none"}])

@@ -10,14 +10,11 @@ import numpy as np
 import pytest
 
 from paceline.protocol.draft import Commit, DraftBudget, DraftedProposal, DraftOpened, Verifying
-from paceline.protocol.proposal import ROOT, Acceptance, Outcome
+from paceline.protocol.proposal import ROOT, Outcome
 from paceline.protocol.sampling import SamplingParams
 from paceline.protocol.session import Close
-from paceline.sampling.distribution import processed_scores, sparse_support, support_scores
-from paceline.sampling.noise import Stream
-from paceline.sampling.racing import race
 from tests.services.expected import next_token, own_tokens
-from tests.services.harness import LAW, NOISE, SAMPLING, Events, RecordingEngine, draft_open, eventually, linked_draft
+from tests.services.harness import LAW, Events, RecordingEngine, draft_open, eventually, linked_draft
 
 PREFIX = (1, 2, 3, 4, 5)
 OWN = own_tokens(PREFIX, 20)
@@ -79,26 +76,6 @@ async def test_a_tree_holds_the_targets_path_and_is_compacted_after_it(
     assert proposal.token_ids[0] == next_token([*PREFIX, *path, 30])
 
 
-async def test_max_nodes_bounds_a_tree(draft: Events) -> None:
-    budget = DraftBudget(max_tokens=6, tree_widths=(4, 4, 4), max_nodes=10)
-    assert len(await draft.proposal(draft_open(1, PREFIX, budget))) == 10
-
-
-@pytest.mark.parametrize("acceptance", [Acceptance.REJECTION, Acceptance.BLOCK])
-async def test_pre_drawn_rules_get_the_values_that_were_sampled(acceptance: Acceptance, draft: Events) -> None:
-    budget = DraftBudget(max_tokens=4, tree_widths=(3, 3))
-    proposal = await draft.proposal(draft_open(1, PREFIX, budget, acceptance=acceptance))
-    assert proposal.is_chain
-    assert len(proposal) == len(proposal.supports) == 4
-    history = [*PREFIX]
-    for token, q, support in zip(proposal.token_ids, proposal.draft_probabilities, proposal.supports, strict=True):
-        scores = processed_scores(LAW.logits(history)[np.newaxis], SAMPLING)[0]
-        assert support == sparse_support(scores)
-        drawn = race(support_scores(support, 32), NOISE, Stream.DRAFT, len(history), len(PREFIX) - 1)
-        assert (token, q) == (drawn, support.probability(drawn))
-        history.append(token)
-
-
 async def test_a_commit_during_drafting_ends_it(engine: RecordingEngine, draft: Events) -> None:
     await engine.hold(draft, draft_open(1, PREFIX, DraftBudget(max_tokens=40)))
     commit = commit_of(1, PREFIX, ROOT, OWN[:1])
@@ -137,12 +114,6 @@ async def test_sessions_draft_together_and_a_long_prefix_delays_nobody_by_more_t
     assert max(len(plan.items) for plan in engine.plans) >= 7
 
 
-async def test_no_proposal_is_made_where_none_is_wanted(draft: Events) -> None:
-    await draft.open(draft_open(1, PREFIX, DraftBudget()))
-    proposal = await draft.proposal(commit_of(1, PREFIX, ROOT, [9]))
-    assert proposal.token_ids == tuple(own_tokens((*PREFIX, 9), 4))
-
-
 async def test_greedy_drafts_the_most_probable_token(draft: Events) -> None:
     greedy = SamplingParams(temperature=0.0)
     proposal = await draft.proposal(draft_open(1, PREFIX, DraftBudget(max_tokens=1), sampling=greedy))
@@ -150,12 +121,6 @@ async def test_greedy_drafts_the_most_probable_token(draft: Events) -> None:
     # How sure it is, which a point mass would not tell: no rule looks at q under coupled acceptance.
     logits = LAW.logits(PREFIX).astype(np.float64)
     assert proposal.draft_probabilities == pytest.approx((1 / np.exp(logits - logits.max()).sum(),))
-
-
-async def test_drafting_stops_at_the_context(draft: Events) -> None:
-    prefix, budget = tuple(i % 32 for i in range(254)), DraftBudget(max_tokens=8)
-    assert len(await draft.proposal(draft_open(1, prefix, budget))) == 2
-    assert len(await draft.proposal(commit_of(1, prefix, ROOT, [1, 2, 3, 4], budget))) == 0
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ import pytest
 from draft_service import scheduler
 from draft_service.drafters.model import ROWS_PER_STEP
 from paceline.protocol.draft import Commit, DraftBudget, DraftedProposal, Verifying
-from paceline.protocol.proposal import ROOT, Acceptance, Outcome, Proposal
-from paceline.protocol.session import Close, Failure
+from paceline.protocol.proposal import ROOT, Outcome, Proposal
+from paceline.protocol.session import Failure
 from tests.services.expected import own_tokens
 from tests.services.harness import Events, RecordingEngine, draft_open, eventually, linked_draft
 
@@ -174,40 +174,6 @@ async def test_a_round_before_the_first_proposal_ends_its_drafting() -> None:
 
 
 @pytest.mark.parametrize(
-    ("budget", "nodes"),
-    [
-        (DraftBudget(max_tokens=2, tree_widths=(3, 2), fan_out=2), 9),
-        (DraftBudget(max_tokens=3, max_nodes=8, fan_out=2), 8),
-    ],
-    ids=["static", "dynamic"],
-)
-async def test_trees_are_prepared(budget: DraftBudget, nodes: int, draft: Events) -> None:
-    tree = await draft.proposal(draft_open(1, PREFIX, budget))
-    assert len(tree) == nodes
-    draft.send(leaves(tree, nodes, budget=budget))
-    ahead = await settled(draft)
-    assert max(map(len, ahead.values())) == nodes
-    # The chain of a hit is the target's own text, by the best children.
-    leaf = ROOT
-    for token in OWN[: budget.max_tokens]:
-        leaf = next(i for i in range(len(tree)) if tree.parents[i] == leaf and tree.token_ids[i] == token)
-    assert ahead[Outcome(BASE, leaf, OWN[budget.max_tokens])].token_ids[0] == OWN[budget.max_tokens + 1]
-
-
-@pytest.mark.parametrize("acceptance", [Acceptance.REJECTION, Acceptance.BLOCK])
-async def test_pre_drawn_rules_get_the_draws_of_the_round_to_come(acceptance: Acceptance, draft: Events) -> None:
-    offer = await draft.proposal(draft_open(1, PREFIX, K3, acceptance=acceptance))
-    draft.send(leaves(offer))
-    ahead = await settled(draft)
-    assert {outcome.node for outcome in ahead} == {-1, 0, 1, 2}
-    for session, (outcome, proposal) in enumerate(ahead.items(), start=10):
-        text = (*PREFIX, *offer.token_ids[: outcome.node + 1], outcome.next_token)
-        fresh = (await draft.proposal(draft_open(session, text, K3, acceptance=acceptance))).first(len(proposal))
-        assert (proposal.token_ids, proposal.supports) == (fresh.token_ids, fresh.supports)
-        assert proposal.is_chain
-
-
-@pytest.mark.parametrize(
     ("command", "reason", "field"),
     [
         (Verifying(1, BASE, 1, 4, budget=K3), "INVALID_INPUT", "node_count = 4: must be at most 3"),
@@ -245,16 +211,6 @@ async def test_stale_and_repeated_commands(engine: RecordingEngine, draft: Event
     assert f"got {other.proposal_id}" in failure.message
     draft.send(leaves(ahead[outcome], 3, BASE + 4))
     assert await prepared(draft, lambda ahead: len(ahead) > 3)
-
-
-async def test_closing_frees_branches(engine: RecordingEngine, draft: Events, offer: Proposal) -> None:
-    await engine.hold(draft, leaves(offer))
-    await draft.handled(Close(1))
-    engine.go.set()
-    await settled(draft)
-    await eventually(lambda: engine.kv_rows == 0, "all rows are free")
-    assert draft.servicer.status().sessions == 0
-    assert not draft.servicer.scheduler._speculating
 
 
 async def test_a_step_that_fails_while_speculating_fails_its_session_alone(

@@ -323,13 +323,3 @@ async def test_a_run_and_a_long_prompt_go_on_together() -> None:
     both = [plan for plan in engine.plans if len(plan.items) == 2]
     assert len(both) >= 24, "each chunk shares its step with a round"
     assert all(sum(len(item.token_ids) for item in plan.items) <= 8 + 1 for plan in engine.plans)
-
-
-async def test_a_first_round_may_start_a_run_and_its_timings_hold(target: Events) -> None:
-    target.send(target_open(1, PREFIX), sent(PREFIX, 5))
-    run = await run_of(target, PREFIX, 6)
-    for verdict in run:
-        timings = verdict.timings
-        assert timings.service_ms >= timings.queue_ms + timings.forward_ms + timings.sample_ms
-        assert timings.queue_ms >= 0
-    assert all(verdict.timings.rows == 1 for verdict in run[1:])

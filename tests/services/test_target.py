@@ -8,7 +8,6 @@ import pytest
 
 from paceline.protocol.proposal import ROOT, Acceptance, Proposal, SparseDistribution
 from paceline.protocol.sampling import NoiseKey, SamplingParams
-from paceline.protocol.session import Close
 from paceline.protocol.target import Round, TargetOpened, Verdict
 from paceline.sampling.distribution import row_logprobs
 from tests.services.expected import next_token, own_tokens
@@ -17,7 +16,6 @@ from tests.services.harness import (
     Events,
     RecordingEngine,
     chain,
-    eventually,
     first_round,
     target_open,
     verdict_of,
@@ -130,17 +128,6 @@ async def test_many_sessions_share_one_step(engine: RecordingEngine, target: Eve
         assert verdicts[i].timings.sessions == len(prefixes)
 
 
-@pytest.mark.parametrize("acceptance", [Acceptance.REJECTION, Acceptance.BLOCK])
-async def test_verdicts_of_pre_drawn_rules_have_their_parts(acceptance: Acceptance, target: Events) -> None:
-    proposal = Proposal(1, (4, 9), (0.5, 0.5), supports=(SUPPORT, SUPPORT))
-    target.send(target_open(1, PREFIX, acceptance=acceptance))
-    verdict = await verdict_of(target, first_round(1, PREFIX, proposal))
-    assert await verdict_of(target, first_round(1, PREFIX, proposal)) == verdict
-    assert len(verdict.token_ids) == 3
-    assert len(verdict.target_probabilities) == 2
-    assert len(verdict.residual_masses) == (2 if acceptance is Acceptance.BLOCK else 0)
-
-
 async def test_logprobs_start_with_what_may_be_emitted(target: Events) -> None:
     sampling = SamplingParams(temperature=0.5, top_k=3, logprobs=2)
     target.send(target_open(1, PREFIX, sampling=sampling))
@@ -160,16 +147,6 @@ async def test_status_tells_sessions_rows_and_steps(target: Events) -> None:
     assert status.kv_rows > 0
     assert status.resident_bytes > 1 << 20
     assert status.frames_sent >= 1
-
-
-async def test_closing_frees_the_kv(engine: RecordingEngine, target: Events) -> None:
-    await target.open(*(target_open(i, PREFIX) for i in (1, 2)))
-    full = engine.kv_rows
-    target.send(Close(1))
-    await eventually(lambda: engine.kv_rows == full // 2, "half of the rows are free")
-    target.send(Close(1), Close(2))
-    await eventually(lambda: engine.kv_rows == 0, "all rows are free")
-    assert target.servicer.status().sessions == 0
 
 
 async def test_under_rejection_a_repeated_round_must_have_the_same_draft_probabilities(target: Events) -> None:

@@ -285,14 +285,6 @@ async def hold_a_round(engine: RecordingEngine, events: Events) -> None:
     await engine.hold(events, first_round(1, PREFIX))
 
 
-async def test_time_runs_out(engine: RecordingEngine, target: Events) -> None:
-    await target.open(target_open(1, PREFIX, time_left_ms=200))
-    failure = await target.of(Failure, 1)
-    assert (failure.reason, failure.session_closed) == ("DEADLINE_EXCEEDED", True)
-    await eventually(lambda: engine.kv_rows == 0, "the rows are free")
-    await still_serves(target)
-
-
 async def still_serves(events: Any) -> None:
     events.send(target_open(77, PREFIX))
     verdict = await verdict_of(events, first_round(77, PREFIX))

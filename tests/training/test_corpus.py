@@ -35,12 +35,6 @@ SPELLING = templated(OPENED)
 END = 1
 
 
-def test_the_template_is_what_chats_share() -> None:
-    frame = ChatFrame.of(TOKENIZER)
-    rendered = "".join(TOKENIZER.decode([token]) or f"<{token}>" for token in (*frame.prefix, *frame.suffix))
-    assert rendered == "<0>user:<1><0>assistant:"
-
-
 def test_rows_hold_a_user_turn_and_an_answer_in_the_template(target_folder: Path) -> None:
     frame = ChatFrame.of(TOKENIZER)
     for row in written(writer(target_folder), range(12)):
@@ -152,13 +146,6 @@ def test_a_model_without_marks_has_no_reasoning() -> None:
     tokens = np.array(TOKENIZER.encode("<think>why</think>so"), np.int32)
     roles = mark_thinking(tokens, np.full(tokens.size, Role.ANSWER, np.int8), TOKENIZER)
     assert (roles == Role.ANSWER).all()
-
-
-def test_only_the_answer_can_be_thinking() -> None:
-    tokens = np.array(TOKENIZER.encode("<think>x</think>y"), np.int32)
-    roles = np.full(tokens.size, Role.USER, np.int8)
-    roles[-1] = Role.ANSWER
-    assert mark_thinking(tokens, roles, TOKENIZER).tolist() == roles.tolist()
 
 
 def test_jsonl_gives_prompts_and_finished_texts(tmp_path: Path) -> None:

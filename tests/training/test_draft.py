@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from rich.console import Console
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
@@ -33,23 +29,19 @@ from paceline.protocol.session import SessionSpec
 from paceline.runtime.config import DraftConfig
 from paceline_training.distill import Distiller, Pace, load_state, run, save_state
 from paceline_training.losses import LabelledLogs, Loss, position_losses
-from paceline_training.make_draft import train_draft
 from paceline_training.recipe import TrainRecipe
 from paceline_training.vocabulary import choose_vocabulary, coverage
 from tests.training.tiny_target import (
     LAYERS,
     SETTINGS,
     Bench,
-    job,
     load_target,
     save_target,
     served_as_trained,
     writer,
     written,
 )
-from tests.warm import PACELINE
 
-QUIET = Console(quiet=True)
 RECIPE = TrainRecipe(loss=Loss.LK, tokens=5000, learning_rate=3e-3, warmup_steps=5, batch_rows=4)
 PACE = Pace(measure_steps=10, save_steps=5)
 
@@ -269,11 +261,6 @@ def test_a_torn_draft_is_refused(draft_copy: Path, target_folder: Path) -> None:
         load_draft_engine(str(draft_copy), SETTINGS, str(target_folder))
 
 
-def test_a_used_folder_needs_resume(draft_folder: Path, target_folder: Path) -> None:
-    with pytest.raises(InvalidInput, match="resume"):
-        train_draft(job(target_folder, draft_folder), QUIET)
-
-
 @pytest.mark.parametrize(
     ("flags", "named"),
     [
@@ -294,29 +281,3 @@ def test_bad_input_is_one_line(flags: tuple[str, ...], named: str, target_folder
     assert result.exit_code != 0
     assert named in result.stderr
     assert result.stderr.count("\n") == 1
-
-
-def train_options(target: Path, out: Path, *flags: str) -> list[str]:
-    options = "--layers 0,2 --draft-vocab 200 --self-generate 1500 --max-length 64 --tokens 16000 --batch-rows 4"
-    paths = ["--target", str(target), "--out", str(out)]
-    return ["train", "draft", *paths, *options.split(), "--threads", "1", "--evaluation-rows", "1", *flags]
-
-
-@pytest.mark.full
-def test_the_command_survives_a_kill(target_folder: Path, tmp_path: Path) -> None:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-    killed, undisturbed = tmp_path / "killed", tmp_path / "undisturbed"
-    program = [*PACELINE, *train_options(target_folder, killed)]
-    process = subprocess.Popen(program, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    assert process.stdout is not None
-    with process.stdout as lines:
-        assert any(line.startswith("step ") for line in lines)  # said once the first checkpoint is there
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    state = load_state(killed / "work" / "checkpoint.pt")
-    assert 0 < state["step_number"] < state["total_steps"]
-    for out, flags in ((killed, ("--resume",)), (undisturbed, ())):
-        done = CliRunner().invoke(app, train_options(target_folder, out, *flags))
-        assert done.exit_code == 0, done.output
-        assert "mean accepted tokens" in done.stdout
-    assert (killed / WEIGHTS_FILE).read_bytes() == (undisturbed / WEIGHTS_FILE).read_bytes()

@@ -32,12 +32,6 @@ def test_match_is_the_sum_over_tokens_and_lies_between_its_bounds() -> None:
         assert shared / (2 - shared) - 1e-12 <= by_token <= shared + 1e-12
 
 
-def test_point_masses_match_or_not() -> None:
-    one, other = np.eye(4)[1], np.eye(4)[2]
-    assert coupled_match(one, one) == coupled_acceptance(one, one, 1) == 1
-    assert coupled_match(one, other) == coupled_acceptance(one, other, 1) == 0
-
-
 def test_match_is_what_shared_noise_does() -> None:
     """False-failure odds below 1e-6: 5 standard deviations of 4,000 draws."""
     p, q = pair()

@@ -11,10 +11,8 @@ import pytest
 import torch
 from rich.console import Console
 from safetensors.torch import load_file
-from typer.testing import CliRunner
 
 from draft_service.drafters.catalogue import build_catalogue
-from paceline.cli.main import app
 from paceline.drafters.layers.manifest import TargetFingerprint, TrainedKind, WeightFormat, load_manifest
 from paceline.drafters.layers.stack import WEIGHTS_FILE, load_draft_engine
 from paceline.drafters.layers.student import Target
@@ -181,12 +179,6 @@ def test_attention_that_sees_less_is_refused_by_name(extra: str) -> None:
         UnrolledAttention().attend(call)
 
 
-def test_a_layer_that_the_target_lacks_is_refused(target: Target) -> None:
-    row = Row(np.arange(4, dtype=np.int32), np.full(4, 2, np.int8), 1.0)
-    with pytest.raises(Unsupported, match="feature layer = 3: must be below 3"):
-        Teacher(target.model, WHOLE, torch.float32, FeatureNeed((3,))).lesson(row, 1.0)
-
-
 def test_the_command_measures_by_depth(draft_folder: Path, target_folder: Path, tmp_path: Path) -> None:
     """Two heads draft two tokens: deeper ones are never accepted."""
     asked = job(target_folder, tmp_path / "medusa", tokens=3000)
@@ -197,12 +189,6 @@ def test_the_command_measures_by_depth(draft_folder: Path, target_folder: Path, 
     assert any(table["by_depth"][0] > 0 for table in tables)
     assert all(table["by_depth"][2:] == [0.0] * 6 for table in tables)
     assert (manifest.kind, manifest.draft_vocab, manifest.vocabulary) == ("medusa", 200, "reduced")
-
-
-def test_a_kind_has_its_own_options_alone() -> None:
-    result = CliRunner().invoke(app, ["train", "medusa", "--out", "nowhere", "--layers", "0,1"])
-    assert result.exit_code != 0
-    assert "--layers" in result.stderr
 
 
 @pytest.mark.parametrize("depth", [-1, 9])

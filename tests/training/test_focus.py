@@ -47,12 +47,6 @@ def test_positions_count_by_their_cells_and_one_on_average() -> None:
     assert both[other][0] / both[row][0] == pytest.approx(4)
 
 
-def test_a_report_gives_weights(tmp_path: Path) -> None:
-    assert read_focus(report(tmp_path), BYTES) == cell_weights(
-        {name: (each["positions"], each["lost"]) for name, each in CELL_LOSSES.items()}
-    )
-
-
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
@@ -67,11 +61,6 @@ def test_a_report_gives_weights(tmp_path: Path) -> None:
 def test_what_is_no_such_report_is_named(tmp_path: Path, changes: dict[str, Any], named: str) -> None:
     with pytest.raises(InvalidInput, match=named):
         read_focus(report(tmp_path, **changes), BYTES)
-
-
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match=r"none\.json"):
-        read_focus(tmp_path / "none.json", BYTES)
 
 
 @pytest.mark.parametrize(
@@ -115,11 +104,6 @@ def test_four_marks_are_one_fence_and_the_prompt_s_do_not_count() -> None:
     asked = [Role.USER] * 4 + [Role.ANSWER] * 3
     assert cells_of("```qx y", asked)["6y"] == "text/word start"
     assert [*cells_of("```qx y", asked)] == ["4x", "5 ", "6y"], "learned tokens alone"
-
-
-def test_reasoning_is_a_part_of_its_own() -> None:
-    roles = [Role.ANSWER, Role.THINKING, Role.THINKING, Role.ANSWER]
-    assert [*cells_of("abcd", roles).values()] == ["reasoning/word inside"] * 2 + ["text/word inside"]
 
 
 def test_special_tokens_have_no_text_and_end_words() -> None:

@@ -291,17 +291,6 @@ def options(target_folder: Path, corpus: Path, tmp_path: Path) -> list[str]:
     return [*paths, "--threads", "1", "--evaluation-rows", "1"]
 
 
-def test_the_command_says_how_to_serve_it(options: list[str], tmp_path: Path) -> None:
-    few = "--joint --depth 1 --draft-vocab 200 --tokens 900 --batch-rows 4 --max-length 64"
-    options += few.split()
-    result = CliRunner().invoke(app, ["train", "medusa", *options])
-    assert result.exit_code == 0, result.output
-    both = tmp_path / "both"
-    assert f"paceline serve {both}/tiny-joint --drafter model:{both}/drafter" in result.stdout
-    assert "tokens accepted a round of 1, before and after the target was trained" in result.stdout
-    assert "held-out tokens: perplexity" in result.stdout
-
-
 @pytest.mark.parametrize(
     ("kind", "flags", "named"),
     [
