@@ -5,9 +5,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-import pytest
-
-from tools.names import count_names, is_bare_participle
+from tools.names import count_names
 from tools.structure import (
     BARE_PARTICIPLES,
     ROOM_ATTRIBUTES,
@@ -16,7 +14,6 @@ from tools.structure import (
     SourceFile,
     check,
     drafting_grows,
-    public_docstrings,
 )
 
 MODULE = '''
@@ -51,28 +48,6 @@ def test_every_place_that_stores_a_name_is_counted() -> None:
     assert dict(names.participles) == dict.fromkeys(PARTICIPLES.split(), 1)
     assert names.places == 22
     assert str(names).startswith("59.09 %, 13 of 22: ")
-
-
-@pytest.mark.parametrize("name", ["waited_for", "_given_by", "LeftOut", "cached", "HELD", "rewritten"])
-def test_a_participle_with_a_preposition_names_nothing_either(name: str) -> None:
-    assert is_bare_participle(name)
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["seed", "need_of", "token", "open", "held_out", "opened_at", "leased_until", "drafted", "cached_rows", "put"],
-)
-def test_nouns_terms_and_times_are_names(name: str) -> None:
-    assert not is_bare_participle(name)
-
-
-def test_a_state_names_a_boolean_alone() -> None:
-    assert not is_bare_participle("closed", boolean=True)
-    assert is_bare_participle("closed")
-
-
-def test_docstrings_of_public_things_are_counted() -> None:
-    assert public_docstrings([SourceFile("some.py", MODULE)]) == 50  # the module, Seen; not State, told
 
 
 def test_a_tree_of_bare_participles_breaks_the_rule(tmp_path: Path) -> None:

@@ -12,10 +12,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.attacks import by_tests, http, requests
+from tests.attacks import by_tests, requests
 from tests.attacks.registry import ATTACKS, Outcome, chosen, table, tried
 
-MODULES = (by_tests, http, requests)
+MODULES = (by_tests, requests)
 """Importing them enters their attacks."""
 
 

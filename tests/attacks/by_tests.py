@@ -1,4 +1,4 @@
-"""Attacks that tests of the suite try, run here for the table: all but D6, D9, D16 and D20."""
+"""Attacks that tests of the suite try, run here for the table: all but D6 and D9."""
 
 from __future__ import annotations
 
@@ -49,6 +49,7 @@ TESTS: Mapping[tuple[str, str], Sequence[str]] = {
         "tests/services/test_tenants.py", "tests/engine/test_blocks.py", "tests/rpc/test_peer_pool.py",
     ),
     ("D15", "trailers, extensions of chunks and heads without end"): ("tests/gateway/test_framing.py",),
+    ("D16", "connections with a head, an invented key each, and no body"): ("tests/gateway/test_waiting.py",),
     ("D17", "each field of a body as long as a body may be, and as many in it as there is room for"): (
         "tests/gateway/test_large_fields.py",
     ),
@@ -56,6 +57,9 @@ TESTS: Mapping[tuple[str, str], Sequence[str]] = {
         "tests/gateway/test_sites.py",
     ),
     ("D19", "answers of many choices with many log-probabilities, whole"): ("tests/gateway/test_large_answers.py",),
+    ("D20", "streams of one key that nobody reads, and many of its requests at once"): (
+        "tests/gateway/test_readers.py", "tests/gateway/test_waiting.py",
+    ),
     ("D21", "a draft's welcome of 60,000 drafters, one of 500,000 bytes, one of 2 MiB"): (
         f"{PEERS}::{WELCOMES}", "tests/protocol/test_bounds.py", "tests/rpc/test_costs.py",
     ),

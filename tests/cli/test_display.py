@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from dataclasses import asdict, replace
 
 import pytest
 from rich.console import Console
@@ -18,7 +17,7 @@ from paceline.cli.display import (
 )
 from paceline.client import Collector, Generation
 from paceline.protocol.generation import Finished, FinishReason, Provenance, Started, Tokens
-from paceline.protocol.records import GenerationStats, RoundStats
+from paceline.protocol.records import GenerationStats
 
 STATS = GenerationStats(
     rounds=4,
@@ -139,15 +138,3 @@ def test_comparison_shows_both_speeds_also_when_target_only_is_faster(token_ids:
     assert "20.0 tokens per second (0.50 times)" in text
     assert "40.0 tokens per second" in text
     assert words in text
-
-
-def test_json_has_reasoning_and_answer_where_there_was_reasoning() -> None:
-    reasoning, answer = RoundStats(3, 9, 40.0, 2, 8, 6), RoundStats(2, 2, 10.0)
-    apart = replace(STATS, reasoning=reasoning, answer=answer)
-    collector = Collector()
-    for event in (*EVENTS[:-1], Finished(FinishReason.STOP, "!", apart)):
-        collector.add(event)
-    stats = generation_json(collector.generation())["stats"]
-    assert isinstance(stats, dict)
-    assert stats["reasoning"] == asdict(reasoning)
-    assert stats["answer"]["committed"] == 2

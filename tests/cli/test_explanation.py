@@ -14,7 +14,7 @@ from paceline.cli.main import app
 from paceline.local.settings import ServeSettings
 from paceline.local.supervisor import SupervisedServices
 from paceline.protocol.explanation import CandidateExplanation, GroupReport, ModeReport, PlanExplanation
-from paceline.protocol.records import GenerationStats, RoundRecord, RoundStats, StepTimings
+from paceline.protocol.records import GenerationStats, RoundRecord, StepTimings
 
 WHY = PlanExplanation(
     target_alone_ms=(100.0, 110.0, 130.0, 170.0),
@@ -90,12 +90,6 @@ def test_the_group_says_what_it_does_and_why_not_something_else() -> None:
         "  matches: in force; 1.31 tokens for each of resting",
         "  drafts: the closed form promises 1.02 times what matches bring, and a trial takes more than 1.05",
     ]
-    drafts = {"paused": "paused for 219 more steps", "sideways": "sideways"}
-    for state, expected in drafts.items():
-        paused = replace(GROUP, mode="rest", modes=(ModeReport("drafts", state, None, 219.0),))
-        assert expected in group_text(paused).plain
-    assert "promises nothing yet" in group_text(replace(GROUP, promise=0.0)).plain
-    assert "one request is alone on the target" in group_text(replace(GROUP, sessions=1)).plain
     explained = replace(WHY, group=GROUP)
     assert lines[0] in [cells[0] for cells in shown(GenerationStats(explanation=explained))]
 
@@ -128,11 +122,3 @@ def test_the_command_asks_a_running_coordinator(tmp_path: Path) -> None:
     assert streamed.exit_code == plain.exit_code == 0, streamed.output + plain.output
     assert "what the rounds did" in streamed.stdout
     assert "what the rounds did" not in plain.stdout, "only where it was asked for"
-
-
-def test_reasoning_is_shown_apart_where_there_was_some() -> None:
-    reasoning = RoundStats(3, 9, 40.0, num_spec_steps=2, num_draft_tokens=8, num_accepted_draft_tokens=6)
-    lines = shown(GenerationStats(records=ROUNDS, reasoning=reasoning, answer=RoundStats(2, 2, 10.0)))
-    assert ["reasoning", "9", "3", "75%", "4.00", "40.0"] in lines
-    assert ["answer", "2", "2", "-", "1.00", "10.0"] in lines
-    assert ["reasoning and answer"] not in shown(GenerationStats(records=ROUNDS))

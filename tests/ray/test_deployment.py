@@ -208,18 +208,6 @@ def test_drafts_come_and_go_under_load(deployed: Deployed, texts: list[tuple[int
 
 
 @pytest.mark.full
-def test_a_coordinator_comes_and_goes(deployed: Deployed, plain: tuple[int, ...]) -> None:
-    deployed.do("scale", "--coordinators", "2")
-    added = deployed.line("coordinator-1")["address"]
-    with Client(added, wait_ready=20.0) as client, ThreadPoolExecutor(1) as pool:
-        running = pool.submit(client.generate, request(400))
-        eventually(lambda: sessions_of(deployed.line("draft-0")["address"]) > 0, "the request runs")
-        deployed.do("scale", "--coordinators", "1")
-        assert running.result().token_ids[:LENGTH] == plain, "a running request ends before its coordinator does"
-    assert deployed.names_of("coordinator") == ["paceline/coordinator-0/rank-0"]
-
-
-@pytest.mark.full
 def test_what_a_service_refuses_is_told_and_nothing_stays(nodes: TwoNodes, deployed: Deployed) -> None:
     other = Deployed(nodes, "other")
     done = other.run("up", TARGET, "--drafter", "mtp", "--port", "0", "--target-cpus", "0.1")

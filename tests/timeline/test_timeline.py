@@ -158,24 +158,6 @@ def test_what_has_no_rounds_is_refused_by_its_field(text: str, said: str, tmp_pa
         read_rounds(tmp_path / "saved")
 
 
-def test_a_terminal_shows_each_round_where_it_was() -> None:
-    console = Console(width=100, record=True, file=None, force_terminal=False)
-    with console.capture() as capture:
-        console.print(gantt(REQUEST, 100))
-    lines = capture.get().splitlines()
-    rows = lines[1:4]
-    assert [row.split()[:4] for row in rows] == [
-        ["0", "4.0", "18.0", "2/3+1"],
-        ["1", "22.5", "13.0", "3/3+1"],
-        ["2", "35.5", "9.0", "1"],
-    ]
-    assert "model hit" in rows[1]
-    starts = [row.index("█") for row in rows]
-    ends = [row.rindex("█") for row in rows]
-    assert starts[0] < ends[0] < starts[1] < ends[1] < starts[2] < ends[2]
-    assert all(meaning in capture.get() for meaning in ("on the wire", "waiting for a proposal"))
-
-
 def test_a_terminal_shows_the_first_of_many_rounds_and_says_so() -> None:
     console = Console(width=100)
     with console.capture() as capture:
