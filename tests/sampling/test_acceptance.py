@@ -137,12 +137,6 @@ def test_block_takes_the_largest_length_whose_draw_passes(tokens: list[tuple[flo
     assert all(u[i] >= thresholds[i] for i in range(length, len(u)))
 
 
-def test_block_goes_past_a_failure() -> None:
-    weights, masses = block_weights([0.2, 0.8], [0.8, 0.2]), [0.6, 0.1]
-    assert block_thresholds(weights, masses) == pytest.approx((0.1 / 0.85, 1.0))
-    assert block_length([0.5, 0.5], weights, masses) == 2
-
-
 def test_block_without_residual_or_missing_mass_stands() -> None:
     # A mass that 1 would swallow: w = 1, so the prefix is certain.
     assert block_thresholds((1.0, 1.0, 1.0), (0.5, 1.2e-16)) == (1.0, 1.0)
@@ -174,33 +168,6 @@ def test_a_round_without_a_proposal_emits_the_targets_token(kind: Acceptance, pr
     assert decision == Decision(ROOT, (), token, Provenance.TARGET)
     assert decision.committed == (token,)
     assert decision.outcome(BASE) == Outcome(BASE, ROOT, token)
-
-
-@pytest.mark.parametrize("kind", [Acceptance.REJECTION, Acceptance.BLOCK])
-def test_q_equal_to_p_accepts_all_and_adds_the_bonus(kind: Acceptance) -> None:
-    # Dyadic probabilities: float32 rounding of q changes nothing.
-    row = np.array([0.5, 0.25, 0.125, 0.125])
-    table = dict.fromkeys(plain.random_table(np.random.default_rng(0), 4, 4), row)
-    for seed in range(200):
-        proposal = drafted_chain(table, 3, NoiseKey(seed))
-        decision = play(kind, table, proposal, NoiseKey(seed))
-        assert decision.accepted == proposal.token_ids
-        assert (decision.node, decision.provenance) == (2, Provenance.BONUS)
-        assert len(decision.committed) == 4
-
-
-@pytest.mark.parametrize("kind", list(Acceptance))
-def test_disjoint_supports_reject_all(kind: Acceptance) -> None:
-    rng = np.random.default_rng(1)
-    table = plain.random_table(rng, 4, 4)
-    p = {x: np.where(np.arange(4) < 2, row, 0) / row[:2].sum() for x, row in table.items()}
-    q = {x: np.where(np.arange(4) < 2, 0, row) / row[2:].sum() for x, row in table.items()}
-    for seed in range(200):
-        proposal = drafted_chain(q, 3, NoiseKey(seed))
-        decision = play(kind, p, proposal, NoiseKey(seed))
-        assert (decision.node, decision.accepted) == (ROOT, ())
-        assert decision.provenance is Provenance.RECOVERED
-        assert decision.next_token < 2
 
 
 @pytest.mark.parametrize("kind", list(Acceptance))

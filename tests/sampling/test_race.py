@@ -149,22 +149,6 @@ def test_mutant_loose_ceilings_take_many_logarithms(monkeypatch: pytest.MonkeyPa
     assert logarithms_a_race(monkeypatch) > 100
 
 
-def test_ties_go_to_the_lowest_id() -> None:
-    # At 1e30 the noise is below the last place of the score: all four are equal.
-    row = np.full(64, -INF, np.float32)
-    row[[40, 7, 23, 9]] = 1e30
-    assert race_best(row, 3, NoiseKey(1), Stream.DRAFT, 0) == (7, 9, 23)
-    dense = np.full(64, 1e30, np.float32)
-    assert race_best(dense, 3, NoiseKey(1), Stream.DRAFT, 0) == (0, 1, 2)
-
-
-def test_excluded_ids_never_win() -> None:
-    row = np.full(1000, -INF, np.float32)
-    row[[3, 500, 999]] = [-80.0, -90.0, -85.0]
-    for position in range(200):
-        assert set(race_best(row, 5, NoiseKey(4), Stream.DRAFT, position)) == {3, 500, 999}
-
-
 @pytest.mark.parametrize("size", [4, 4000])
 @pytest.mark.parametrize("bad", [float("nan"), INF, None])
 def test_rows_that_cannot_be_drawn_from(size: int, bad: float | None) -> None:

@@ -148,13 +148,6 @@ def test_logits_that_cannot_be_sampled_are_refused(bad: float, temperature: floa
         processed_scores(logits, SamplingParams(temperature=temperature))
 
 
-def test_already_excluded_ids_stay_excluded() -> None:
-    logits = random_logits(1, 1, 3000)
-    logits[0, ::2] = -np.inf
-    for chain in CHAINS:
-        assert not np.isfinite(processed_scores(logits, chain)[0, ::2]).any()
-
-
 def test_probabilities_sum_to_one_and_ignore_shifts() -> None:
     scores = processed_scores(random_logits(2, 1, 50_000), SamplingParams(top_p=0.9))[0]
     p = probabilities(scores)
