@@ -15,83 +15,56 @@ LENGTH = 4
 SAMPLES = 8_000
 """What the least visible mutants need: those that forget the round in their keys."""
 
-EXACT = (
-    (Rounds, SAMPLES // 4),
-    (BlockRounds, SAMPLES),
-    (mutants.DiscardedTokenChoosesK, SAMPLES // 2),
-    (mutants.KeepThenStop, SAMPLES // 8),
-)
+FEWER = SAMPLES // 4
+EXACT = {
+    Rounds: FEWER,
+    BlockRounds: SAMPLES,
+    mutants.DiscardedTokenChoosesK: SAMPLES // 2,
+    mutants.KeepThenStop: SAMPLES // 8,
+    # Drafts that don't do as they say, and bend nothing.
+    untrusted.MisreportsQ: FEWER,
+    untrusted.MisreportsQToBlock: FEWER,
+    untrusted.PeeksWithItsKey: FEWER,
+    # What is copied.
+    predictions.PredictedRounds: FEWER,
+    predictions.PredictedBlocks: FEWER,
+    texts.KeptCoupledText: FEWER,
+    texts.KeptCoupledTextForBlocks: FEWER,
+}
 """Each with the samples that give its mutants away, as below."""
-MUTANTS = (
-    mutants.ResidualReusesDraftNoise,
-    mutants.DraftAndAcceptShareU,
-    mutants.OneUForARound,
-    mutants.DraftLooksAtU,
-    mutants.CoarserQ,
-    mutants.BlockWithPositionOnlyKeys,
-    mutants.DiscardedTokenChoosesKWithPositionOnlyKeys,
-    mutants.DrafterChosenByItsOwnDraw,
-    mutants.TrunkNoiseChoosesBranchLength,
-    mutants.TrimmedByItsOwnQ,
-)
-MENDED = (untrusted.MisreportsQ, untrusted.MisreportsQToBlock, untrusted.PeeksWithItsKey)
-"""Drafts that don't do as they say, and bend nothing."""
-COPIED = (
-    predictions.PredictedRounds,
-    predictions.PredictedBlocks,
-    texts.KeptCoupledText,
-    texts.KeptCoupledTextForBlocks,
-)
-BELIEVING = (
-    predictions.BelievesThePrediction,
-    predictions.PredictsByWhatWasDrawn,
-    texts.KeptTextOfTheSameDraws,
-)
-UNMENDED = (
-    untrusted.MisreportsQUnchecked,
-    untrusted.DropsWhatDisagrees,
-    untrusted.PeeksWithTheSeed,
-    untrusted.FitsQToItsNoise,
-)
+MUTANTS = {
+    mutants.ResidualReusesDraftNoise: SAMPLES,
+    mutants.DraftAndAcceptShareU: SAMPLES,
+    mutants.OneUForARound: SAMPLES,
+    mutants.DraftLooksAtU: SAMPLES,
+    mutants.CoarserQ: SAMPLES,
+    mutants.BlockWithPositionOnlyKeys: SAMPLES,
+    mutants.DiscardedTokenChoosesKWithPositionOnlyKeys: SAMPLES,
+    mutants.DrafterChosenByItsOwnDraw: SAMPLES,
+    mutants.TrunkNoiseChoosesBranchLength: SAMPLES,
+    mutants.TrimmedByItsOwnQ: SAMPLES,
+    # Drafts that are trusted wrongly.
+    untrusted.MisreportsQUnchecked: FEWER,
+    untrusted.DropsWhatDisagrees: FEWER,
+    untrusted.PeeksWithTheSeed: FEWER,
+    untrusted.FitsQToItsNoise: FEWER,
+    # Copies that are believed.
+    predictions.BelievesThePrediction: FEWER,
+    predictions.PredictsByWhatWasDrawn: FEWER,
+    texts.KeptTextOfTheSameDraws: FEWER,
+}
 DISTRIBUTION = enumerate_distribution(LENGTH)
 
 
-def p_value(algorithm: type[Rounds], samples: int) -> float:
-    return chi_square_p([algorithm(seed).text(LENGTH) for seed in range(samples)], DISTRIBUTION)
+@pytest.mark.parametrize("algorithm", EXACT, ids=lambda each: each.__name__)
+def test_exact_algorithms_have_the_distribution(algorithm: type[Rounds]) -> None:
+    samples = [algorithm(seed).text(LENGTH) for seed in range(EXACT[algorithm])]
+    assert chi_square_p(samples, DISTRIBUTION) > LEVEL
 
 
-def given_away(mutant: type[Rounds], samples: int = SAMPLES) -> bool:
-    return is_given_away(lambda seed: mutant(seed).text(LENGTH), DISTRIBUTION, samples)
-
-
-@pytest.mark.parametrize(("algorithm", "samples"), EXACT)
-def test_exact_algorithms_have_the_distribution(algorithm: type[Rounds], samples: int) -> None:
-    assert p_value(algorithm, samples) > LEVEL
-
-
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: m.__name__)
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda each: each.__name__)
 def test_the_distribution_gives_the_mutant_away(mutant: type[Rounds]) -> None:
-    assert given_away(mutant)
-
-
-@pytest.mark.parametrize("algorithm", MENDED, ids=lambda a: a.__name__)
-def test_a_draft_that_is_not_trusted_leaves_the_distribution(algorithm: type[Rounds]) -> None:
-    assert p_value(algorithm, SAMPLES // 4) > LEVEL
-
-
-@pytest.mark.parametrize("mutant", UNMENDED, ids=lambda m: m.__name__)
-def test_one_that_is_trusted_wrongly_does_not(mutant: type[Rounds]) -> None:
-    assert given_away(mutant, SAMPLES // 4)
-
-
-@pytest.mark.parametrize("algorithm", COPIED, ids=lambda a: a.__name__)
-def test_what_is_copied_leaves_the_distribution(algorithm: type[Rounds]) -> None:
-    assert p_value(algorithm, SAMPLES // 4) > LEVEL
-
-
-@pytest.mark.parametrize("mutant", BELIEVING, ids=lambda m: m.__name__)
-def test_one_that_is_believed_does_not(mutant: type[Rounds]) -> None:
-    assert given_away(mutant, SAMPLES // 4)
+    assert is_given_away(lambda seed: mutant(seed).text(LENGTH), DISTRIBUTION, MUTANTS[mutant])
 
 
 PROCESSED_LENGTH = 6
