@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from draft_service.scheduler import DraftScheduler
 from paceline.drafting.client import DraftClient
 from paceline.drafting.draft_pool import DraftPool
 from paceline.drafting.round_draft import MAX_PENDING_TOKENS
@@ -29,8 +31,20 @@ PROMPTS = ((1, 2, 3), (9, 8), (1, 2, 3))
 LENGTH = 40
 
 
-async def linked(client: DraftClient) -> None:
-    await eventually(lambda: client.is_up, "the link")
+@asynccontextmanager
+async def drafting(
+    *prompts: Sequence[int], judge: Judge | None = None, **settings: object
+) -> AsyncIterator[tuple[ForeignServer, DraftClient, DraftScheduler]]:
+    """A server with requests, its client, and the draft service's sessions."""
+    async with (
+        draft_service(RecordingEngine()) as (servicer, address),
+        client_of(address, judge, **settings) as client,
+    ):
+        await eventually(lambda: client.is_up, "the link")
+        server = ForeignServer(client)
+        for prompt in prompts:
+            await server.admit(prompt)
+        yield server, client, servicer.scheduler
 
 
 def check(server: ForeignServer, prompts: Any = PROMPTS) -> None:
@@ -41,20 +55,16 @@ def check(server: ForeignServer, prompts: Any = PROMPTS) -> None:
 @pytest.mark.parametrize("prompts", [PROMPTS[:1], PROMPTS])
 async def test_a_step_verifies_what_was_drafted_for_its_outcome(prompts: tuple[tuple[int, ...], ...]) -> None:
     """The draft is the server's own model here, so all that it had time to draft is accepted."""
-    async with draft_service(RecordingEngine()) as (servicer, address), client_of(address) as client:
-        await linked(client)
-        server = ForeignServer(client)
-        for prompt in prompts:
-            await server.admit(prompt)
+    async with drafting(*prompts) as (server, client, scheduler):
         await server.run(LENGTH)
         check(server, prompts)
         counts = client.counts
         assert counts.hits > 0
         assert 0 < counts.accepted == counts.proposed <= counts.hits * TOKENS
-        assert servicer.scheduler.sessions == client.sessions == len(prompts)
+        assert scheduler.sessions == client.sessions == len(prompts)
         for each in server.served:
             client.end(each.request)
-        await eventually(lambda: servicer.scheduler.sessions == 0, "no session is left at the draft")
+        await eventually(lambda: scheduler.sessions == 0, "no session is left at the draft")
 
 
 async def test_a_server_without_a_draft_goes_on_alone() -> None:
@@ -68,10 +78,7 @@ async def test_a_server_without_a_draft_goes_on_alone() -> None:
 
 
 async def test_a_draft_that_dies_costs_proposals_alone() -> None:
-    async with draft_service(RecordingEngine()) as (_, address), client_of(address) as client:
-        await linked(client)
-        server = ForeignServer(client)
-        await server.admit(PROMPTS[0])
+    async with drafting(PROMPTS[0]) as (server, client, _):
         await server.run(12)
         peer = client._pool.peers[0]
         client._post(lambda: peer.link.drop(peer.link._unavailable()))
@@ -132,10 +139,8 @@ LIES: dict[str, Callable[[DraftedProposal], Any]] = {
 
 @pytest.mark.parametrize("lie", LIES)
 async def test_a_draft_that_lies_costs_proposals_alone(lie: str) -> None:
-    async with draft_service(RecordingEngine()) as (_, address), client_of(address) as client:
-        await linked(client)
+    async with drafting() as (server, client, _):
         lies = lie_to(client, LIES[lie])
-        server = ForeignServer(client)
         await server.admit(PROMPTS[0])
         await eventually(lambda: bool(lies), "a lie")
         for _ in range(30):
@@ -163,10 +168,8 @@ def test_a_round_is_ours_whose_tokens_are_a_path_of_its_tree(
 
 async def test_a_round_that_verified_something_else_begins_the_draft_anew() -> None:
     """A server may have put other tokens in the place of those that were offered."""
-    async with draft_service(RecordingEngine()) as (servicer, address), client_of(address) as client:
-        await linked(client)
-        server = ForeignServer(client)
-        each = await server.admit(PROMPTS[0])
+    async with drafting(PROMPTS[0]) as (server, _, scheduler):
+        (each,) = server.served
         await server.run(10)
         opened = each.request.session.peer
         each.offer = plain(each.text, 2)[-2:]  # its own tokens: accepted, and never offered
@@ -176,19 +179,17 @@ async def test_a_round_that_verified_something_else_begins_the_draft_anew() -> N
         await server.run(20)
         check(server, PROMPTS[:1])
         assert each.request.session.peer is opened
-        await eventually(lambda: servicer.scheduler.sessions == 1, "the old session is closed")
+        await eventually(lambda: scheduler.sessions == 1, "the old session is closed")
 
 
 async def test_a_client_that_rests_tells_nothing_and_comes_back() -> None:
     judge = Judge(offers=False)
-    async with draft_service(RecordingEngine()) as (servicer, address), client_of(address, judge) as client:
-        await linked(client)
-        server = ForeignServer(client)
-        each = await server.admit(PROMPTS[0])
+    async with drafting(PROMPTS[0], judge=judge) as (server, client, scheduler):
+        (each,) = server.served
         for _ in range(20):
             await server.step()
             assert each.offer == []
-        assert servicer.scheduler.sessions == 0
+        assert scheduler.sessions == 0
         assert judge.learned == [(1, 1, False)] * 19
         judge.offers = True
         await server.step()
@@ -198,17 +199,14 @@ async def test_a_client_that_rests_tells_nothing_and_comes_back() -> None:
         before = each.request.length
         while each.request.length < before + 2 * MAX_PENDING_TOKENS + TOKENS:
             await server.step()
-        await eventually(lambda: servicer.scheduler.sessions == 0, "it lags too far behind")
+        await eventually(lambda: scheduler.sessions == 0, "it lags too far behind")
         check(server, PROMPTS[:1])
 
 
 async def test_an_idle_server_keeps_no_session_and_goes_on_with_drafts() -> None:
-    async with draft_service(RecordingEngine()) as (servicer, address), client_of(address, idle_s=0.1) as client:
-        await linked(client)
-        server = ForeignServer(client)
-        await server.admit(PROMPTS[0])
+    async with drafting(PROMPTS[0], idle_s=0.1) as (server, client, scheduler):
         await server.run(12)
-        await eventually(lambda: servicer.scheduler.sessions == 0, "its sessions are closed")
+        await eventually(lambda: scheduler.sessions == 0, "its sessions are closed")
         await server.step()
         before = client.counts.hits
         await server.run(30)
@@ -217,10 +215,8 @@ async def test_an_idle_server_keeps_no_session_and_goes_on_with_drafts() -> None
 
 
 async def test_a_defect_in_following_ends_the_session_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with draft_service(RecordingEngine()) as (_, address), client_of(address) as client:
-        await linked(client)
-        server = ForeignServer(client)
-        each = await server.admit(PROMPTS[0])
+    async with drafting(PROMPTS[0]) as (server, client, _):
+        (each,) = server.served
         await server.run(10)
 
         def broken(end: RoundEnd) -> None:
@@ -241,10 +237,7 @@ async def test_rounds_are_recorded_with_the_wait_for_their_drafts(monkeypatch: p
         records.append(record)
 
     monkeypatch.setattr(metrics, "round_done", round_done)
-    async with draft_service(RecordingEngine()) as (_, address), client_of(address) as client:
-        await linked(client)
-        server = ForeignServer(client)
-        await server.admit(PROMPTS[0])
+    async with drafting(PROMPTS[0]) as (server, client, _):
         await server.run(20)
         await server.step()
         await eventually(lambda: len(records) == client.counts.rounds, "all rounds")
@@ -266,11 +259,7 @@ async def test_the_rounds_of_a_step_have_its_rows(monkeypatch: pytest.MonkeyPatc
         steps.setdefault(record.round_ms, []).append(record)
 
     monkeypatch.setattr(metrics, "round_done", round_done)
-    async with draft_service(RecordingEngine()) as (_, address), client_of(address) as client:
-        await linked(client)
-        server = ForeignServer(client)
-        for prompt in PROMPTS[:2]:
-            await server.admit(prompt)
+    async with drafting(*PROMPTS[:2]) as (server, client, _):
         await server.run(20)
         await server.step()
         await eventually(lambda: sum(map(len, steps.values())) == client.counts.rounds, "all rounds")
@@ -283,10 +272,7 @@ async def test_the_rounds_of_a_step_have_its_rows(monkeypatch: pytest.MonkeyPatc
 async def test_its_rounds_are_counted_and_its_requests_left_to_the_server() -> None:
     assert metrics.configure("paceline-coordinator", model="m", prometheus=True)
     try:
-        async with draft_service(RecordingEngine()) as (_, address), client_of(address) as client:
-            await linked(client)
-            server = ForeignServer(client)
-            await server.admit(PROMPTS[0])
+        async with drafting(PROMPTS[0]) as (server, client, _):
             await server.run(20)
             await eventually(lambda: client.sessions == 0, "the request has ended")
             found = Exposition.of(metrics.exposition()[0].decode())
@@ -298,10 +284,8 @@ async def test_its_rounds_are_counted_and_its_requests_left_to_the_server() -> N
 
 
 async def test_a_proposal_never_passes_the_longest_request() -> None:
-    async with draft_service(RecordingEngine()) as (_, address), client_of(address) as client:
-        await linked(client)
+    async with drafting() as (server, client, _):
         client._max_length = 16
-        server = ForeignServer(client)
         each = await server.admit(PROMPTS[0])
         while each.request.length < 14:
             await server.step()

@@ -5,13 +5,10 @@ from __future__ import annotations
 import logging
 import re
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from concurrent import futures
 from functools import partial
-from pathlib import Path
 
 import grpc
 import pytest
@@ -27,7 +24,6 @@ from paceline.runtime.config import ServerSettings
 from paceline.runtime.metrics.catalogue import OTHER, range_of
 from tests.metrics.scrape import Exposition
 
-ROOT = Path(__file__).parents[2]
 RECORD = RoundRecord(7, 21.0, 1.2, 0.6, StepTimings(0.4, 17.0, 0.3, 17.9, 5, 1), 0.1, 4, 3, True, "model")
 
 
@@ -47,29 +43,6 @@ def coordinator(quiet: None) -> None:
 
 def exposed() -> Exposition:
     return Exposition.of(metrics.exposition()[0].decode())
-
-
-def test_off_needs_neither_library() -> None:
-    program = (
-        "import sys\n"
-        "class Blocked:\n"
-        "    def find_spec(self, name, path=None, target=None):\n"
-        "        if name.split('.')[0] in ('opentelemetry', 'prometheus_client'):\n"
-        "            raise ImportError(name)\n"
-        "sys.meta_path.insert(0, Blocked())\n"
-        "from paceline.runtime import metrics\n"
-        "assert metrics.configure('paceline-target') is False\n"
-        "assert metrics.exposition()[0] == b''\n"
-        "metrics.step_done(1.0, 1, 1)\n"
-        "assert not {'opentelemetry', 'prometheus_client'} & sys.modules.keys()\n"
-        "try:\n"
-        "    metrics.configure('paceline-target', prometheus=True)\n"
-        "except Exception as error:\n"
-        "    print(type(error).__name__, error)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert "Unsupported" in done.stdout
-    assert "paceline[otel]" in done.stdout
 
 
 def test_off_is_cheap() -> None:
@@ -104,25 +77,6 @@ def test_a_free_port_is_told_and_let_go(caplog: pytest.LogCaptureFixture) -> Non
     with pytest.raises(OSError, match="refused"):
         Exposition.at(port)
     assert metrics.configure("paceline-target", ServerSettings(metrics_port=port))
-
-
-@pytest.mark.parametrize(
-    ("name", "value"), [("OTEL_METRICS_EXPORTER", "prometheus"), ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json")]
-)
-def test_exporters_that_we_do_not_speak_are_refused(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
-    monkeypatch.setenv(name, value)
-    with pytest.raises(InvalidInput, match=name):
-        metrics.configure("paceline-target")
-    assert not metrics.is_on()
-
-
-@pytest.mark.parametrize("off", [{"OTEL_SDK_DISABLED": "true"}, {"OTEL_METRICS_EXPORTER": "none"}])
-def test_standard_switches_turn_otlp_off(off: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
-    for name, value in off.items():
-        monkeypatch.setenv(name, value)
-    assert not metrics.configure("paceline-target")
 
 
 class MetricsReceiver(otlp_grpc.MetricsServiceServicer):

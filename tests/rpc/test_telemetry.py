@@ -7,13 +7,14 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from paceline.protocol.errors import InvalidInput, PeerUnavailable
 from paceline.protocol.records import RoundRecord, StepTimings
 from paceline.protocol.trace_context import TraceContext, decode_tracestate
-from paceline.runtime import span_export, telemetry
+from paceline.runtime import metrics, span_export, telemetry
 from paceline.runtime.config import TraceSettings
 from paceline.runtime.otel_environment import sampler_from
 from paceline.runtime.spans import FinishedSpan
@@ -296,41 +297,46 @@ def test_off_passes_a_clients_context_on_and_records_nothing(monkeypatch: pytest
         assert telemetry.outgoing() == ()
 
 
-@pytest.mark.parametrize("off", [{"OTEL_SDK_DISABLED": "true"}, {"OTEL_TRACES_EXPORTER": "none"}])
-def test_standard_switches_turn_it_off(off: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
-    for name, value in off.items():
-        monkeypatch.setenv(name, value)
-    assert not telemetry.configure("coordinator")
+OFF = [
+    (telemetry, "OTEL_SDK_DISABLED", "true"),
+    (telemetry, "OTEL_TRACES_EXPORTER", "none"),
+    (metrics, "OTEL_SDK_DISABLED", "true"),
+    (metrics, "OTEL_METRICS_EXPORTER", "none"),
+]
+NOT_SPOKEN = [
+    (telemetry, "OTEL_TRACES_EXPORTER", "zipkin"),
+    (telemetry, "OTEL_EXPORTER_OTLP_PROTOCOL", "http/json"),
+    (telemetry, "OTEL_TRACES_SAMPLER", "jaeger_remote"),
+    (telemetry, "OTEL_TRACES_SAMPLER_ARG", "1.5"),
+    (telemetry, "OTEL_BSP_SCHEDULE_DELAY", "soon"),
+    (metrics, "OTEL_METRICS_EXPORTER", "prometheus"),
+    (metrics, "OTEL_EXPORTER_OTLP_PROTOCOL", "http/json"),
+]
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("OTEL_TRACES_EXPORTER", "zipkin"),
-        ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json"),
-        ("OTEL_TRACES_SAMPLER", "jaeger_remote"),
-        ("OTEL_TRACES_SAMPLER_ARG", "1.5"),
-        ("OTEL_BSP_SCHEDULE_DELAY", "soon"),
-    ],
-)
-def test_what_we_do_not_speak_is_refused(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("exporting", "name", "value"), OFF + NOT_SPOKEN)
+def test_what_we_do_not_speak_is_refused_and_standard_switches_turn_it_off(
+    exporting: ModuleType, name: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
     monkeypatch.setenv("OTEL_TRACES_SAMPLER", "traceidratio")
     monkeypatch.setenv(name, value)
-    with pytest.raises(InvalidInput, match=name):
-        telemetry.configure("coordinator")
+    if (exporting, name, value) in OFF:
+        assert not exporting.configure("target")
+    else:
+        with pytest.raises(InvalidInput, match=name):
+            exporting.configure("target")
 
 
-def test_off_needs_no_opentelemetry() -> None:
+def test_off_needs_no_library_of_theirs() -> None:
     program = (
         "import sys\n"
         "class Blocked:\n"
         "    def find_spec(self, name, path=None, target=None):\n"
-        "        if name.split('.')[0] == 'opentelemetry':\n"
+        "        if name.split('.')[0] in ('opentelemetry', 'prometheus_client'):\n"
         "            raise ImportError(name)\n"
         "sys.meta_path.insert(0, Blocked())\n"
-        "from paceline.runtime import telemetry\n"
+        "from paceline.runtime import metrics, telemetry\n"
         "from paceline.client.tracing import start_call\n"
         "from paceline.client import GenerateRequest\n"
         "assert telemetry.configure('x') is False\n"
@@ -338,13 +344,17 @@ def test_off_needs_no_opentelemetry() -> None:
         "    trace.start_round().end()\n"
         "with start_call(GenerateRequest(prompt='x')) as call:\n"
         "    assert call.metadata == ()\n"
-        "assert 'opentelemetry' not in sys.modules\n"
+        "assert metrics.configure('x') is False\n"
+        "assert metrics.exposition()[0] == b''\n"
+        "metrics.step_done(1.0, 1, 1)\n"
+        "assert not {'opentelemetry', 'prometheus_client'} & sys.modules.keys()\n"
         "import os\n"
         "os.environ['OTEL_EXPORTER_OTLP_ENDPOINT'] = 'http://127.0.0.1:1'\n"
-        "try:\n"
-        "    telemetry.configure('x')\n"
-        "except telemetry.Unsupported as error:\n"
-        "    print(error)\n"
+        "for ask in (telemetry.configure, lambda name: metrics.configure(name, prometheus=True)):\n"
+        "    try:\n"
+        "        ask('x')\n"
+        "    except telemetry.Unsupported as error:\n"
+        "        print(error)\n"
     )
     result = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert "paceline[otel]" in result.stdout
+    assert result.stdout.count("paceline[otel]") == 2

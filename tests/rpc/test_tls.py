@@ -141,19 +141,6 @@ async def test_a_role_opens_its_own_methods_and_no_others(pki: Pki, role: PeerRo
             assert f" = {role or 'none (its URIs: none)'}: must be " in error.message
 
 
-async def test_negative_control_a_table_that_lets_drafts_in_is_noticed(
-    pki: Pki, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (verify,) = (method for method in METHODS if method.name == "Verify")
-    path = "/paceline.v1.TargetService/Verify"
-    monkeypatch.setattr(authorization, "CALLERS", {**authorization.CALLERS, path: frozenset({PeerRole.DRAFT})})
-    async with service(pki.server(), register=register_all) as running:
-        code, _ = await call(pki.peer(running.port, "draft"), verify)
-        assert code is grpc.StatusCode.INVALID_ARGUMENT
-        code, _ = await call(pki.peer(running.port, "coordinator"), verify)
-        assert code is grpc.StatusCode.PERMISSION_DENIED
-
-
 async def test_without_roles_any_certificate_of_the_authority_will_do(pki: Pki) -> None:
     stranger = pki.certify("stranger")
     async with service(pki.server(tls_roles="off")) as running, linked(pki.peer(running.port, stranger)) as link:
