@@ -112,6 +112,8 @@ class DraftClient:
         self._latest: set[ServedRequest] = set()
         """Those of the latest step, and when it came, for how long it waited, and whether it was offered drafts."""
         self._stepped_at = self._waited_s = 0.0
+        self._busy_at = 0.0
+        """When the server last took a step or a request."""
         self._has_drafts = False
 
     @property
@@ -140,6 +142,7 @@ class DraftClient:
         request = ServedRequest(self._pool, task, self._settings.drafter, self._budget, token_ids)
         request.session.on_prepared = self._wake
         request.drafts_ahead = self._judge.may_offer(len(self._latest) or 1)
+        self._busy_at = clock.now()
         self._post(self._begin, request, request.drafts_ahead)
         return request
 
@@ -156,7 +159,8 @@ class DraftClient:
             committed: each request of the step that has just ended, with the tokens that it committed; none: the
                 step computed a part of its prompt.
         """
-        began_at, rows = clock.now(), len(committed)
+        began_at = self._busy_at = clock.now()
+        rows = len(committed)
         step_ms = (began_at - self._stepped_at) * 1e3
         self._learn(committed, step_ms)
         offers = bool(rows) and self._judge.may_offer(rows)
@@ -268,6 +272,6 @@ class DraftClient:
 
     def _pause_if_idle(self) -> None:
         """End all sessions of a server that takes no more steps: it doesn't say when a request has ended."""
-        if clock.now() - self._stepped_at > self._settings.idle_s:
+        if clock.now() - self._busy_at > self._settings.idle_s:
             for request in self._requests:
                 request.pause()

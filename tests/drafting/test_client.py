@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from draft_service.scheduler import DraftScheduler
-from paceline.drafting.client import DraftClient
+from paceline.drafting.client import LOOK_S, DraftClient
 from paceline.drafting.draft_pool import DraftPool
 from paceline.drafting.round_draft import MAX_PENDING_TOKENS
 from paceline.drafting.served_request import GreedyRequest, RoundEnd, ServedRequest
@@ -212,6 +212,12 @@ async def test_an_idle_server_keeps_no_session_and_goes_on_with_drafts() -> None
         await server.run(30)
         assert client.counts.hits > before
         check(server, PROMPTS[:1])
+
+
+async def test_a_server_before_its_first_step_is_not_idle() -> None:
+    async with drafting(PROMPTS[0]) as (_, client, scheduler):
+        await asyncio.sleep(2 * LOOK_S)
+        assert client.sessions == scheduler.sessions == 1
 
 
 async def test_a_defect_in_following_ends_the_session_alone(monkeypatch: pytest.MonkeyPatch) -> None:
