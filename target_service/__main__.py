@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from paceline.engine.executor import Executor
-from paceline.engine.parallel.launch import run_rank
+from paceline.engine.parallel.launch import be_rank
 from paceline.engine.parallel.place import Place, place_from
 from paceline.models.tokenizer import load_tokenizer
 from paceline.rpc.frames import first_to_end
@@ -99,7 +99,7 @@ def start(config: TargetConfig) -> Coroutine[Any, Any, None]:
 async def _follow(config: TargetConfig, place: Place) -> None:
     logs.use_format(config.server.log_format)
     # Nothing else is on this loop.
-    run_rank(config.model, config.engine, place)
+    be_rank(config.model, config.engine, place)
 
 
 def main() -> None:

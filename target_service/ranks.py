@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -39,7 +39,8 @@ class LossWatch:
 
     def lose(self, reason: str) -> None:
         """End the service, from any thread; the first reason counts."""
-        self._loop.call_soon_threadsafe(self._lose, reason)
+        with suppress(RuntimeError):  # the loop has ended, and the service with it
+            self._loop.call_soon_threadsafe(self._lose, reason)
 
     def _lose(self, reason: str) -> None:
         if self.reason is not None:

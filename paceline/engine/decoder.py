@@ -32,6 +32,7 @@ from paceline.engine.cpu.row_decoder import RowDecoder, can_decode
 from paceline.engine.cpu.row_products import PanelLinear, has_wide_vectors, in_int8
 from paceline.engine.cpu.thread_pool import ThreadPool
 from paceline.engine.cuda.buckets import PAGE_ROWS
+from paceline.engine.cuda.device import choose_kernels, empty_caches
 from paceline.engine.cuda.graphs import GraphRunner, runner_for
 from paceline.engine.cuda.static_engine import StaticEngine
 from paceline.engine.fingerprint import RAGGED, STATIC, numeric_fingerprint
@@ -138,6 +139,7 @@ def build_engine(
     reference = plain_reference(model, info, facts.attention)
     if can_pack(model) or static:
         fuse_layers(model)
+        empty_caches(model.device)
     if panel_type is not None:
         row_decoder = in_panels(model, panel_type, facts)
     elif can_pack(model):
@@ -244,11 +246,12 @@ def examine(
     reduced_head: bool = False,
     ranks: int = 1,
     device: torch.device | None = None,
+    dtype: torch.dtype | None = None,
     static: bool | None = False,
 ) -> DecoderFacts:
     """Check a whole decoder and have it call our attention; arguments as for `build_engine`.
 
-    `ranks`: how many will share the model, on devices like `device`; threads are those of one rank.
+    `ranks`: how many will share the model, on devices like `device` in `dtype`; threads are those of one rank.
     """
     config = model.config.get_text_config()
     model.train(False)
@@ -266,10 +269,13 @@ def examine(
         is_uniform = attention.shape.uniform_layer is not None
         static = model.device.type == "cuda" and not settings.reproducible and is_uniform
     set_threads(settings.threads)
+    choose_kernels(device or model.device, shapes_grow=not (static or settings.reproducible))
     row_shapes = describe_shapes(settings.reproducible_rows) if settings.reproducible else RAGGED
     row_shapes = STATIC if static else row_shapes
     panels = None if static or ranks > 1 else panel_dtype(model, settings)
-    numeric = numeric_fingerprint(model, max_length, row_shapes, ranks=ranks, device=device, panels=panels)
+    numeric = numeric_fingerprint(
+        model, max_length, row_shapes, ranks=ranks, device=device, dtype=dtype, panels=panels
+    )
     fingerprint = Fingerprint(quantized_name(name, settings), tokenizer.fingerprint, vocab_size, numeric)
     return DecoderFacts(fingerprint, max_length, attention, static, feature_offer(model), frozenset(read_outside))
 

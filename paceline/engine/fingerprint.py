@@ -26,19 +26,21 @@ def numeric_fingerprint(
     *,
     ranks: int = 1,
     device: torch.device | None = None,
+    dtype: torch.dtype | None = None,
     panels: torch.dtype | None = None,
 ) -> str:
     """A digest of all that decides the bits of logits. Equal ones promise equal bits, others only equal laws.
 
-    `device`: where the model will run, if it isn't there yet; `panels`: as `panel_dtype` says.
+    `device`, `dtype`: where the model will run, and in which dtype, if it isn't so yet.
+    `panels`: as `panel_dtype` says.
     """
     device = device or model.device
     layout = "packed" if panels is None else f"in panels of {panels}"
-    volatile = ("_name_or_path", "transformers_version", "quantization_config", "architectures")
+    volatile = ("_name_or_path", "transformers_version", "quantization_config", "architectures", "dtype")
     config = {key: value for key, value in model.config.to_dict().items() if key not in volatile}
     facts = {
         "config": config,
-        "dtype": str(model.dtype),
+        "dtype": str(dtype or model.dtype),
         "device": device.type,
         "capability": _capability(device),
         "threads": torch.get_num_threads(),
@@ -54,7 +56,7 @@ def numeric_fingerprint(
 
 def _capability(device: torch.device) -> str:
     if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
+        return f"{torch.cuda.get_device_name(device)}, sums in float32"
     return torch.backends.cpu.get_cpu_capability()
 
 

@@ -10,6 +10,7 @@ import psutil
 import torch
 
 from paceline.engine.attention import PRODUCT_COPIES, AttentionFacts
+from paceline.engine.cuda.device import share_left
 from paceline.engine.cuda.footprint import static_bytes
 from paceline.engine.interface import prompt_logit_rows
 from paceline.models.gguf_header import read_header
@@ -27,7 +28,7 @@ _SCORE_COPIES = 3
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Bytes. `available`: free once the weights were loaded; on a GPU, as far as its share of the memory allows."""
+    """Bytes. `available`: free once the weights were loaded; on a GPU, of this process's share of the memory."""
 
     device: str
     weights: int
@@ -165,8 +166,7 @@ def available_ram() -> int:
 def _available_bytes(device: torch.device, settings: EngineSettings) -> int:
     if device.type != "cuda":
         return available_ram()
-    free, total = torch.cuda.mem_get_info(device)
-    return int(settings.gpu_memory_utilization * total) - (total - free)
+    return share_left(device, settings.gpu_memory_utilization)
 
 
 def _read_int(file: Path) -> int | None:

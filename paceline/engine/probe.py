@@ -41,9 +41,11 @@ class _MaskTensor(torch.Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # as nn.Parameter has it
 
 
-def _mask(*, batch_size: int, q_length: int, kv_length: int, mask_function: Rule, **_: Any) -> torch.Tensor:
+def _mask(
+    *, batch_size: int, q_length: int, kv_length: int, mask_function: Rule, device: torch.device, **_: Any
+) -> torch.Tensor:
     """As transformers calls it."""
-    mask = torch.zeros((batch_size, 1, q_length, kv_length)).as_subclass(_MaskTensor)
+    mask = torch.zeros((batch_size, 1, q_length, kv_length), device=device).as_subclass(_MaskTensor)
     mask.rule = mask_function
     return mask
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -85,10 +87,13 @@ def keep_layers(model: PreTrainedModel, layers: tuple[int, ...]) -> None:
     config.num_hidden_layers = len(layers)
 
 
-def load_decoder(source: ModelSource, settings: EngineSettings, *, on_host: bool = False) -> PreTrainedModel:
+def load_decoder(
+    source: ModelSource, settings: EngineSettings, *, on_host: bool = False, as_stored: bool = False
+) -> PreTrainedModel:
     """Load a decoder as transformers makes it, with every layer unless its name lists some.
 
-    `on_host`: leave the weights in host memory, though the dtype is the device's.
+    `on_host`: leave the weights in host memory, though the dtype is the device's. `as_stored`: there, leave those of
+    safetensors that need no unpacking in their dtype; they are then pages of the files, read where they are used.
 
     Raises:
         InvalidInput: nothing that transformers loads, or not whole.
@@ -102,11 +107,13 @@ def load_decoder(source: ModelSource, settings: EngineSettings, *, on_host: bool
     with quiet_loading(), refusing_files(source, source.name, LOADABLE):
         if source.kind == "folder" and type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
             _refuse_larger(source, config)
+        where = _where_weights_are(source, config, dtype)
+        is_plain = source.gguf is None and where.keys() == {"pretrained_model_name_or_path"}
         model: Any = load_whole(
             source.name,
             source,
-            **arguments | _where_weights_are(source, config, dtype),
-            dtype=dtype,
+            **arguments | where,
+            dtype="auto" if as_stored and is_plain else dtype,
             attn_implementation="eager",
             trust_remote_code=settings.trust_remote_code,
         )
@@ -131,6 +138,32 @@ def _where_weights_are(source: ModelSource, config: PreTrainedConfig, dtype: tor
     refuse_unpacked_beyond(source.name, size, available_ram())
     tensors = unpack_tensors(source, method.packing, torch_dtype)
     return {"pretrained_model_name_or_path": None, "config": without_quantization(config), "state_dict": tensors}
+
+
+@contextmanager
+def computing_in(model: PreTrainedModel, dtype: torch.dtype) -> Iterator[None]:
+    """Have a model compute in another dtype than that of its weights, which are converted a layer at a time."""
+    layers = [] if model.dtype == dtype else [*layers_of(model)]
+    inside = {module for layer in layers for module in layer.modules()}
+    others = [each for each in model.modules() if each not in inside and [*each.parameters(recurse=False)]]
+    stored: dict[torch.nn.Parameter, torch.Tensor] = {}
+
+    def convert(module: torch.nn.Module, _: object) -> None:
+        for weight in module.parameters():
+            stored[weight], weight.data = weight.data, weight.data.to(dtype)
+
+    def restore(module: torch.nn.Module, *_: object) -> None:
+        for weight in module.parameters():
+            weight.data = stored.pop(weight)
+
+    parts = [*layers, *others] if layers else []
+    hooks = [each.register_forward_pre_hook(convert) for each in parts]
+    hooks += [each.register_forward_hook(restore) for each in parts]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def load_decoder_config(source: ModelSource, settings: EngineSettings) -> PreTrainedConfig:

@@ -44,6 +44,8 @@ from paceline.runtime.process import own_cores
 from paceline.runtime.roles import PeerRole
 from paceline.runtime.sources import refusal
 
+DRAFT_SHARE = 0.2
+"""The draft's part of the GPU memory that `paceline serve` may take; chosen, not tuned: a draft is that small."""
 _CORES_LIMIT = "target=N or target=N,draft=M"
 _CORES = re.compile(r"target=(?P<target>\d{1,4})(,draft=(?P<draft>\d{1,4}))?")
 
@@ -235,6 +237,7 @@ def target_flags(settings: ServeSettings, threads: int) -> Flags:
         **_fields_set(settings, ModelSettings, "engine."),
         **_fields_set(settings, RankSettings),
         **_fields_set(settings, StopSettings, "server."),
+        "engine.gpu_memory_utilization": _gpu_share(settings, 1 - DRAFT_SHARE),
         "engine.engine": _if_set(settings, "engine"),
         "engine.dtype": settings.dtype,
         "engine.quantization": settings.quantization,
@@ -246,11 +249,17 @@ def target_flags(settings: ServeSettings, threads: int) -> Flags:
     }
 
 
+def _gpu_share(settings: ServeSettings, share: float) -> float:
+    """A service's share of the GPU's memory, which target and draft divide."""
+    return round(settings.gpu_memory_utilization * (share if settings.draft_models else 1.0), 4)
+
+
 def draft_flags(settings: ServeSettings, threads: int) -> Flags:
     """The draft service's settings, dotted keys as in `DraftConfig`; it keeps its own precision."""
     return {
         **_fields_set(settings, ModelSettings, "engine."),
         **_fields_set(settings, StopSettings, "server."),
+        "engine.gpu_memory_utilization": _gpu_share(settings, DRAFT_SHARE),
         "engine.engine": _if_set(settings, "draft_engine"),
         "engine.reproducible": None,
         "engine.threads": threads,

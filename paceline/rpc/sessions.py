@@ -23,6 +23,7 @@ from paceline.protocol.errors import (
 from paceline.protocol.session import Close, SessionSpec
 from paceline.rpc.frames import FrameWriter, Message
 from paceline.runtime import logs, metrics
+from paceline.runtime.process import end_if_device_lost
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +59,11 @@ class ServedSession:
     closed: bool = field(default=False, init=False)
 
     def defect(self, error: Exception) -> InternalError:
-        """The error that the other side gets for an unexpected one; the log has the stack."""
+        """The error that the other side gets for an unexpected one; the log has the stack.
+
+        One that says that the device is lost ends the process: the sessions are opened anew, elsewhere if possible.
+        """
+        end_if_device_lost(error)
         return InternalError(f"session {self.id}: unexpected {type(error).__name__}; the service's log has the stack")
 
     def _expect(self, name: str, own: object, theirs: object) -> None:

@@ -23,7 +23,7 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 import uvloop
 
@@ -83,6 +83,20 @@ def keep_loaded() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+def end_process(reason: str) -> NoReturn:
+    """End the process at once: what its threads wait for never comes, and may keep the interpreter from ending."""
+    logger.critical("ended: %s", reason)
+    logging.shutdown()
+    os._exit(FAILURE)
+
+
+def end_if_device_lost(error: BaseException) -> None:
+    """End the process after an error of a GPU, which stays: every later step would fail, and health not say so."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(error, torch.AcceleratorError):
+        end_process(f"the device is lost ({str(error).partition(chr(10))[0]})")
 
 
 def processor_name() -> str:

@@ -37,6 +37,9 @@ def test_written_configs_read_back_as_the_settings(tmp_path: Path) -> None:
     drafting = load_config(DraftConfig, tmp_path / "d", {})
     assert drafting.drafters == ("model:x",)
     assert (read.engine.quantization, drafting.engine.quantization) == ("int8", "none")
+    shares = [each.engine.gpu_memory_utilization for each in (read, drafting)]
+    assert shares == pytest.approx([0.72, 0.18]), "of one GPU"
+    assert target_flags(ServeSettings(model="m", drafter="ngram"), 1)["engine.gpu_memory_utilization"] == 0.9
     served = load_config(CoordinatorConfig, tmp_path / "c", {})
     assert (served.seed, served.num_draft_tokens, served.target.address) == (9, 6, ("h:1",))
     assert served.draft is not None

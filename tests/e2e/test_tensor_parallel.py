@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from functools import partial
 from pathlib import Path
 
@@ -14,15 +15,22 @@ import pytest
 from paceline.client import Generation
 from paceline.engine.interface import Engine, StepItem, StepPlan
 from paceline.engine.parallel.group import INLINE_INTS
-from paceline.local.service_process import Flags, ServiceProcess, is_serving, write_config
+from paceline.local.service_process import (
+    Flags,
+    ServiceProcess,
+    inherited_environment,
+    is_serving,
+    write_config,
+)
 from paceline.protocol.errors import PacelineError, PeerUnavailable
 from paceline.protocol.generation import GenerateRequest, SpeculationSettings
 from paceline.protocol.proposal import ROOT, Acceptance, Proposal, SparseDistribution
 from paceline.protocol.sampling import SamplingParams
 from paceline.protocol.target import Round, Verdict
 from paceline.runtime.config import TargetConfig
+from paceline.runtime.process import FAILURE
 from target_service.verifier import verify
-from tests.e2e.cluster import Cluster, cluster_fixture, eventually, ranks_of
+from tests.e2e.cluster import Cluster, cluster_fixture, eventually, free_port, ranks_of
 from tests.e2e.streams import stream
 from tests.engine import tiny
 from tests.models.saving import save_with_tokenizer
@@ -33,6 +41,8 @@ NEAR = "table:vocab=300,seed=1,eos=299,noise=0.2"
 LENGTH = 60
 NOTICED_S = 1.0
 """A dead rank is noticed within this time on one machine."""
+ENDED_S = 5.0
+"""The 3 s that a rank has, and the start of a process's end on a busy machine."""
 GONE_S = 10.0
 """By then the whole service is gone."""
 RANKED: Flags = {"tensor_parallel_size": 2}
@@ -138,6 +148,30 @@ async def test_an_idle_service_whose_rank_dies_ends_too_and_no_rank_outlives_ran
     ranks = ranks_of(service_pid(two))
     os.kill(service_pid(two), signal.SIGKILL)
     assert_gone(two, ranks, -signal.SIGKILL)
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_ranks_that_torchrun_has_started_end_together(tmp_path: Path, lost: int) -> None:
+    """Each is in a step that lasts, as a sum on a GPU does that waits for a rank: nothing but the loss ends it."""
+    flags: Flags = {"model": f"{TABLE},step_ms=60000", "tensor_parallel_size": 3, "server.port": 0}
+    place = {"WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    ranks = []
+    for rank in range(3):
+        environment = {**inherited_environment(), **place, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+        ranks.append(ServiceProcess("target", tmp_path, environment=environment, label=f"rank-{rank}"))
+        write_config(TargetConfig, ranks[rank].config_file, flags)
+        ranks[rank].start()
+    try:
+        followers = ranks[1:]
+        eventually(lambda: all("following: rank" in each.log_tail() for each in followers), "all are loaded", 60)
+        time.sleep(NOTICED_S)  # rank 0 has begun to measure steps
+        os.kill(ranks[lost].pid, signal.SIGKILL)
+        for rank, process in enumerate(ranks):
+            code = process.wait(ENDED_S)
+            assert code == (-signal.SIGKILL if rank == lost else FAILURE), process.log_tail()
+    finally:
+        for process in ranks:
+            process.kill()
 
 
 async def test_two_ranks_of_a_decoder_write_what_one_process_does(tmp_path: Path) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -69,15 +70,41 @@ def test_a_shape_runs_then_is_captured_then_replayed(cuda: FakeCuda) -> None:
     assert runner.graphs == 1
 
 
-def test_shapes_beyond_the_limit_run_as_they_are(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+class KeepingTheFirst(GraphRunner):
+    """A mutant: the first shapes keep their places for good."""
+
+    def run(self, shape: Hashable, body: Callable[[], None]) -> None:
+        if shape in self._graphs or len(self._graphs) < graphs.MAX_GRAPHS:
+            super().run(shape, body)
+
+
+@pytest.mark.parametrize("kind", [GraphRunner, KeepingTheFirst])
+def test_the_least_recently_used_shape_makes_way(
+    cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch, kind: type[GraphRunner]
+) -> None:
     monkeypatch.setattr(graphs, "MAX_GRAPHS", 2)
-    runner = GraphRunner(torch.device("cuda"))
-    for _ in range(3):
-        for shape in range(3):
-            cuda.log.clear()
-            runner.run(shape, lambda: None)
-            assert ("replay" in cuda.log) <= (shape < 2)
+    runner = kind(torch.device("cuda"))
+
+    def replays(shape: str) -> bool:
+        cuda.log.clear()
+        runner.run(shape, lambda: None)
+        return "replay" in cuda.log
+
+    assert [replays(shape) for shape in "aabb"] == [False, True, False, True]
+    assert [replays(shape) for shape in "acac"] == [True, False, True, kind is GraphRunner], "b made way, a did not"
     assert runner.graphs == 2
+    assert runner.captures == (3 if kind is GraphRunner else 2)
+    # Shapes that come once take a place, but not that of one that is used between them.
+    once = [replays(shape) for shape in "adaeafa"]
+    assert once == [shape == "a" for shape in "adaeafa"]
+
+
+def test_the_steps_of_an_engine_are_on_one_thread(cuda: FakeCuda) -> None:
+    runner = GraphRunner(torch.device("cuda"))
+    runner.run("shape", lambda: None)
+    with ThreadPoolExecutor(1) as other, pytest.raises(RuntimeError, match="on two threads"):
+        other.submit(runner.run, "shape", lambda: None).result()
+    assert "capture" not in cuda.log
 
 
 def test_what_moves_between_host_and_device_is_what_it_was() -> None:

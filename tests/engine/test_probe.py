@@ -31,6 +31,12 @@ OTHER_RULES: dict[str, probe.Rule] = {
 }
 
 
+def test_a_mask_is_where_the_model_is() -> None:
+    rule, _ = RULES["everything"]
+    mask = probe._mask(batch_size=1, q_length=2, kv_length=3, mask_function=rule, device=torch.device("meta"))
+    assert (mask.device.type, mask.shape) == ("meta", (1, 1, 2, 3))
+
+
 @pytest.mark.parametrize("length", [10_000, 10**7, 1 << 31])
 def test_a_context_of_any_length_is_probed_in_no_more_time(length: int) -> None:
     for rule, horizon in RULES.values():

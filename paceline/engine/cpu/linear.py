@@ -96,7 +96,9 @@ def pack_linears(
 
     Subclasses stay, and so do layers whose path is in `exclude`, which `outside_reads` yields.
     """
-    for parent_path, parent in list(model.named_modules()):
+    # Layers themselves are not listed: each is freed as soon as it is replaced.
+    parents = [each for each in model.named_modules() if type(each[1]) is not torch.nn.Linear]
+    for parent_path, parent in parents:
         for name, child in list(parent.named_children()):
             if type(child) is torch.nn.Linear and path_pattern(f"{parent_path}.{name}") not in exclude:
                 setattr(parent, name, pack(child))

@@ -6,6 +6,8 @@ On other devices the same functions do the same work at once, which is how every
 from __future__ import annotations
 
 import logging
+import threading
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
@@ -15,7 +17,7 @@ from numpy.typing import NDArray
 logger = logging.getLogger(__name__)
 
 MAX_GRAPHS = 192
-"""Shapes that get a graph; the others run as they are. Chosen, not tuned; bounds `static_bytes`."""
+"""Shapes that have a graph, or will have one when they come again. Chosen, not tuned; bounds `static_bytes`."""
 
 
 def upload(array: NDArray[Any], device: torch.device, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -56,41 +58,53 @@ class StepRunner:
 class GraphRunner(StepRunner):
     """Runs a shape as it is the first time, and from then on as a CUDA graph.
 
-    The first run is the warm-up that a capture needs: libraries load kernels and take their workspaces then.
+    The first run is the warm-up that a capture needs: libraries load kernels and take their workspaces then, for the
+    calling thread, so all runs must be on one. The least recently used shape makes way for a new one.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device)
         self._pool = torch.cuda.graph_pool_handle()
-        self._graphs: dict[Hashable, torch.cuda.CUDAGraph | None] = {}
+        self._graphs: OrderedDict[Hashable, torch.cuda.CUDAGraph | None] = OrderedDict()
+        self._thread: int | None = None
+        self.captures = 0
+        """Graphs captured so far, those that have made way included."""
 
     @property
     def graphs(self) -> int:
-        """Graphs captured so far."""
+        """Graphs that are there."""
         return sum(graph is not None for graph in self._graphs.values())
 
     def run(self, shape: Hashable, body: Callable[[], None]) -> None:
         """Replay the shape's graph; where there is none, run `body`, capturing it the second time.
 
         Raises:
-            RuntimeError: the body can't be captured, for example since it waits for the device.
+            RuntimeError: the body can't be captured, for example since it waits for the device; or another thread ran
+                the one before.
         """
-        graph = self._graphs.get(shape)
-        if graph is None and shape in self._graphs:
-            graph = self._graphs[shape] = self._capture(body)
-        if graph is not None:
-            graph.replay()
-            return
-        if len(self._graphs) < MAX_GRAPHS:
+        thread = threading.get_ident()
+        if thread != (self._thread or thread):
+            raise RuntimeError("steps of one engine on two threads: each would make library handles of its own")
+        self._thread = thread
+        if shape not in self._graphs:
+            # Nothing of the device runs now: every step has been downloaded before the next begins.
+            if len(self._graphs) >= MAX_GRAPHS:
+                self._graphs.popitem(last=False)
             self._graphs[shape] = None
-        self._run_on_stream(body)
+            self._run_on_stream(body)
+            return
+        graph = self._graphs[shape] or self._capture(body)
+        self._graphs[shape] = graph
+        self._graphs.move_to_end(shape)
+        graph.replay()
 
     def _capture(self, body: Callable[[], None]) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
         # Another thread of this process may use the device meanwhile: a capture must not forbid it that.
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
             body()
-        logger.debug("graph captured: graphs=%d", self.graphs + 1)
+        self.captures += 1
+        logger.debug("graph captured: captures=%d graphs=%d", self.captures, self.graphs + 1)
         return graph
 
     def _run_on_stream(self, body: Callable[[], None]) -> None:

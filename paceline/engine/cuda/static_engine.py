@@ -73,15 +73,15 @@ class StaticEngine(DecoderEngine[_PageBlock]):
         """
         device = decoder.kv_shape.device
         check_words(device)
-        blocks: BlockStore[_PageBlock] = BlockStore(
-            whole_pages=True, release=lambda block: self._pool.release(block.page)
-        )
-        super().__init__(decoder, blocks)
+        with torch.inference_mode():
+            self._pool = pool = PagePool(decoder.kv_shape, decoder.info.max_kv_rows)
+        # Not `self`: in a cycle, an engine and its graphs would keep their memory until a collection.
+        release = lambda block: pool.release(block.page)  # noqa: E731
+        super().__init__(decoder, BlockStore(whole_pages=True, release=release))
         self._runner = runner
         self._direct = StepRunner()
         self._hidden = 0 if self.info.features is None else self.info.features.hidden
         with torch.inference_mode():
-            self._pool = PagePool(decoder.kv_shape, self.info.max_kv_rows)
             states = torch.empty((STATIC_STATES, self._hidden), dtype=decoder.kv_shape.dtype, device=device)
             self._static = self._make_buffers(INPUT_INTEGERS, STATIC_ROWS, STATIC_CANDIDATES, states)
 

@@ -20,7 +20,7 @@ from paceline.engine.parallel.draws import vocabulary_shares
 from paceline.engine.parallel.group import RankGroup
 from paceline.engine.parallel.sharding import check_degree, shard_model, shard_shape
 from paceline.engine.transformer import ServedDecoder, TransformerEngine
-from paceline.engine.weights import load_decoder
+from paceline.engine.weights import computing_in, load_decoder, select_dtype
 from paceline.models.resolve import resolve
 from paceline.models.tokenizer import Tokenizer, load_tokenizer
 from paceline.models.whole import refusing_network
@@ -42,7 +42,7 @@ def load_decoder_share(
         InvalidInput, Unsupported: as for `build_engine`; or the degree doesn't fit the model.
     """
     source = resolve(model)
-    decoder = load_decoder(source, settings, on_host=True)
+    decoder = load_decoder(source, settings, on_host=True, as_stored=True)
     tokenizer = load_tokenizer(model, trust_remote_code=settings.trust_remote_code)
     return build_share(decoder, tokenizer, settings, source.name, group, device)
 
@@ -55,7 +55,7 @@ def build_share(
     group: RankGroup,
     device: torch.device,
 ) -> tuple[TransformerEngine, PlainReference | None]:
-    """Make one rank's engine of a whole decoder in host memory, of which it keeps its share.
+    """Make one rank's engine of a whole decoder on the host, of which it keeps its share, in the dtype to serve in.
 
     Returns:
         As `load_decoder_share`.
@@ -65,17 +65,20 @@ def build_share(
     """
     if settings.reproducible:
         raise Unsupported(f"reproducible = true with {group.size} ranks: one process only")
-    with refusing_network(name):
+    selected = select_dtype(settings.dtype, device)
+    dtype = selected if isinstance(selected, torch.dtype) else model.dtype
+    with refusing_network(name), computing_in(model, dtype):
         check_degree(model.config, group.size)
-        facts = examine(model, tokenizer, settings, name, ranks=group.size, device=device)
+        facts = examine(model, tokenizer, settings, name, ranks=group.size, device=device, dtype=dtype)
         _refuse_attention(type(model).__name__, facts.attention, group.size)
         # How many rows fit is known once the weights are in place; what the check needs always fits.
-        reference = _reference(model, facts) if group.rank == 0 else None
+        reference = replace(_reference(model, facts), dtype=dtype) if group.rank == 0 else None
     digest = weights_digest(model)
     vocab_size = facts.fingerprint.vocab_size
-    shard_model(model, group, vocabulary_shares(vocab_size, group.size)[group.rank], facts.read_outside)
+    shard_model(model, group, vocabulary_shares(vocab_size, group.size)[group.rank], dtype, facts.read_outside)
     torch.nn.Module.to(model, device)  # what transformers annotates of `to` is not its own
-    attention = replace(facts.attention, shape=shard_shape(facts.attention.shape, group.size, device))
+    shape = replace(facts.attention.shape, dtype=dtype)
+    attention = replace(facts.attention, shape=shard_shape(shape, group.size, device))
     memory = plan_memory(model, settings, attention, facts.max_length, packs=can_pack(model))
     logger.info("rank %d: %s", group.rank, memory)
     if can_pack(model):

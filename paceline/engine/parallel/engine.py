@@ -76,11 +76,12 @@ class ParallelEngine(WrappedEngine):
             return run_step(self._inner, self._group, step)
 
     def stop(self) -> None:
-        """Tell the other ranks to stop; harmless when one is gone already."""
+        """Tell the other ranks to stop, and leave; harmless when one is gone already."""
         self._stopped.set()
         if self._failure is None:
             with contextlib.suppress(PeerUnavailable):
                 self._tell(Stop())
+                self._group.close()
 
     def _tell(self, command: Command) -> None:
         with self._calling():

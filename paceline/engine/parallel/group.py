@@ -6,8 +6,11 @@ on the host; the model's sums travel over NCCL where there are GPUs.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import hashlib
+import threading
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,6 +30,8 @@ COLLECTIVE_SECONDS = 30.0
 
 Chosen in docs/decisions/2026-11-21-ranks-talk-over-gloo-and-end-together.md.
 """
+WATCH_SECONDS = 1e8
+"""Seconds that a connection on which nothing but its end is awaited may be silent: years."""
 INLINE_INTS = 1024
 """Commands of fewer integers take one broadcast, longer ones two. Chosen, not tuned: few commands are longer."""
 
@@ -64,6 +69,9 @@ class RankGroup:
         limit = datetime.timedelta(seconds=COLLECTIVE_SECONDS)
         self._talk = dist.new_group(backend="gloo", timeout=limit)
         self._sums = dist.new_group(backend=sums, timeout=limit)
+        self._ends = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=WATCH_SECONDS))
+        # NCCL connects in its first sum, which must not be within a step: across machines it may take seconds.
+        self.sum(torch.zeros(1, device=device))
 
     def agree(self, same: str, max_kv_rows: int) -> int:
         """Wait for the slowest rank to load.
@@ -122,9 +130,31 @@ class RankGroup:
         dist.gather(torch.from_numpy(data), None if buffer is None else list(buffer), 0, group=self._talk)
         return None if buffer is None else np.asarray(buffer.numpy())
 
+    def watch(self, on_lost: Callable[[str], None]) -> None:
+        """Call `on_lost` on a thread of its own when a rank ends without `close`.
+
+        Rank 0 watches all others and they watch rank 0, over connections that break with their process, also while a
+        step waits for the device. A machine that has gone breaks none: it is noticed by `COLLECTIVE_SECONDS`.
+        """
+        for peer in self._peers:
+            threading.Thread(target=self._await_end, args=(peer, on_lost), name=f"rank-{peer}", daemon=True).start()
+
     def close(self) -> None:
-        """Leave; harmless when a rank is gone."""
-        dist.destroy_process_group()
+        """Leave, telling those who watch; harmless when a rank is gone. The process should end soon."""
+        for peer in self._peers:
+            with contextlib.suppress(RuntimeError):
+                dist.send(torch.zeros(1), peer, group=self._ends)
+
+    @property
+    def _peers(self) -> Sequence[int]:
+        """The ranks that this one watches, and that watch it."""
+        return (0,) if self.rank else range(1, self.size)
+
+    def _await_end(self, peer: int, on_lost: Callable[[str], None]) -> None:
+        try:
+            dist.recv(torch.zeros(1), peer, group=self._ends)
+        except RuntimeError as error:
+            on_lost(f"rank {peer} is gone ({str(error).partition(chr(10))[0]})")
 
 
 def _store(place: Place, listener: int | None) -> Any:

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable
 from multiprocessing import connection
 from multiprocessing.context import SpawnProcess
+from typing import NoReturn
 
 from paceline.engine.parallel.place import Place
 from paceline.protocol.errors import PacelineError
@@ -105,7 +106,7 @@ class RankProcesses:
             process.join()
 
 
-def run_rank(model: str, settings: EngineSettings, place: Place) -> None:
+def _run_rank(model: str, settings: EngineSettings, place: Place) -> None:
     """Be a rank other than 0 until rank 0 stops or is gone.
 
     Raises:
@@ -122,12 +123,16 @@ def run_rank(model: str, settings: EngineSettings, place: Place) -> None:
 
 
 def _child(model: str, settings: EngineSettings, place: Place, parent: int, log_format: LogFormat) -> None:
-    """Run a started rank to its end. The interpreter's own shutdown is skipped: it may wait for a broken group."""
     _end_with_parent(parent)
     log_to_stderr(f"rank {place.rank}: ", log_format)
+    be_rank(model, settings, place)
+
+
+def be_rank(model: str, settings: EngineSettings, place: Place) -> NoReturn:
+    """Run a rank to the end of its process. The interpreter's shutdown is skipped: it may wait for a broken group."""
     code = 0
     try:
-        run_rank(model, settings, place)
+        _run_rank(model, settings, place)
     except PacelineError as error:
         logger.warning("can't serve: %s", error.message)
         time.sleep(REFUSAL_SECONDS)

@@ -19,7 +19,7 @@ from paceline.models.resolve import resolve
 from paceline.models.table_names import is_table
 from paceline.protocol.errors import InvalidInput
 from paceline.runtime.config import EngineSettings
-from paceline.runtime.process import keep_loaded
+from paceline.runtime.process import end_process, keep_loaded
 
 if TYPE_CHECKING:
     from paceline.engine.checks import PlainReference
@@ -51,6 +51,7 @@ def lead(
         check_degree(load_decoder_config(source, settings), place.size)
     device = rank_device(model, settings, place)
     group = RankGroup(place, device, listener)
+    group.watch(on_lost)
     own, reference = _load_share(model, settings, place, group, device)
     engine = ParallelEngine(own, group, on_lost)
     if reference is not None:
@@ -69,6 +70,7 @@ def serve_rank(model: str, settings: EngineSettings, place: Place) -> None:
     """
     device = rank_device(model, settings, place)
     group = RankGroup(place, device, None)
+    group.watch(end_process)
     engine, _ = _load_share(model, settings, place, group, device)
     logger.info("following: rank=%d of %d", place.rank, place.size)
     keep_loaded()

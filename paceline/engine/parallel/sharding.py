@@ -60,9 +60,12 @@ def shard_shape(shape: KVShape, degree: int, device: torch.device) -> KVShape:
 
 
 @torch.inference_mode()
-def shard_model(model: PreTrainedModel, group: RankGroup, share: Share, read_outside: Collection[str] = ()) -> None:
+def shard_model(
+    model: PreTrainedModel, group: RankGroup, share: Share, dtype: torch.dtype, read_outside: Collection[str] = ()
+) -> None:
     """Replace every layer that is split by this rank's part of it; the rest stays whole on every rank.
 
+    `dtype`: that in which the weights serve; a part alone is converted, and of a mapped file alone read.
     `read_outside`: the layers whose weights other code of the model reads.
 
     Raises:
@@ -77,8 +80,8 @@ def shard_model(model: PreTrainedModel, group: RankGroup, share: Share, read_out
         raise Unsupported(
             f"model type {name}: {type(head).__name__} makes its logits; tensor parallelism needs a Linear"
         )
-    for path, module in list(model.named_modules()):
-        style = plan.get(path_pattern(path))
+    for path in [path for path, _ in model.named_modules()]:
+        module, style = model.get_submodule(path), plan.get(path_pattern(path))
         # A row of an embedding is looked up, not computed: every rank keeps all of them.
         if module is head or style is None or style in WHOLE or isinstance(module, nn.Embedding):
             continue
@@ -88,16 +91,19 @@ def shard_model(model: PreTrainedModel, group: RankGroup, share: Share, read_out
             raise Unsupported(
                 f"model type {name}: {path} is split {style}, and other code reads its weights; not built"
             )
-        _replace(model, path, _columns(module, group) if style == COLUMNS else _rows(module, group))
-    model.set_output_embeddings(_slice_linear(head, slice(share.start, share.stop), slice(None)))
+        part = _columns(module, group, dtype) if style == COLUMNS else _rows(module, group, dtype)
+        _replace(model, path, part)
+    model.set_output_embeddings(_slice_linear(head, slice(share.start, share.stop), slice(None), dtype))
+    for weight in model.parameters():
+        weight.data = weight.data.to(dtype)  # buffers keep their own: rotations need float32
 
 
-def _columns(linear: nn.Linear, group: RankGroup) -> nn.Linear:
-    return _slice_linear(linear, _own_slice(linear.out_features, group), slice(None))
+def _columns(linear: nn.Linear, group: RankGroup, dtype: torch.dtype) -> nn.Linear:
+    return _slice_linear(linear, _own_slice(linear.out_features, group), slice(None), dtype)
 
 
-def _rows(linear: nn.Linear, group: RankGroup) -> SummedLinear:
-    return SummedLinear(_slice_linear(linear, slice(None), _own_slice(linear.in_features, group)), group.sum)
+def _rows(linear: nn.Linear, group: RankGroup, dtype: torch.dtype) -> SummedLinear:
+    return SummedLinear(_slice_linear(linear, slice(None), _own_slice(linear.in_features, group), dtype), group.sum)
 
 
 def _own_slice(size: int, group: RankGroup) -> slice:
@@ -105,10 +111,11 @@ def _own_slice(size: int, group: RankGroup) -> slice:
     return slice(size * group.rank // group.size, size * (group.rank + 1) // group.size)
 
 
-def _slice_linear(linear: nn.Linear, outputs: slice, inputs: slice) -> nn.Linear:
+def _slice_linear(linear: nn.Linear, outputs: slice, inputs: slice, dtype: torch.dtype) -> nn.Linear:
     """A layer of some outputs and inputs; the bias follows the outputs. Copies, so that the whole can be freed."""
-    bias = None if linear.bias is None else linear.bias[outputs].clone()
-    return frozen_linear(linear.weight[outputs, inputs].clone(), bias)
+    bias = None if linear.bias is None else linear.bias[outputs].to(dtype, copy=True)
+    weight = linear.weight[outputs, inputs].to(dtype, copy=True, memory_format=torch.contiguous_format)
+    return frozen_linear(weight, bias)
 
 
 def _replace(model: nn.Module, path: str, module: nn.Module) -> None:

@@ -39,9 +39,16 @@ def share_of(model: PreTrainedModel, group: ThreadRanks) -> tuple[Engine, PlainR
     return build_share(model, TableTokenizer(tiny.VOCAB, None), tiny.THREAD, "tiny", group, CPU)
 
 
-def in_parallel(config: Callable[[], Any], degree: int, work: Callable[[ParallelEngine, ThreadRanks], T]) -> T:
+def in_parallel(
+    config: Callable[[], Any],
+    degree: int,
+    work: Callable[[ParallelEngine, ThreadRanks], T],
+    stored: torch.dtype = torch.float32,
+) -> T:
     """Run `work` on rank 0's engine, which has passed the check that every engine must."""
     model = tiny.random_model(config())
+    for weight in model.parameters():
+        weight.data = weight.data.to(stored)
     copies = [copy.deepcopy(model) for _ in range(degree)]
 
     def leader(group: ThreadRanks) -> T:
@@ -109,6 +116,22 @@ def test_ranks_make_the_logits_of_one_engine(family: str, degree: int) -> None:
     together = in_parallel(SHARDED[family], degree, lambda parallel, _: schedule(parallel))
     for mine, theirs in zip(together, schedule(engine), strict=True):
         assert mine.shape == theirs.shape
+        np.testing.assert_allclose(mine, theirs, atol=tiny.TOLERANCE, rtol=0)
+
+
+def rounded(model: PreTrainedModel) -> PreTrainedModel:
+    """A model whose weights are those of its bfloat16 files."""
+    for weight in model.parameters():
+        weight.data = weight.data.bfloat16().float()
+    return model
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt_neox"])
+def test_ranks_that_read_bfloat16_serve_in_float32(family: str) -> None:
+    """Also where the check is made: rank 0 converts a layer at a time, and what is rounded on the way would show."""
+    engine = tiny.build(rounded(tiny.random_model(SHARDED[family]())))
+    together = in_parallel(SHARDED[family], 2, lambda parallel, _: schedule(parallel), torch.bfloat16)
+    for mine, theirs in zip(together, schedule(engine), strict=True):
         np.testing.assert_allclose(mine, theirs, atol=tiny.TOLERANCE, rtol=0)
 
 
