@@ -146,15 +146,15 @@ def computing_in(model: PreTrainedModel, dtype: torch.dtype) -> Iterator[None]:
     layers = [] if model.dtype == dtype else [*layers_of(model)]
     inside = {module for layer in layers for module in layer.modules()}
     others = [each for each in model.modules() if each not in inside and [*each.parameters(recurse=False)]]
-    stored: dict[torch.nn.Parameter, torch.Tensor] = {}
+    stored_weights: dict[torch.nn.Parameter, torch.Tensor] = {}
 
     def convert(module: torch.nn.Module, _: object) -> None:
         for weight in module.parameters():
-            stored[weight], weight.data = weight.data, weight.data.to(dtype)
+            stored_weights[weight], weight.data = weight.data, weight.data.to(dtype)
 
     def restore(module: torch.nn.Module, *_: object) -> None:
         for weight in module.parameters():
-            weight.data = stored.pop(weight)
+            weight.data = stored_weights.pop(weight)
 
     parts = [*layers, *others] if layers else []
     hooks = [each.register_forward_pre_hook(convert) for each in parts]

@@ -65,8 +65,8 @@ def build_share(
     """
     if settings.reproducible:
         raise Unsupported(f"reproducible = true with {group.size} ranks: one process only")
-    selected = select_dtype(settings.dtype, device)
-    dtype = selected if isinstance(selected, torch.dtype) else model.dtype
+    own_or_dtype = select_dtype(settings.dtype, device)
+    dtype = own_or_dtype if isinstance(own_or_dtype, torch.dtype) else model.dtype
     with refusing_network(name), computing_in(model, dtype):
         check_degree(model.config, group.size)
         facts = examine(model, tokenizer, settings, name, ranks=group.size, device=device, dtype=dtype)

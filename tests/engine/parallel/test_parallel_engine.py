@@ -5,11 +5,13 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from transformers import PreTrainedModel
 
 from paceline.engine.checks import PlainReference, self_check
@@ -20,6 +22,7 @@ from paceline.engine.cuda.static_engine import StaticEngine
 from paceline.engine.interface import Draw, Engine, Logits, StepItem, StepPlan
 from paceline.engine.parallel.decoder import build_share
 from paceline.engine.parallel.engine import ParallelEngine, follow
+from paceline.engine.parallel.group import RankGroup
 from paceline.engine.parallel.place import Place, place_from
 from paceline.models.tokenizer import TableTokenizer
 from paceline.protocol.errors import InvalidInput, PrefixMismatch, Unsupported
@@ -43,12 +46,12 @@ def in_parallel(
     config: Callable[[], Any],
     degree: int,
     work: Callable[[ParallelEngine, ThreadRanks], T],
-    stored: torch.dtype = torch.float32,
+    file_dtype: torch.dtype = torch.float32,
 ) -> T:
     """Run `work` on rank 0's engine, which has passed the check that every engine must."""
     model = tiny.random_model(config())
     for weight in model.parameters():
-        weight.data = weight.data.to(stored)
+        weight.data = weight.data.to(file_dtype)
     copies = [copy.deepcopy(model) for _ in range(degree)]
 
     def leader(group: ThreadRanks) -> T:
@@ -119,7 +122,7 @@ def test_ranks_make_the_logits_of_one_engine(family: str, degree: int) -> None:
         np.testing.assert_allclose(mine, theirs, atol=tiny.TOLERANCE, rtol=0)
 
 
-def rounded(model: PreTrainedModel) -> PreTrainedModel:
+def round_weights(model: PreTrainedModel) -> PreTrainedModel:
     """A model whose weights are those of its bfloat16 files."""
     for weight in model.parameters():
         weight.data = weight.data.bfloat16().float()
@@ -129,7 +132,7 @@ def rounded(model: PreTrainedModel) -> PreTrainedModel:
 @pytest.mark.parametrize("family", ["llama", "gpt_neox"])
 def test_ranks_that_read_bfloat16_serve_in_float32(family: str) -> None:
     """Also where the check is made: rank 0 converts a layer at a time, and what is rounded on the way would show."""
-    engine = tiny.build(rounded(tiny.random_model(SHARDED[family]())))
+    engine = tiny.build(round_weights(tiny.random_model(SHARDED[family]())))
     together = in_parallel(SHARDED[family], 2, lambda parallel, _: schedule(parallel), torch.bfloat16)
     for mine, theirs in zip(together, schedule(engine), strict=True):
         np.testing.assert_allclose(mine, theirs, atol=tiny.TOLERANCE, rtol=0)
@@ -274,6 +277,17 @@ def test_a_layer_whose_weights_other_code_reads_is_not_split() -> None:
         Unsupported, match=r"layers\.0\.mlp\.up_proj is split colwise, and other code reads its weights"
     ):
         run_ranks(1, lambda group: share_of(model, group), lambda group: None)
+
+
+def test_the_first_sum_of_a_group_is_outside_of_any_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NCCL connects in it: once ranks agree on what they have loaded, the next call may be a step."""
+    calls: list[str] = []
+    for name in ("init_process_group", "new_group", "all_reduce", "all_gather"):
+        monkeypatch.setattr(dist, name, lambda *_, name=name, **__: calls.append(name))
+    group = RankGroup(Place(0, 1, 0, 1), CPU)
+    with suppress(InvalidInput):  # nobody has answered
+        group.agree("facts", 5)
+    assert calls == ["init_process_group", *["new_group"] * 3, "all_reduce", "all_gather"]
 
 
 TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "MASTER_ADDR": "10.0.0.1"}

@@ -69,5 +69,5 @@ def test_a_rank_takes_its_share_alone(tmp_path: Path, whole: bool) -> None:
         rank.start()
     for rank in ranks:
         rank.join(60)
-    taken = [peaks.get() for _ in ranks]
-    assert (max(taken) > size) is whole, f"{size} bytes in all, the ranks took {taken}"
+    peak_bytes = [peaks.get() for _ in ranks]
+    assert (max(peak_bytes) > size) is whole, f"{size} bytes in all, the ranks took {peak_bytes}"
