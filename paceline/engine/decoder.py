@@ -31,7 +31,7 @@ from paceline.engine.cpu.linear import can_pack, frozen_linear, outside_reads, p
 from paceline.engine.cpu.row_decoder import RowDecoder, can_decode
 from paceline.engine.cpu.row_products import PanelLinear, has_wide_vectors, in_int8
 from paceline.engine.cpu.thread_pool import ThreadPool
-from paceline.engine.cuda.buckets import PAGE_ROWS
+from paceline.engine.cuda.buckets import PAGE_ROWS, common_shapes
 from paceline.engine.cuda.device import choose_kernels, empty_caches
 from paceline.engine.cuda.graphs import GraphRunner, runner_for
 from paceline.engine.cuda.static_engine import StaticEngine
@@ -203,14 +203,16 @@ def _build_static(decoder: ServedDecoder, reference: PlainReference) -> Engine:
     with _attending(engine, reference.attention):
         self_check(engine, reference)
         if isinstance(runner, GraphRunner):
-            _check_captured(engine, reference)
+            _check_captured(engine, reference, decoder.settings.max_num_seqs)
     return engine
 
 
-def _check_captured(engine: StaticEngine, reference: PlainReference) -> None:
-    """Repeat the self-check while steps are captured and replayed; then all three with hidden states."""
+def _check_captured(engine: StaticEngine, reference: PlainReference, max_sessions: int) -> None:
+    """Capture common shapes; repeat the self-check while steps are captured and replayed; all three with states."""
+    info, kinds = engine.info, len(engine.attention.kinds)
     watching = FeatureNeed((EMBEDDING, FINAL)) if engine.info.features is not None else NO_FEATURES
     try:
+        engine.warm_up(common_shapes(max_sessions, info.longest_session, info.fingerprint.vocab_size, kinds))
         for need in (NO_FEATURES, NO_FEATURES, watching, watching, watching):
             self_check(engine, reference, need)
     except RuntimeError as error:

@@ -187,10 +187,10 @@ class Ledger(Generic[Rows]):
         new, name = len(item.token_ids), f"session {item.session}"
         if item.base_length + new > session.max_rows:
             raise InvalidInput.of(f"{name} rows", item.base_length + new, f"at most {session.max_rows}")
-        for token in item.token_ids:
+        for token in (min(item.token_ids), max(item.token_ids)):
             if not 0 <= token < self._info.fingerprint.vocab_size:
                 raise InvalidInput.of(f"{name} token id", token, f"in [0, {self._info.fingerprint.vocab_size})")
-        length = item.trunk + max(depths(item))
+        length = item.trunk + (item.tree_rows if item.is_chain else max(depths(item)))
         if length > self._info.max_length:
             raise InvalidInput.of(f"{name} length", length, f"at most {self._info.max_length}, the model's context")
 

@@ -13,11 +13,13 @@ import torch
 from paceline.engine import decoder
 from paceline.engine.cuda import attention, buckets
 from paceline.engine.cuda.buckets import PAGE_ROWS, groups_of, length_bucket
+from paceline.engine.cuda.graphs import MAX_GRAPHS, GraphRunner
 from paceline.engine.cuda.pages import PagePool
 from paceline.engine.cuda.static_engine import StaticEngine
-from paceline.engine.interface import Prefix, StepItem, StepPlan
+from paceline.engine.interface import Prefix, Ranking, StepItem, StepPlan
 from paceline.protocol.errors import InvalidInput, Overloaded, Unsupported
 from paceline.protocol.proposal import ROOT
+from paceline.protocol.sampling import NoiseKey
 from tests.engine import tiny
 from tests.engine.test_growth import check_growth, positions_by_row
 from tests.engine.test_transformer import run_writers
@@ -55,7 +57,7 @@ class Replaying:
     """What a graph does, without one: a shape's first body is all that ever runs for it."""
 
     def __init__(self) -> None:
-        self._bodies: dict[Hashable, Callable[[], None]] = {}
+        self._bodies: dict[Any, Callable[[], None]] = {}
         self.replays = 0
 
     @property
@@ -67,13 +69,66 @@ class Replaying:
         self._bodies.setdefault(shape, body)()
 
 
-def test_a_step_is_a_function_of_its_static_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
-    runner = Replaying()
+class Capturing(Replaying, GraphRunner):
+    """The same, where an engine takes it for one with graphs."""
+
+
+@pytest.fixture
+def replaying(monkeypatch: pytest.MonkeyPatch) -> Replaying:
+    """What runs the steps of the next engines."""
+    runner = Capturing()
     monkeypatch.setattr(decoder, "runner_for", lambda device, *, graphs: runner)
+    return runner
+
+
+def test_a_step_is_a_function_of_its_static_buffers(replaying: Replaying) -> None:
     engine, plain = static(tiny.llama())
     for seed in (0, 1, 1, 0):
         run_writers(engine, plain, seed)
-    assert runner.replays >= runner.graphs > 10
+    assert replaying.replays >= replaying.graphs > 10
+
+
+def draw_together(engine: StaticEngine, sessions: int, rows: int, base: int = 1) -> None:
+    """Draw `rows` tokens of each of some sessions in one step, behind `base` tokens."""
+    for session in range(sessions):
+        engine.open(session, base + rows)
+        engine.step(StepPlan((StepItem(session, 0, (1,) * base),)))
+    items = tuple(StepItem(s, base, (1,) * rows, logit_rows=tuple(range(rows))) for s in range(sessions))
+    rankings = [Ranking(NoiseKey(s), 1.0, tuple(range(base + 1, base + rows + 1))) for s in range(sessions)]
+    engine.step_and_rank(StepPlan(items), rankings)
+    for session in range(sessions):
+        engine.close(session)
+
+
+@pytest.mark.parametrize("captured_at_start", [True, False])
+def test_common_steps_have_graphs_from_the_start(
+    replaying: Replaying, monkeypatch: pytest.MonkeyPatch, captured_at_start: bool
+) -> None:
+    if not captured_at_start:  # a mutant
+        monkeypatch.setattr(StaticEngine, "warm_up", lambda self, shapes: None)
+    engine, plain = static(tiny.llama(), max_num_seqs=4)
+    shapes = buckets.common_shapes(4, tiny.CONTEXT, tiny.VOCAB, 1)
+    known = [shape for shape in shapes if shape in replaying._bodies]
+    assert (len(known) == len(shapes) == 3 * 2 * 3) is captured_at_start
+    assert [shape.rows for shape in shapes] == sorted((shape.rows for shape in shapes), reverse=True)
+    for sessions, rows, base in ((1, 1, 100), (3, 1, 140), (2, 7, 200), (4, 8, 100)):
+        draw_together(engine, sessions, rows, base)
+        newest = [*replaying._bodies][-1]
+        assert (newest.raced_rows == 0) is captured_at_start, "of what drew, nothing is new"
+    run_writers(engine, plain, 1)
+    most = buckets.common_shapes(1 << 16, 1 << 20, 128_000, 2)
+    assert len({*most}) == len(most) == 90
+    assert len(most) < MAX_GRAPHS / 2, "they leave room for the others"
+
+
+@pytest.mark.parametrize(("rows", "has_graph"), [(1024, True), (256, False)])
+def test_a_step_of_hundreds_of_rows_has_a_graph(replaying: Replaying, rows: int, has_graph: bool) -> None:
+    """64 sessions with proposals of 4 have 320 rows, padded to 512. Rows that no step can have take no memory."""
+    engine, _ = static(tiny.llama(), kv_bytes=64 * PAGE_ROWS * ROW_BYTES, max_num_seqs=64, max_step_rows=rows)
+    assert len(engine._static.logits) == rows
+    draw_together(engine, 64, 5)
+    raced_rows = {shape.raced_rows for shape in replaying._bodies}
+    assert (512 in raced_rows) is has_graph
 
 
 @pytest.mark.parametrize("seed", range(2))

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from paceline.engine.cuda import candidates, noise
-from paceline.engine.cuda.candidates import RacedRows
+from paceline.engine.cuda.candidates import RacedRows, clear_winners
 from paceline.engine.cuda.noise import check_words, counter_of, log_exponentials, race_candidates, words
 from paceline.engine.cuda.static_engine import StaticEngine
 from paceline.engine.interface import Ranking, StepItem, StepPlan
@@ -67,7 +67,8 @@ def raced(logits: Row, ranking: Ranking, vocab_size: int, count: int) -> RacedRo
     counters = torch.tensor([counter_of(ranking.noise, position) for position in ranking.positions])
     temperatures = torch.full((len(logits),), ranking.temperature)
     found = race_candidates(torch.from_numpy(logits), counters, temperatures, min(count, vocab_size))
-    return RacedRows(ranking, found.numpy(), vocab_size, lambda: logits)
+    winners = clear_winners(found.numpy(), temperatures.numpy())
+    return RacedRows(ranking, found.numpy(), vocab_size, lambda: logits, winners)
 
 
 def defined(logits: Row, ranking: Ranking) -> list[tuple[int, ...]]:
@@ -108,6 +109,28 @@ def test_the_device_draws_what_the_definition_draws(
             scaled = row.astype(np.float64) / (temperature or 1)
             softmax = np.exp(scaled - scaled.max()) / np.exp(scaled - scaled.max()).sum()
             np.testing.assert_allclose(each.probabilities, softmax[list(tokens)], atol=2e-3)
+
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize("mutated", [False, True])
+def test_a_winner_is_clear_where_no_other_can_have_won(monkeypatch: pytest.MonkeyPatch, mutated: bool) -> None:
+    """Of each row the largest logit, the best two values, and the temperature; id 7 is first by the device."""
+    if mutated:
+        monkeypatch.setattr(candidates, "margin", lambda value: 0 * value)
+    rows = {
+        (2.0, 5.0, 4.9, 1.0): 7,
+        (2.0, 5.0, 4.9995, 1.0): 7 if mutated else -1,
+        (5.0, 5.0, 5.0, 0.0): -1,
+        (2.0, 5.0, -INF, 1.0): 7,
+        (NAN, 5.0, 4.0, 1.0): -1,
+        (2.0, NAN, 4.0, 1.0): -1,
+        (3e38, 5.0, 4.0, 0.01): -1,
+    }
+    columns = [(largest, 0.0, best, second, 7.0, 3.0, 1.0, 1.0) for largest, best, second, _ in rows]
+    temperatures = np.array([temperature for *_, temperature in rows], np.float32)
+    assert clear_winners(np.array(columns), temperatures).tolist() == list(rows.values())
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])

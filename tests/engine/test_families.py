@@ -220,8 +220,14 @@ def test_static_steps_know_it_all(name: str) -> None:
 
 def test_the_comparison_with_static_steps_catches_windows_counted_in_kv_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, plain = pair("Mistral 7B v0.1", static=True)
-    for module in (packing, attention):
-        monkeypatch.setattr(module, "key_positions", lambda item: np.arange(item.base_length + len(item.token_ids)))
+    put_visible = packing._put_visible
+
+    def counting_rows(integers: Any, group: Any, fields: Any, items: Any, rows: Any, horizons: Any) -> None:
+        kv_rows = np.arange(len(rows.positions)) + np.repeat(rows.bases - rows.lows, rows.counts)
+        put_visible(integers, group, fields, items, replace(rows, positions=kv_rows), horizons)
+
+    monkeypatch.setattr(packing, "_put_visible", counting_rows)
+    monkeypatch.setattr(attention, "key_positions", lambda item: np.arange(item.base_length + len(item.token_ids)))
     with pytest.raises(AssertionError, match="Not equal to tolerance"):
         for seed in range(4):
             check_growth(engine, plain, seed)

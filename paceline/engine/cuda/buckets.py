@@ -28,6 +28,8 @@ BITS = 64
 """Rows of a tree that one word of a mask covers."""
 LEAST_CANDIDATES = 8
 """Candidates of a raced row beyond the number of tokens that its caller needs."""
+COMMON_SESSIONS, COMMON_LENGTH, COMMON_ROWS = 16, 2048, (1, 8)
+"""Most sessions and keys of the steps whose graphs are captured at the start, and their rows: a token, or a round."""
 
 
 def count_bucket(count: int) -> int:
@@ -104,6 +106,21 @@ class StepShape:
         return all(group.rows <= FEW_ROWS for group in self.groups)
 
 
+def common_shapes(max_sessions: int, max_length: int, vocab_size: int, kinds: int) -> tuple[StepShape, ...]:
+    """Shapes of steps in which every session has as many rows, largest first, so that later ones fit their memory."""
+    lengths = sorted({length_bucket(rows) for rows in range(1, min(max_length, COMMON_LENGTH) + 1, MIN_LENGTH // 2)})
+    sessions = [1 << power for power in range(count_bucket(min(max_sessions, COMMON_SESSIONS)).bit_length())]
+    groups = [GroupShape(each, rows, length, 0) for each in sessions for rows in COMMON_ROWS for length in lengths]
+    groups.sort(key=lambda group: (group.queries, group.sessions * group.length), reverse=True)
+    count = candidate_count(1, vocab_size)
+    return tuple(StepShape(group.queries, (group,), group.queries, 0, count, kinds) for group in groups)
+
+
+def candidate_count(tokens: int, vocab_size: int) -> int:
+    """Ids that the device returns of a row, where the caller needs the best `tokens`."""
+    return min(count_bucket(tokens + LEAST_CANDIDATES), vocab_size)
+
+
 @dataclass(frozen=True)
 class SessionGroup:
     """Items of a plan that attend together, by index."""
@@ -130,13 +147,15 @@ def _length(item: StepItem) -> int:
 
 def _by_length(items: Sequence[StepItem], indices: Sequence[int]) -> list[list[int]]:
     parts: list[list[int]] = []
-    for index in sorted(indices, key=lambda i: -_length(items[i])):
+    longest = 0  # of the last part
+    lengths = {index: _length(items[index]) for index in indices}
+    for index in sorted(indices, key=lambda i: -lengths[i]):
         part = parts[-1] if parts else []
-        longest = _length(items[part[0]]) if part else 0
-        if part and _length(items[index]) * SKEW > longest and count_bucket(len(part) + 1) * longest <= GATHERED_ROWS:
+        if part and lengths[index] * SKEW > longest and count_bucket(len(part) + 1) * longest <= GATHERED_ROWS:
             part.append(index)
         else:
             parts.append([index])
+            longest = lengths[index]
     return parts
 
 

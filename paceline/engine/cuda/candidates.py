@@ -26,6 +26,26 @@ Candidates = NDArray[np.float64]
 _TINY = np.finfo(np.float32).tiny
 
 
+def clear_winners(candidates: Candidates, temperatures: NDArray[np.float32]) -> NDArray[np.intp]:
+    """The winner of each row whose best value leads by more than the margin, so that no other id can have won.
+
+    Args:
+        candidates: of all rows of a step.
+        temperatures: [n]; 0: greedy.
+
+    Returns:
+        [n]; -1 where the host must decide: others are near, or numbers are not finite.
+    """
+    count = (candidates.shape[1] - 2) // 3
+    if count < 2:
+        return np.full(len(candidates), -1, np.intp)
+    largest, best, second = candidates[:, 0].astype(np.float32), candidates[:, 2], candidates[:, 3]
+    with np.errstate(over="ignore", invalid="ignore"):
+        scores = largest / np.where(temperatures == 0, np.float32(1), temperatures)
+        is_clear = np.isfinite(scores) & np.isfinite(best) & (second < best - margin(best))
+    return np.where(is_clear, candidates[:, 2 + count], -1).astype(np.intp)
+
+
 @dataclass(frozen=True)
 class RacedRows:
     """One item's rows, raced on a device: a `Drawing` and `RankedRows`.
@@ -37,9 +57,13 @@ class RacedRows:
     candidates: Candidates
     vocab_size: int
     whole: Callable[[], Logits]
+    clear_winners: NDArray[np.intp] | None = None
+    """[n] as `clear_winners` has them."""
 
     def drawn_tokens(self) -> DrawnTokens:
         """The best token of each row."""
+        if self.clear_winners is not None and (tokens := self.clear_winners.tolist()) and min(tokens) >= 0:
+            return DrawnTokens(tuple(tokens))
         return DrawnTokens(tuple(tokens[0] for tokens in self._best()))
 
     def ranked_tokens(self) -> tuple[RankedTokens, ...]:

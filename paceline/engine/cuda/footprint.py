@@ -14,11 +14,11 @@ from paceline.runtime.config import EngineSettings
 
 INPUT_INTEGERS = 1 << 20
 """Integers of the static input buffer."""
-STATIC_ROWS = 256
-"""Rows with logits up to which a step has static outputs, and so a graph."""
-STATIC_CANDIDATES = STATIC_ROWS * (2 + 3 * 128)
-"""Numbers of the static buffer of candidates."""
-STATIC_STATES = STATIC_ROWS * MAX_FEATURE_LAYERS
+STATIC_ROWS = 1024
+"""Most rows with logits up to which a step has static outputs, and so a graph: 64 sessions of 16 rows."""
+CANDIDATE_NUMBERS = 2 + 3 * 128
+"""Numbers of the static buffer of candidates for each of these rows."""
+STATIC_STATES = 256 * MAX_FEATURE_LAYERS
 """Hidden states, of all rows and feature layers, up to which a step has static buffers for them, and so a graph."""
 RACED_AT_ONCE = 32
 """Rows that race together; more would only need more memory."""
@@ -28,6 +28,11 @@ _MASK_BYTES = 24
 """Bytes of one key of one query, while its mask is made."""
 _GRAPH_BYTES = 2 << 20
 """Bytes of one graph's own launches."""
+
+
+def static_rows(settings: EngineSettings) -> int:
+    """Rows with logits that have static outputs: no more than a step can have, padded."""
+    return min(STATIC_ROWS, count_bucket(settings.max_step_rows))
 
 
 def static_bytes(
@@ -43,7 +48,8 @@ def static_bytes(
     the static buffers have no room for go to the host.
     """
     shape = attention.shape
-    buffers = 8 * INPUT_INTEGERS + 4 * STATIC_ROWS * vocab_size + 8 * STATIC_CANDIDATES + shape.row_bytes * PAGE_ROWS
+    outputs = static_rows(settings) * (4 * vocab_size + 8 * CANDIDATE_NUMBERS)
+    buffers = 8 * INPUT_INTEGERS + outputs + shape.row_bytes * PAGE_ROWS
     if features is not None:
         buffers += STATIC_STATES * features.hidden * shape.dtype.itemsize
     longest = length_bucket(max_length)

@@ -12,17 +12,22 @@ among the m best has v' ≥ w - δ ≥ t - 2δ. For scores s the error is that o
 
 from __future__ import annotations
 
+from typing import TypeVar
+
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from paceline.protocol.errors import Unsupported
 from paceline.protocol.sampling import NoiseKey
 from paceline.sampling.noise import MULTIPLIERS, ROUNDS, WEYL, WORD, Stream, random_words
 
+Number = TypeVar("Number", float, NDArray[np.float64])
 MARGIN, RELATIVE_MARGIN = 1e-3, 2.0**-20
 _CHECKED_IDS = 1027
 
 
-def margin(value: float) -> float:
+def margin(value: Number) -> Number:
     """How far below a value an id may be, by the device's arithmetic, and still be ahead by the definition."""
     return MARGIN + RELATIVE_MARGIN * abs(value)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,9 +12,9 @@ from numpy.typing import NDArray
 from paceline.engine.attention import Horizon, visible_keys
 from paceline.engine.cuda.buckets import (
     BITS,
-    LEAST_CANDIDATES,
     SessionGroup,
     StepShape,
+    candidate_count,
     count_bucket,
     groups_of,
     mask_words,
@@ -22,7 +23,7 @@ from paceline.engine.cuda.layout import Field, GroupFields, Layout, layout_of
 from paceline.engine.cuda.noise import counter_of
 from paceline.engine.cuda.pages import Ids, PagePool
 from paceline.engine.interface import Ranking, StepItem, StepPlan
-from paceline.engine.ledger import depths, key_positions
+from paceline.engine.ledger import depths
 
 
 @dataclass(frozen=True)
@@ -31,9 +32,11 @@ class PackedStep:
 
     shape: StepShape
     integers: Ids
-    starts: tuple[int, ...]
-    raced_rows: int
-    plain_rows: int
+    starts: tuple[int, ...] = ()
+    raced_rows: int = 0
+    plain_rows: int = 0
+    temperatures: NDArray[np.float32] = field(default_factory=lambda: np.empty(0, np.float32))
+    """[raced_rows] 0: greedy."""
 
 
 def pack(
@@ -56,35 +59,78 @@ def pack(
     """
     items = plan.items
     groups = groups_of(items)
-    lows = np.cumsum([0, *(len(item.token_ids) for item in items)]).tolist()
-    raced_rows, plain_rows, starts = _logit_rows(items, races, lows)
+    rows = _rows_of_items(items, pool)
+    raced_rows, plain_rows, starts = _logit_rows(items, races, rows.lows.tolist())
     most_tokens = max((race.count for race in races if race is not None), default=0)
-    candidates = min(count_bucket(most_tokens + LEAST_CANDIDATES) if raced_rows else 0, vocab_size)
     shape = StepShape(
         rows=count_bucket(plan.rows),
         groups=tuple(group.shape for group in groups),
         raced_rows=count_bucket(len(raced_rows)),
         plain_rows=count_bucket(len(plain_rows)),
-        candidates=candidates,
+        candidates=candidate_count(most_tokens, vocab_size) if raced_rows else 0,
         kinds=len(horizons),
         feature_layers=tuple(sorted(feature_layers)),
     )
-    layout = layout_of(shape)
-    integers = np.zeros(layout.size, np.int64)
+    layout, integers = layout_of(shape), _blank_integers(shape, pool)
     _put(integers, layout.logit_rows, raced_rows)
     _put(integers, Field(layout.logit_rows.start + shape.raced_rows, (shape.plain_rows,)), plain_rows)
-    _put_rows(integers, plan, pool, layout)
-    _put_races(integers, races, layout)
+    _put(integers, layout.token_ids, list(chain.from_iterable(item.token_ids for item in items)))
+    _put(integers, layout.positions, rows.positions)
+    _put(integers, layout.write, rows.write)
+    temperatures = _put_races(integers, races, layout)
     query = _view(integers, layout.query)
     first_query = 0
     for group, fields in zip(groups, layout.groups, strict=True):
-        _put_group(integers, group, fields, items, lows, pool)
-        _put_visible(integers, group, fields, items, horizons)
-        for place, index in enumerate(group.items):
-            start, count = first_query + place * group.shape.rows, len(items[index].token_ids)
-            query[lows[index] : lows[index] + count] = np.arange(start, start + count)
+        group_rows = _rows_of_group(group, rows)
+        _put_group(integers, group_rows, fields, rows, pool)
+        _put_visible(integers, group_rows, fields, items, rows, horizons)
+        query[group_rows.packed] = first_query + np.flatnonzero(group_rows.new)
         first_query += group.shape.queries
-    return PackedStep(shape, integers, starts, len(raced_rows), len(plain_rows))
+    return PackedStep(shape, integers, starts, len(raced_rows), len(plain_rows), temperatures)
+
+
+def blank_step(shape: StepShape, pool: PagePool) -> PackedStep:
+    """A step of no sessions, which is padding alone."""
+    return PackedStep(shape, _blank_integers(shape, pool))
+
+
+def _blank_integers(shape: StepShape, pool: PagePool) -> Ids:
+    """Padding is token 0 at position 0, written to the scratch row; its queries see row 0 of nobody's page."""
+    layout = layout_of(shape)
+    integers = np.zeros(layout.size, np.int64)
+    _view(integers, layout.write)[:] = pool.scratch_row
+    for fields in layout.groups:
+        _view(integers, fields.pages)[:] = pool.pages
+        _view(integers, fields.end)[:] = 1
+    return integers
+
+
+@dataclass(frozen=True, eq=False)
+class _ItemRows:
+    """New rows of a step's items, one after another; by item, or by row where it says so."""
+
+    slots: Ids
+    counts: Ids
+    lows: Ids
+    """The packed row that each begins with."""
+    bases: Ids
+    trunks: Ids
+    positions: Ids  # [rows]
+    write: Ids  # [rows] of the pool
+
+
+def _rows_of_items(items: Sequence[StepItem], pool: PagePool) -> _ItemRows:
+    counts = np.array([len(item.token_ids) for item in items])
+    bases = np.array([item.base_length for item in items])
+    slots = pool.slots_of([item.session for item in items])
+    lows = counts.cumsum() - counts
+    kv_rows = np.arange(counts.sum()) + np.repeat(bases - lows, counts)
+    positions = kv_rows.copy()
+    for item, low in zip(items, lows.tolist(), strict=True):
+        if not item.is_chain:
+            positions[low : low + len(item.token_ids)] = np.array(depths(item)) + (item.trunk - 1)
+    write = pool.rows_of(np.repeat(slots, counts), kv_rows)
+    return _ItemRows(slots, counts, lows, bases, np.array([item.trunk for item in items]), positions, write)
 
 
 def _logit_rows(
@@ -109,74 +155,64 @@ def _view(integers: Ids, field: Field) -> Ids:
     return integers[field.start : field.end].reshape(field.shape)
 
 
-def _put_rows(integers: Ids, plan: StepPlan, pool: PagePool, layout: Layout) -> None:
-    """Tokens, positions and places of the new rows; padding is token 0 at position 0, written to the scratch row."""
-    write = _view(integers, layout.write)
-    write[:] = pool.scratch_row
-    low = 0
-    for item in plan.items:
-        count = len(item.token_ids)
-        high = low + count
-        _view(integers, layout.token_ids)[low:high] = item.token_ids
-        _view(integers, layout.positions)[low:high] = np.array(depths(item)) + (item.trunk - 1)
-        write[low:high] = pool.rows_of(item.session, np.arange(item.base_length, item.base_length + count))
-        low = high
-
-
-def _put_races(integers: Ids, races: Sequence[Ranking | None], layout: Layout) -> None:
+def _put_races(integers: Ids, races: Sequence[Ranking | None], layout: Layout) -> NDArray[np.float32]:  # [raced rows]
     rankings = [race for race in races if race is not None]
     counters = [counter_of(race.noise, position) for race in rankings for position in race.positions]
     # Words of the key need 32 bits of the 64, so signs don't matter.
     if counters:
         _view(integers, layout.counters)[: len(counters)] = counters
-    temperatures = [np.float32(race.temperature) for race in rankings for _ in race.positions]
-    _put(integers, layout.temperatures, np.array(temperatures, np.float32).view(np.int32).astype(np.int64))
+    temperatures = np.array([race.temperature for race in rankings for _ in race.positions], np.float32)
+    _put(integers, layout.temperatures, temperatures.view(np.int32).astype(np.int64))
+    return temperatures
 
 
-def _put_group(
-    integers: Ids,
-    group: SessionGroup,
-    fields: GroupFields,
-    items: Sequence[StepItem],
-    lows: Sequence[int],
-    pool: PagePool,
-) -> None:
-    source = _view(integers, fields.source).reshape(group.shape.sessions, group.shape.rows)
-    pages = _view(integers, fields.pages)
-    pages[:] = pool.pages
-    for place, index in enumerate(group.items):
-        item = items[index]
-        count = len(item.token_ids)
-        session_pages = pool.pages_of(item.session)[: group.shape.pages]
-        pages[place, : len(session_pages)] = session_pages
-        source[place, :count] = np.arange(lows[index], lows[index] + count)
-        _view(integers, fields.length)[place] = item.base_length + count
-        _view(integers, fields.trunk)[place] = item.trunk
+@dataclass(frozen=True, eq=False)
+class _GroupRows:
+    """A group's items, their new rows among its queries, and the packed row of each of these."""
+
+    members: Ids
+    new: NDArray[np.bool_]  # [items, rows]
+    packed: Ids
+
+
+def _rows_of_group(group: SessionGroup, rows: _ItemRows) -> _GroupRows:
+    members, columns = np.array(group.items), np.arange(group.shape.rows)
+    new = columns < rows.counts[members][:, None]
+    return _GroupRows(members, new, (rows.lows[members][:, None] + columns)[new])
+
+
+def _put_group(integers: Ids, group: _GroupRows, fields: GroupFields, rows: _ItemRows, pool: PagePool) -> None:
+    members, count = group.members, len(group.members)
+    source, pages = _view(integers, fields.source), _view(integers, fields.pages)
+    source.reshape(len(pages), -1)[:count][group.new] = group.packed
+    own_pages = pool.pages_of(rows.slots[members], pages.shape[1])
+    pages[:count, : own_pages.shape[1]] = own_pages
+    _put(integers, fields.length, rows.bases[members] + rows.counts[members])
+    _put(integers, fields.trunk, rows.trunks[members])
 
 
 def _put_visible(
     integers: Ids,
-    group: SessionGroup,
+    group: _GroupRows,
     fields: GroupFields,
     items: Sequence[StepItem],
+    rows: _ItemRows,
     horizons: Sequence[Horizon | None],
 ) -> None:
-    """Enter the keys that each query sees; padding sees row 0."""
+    """Enter the keys that each query sees: of a chain all up to its own, of a tree the trunk and its ancestors."""
     first, end, bits = (_view(integers, field) for field in (fields.first, fields.end, fields.bits))
-    end[:] = 1
-    for place, index in enumerate(group.items):
-        item = items[index]
-        count, positions = len(item.token_ids), key_positions(item)
-        if item.is_chain:
-            end[place, :count] = np.arange(item.base_length + 1, item.base_length + count + 1)
-        else:
-            end[place, :count] = item.trunk
-        for kind, horizon in enumerate(horizons):
-            if horizon is not None:
-                first[kind, place, :count] = horizon[positions[item.base_length :]]
-            if not item.is_chain:
-                tree_bits = _tree_bits(item, horizon)
-                bits[kind, place, :count, : tree_bits.shape[1]] = tree_bits
+    members, count = group.members, len(group.members)
+    ends = rows.bases[members][:, None] + np.arange(1, end.shape[1] + 1)
+    trees = [(place, items[index]) for place, index in enumerate(members.tolist()) if not items[index].is_chain]
+    for place, item in trees:
+        ends[place] = item.trunk
+    end[:count][group.new] = ends[group.new]
+    for kind, horizon in enumerate(horizons):
+        if horizon is not None:
+            first[kind, :count][group.new] = horizon[rows.positions[group.packed]]
+        for place, item in trees:
+            tree_bits = _tree_bits(item, horizon)
+            bits[kind, place, : len(item.token_ids), : tree_bits.shape[1]] = tree_bits
 
 
 def _tree_bits(item: StepItem, horizon: Horizon | None) -> Ids:

@@ -43,7 +43,11 @@ class PagePool:
         """[layers, 2, rows, kv_heads, head_dim]"""
         self.rows[:, :, rows:] = 0
         self._free: list[int] = [*range(self.pages - 1, -1, -1)]
-        self._session_pages: dict[int, Ids] = {}
+        self._slots: dict[int, int] = {}
+        self._free_slots: list[int] = []
+        self._counts: list[int] = []
+        self._table = np.empty((0, 0), np.int64)
+        """[slots, pages]: those of each session in the order of its rows, then the page that belongs to nobody."""
 
     @property
     def zero_row(self) -> int:
@@ -58,21 +62,31 @@ class PagePool:
     def open(self, session: int, rows: int) -> None:
         """Give a session the pages of `rows` rows; the ledger guarantees that enough are free."""
         count = whole_pages(rows) // PAGE_ROWS
-        self._session_pages[session] = np.array([self._free.pop() for _ in range(count)], np.int64)
+        if not self._free_slots or count > self._table.shape[1]:
+            self._grow_table(count)
+        slot = self._slots[session] = self._free_slots.pop()
+        self._counts[slot] = count
+        self._table[slot, :count] = [self._free.pop() for _ in range(count)]
 
     def close(self, session: int) -> None:
         """Take a session's pages back; unknown sessions are ignored."""
-        pages = self._session_pages.pop(session, None)
-        if pages is not None:
-            self._free.extend(pages.tolist())
+        slot = self._slots.pop(session, None)
+        if slot is not None:
+            self._free.extend(self._table[slot, : self._counts[slot]].tolist())
+            self._table[slot] = self.pages
+            self._free_slots.append(slot)
 
-    def pages_of(self, session: int) -> Ids:
-        """A session's pages, in the order of its rows."""
-        return self._session_pages[session]
+    def slots_of(self, sessions: Sequence[int]) -> Ids:
+        """The slots of open sessions, by which pages and rows of many are looked up at once."""
+        return np.array([self._slots[session] for session in sessions])
 
-    def rows_of(self, session: int, rows: Ids) -> Ids:
-        """The pool's rows of some rows of a session."""
-        return self._session_pages[session][rows // PAGE_ROWS] * PAGE_ROWS + rows % PAGE_ROWS
+    def pages_of(self, slots: Ids, most: int) -> Ids:
+        """The first pages of sessions [n, at most `most`] in the order of their rows, nobody's behind the last."""
+        return self._table[slots, :most]
+
+    def rows_of(self, slots: Ids, rows: Ids) -> Ids:
+        """The pool's rows of rows [n] of sessions, whose slots [n] are given."""
+        return self._table[slots, rows // PAGE_ROWS] * PAGE_ROWS + rows % PAGE_ROWS
 
     def keep(self, sessions: Sequence[tuple[int, int, Sequence[int]]]) -> None:
         """Make kept rows contiguous, for all sessions of a step at once.
@@ -80,9 +94,16 @@ class PagePool:
         Args:
             sessions: of each its number, the number of rows that it keeps, and those that become the last of them.
         """
-        moves = np.concatenate([np.empty((0, 2), np.int64), *(self._moves(*each) for each in sessions)])
-        if len(moves):
-            sources, targets = upload(np.ascontiguousarray(moves.T), self._shape.device)
+        moves = [
+            (self._slots[session], row, place)
+            for session, base_length, kept_rows in sessions
+            for place, row in enumerate(kept_rows, base_length - len(kept_rows))
+            if row != place
+        ]
+        if moves:
+            slots, *places = np.array(moves).T
+            both = np.stack([self.rows_of(slots, each) for each in places])
+            sources, targets = upload(both, self._shape.device)
             rows = self.rows.view(-1, *self.rows.shape[2:])
             # `index_select` makes a copy, so overlapping rows are safe.
             rows.index_copy_(1, targets, rows.index_select(1, sources))
@@ -90,7 +111,7 @@ class PagePool:
     def copy_out(self, session: int, start: int) -> int:
         """Copy the page that begins with row `start` to a page of its own; returns that page."""
         page: int = self._free.pop()
-        source = int(self._session_pages[session][start // PAGE_ROWS])
+        source = int(self._table[self._slots[session], start // PAGE_ROWS])
         rows = self._by_page()
         rows[:, :, page] = rows[:, :, source]
         return page
@@ -102,7 +123,7 @@ class PagePool:
         """
         if not pages:
             return
-        places = np.stack((np.array(pages, np.int64), self._session_pages[session][: len(pages)]))
+        places = np.stack((np.array(pages, np.int64), self._table[self._slots[session], : len(pages)]))
         sources, targets = upload(places, self._shape.device)
         for layer in self._by_page():
             layer.index_copy_(1, targets, layer.index_select(1, sources))
@@ -116,8 +137,13 @@ class PagePool:
         layers, two, rows, *inner = self.rows.shape
         return self.rows.view(layers, two, rows // PAGE_ROWS, PAGE_ROWS, *inner)
 
-    def _moves(self, session: int, base_length: int, kept_rows: Sequence[int]) -> Ids:
-        """[n, 2]: from and to, of those that are not in place."""
-        start = base_length - len(kept_rows)
-        rows = np.array([(row, place) for place, row in enumerate(kept_rows, start) if row != place], np.int64)
-        return np.stack([self.rows_of(session, each) for each in rows.reshape(-1, 2).T], axis=1)
+    def _grow_table(self, width: int) -> None:
+        """Make room for another session, of at least `width` pages."""
+        slots, pages = self._table.shape
+        more = 0 if self._free_slots else max(slots, 1)
+        size = (slots + more, pages if width <= pages else max(width, 2 * pages))
+        table = np.full(size, self.pages, np.int64)
+        table[:slots, :pages] = self._table
+        self._table = table
+        self._counts += [0] * more
+        self._free_slots += range(slots, slots + more)

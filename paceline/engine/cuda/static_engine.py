@@ -12,18 +12,18 @@ import torch
 from paceline.engine.blocks import BlockStore
 from paceline.engine.cuda.attention import static_attention
 from paceline.engine.cuda.buckets import StepShape
-from paceline.engine.cuda.candidates import RacedRows
+from paceline.engine.cuda.candidates import RacedRows, clear_winners
 from paceline.engine.cuda.footprint import (
+    CANDIDATE_NUMBERS,
     INPUT_INTEGERS,
     RACED_AT_ONCE,
-    STATIC_CANDIDATES,
-    STATIC_ROWS,
     STATIC_STATES,
+    static_rows,
 )
 from paceline.engine.cuda.graphs import StepRunner, download, host_buffer, upload
 from paceline.engine.cuda.layout import layout_of, part
 from paceline.engine.cuda.noise import check_words, race_candidates
-from paceline.engine.cuda.packing import PackedStep, pack
+from paceline.engine.cuda.packing import PackedStep, blank_step, pack
 from paceline.engine.cuda.pages import PagePool, whole_pages
 from paceline.engine.forward import forward
 from paceline.engine.hidden_states import capture_states
@@ -83,7 +83,16 @@ class StaticEngine(DecoderEngine[_PageBlock]):
         self._hidden = 0 if self.info.features is None else self.info.features.hidden
         with torch.inference_mode():
             states = torch.empty((STATIC_STATES, self._hidden), dtype=decoder.kv_shape.dtype, device=device)
-            self._static = self._make_buffers(INPUT_INTEGERS, STATIC_ROWS, STATIC_CANDIDATES, states)
+            rows = static_rows(decoder.settings)
+            self._static = self._make_buffers(INPUT_INTEGERS, rows, rows * CANDIDATE_NUMBERS, states)
+
+    @torch.inference_mode()
+    def warm_up(self, shapes: Sequence[StepShape]) -> None:
+        """Run each shape twice, of no sessions: where there are graphs, it is then captured before it is needed."""
+        self._threads.bind()
+        for shape in shapes:
+            for _ in range(2):
+                self._run(blank_step(shape, self._pool))
 
     @torch.inference_mode()
     def open(self, session: int, max_rows: int, prefix: Prefix = NO_PREFIX) -> int:  # noqa: D102
@@ -126,14 +135,15 @@ class StaticEngine(DecoderEngine[_PageBlock]):
         )
         self._states.take_packed(plan, dict(zip(step.shape.feature_layers, buffers.states, strict=True)))
         self._ledger.share(plan, self._copy_block)
+        winners = clear_winners(candidates, step.temperatures)
         answers: list[Logits | RacedRows] = []
         for item, ranking, start in zip(plan.items, rankings, step.starts, strict=True):
             rows = slice(start, start + len(item.logit_rows))
-            answers.append(
-                logits[rows]
-                if ranking is None
-                else RacedRows(ranking, candidates[rows], logits.shape[1], partial(_download, buffers.logits[rows]))
-            )
+            if ranking is None:
+                answers.append(logits[rows])
+                continue
+            whole = partial(_download, buffers.logits, rows)
+            answers.append(RacedRows(ranking, candidates[rows], logits.shape[1], whole, winners[rows]))
         return answers
 
     def _run(self, step: PackedStep) -> _Buffers:
@@ -143,7 +153,7 @@ class StaticEngine(DecoderEngine[_PageBlock]):
         """
         shape, integers = step.shape, step.integers
         runner, room = self._runner, self._static
-        if not (shape.uses_graph and _fits(shape) and len(integers) <= INPUT_INTEGERS):
+        if not (shape.uses_graph and _fits(shape, room)):
             states = host_buffer((shape.states, self._hidden), self._kv_shape.dtype, self._kv_shape.device)
             room = self._make_buffers(len(integers), shape.logit_rows, _candidate_numbers(shape), states)
             runner = self._direct
@@ -183,19 +193,20 @@ class StaticEngine(DecoderEngine[_PageBlock]):
         return _PageBlock(self._pool.copy_out(session, start), end - start)
 
 
-def _download(logits: torch.Tensor) -> Logits:
-    """Bring rows of logits to the host."""
-    return download((logits,))[0]
+def _download(logits: torch.Tensor, rows: slice) -> Logits:
+    """Bring some rows of logits to the host."""
+    return download((logits[rows],))[0]
 
 
 def _candidate_numbers(shape: StepShape) -> int:
     return shape.raced_rows * (2 + 3 * shape.candidates)
 
 
-def _fits(shape: StepShape) -> bool:
-    """Whether the static outputs have room for a step."""
-    candidates = _candidate_numbers(shape)
-    return shape.logit_rows <= STATIC_ROWS and candidates <= STATIC_CANDIDATES and shape.states <= STATIC_STATES
+def _fits(shape: StepShape, room: _Buffers) -> bool:
+    """Whether buffers have room for a step."""
+    sizes = (layout_of(shape).size, shape.logit_rows, _candidate_numbers(shape), shape.states)
+    buffers = (room.inputs, room.logits, room.candidates, room.states)
+    return all(size <= len(buffer) for size, buffer in zip(sizes, buffers, strict=True))
 
 
 def _cut_buffers(buffers: _Buffers, shape: StepShape) -> _Buffers:
