@@ -108,8 +108,8 @@ def test_common_steps_have_graphs_from_the_start(
         monkeypatch.setattr(StaticEngine, "warm_up", lambda self, shapes: None)
     engine, plain = static(tiny.llama(), max_num_seqs=4)
     shapes = buckets.common_shapes(4, tiny.CONTEXT, tiny.VOCAB, 1)
-    known = [shape for shape in shapes if shape in replaying._bodies]
-    assert (len(known) == len(shapes) == 3 * 2 * 3) is captured_at_start
+    captured_shapes = [shape for shape in shapes if shape in replaying._bodies]
+    assert (len(captured_shapes) == len(shapes) == 3 * 2 * 3) is captured_at_start
     assert [shape.rows for shape in shapes] == sorted((shape.rows for shape in shapes), reverse=True)
     for sessions, rows, base in ((1, 1, 100), (3, 1, 140), (2, 7, 200), (4, 8, 100)):
         draw_together(engine, sessions, rows, base)

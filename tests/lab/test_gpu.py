@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import threading
+import weakref
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from paceline.engine.cuda.static_engine import StaticEngine
 from paceline.llama_cpp.capi import open_interface
 from paceline.llama_cpp.library import any_library
 from paceline.models.gguf_header import read_header
@@ -16,6 +20,7 @@ from paceline.runtime.llama_settings import LlamaSettings
 from paceline_lab.bench.gpu import __main__ as gpu
 from paceline_lab.bench.gpu import ggml_copy, llama_steps
 from paceline_lab.bench.gpu.cases import ServiceLoad
+from paceline_lab.bench.gpu.findings import FINDINGS
 from paceline_lab.bench.gpu.models import SHAPES, random_model, weights_read
 from paceline_lab.bench.gpu.torch_steps import Bench
 from tests.engine.llama_engines import tiny_file
@@ -24,10 +29,31 @@ from tests.models import gguf_files
 ARGUMENTS = ["--device", "cpu", "--shape", "tiny", "--dtype", "float32", "--steps", "2", "--length", "20"]
 
 
-def test_the_whole_way(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_whole_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    threads, pools = set(), []
+    make, step = Bench.engine, StaticEngine._step
+
+    def make_engine(self: Bench, *, graphs: bool) -> StaticEngine:
+        assert all(pool() is None for pool in pools), "one engine at a time has memory"
+        engine = make(self, graphs=graphs)
+        pools.append(weakref.ref(engine._pool.rows))
+        threads.add(threading.current_thread().name)
+        return engine
+
+    def note_step(self: StaticEngine, *arguments: Any) -> Any:
+        threads.add(threading.current_thread().name)
+        return step(self, *arguments)
+
+    monkeypatch.setattr(Bench, "engine", make_engine)
+    monkeypatch.setattr(StaticEngine, "_step", note_step)
     gpu.main([*ARGUMENTS, "--sessions", "1,3", "--rows", "1,4", "--out", str(tmp_path)])
     text = capsys.readouterr().out
     assert "no figure for any GPU" in text
+    assert len(pools) == 2
+    assert threads == {"gpu-benchmark"}, "the executor's, on which engines are made, too"
+    for number, claim, _ in FINDINGS:
+        assert f"| {number} | {claim} |" in text
+    assert text.count("| no GPU |") == len(FINDINGS) == 14
     (file,) = tmp_path.glob("gpu-*.json")
     results = json.loads(file.read_text())["results"]
     assert [(case["sessions"], case["rows"]) for case in results] == [(1, 1), (1, 4), (3, 1), (3, 4)]

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -62,8 +63,12 @@ class GpuCase:
         return self.sessions / self.service_ms * 1e3 if self.rows == 1 else None
 
 
-Measured = tuple[dict[str, str], list[GpuCase]]
-"""Facts of a run, and its cases."""
+class Measured(NamedTuple):
+    """Facts of a run, its cases, and findings about our engine, where it ran."""
+
+    facts: dict[str, str]
+    cases: list[GpuCase]
+    findings: Sequence[dict[str, object]] = ()
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,7 @@ def measure_file(
         case_of(source.name, load, floor_ms(header, llama, load, bandwidth), step_ms, rounds)
         for load, step_ms, rounds in zip(loads, step_times, round_times, strict=True)
     ]
-    return _facts(header, engine, settings, bandwidths), cases
+    return Measured(_facts(header, engine, settings, bandwidths), cases)
 
 
 def _facts(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
+from typing import ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -11,6 +14,7 @@ from transformers import PreTrainedModel
 
 from paceline.engine.checks import plain_reference, self_check
 from paceline.engine.cpu.fused import fuse_layers
+from paceline.engine.cuda.device import empty_caches
 from paceline.engine.cuda.graphs import runner_for
 from paceline.engine.cuda.pages import whole_pages
 from paceline.engine.cuda.static_engine import StaticEngine
@@ -29,8 +33,11 @@ from paceline_lab.bench.gpu.cases import (
     median_ms,
     rounds_of,
 )
+from paceline_lab.bench.gpu.findings import Finding, Ground, measure_findings
 from paceline_lab.bench.gpu.models import SHAPES, random_model, weights_read
 
+P = ParamSpec("P")
+T = TypeVar("T")
 COPIES = 20
 COPY_BYTES = {"cuda": 1 << 30, "cpu": 1 << 24}
 
@@ -103,38 +110,54 @@ def steps_ms(engine: StaticEngine, load: ServiceLoad, steps: int) -> tuple[float
         return median_ms(draw, steps), median_ms(lambda: engine.step(plan), steps)
 
 
-def measure(bench: Bench, loads: Sequence[ServiceLoad], steps: int, bandwidth: float) -> list[GpuCase]:
-    """Measure all cases of one model."""
-    direct = bench.engine(graphs=False)
-    direct_times = [steps_ms(direct, load, steps)[0] for load in loads]
-    del direct
-    engine = bench.engine(graphs=True)
-    graph_times = [steps_ms(engine, load, steps) for load in loads]
-    executor = Executor("gpu-benchmark")
+def measure(
+    bench: Bench, loads: Sequence[ServiceLoad], steps: int, bandwidth: float, executor: Executor
+) -> tuple[list[GpuCase], list[Finding]]:
+    """Measure all cases of one model, and what the engine was expected to show.
+
+    Engines are made and run on the executor's thread alone: library handles belong to a thread.
+    """
+
+    def run(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        return asyncio.run(executor.run(work, *args, **kwargs))
+
+    def without_graphs() -> list[float]:
+        engine = bench.engine(graphs=False)
+        return [steps_ms(engine, load, steps)[0] for load in loads]
+
+    direct_times = run(without_graphs)
+    empty_caches(bench.device)
+    engine = run(bench.engine, graphs=True)
+    graph_times = [run(steps_ms, engine, load, steps) for load in loads]
     round_times = rounds_of(engine, executor, bench.settings, loads, steps)
-    executor.close()
-    return [
+    findings = run(measure_findings, Ground(engine, bench.settings, bandwidth))
+    cases = [
         case_of(bench.shape, load, bench.floor_ms(load, bandwidth), graph_ms, rounds, direct_ms, logits_ms)
         for load, (graph_ms, logits_ms), direct_ms, rounds in zip(
             loads, graph_times, direct_times, round_times, strict=True
         )
     ]
+    return cases, findings
 
 
 def measure_shapes(
     shapes: Sequence[str], device: torch.device, dtype: str, loads: Sequence[ServiceLoad], steps: int
 ) -> Measured:
-    """Measure models of several shapes."""
+    """Measure models of several shapes; the findings are those on the last one."""
     bandwidth = copy_bandwidth(device)
     cases: list[GpuCase] = []
-    for shape in shapes:
-        bench = Bench(shape, device, getattr(torch, dtype), loads, steps)
-        cases += measure(bench, loads, steps, bandwidth)
-        del bench
+    findings: list[Finding] = []
+    with closing(Executor("gpu-benchmark")) as executor:
+        for shape in shapes:
+            bench = Bench(shape, device, getattr(torch, dtype), loads, steps)
+            shape_cases, findings = measure(bench, loads, steps, bandwidth, executor)
+            cases += shape_cases
+            del bench
+            empty_caches(device)
     cpu = "cpu: no graphs, and no figure for any GPU"
     facts = {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else cpu,
         "copy bandwidth": f"{bandwidth / 1e9:.1f} GB/s, read plus written",
         "dtype": dtype,
     }
-    return facts, cases
+    return Measured(facts, cases, findings)

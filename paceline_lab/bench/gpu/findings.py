@@ -1,0 +1,295 @@
+"""What the GPU engine was expected to show, read off its code before it ran on a GPU, beside what a run shows.
+
+A finding that says what is slow is confirmed where it is, one that was mended where it no longer shows
+(docs/operations.md#gpus lists all). What needs a second GPU, or no measurement, is not here.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from paceline.engine.cuda.buckets import PAGE_ROWS, common_shapes
+from paceline.engine.cuda.footprint import static_bytes, static_rows
+from paceline.engine.cuda.graphs import GraphRunner
+from paceline.engine.cuda.noise import race_candidates
+from paceline.engine.cuda.packing import pack
+from paceline.engine.cuda.static_engine import StaticEngine
+from paceline.engine.interface import Ranking, StepItem, StepPlan
+from paceline.engine.memory import workspace_bytes
+from paceline.protocol.sampling import NoiseKey, SamplingParams
+from paceline.runtime.config import EngineSettings
+from paceline.sampling.distribution import processed_scores
+from paceline_lab.bench.gpu.cases import ServiceLoad, median_ms
+
+REPEATS = 10
+MIXED_STEPS = 200
+PLAN_MS, CAPTURE_MS, RACE_MS, HOST_MS, TREE_MS = 5.0, 50.0, 0.4, 0.6, 0.2
+"""What the reading expects at least: of a plan of cuDNN's, a capture, a race, a host's share, a tree's moves."""
+
+
+Finding = dict[str, object]
+"""A row of the report's table: number, claim, what was measured, and whether it confirms the claim."""
+
+
+@dataclass(frozen=True, eq=False)
+class Ground:
+    """What the measurements share: an engine with graphs, and the bytes per second of a large copy."""
+
+    engine: StaticEngine
+    settings: EngineSettings
+    bandwidth: float
+
+    @property
+    def sessions(self) -> int:
+        """Sessions that are used together."""
+        return min(16, self.settings.max_num_seqs, self.engine.info.max_kv_rows // PAGE_ROWS)
+
+    @property
+    def captures(self) -> int:
+        """Graphs captured so far."""
+        runner = self.engine._runner
+        return runner.captures if isinstance(runner, GraphRunner) else 0
+
+    @property
+    def device(self) -> torch.device:
+        """The device."""
+        return self.engine.attention.shape.device
+
+    def ms(self, work: Callable[[], object], repeats: int = REPEATS) -> float:
+        """Return the median time of some work on the device."""
+
+        def whole() -> None:
+            work()
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)
+
+        return median_ms(whole, repeats)
+
+    def random(self, *size: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """Return random numbers."""
+        return torch.randn(size, dtype=dtype or self.engine.attention.shape.dtype, device=self.device)
+
+    def attention(self, queries: int, keys: int, *, sessions: int = 1) -> tuple[torch.Tensor, ...]:
+        """Return a layer's queries, keys, values and mask; the heads that share keys are rows of one."""
+        layer = self.engine.attention.shape.layers[0]
+        rows = queries * layer.groups
+        query = self.random(sessions, layer.kv_heads, rows, layer.key_width)
+        key, value = (self.random(sessions, layer.kv_heads, keys, layer.key_width) for _ in range(2))
+        return query, key, value, torch.zeros((sessions, 1, rows, keys), dtype=query.dtype, device=self.device)
+
+
+Measurement = Callable[[Ground], tuple[str, bool]]
+
+
+def cudnn_plans(ground: Ground) -> tuple[str, bool]:
+    """Attend over ever new lengths, with cuDNN and without."""
+    extra_ms = {}
+    for allowed in (True, False):
+        torch.backends.cuda.enable_cudnn_sdp(allowed)
+        new_ms = []
+        for keys in range(1001, 1001 + REPEATS):
+            query, key, value, mask = ground.attention(1, keys + REPEATS * allowed)
+            attend = partial(functional.scaled_dot_product_attention, query, key, value, attn_mask=mask)
+            start_s = time.perf_counter()
+            attend()
+            new_ms.append((time.perf_counter() - start_s) * 1e3)
+        extra_ms[allowed] = float(np.median(new_ms)) - ground.ms(attend)
+    return (
+        f"a new length, host, beyond a repeat: {extra_ms[True]:.2f} ms with cuDNN, {extra_ms[False]:.2f} without",
+        extra_ms[True] > PLAN_MS,
+    )
+
+
+def gathered_keys(ground: Ground) -> tuple[str, bool]:
+    """Gather the keys of 16 sessions of 1,024 rows, and attend over them."""
+    pool, sessions, length = ground.engine._pool.rows, 16, 1024
+    rows = torch.randint(pool.shape[2], (sessions * length,), device=ground.device)
+    copy_ms = ground.ms(lambda: pool[0].index_select(1, rows))
+    query, key, value, mask = ground.attention(1, length, sessions=sessions)
+    attend_ms = ground.ms(lambda: functional.scaled_dot_product_attention(query, key, value, attn_mask=mask))
+    size = 2 * pool[0].nbytes // pool.shape[2] * len(rows)
+    rate = size / copy_ms * 1e3
+    text = f"a layer, 16 × 1,024 keys: gather {copy_ms:.3f} ms ({rate / 1e9:.0f} GB/s), attention {attend_ms:.3f} ms"
+    return text, copy_ms > attend_ms
+
+
+def long_session(ground: Ground) -> tuple[str, bool]:
+    """Attend one row over many keys."""
+    layers = len(ground.engine.attention.shape.layers)
+    step_ms = []
+    for keys in (1024, 8192):
+        query, key, value, mask = ground.attention(1, keys)
+        attend = partial(functional.scaled_dot_product_attention, query, key, value, attn_mask=mask)
+        step_ms.append(layers * ground.ms(attend))
+    size = 2 * key.nbytes * layers
+    return (
+        f"all layers, one session: {step_ms[0]:.2f} ms at 1,024 keys, {step_ms[1]:.2f} at 8,192, "
+        f"floor {size / ground.bandwidth * 1e3:.2f}",
+        step_ms[1] > 4 * size / ground.bandwidth * 1e3,
+    )
+
+
+def races(ground: Ground) -> tuple[str, bool]:
+    """Race rows of the vocabulary."""
+    vocab_size, times = ground.engine.info.fingerprint.vocab_size, []
+    for rows in (1, 32):
+        logits = ground.random(rows, vocab_size, dtype=torch.float32)
+        counters = torch.ones((rows, 4), dtype=torch.int64, device=ground.device)
+        ones = torch.ones(rows, device=ground.device)
+        times.append(ground.ms(partial(race_candidates, logits, counters, ones, 16)))
+    return f"without a graph: {times[0]:.3f} ms for a row, {times[1]:.3f} for 32", times[0] > RACE_MS
+
+
+def host_filters(ground: Ground) -> tuple[str, bool]:
+    """Filter a flat row on the host."""
+    row = np.random.default_rng(0).standard_normal((1, ground.engine.info.fingerprint.vocab_size)).astype(np.float32)
+    ms = median_ms(lambda: processed_scores(row, SamplingParams(top_p=0.9)), REPEATS)
+    return f"top-p of a flat row on the host: {ms:.2f} ms", ms > 1
+
+
+def wide_step(ground: Ground) -> tuple[str, bool]:
+    """Ask whether a step of 512 rows, as of 64 sessions with proposals, has static buffers."""
+    rows = static_rows(ground.settings)
+    return f"static buffers of {rows} rows", rows < 512
+
+
+def captures(ground: Ground) -> tuple[str, bool]:
+    """Capture the common shapes: with these a service starts."""
+    info, kinds = ground.engine.info, len(ground.engine.attention.kinds)
+    shapes = common_shapes(16, info.longest_session, info.fingerprint.vocab_size, kinds)
+    start_s, before = time.perf_counter(), ground.captures
+    ground.engine.warm_up(shapes)
+    count = ground.captures - before
+    each_ms = (time.perf_counter() - start_s) * 1e3 / max(count, 1)
+    return f"{count} of {len(shapes)} common shapes captured, {each_ms:.0f} ms each", each_ms > CAPTURE_MS
+
+
+def mixed_traffic(ground: Ground) -> tuple[str, bool]:
+    """Run steps of mixed sessions and rows, and count what is captured meanwhile."""
+    engine, before = ground.engine, ground.captures
+    source = random.Random(0)  # noqa: S311  # a load, no secret
+    for _ in range(MIXED_STEPS):
+        sessions, items, rankings = source.randint(1, ground.sessions), [], []
+        for session in range(sessions):
+            engine.open(session, PAGE_ROWS)
+            rows = source.choice((1, 1, 1, 4, 5))
+            items.append(StepItem(session, 0, (1,) * rows, logit_rows=tuple(range(rows))))
+            rankings.append(Ranking(NoiseKey(session), 1.0, tuple(range(1, rows + 1))))
+        engine.step_and_rank(StepPlan(tuple(items)), rankings)
+        for session in range(sessions):
+            engine.close(session)
+    count = ground.captures - before
+    return f"{count} captures in {MIXED_STEPS} steps of 1 to 16 sessions", count > MIXED_STEPS // 10
+
+
+def prefill_masks(ground: Ground) -> tuple[str, bool]:
+    """Attend a chunk over many keys with a mask, and causally without one."""
+    queries, keys = (512, 32_768) if ground.device.type == "cuda" else (8, 64)
+    query, key, value, mask = ground.attention(queries, keys)
+    masked_ms = ground.ms(lambda: functional.scaled_dot_product_attention(query, key, value, attn_mask=mask))
+    bare_ms = ground.ms(lambda: functional.scaled_dot_product_attention(query, key, value))
+    text = f"a layer, {queries} rows over {keys} keys: {masked_ms:.2f} ms with a mask, {bare_ms:.2f} without"
+    return text, masked_ms > 2 * bare_ms
+
+
+def prefill_chunks(ground: Ground) -> tuple[str, bool]:
+    """Compute prompts by chunks of several sizes."""
+    engine, rates = ground.engine, {}
+    longest = min(engine.info.longest_session, 1024)
+    for chunk in (min(128, longest // 2), longest):
+        engine.open(0, longest)
+        rates[chunk] = chunk / ground.ms(partial(engine.step, StepPlan((StepItem(0, 0, (1,) * chunk),)))) * 1e3
+        engine.close(0)
+    slow, fast = rates.values()
+    text = ", ".join(f"{rate:.0f} tokens/s by chunks of {chunk}" for chunk, rate in rates.items())
+    return text, fast > 1.5 * slow
+
+
+def host_share(ground: Ground) -> tuple[str, bool]:
+    """Pack a step of 16 sessions, which the device waits for."""
+    engine, load = ground.engine, ServiceLoad(ground.sessions, 1, PAGE_ROWS - 1)
+    rankings = [Ranking(NoiseKey(session), 1.0, (load.length,)) for session in range(load.sessions)]
+    with load.prefill(engine):
+        ms = median_ms(lambda: pack(load.plan, rankings, engine._pool, 1000), REPEATS)
+    return f"packing {load.sessions} sessions: {ms:.3f} ms", ms > HOST_MS
+
+
+def memory_of_graphs(ground: Ground) -> tuple[str, bool]:
+    """Compare what the library holds with what was planned, once the graphs are there."""
+    engine = ground.engine
+    info = engine.info
+    weights = sum(weight.nbytes for weight in engine._model.parameters())
+    planned = weights + engine._pool.rows.nbytes
+    width = engine._model.get_output_embeddings().weight.shape[0]
+    planned += workspace_bytes(engine._model.config, ground.settings, engine.attention, info.max_length, width)
+    planned += static_bytes(
+        ground.settings, engine.attention, info.max_length, info.fingerprint.vocab_size, info.features
+    )
+    on_gpu = ground.device.type == "cuda"
+    own, used = (torch.cuda.memory_reserved(), torch.cuda.memory_allocated()) if on_gpu else (0, 0)
+    text = f"reserved {own / 2**30:.2f} GiB, in use {used / 2**30:.2f}, planned at most {planned / 2**30:.2f}"
+    return text, own > planned
+
+
+def bits_of_rows(ground: Ground) -> tuple[str, bool]:
+    """Compute a row alone, and as the first of four."""
+    engine, rows = ground.engine, []
+    for count in (1, 4):
+        engine.open(0, PAGE_ROWS)
+        rows.append(engine.step(StepPlan((StepItem(0, 0, (1,) * count, logit_rows=(0,)),)))[0].copy())
+        engine.close(0)
+    largest = float(np.abs(rows[0] - rows[1]).max())
+    return f"logits of a row alone and beside three differ by {largest:.2g}", largest > 0
+
+
+def tree_moves(ground: Ground) -> tuple[str, bool]:
+    """Make a tree's accepted rows contiguous in 16 sessions."""
+    pool = ground.engine._pool
+    sessions = range(ground.sessions)
+    for session in sessions:
+        pool.open(session, PAGE_ROWS)
+    ms = ground.ms(lambda: pool.keep([(session, 8, (3, 5, 7, 9)) for session in sessions]))
+    for session in sessions:
+        pool.close(session)
+    return f"four rows each of {len(sessions)} sessions: {ms:.3f} ms", ms > TREE_MS
+
+
+FINDINGS: tuple[tuple[int, str, Measurement], ...] = (
+    (1, "cuDNN makes a plan for each length of keys (mended: off where lengths grow)", cudnn_plans),
+    (3, "the copy of gathered keys costs more than attention over them", gathered_keys),
+    (4, "one long session is far from the bandwidth: attention is not split over keys", long_session),
+    (5, "a race costs .4 ms and more a row", races),
+    (6, "steps of 64 sessions with proposals have no graph (mended)", wide_step),
+    (8, "a capture takes 50 ms and more (mended: common ones at the start)", captures),
+    (7, "shapes of mixed traffic go on being captured (mended: by use)", mixed_traffic),
+    (9, "prompts by chunks of 128 are bound by memory", prefill_chunks),
+    (10, "a mask costs a long prompt more than its attention", prefill_masks),
+    (11, "filters run on the host, a millisecond and more a row", host_filters),
+    (12, "the device waits for the host's packing, .6 ms at 16 sessions (mended)", host_share),
+    (15, "graphs hold more memory than was planned (14: cached parts, mended)", memory_of_graphs),
+    (22, "a row's last bits depend on the rows beside it", bits_of_rows),
+    (23, "moving a tree's rows costs .2 ms and more", tree_moves),
+)
+
+
+@torch.inference_mode()
+def measure_findings(ground: Ground) -> list[Finding]:
+    """Measure them all, on the engine's thread."""
+    is_figure, allowed = ground.device.type == "cuda", torch.backends.cuda.cudnn_sdp_enabled()
+    findings: list[Finding] = []
+    try:
+        for number, claim, measure in FINDINGS:
+            text, shows = measure(ground)
+            outcome = ("confirmed" if shows else "not seen") if is_figure else "no GPU"
+            findings.append({"finding": number, "it says": claim, "measured": text, "outcome": outcome})
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(allowed)
+    return findings
