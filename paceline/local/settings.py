@@ -237,7 +237,6 @@ def target_flags(settings: ServeSettings, threads: int) -> Flags:
         **_fields_set(settings, ModelSettings, "engine."),
         **_fields_set(settings, RankSettings),
         **_fields_set(settings, StopSettings, "server."),
-        "engine.gpu_memory_utilization": _gpu_share(settings, 1 - DRAFT_SHARE),
         "engine.engine": _if_set(settings, "engine"),
         "engine.dtype": settings.dtype,
         "engine.quantization": settings.quantization,
@@ -249,9 +248,12 @@ def target_flags(settings: ServeSettings, threads: int) -> Flags:
     }
 
 
-def _gpu_share(settings: ServeSettings, share: float) -> float:
-    """A service's share of the GPU's memory, which target and draft divide."""
-    return round(settings.gpu_memory_utilization * (share if settings.draft_models else 1.0), 4)
+def gpu_shares(settings: ServeSettings) -> tuple[Flags, Flags]:
+    """The settings by which a target and a draft on one machine divide its GPU's memory."""
+    draft = DRAFT_SHARE if settings.draft_models else 0.0
+    shares = (round(settings.gpu_memory_utilization * part, 4) for part in (1 - draft, draft))
+    target, drafting = ({"engine.gpu_memory_utilization": share} for share in shares)
+    return target, drafting
 
 
 def draft_flags(settings: ServeSettings, threads: int) -> Flags:
@@ -259,7 +261,6 @@ def draft_flags(settings: ServeSettings, threads: int) -> Flags:
     return {
         **_fields_set(settings, ModelSettings, "engine."),
         **_fields_set(settings, StopSettings, "server."),
-        "engine.gpu_memory_utilization": _gpu_share(settings, DRAFT_SHARE),
         "engine.engine": _if_set(settings, "draft_engine"),
         "engine.reproducible": None,
         "engine.threads": threads,

@@ -23,6 +23,7 @@ from paceline.local.settings import (
     coordinator_flags,
     draft_flags,
     gateway_flags,
+    gpu_shares,
     missing_packages,
     target_flags,
 )
@@ -98,12 +99,13 @@ class SupervisedServices(LocalServices):
         drafts = bool(self.settings.draft_models)
         if (missing := self.settings.missing_draft) is not None:
             self._announce(f"drafting from n-grams alone: {missing}")
-        self.start("target", "target", target_flags(self.settings, cores.target), cores.target)
+        target_share, draft_share = gpu_shares(self.settings)
+        self.start("target", "target", target_flags(self.settings, cores.target) | target_share, cores.target)
         if drafts:
             niceness = (
                 int(os.environ.get("NICE_X", DRAFT_NICENESS)) if cores.are_shared(available_cores(os.environ)) else 0
             )
-            self.start("draft", "draft", draft_flags(self.settings, cores.draft), cores.draft, niceness)
+            self.start("draft", "draft", draft_flags(self.settings, cores.draft) | draft_share, cores.draft, niceness)
         self.await_serving(*self.processes)
         draft = self.address_of("draft") if drafts else None
         flags = coordinator_flags(self.settings, self.address_of("target"), draft) | self._coordinator

@@ -125,9 +125,7 @@ class ModelSettings(Settings):
 
     max_model_len: int = Field(0, ge=0, le=1 << 22, description="Longest session in tokens; 0: the model's own.")
     max_num_seqs: int = Field(256, ge=1, le=65536, description="Most sessions open at once.")
-    gpu_memory_utilization: float = Field(
-        0.9, gt=0, le=1, description="Share of a GPU's memory; processes on one GPU add theirs up, serve divides it."
-    )
+    gpu_memory_utilization: float = Field(0.9, gt=0, le=1, description="Share of a GPU's memory to use.")
     reproducible: bool = Field(False, description="Fixed shapes: the same bits whatever runs beside a session.")
     trust_remote_code: bool = Field(False, description="Run the code of a hub model's repository.")
     llama: LlamaSettings = LlamaSettings()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from paceline.local.service_process import write_config
-from paceline.local.settings import ServeSettings, coordinator_flags, draft_flags, target_flags
+from paceline.local.settings import ServeSettings, coordinator_flags, draft_flags, gpu_shares, target_flags
 from paceline.runtime.config import CoordinatorConfig, DraftConfig, TargetConfig, load_config
 
 
@@ -17,6 +17,12 @@ def test_a_section_given_in_part_keeps_its_other_defaults(kind: type[TargetConfi
     assert (config.server.host, config.server.port) == ("0.0.0.0", port)
     alone = load_config(CoordinatorConfig, None, {"target.tls_ca": "ca.crt"})
     assert alone.target.address == ("127.0.0.1:50053",)
+
+
+@pytest.mark.parametrize(("drafter", "shares"), [("model:x", [0.72, 0.18]), ("ngram", [0.9, 0.0])])
+def test_target_and_draft_of_one_machine_divide_its_gpu(drafter: str, shares: list[float]) -> None:
+    flags = gpu_shares(ServeSettings(model="m", drafter=drafter))
+    assert [each["engine.gpu_memory_utilization"] for each in flags] == shares
 
 
 def test_written_configs_read_back_as_the_settings(tmp_path: Path) -> None:
@@ -37,9 +43,6 @@ def test_written_configs_read_back_as_the_settings(tmp_path: Path) -> None:
     drafting = load_config(DraftConfig, tmp_path / "d", {})
     assert drafting.drafters == ("model:x",)
     assert (read.engine.quantization, drafting.engine.quantization) == ("int8", "none")
-    shares = [each.engine.gpu_memory_utilization for each in (read, drafting)]
-    assert shares == pytest.approx([0.72, 0.18]), "of one GPU"
-    assert target_flags(ServeSettings(model="m", drafter="ngram"), 1)["engine.gpu_memory_utilization"] == 0.9
     served = load_config(CoordinatorConfig, tmp_path / "c", {})
     assert (served.seed, served.num_draft_tokens, served.target.address) == (9, 6, ("h:1",))
     assert served.draft is not None

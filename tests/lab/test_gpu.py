@@ -30,7 +30,8 @@ ARGUMENTS = ["--device", "cpu", "--shape", "tiny", "--dtype", "float32", "--step
 
 
 def test_the_whole_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    threads, pools = set(), []
+    threads: set[str] = set()
+    pools: list[weakref.ref[torch.Tensor]] = []
     make, step = Bench.engine, StaticEngine._step
 
     def make_engine(self: Bench, *, graphs: bool) -> StaticEngine:

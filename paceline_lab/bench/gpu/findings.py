@@ -92,16 +92,16 @@ Measurement = Callable[[Ground], tuple[str, bool]]
 def cudnn_plans(ground: Ground) -> tuple[str, bool]:
     """Attend over ever new lengths, with cuDNN and without."""
     extra_ms = {}
-    for allowed in (True, False):
-        torch.backends.cuda.enable_cudnn_sdp(allowed)
+    for with_cudnn in (True, False):
+        torch.backends.cuda.enable_cudnn_sdp(with_cudnn)
         new_ms = []
         for keys in range(1001, 1001 + REPEATS):
-            query, key, value, mask = ground.attention(1, keys + REPEATS * allowed)
+            query, key, value, mask = ground.attention(1, keys + REPEATS * with_cudnn)
             attend = partial(functional.scaled_dot_product_attention, query, key, value, attn_mask=mask)
             start_s = time.perf_counter()
             attend()
             new_ms.append((time.perf_counter() - start_s) * 1e3)
-        extra_ms[allowed] = float(np.median(new_ms)) - ground.ms(attend)
+        extra_ms[with_cudnn] = float(np.median(new_ms)) - ground.ms(attend)
     return (
         f"a new length, host, beyond a repeat: {extra_ms[True]:.2f} ms with cuDNN, {extra_ms[False]:.2f} without",
         extra_ms[True] > PLAN_MS,
@@ -227,16 +227,17 @@ def memory_of_graphs(ground: Ground) -> tuple[str, bool]:
     engine = ground.engine
     info = engine.info
     weights = sum(weight.nbytes for weight in engine._model.parameters())
-    planned = weights + engine._pool.rows.nbytes
+    planned_bytes = weights + engine._pool.rows.nbytes
     width = engine._model.get_output_embeddings().weight.shape[0]
-    planned += workspace_bytes(engine._model.config, ground.settings, engine.attention, info.max_length, width)
-    planned += static_bytes(
+    planned_bytes += workspace_bytes(engine._model.config, ground.settings, engine.attention, info.max_length, width)
+    planned_bytes += static_bytes(
         ground.settings, engine.attention, info.max_length, info.fingerprint.vocab_size, info.features
     )
     on_gpu = ground.device.type == "cuda"
-    own, used = (torch.cuda.memory_reserved(), torch.cuda.memory_allocated()) if on_gpu else (0, 0)
-    text = f"reserved {own / 2**30:.2f} GiB, in use {used / 2**30:.2f}, planned at most {planned / 2**30:.2f}"
-    return text, own > planned
+    own_bytes, used_bytes = (torch.cuda.memory_reserved(), torch.cuda.memory_allocated()) if on_gpu else (0, 0)
+    sizes = [size / 2**30 for size in (own_bytes, used_bytes, planned_bytes)]
+    text = "GiB: {:.2f} reserved, {:.2f} in use, {:.2f} planned at most".format(*sizes)
+    return text, own_bytes > planned_bytes
 
 
 def bits_of_rows(ground: Ground) -> tuple[str, bool]:
@@ -283,7 +284,7 @@ FINDINGS: tuple[tuple[int, str, Measurement], ...] = (
 @torch.inference_mode()
 def measure_findings(ground: Ground) -> list[Finding]:
     """Measure them all, on the engine's thread."""
-    is_figure, allowed = ground.device.type == "cuda", torch.backends.cuda.cudnn_sdp_enabled()
+    is_figure, had_cudnn = ground.device.type == "cuda", torch.backends.cuda.cudnn_sdp_enabled()
     findings: list[Finding] = []
     try:
         for number, claim, measure in FINDINGS:
@@ -291,5 +292,5 @@ def measure_findings(ground: Ground) -> list[Finding]:
             outcome = ("confirmed" if shows else "not seen") if is_figure else "no GPU"
             findings.append({"finding": number, "it says": claim, "measured": text, "outcome": outcome})
     finally:
-        torch.backends.cuda.enable_cudnn_sdp(allowed)
+        torch.backends.cuda.enable_cudnn_sdp(had_cudnn)
     return findings
