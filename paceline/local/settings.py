@@ -251,8 +251,8 @@ def target_flags(settings: ServeSettings, threads: int) -> Flags:
 def gpu_shares(settings: ServeSettings) -> tuple[Flags, Flags]:
     """The settings by which a target and a draft on one machine divide its GPU's memory."""
     draft = DRAFT_SHARE if settings.draft_models else 0.0
-    shares = (round(settings.gpu_memory_utilization * part, 4) for part in (1 - draft, draft))
-    target, drafting = ({"engine.gpu_memory_utilization": share} for share in shares)
+    target: Flags = {"engine.gpu_memory_utilization": round(settings.gpu_memory_utilization * (1 - draft), 4)}
+    drafting: Flags = {"engine.gpu_memory_utilization": round(settings.gpu_memory_utilization * draft, 4)}
     return target, drafting
 
 
