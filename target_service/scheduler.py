@@ -134,7 +134,8 @@ class TargetScheduler(SessionScheduler[Session]):
         check_open(command, info)
         facts = command.spec
         self._admission.check(facts)
-        prefix, keys = shared_prefix(facts, self._settings)
+        shares = self._settings.prefix_reuse and not info.session_rows
+        prefix, keys = shared_prefix(facts, self._settings, shares=shares)
         rows = rows_to_reserve(facts, info)
         session = Session(next(self._keys), command.session_id, owner, facts, rows, clock.now(), prefix, keys)
         session.reported_rows, session.features = reported_rows(command), command.features

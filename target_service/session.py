@@ -356,17 +356,19 @@ def check_round(round_: Round, acceptance: Acceptance, info: EngineInfo, max_row
 def rows_to_reserve(facts: SessionSpec, info: EngineInfo) -> int:
     """KV rows of a session: its greatest length and the largest proposal after it, as far as the budget allows."""
     length = facts.max_length or info.longest_session
-    return min(length + MAX_PROPOSAL_NODES, info.max_kv_rows)
+    return min(length + MAX_PROPOSAL_NODES, info.most_rows)
 
 
-def shared_prefix(facts: SessionSpec, settings: EngineSettings) -> tuple[Prefix, tuple[BlockKey, ...]]:
-    """A session's prefix for the engine, and the keys of its blocks where prefixes are shared.
+def shared_prefix(
+    facts: SessionSpec, settings: EngineSettings, *, shares: bool
+) -> tuple[Prefix, tuple[BlockKey, ...]]:
+    """A session's prefix for the engine, and the keys of its blocks where it `shares` them.
 
     The prompt's last token is the root of the first round, so its row is a round's and not the prompt's.
     """
     tenant = "" if settings.share_prefixes else facts.tenant
     prefix = Prefix(facts.token_ids, facts.prompt_length - 1, tenant)
-    return prefix, prefix_keys(prefix, reproducible=settings.reproducible) if settings.prefix_reuse else ()
+    return prefix, prefix_keys(prefix, reproducible=settings.reproducible) if shares else ()
 
 
 def _lease_of(round_: Round) -> Lease:

@@ -171,7 +171,7 @@ class ModelDrafter:
         spec = SessionSpec(prefix, len(prefix), SamplingParams(), NoiseKey(0), Acceptance.COUPLED, max_length=length)
         info = self._engine.info
         most = min(MAX_PROPOSAL_NODES // 2, self._rows_per_step, info.fingerprint.vocab_size)
-        if min(info.max_length, info.max_kv_rows - MAX_PROPOSAL_NODES) < length:
+        if min(info.max_length, info.most_rows - MAX_PROPOSAL_NODES) < length:
             return  # it has no room to draft in
 
         def step(rows: int) -> float:
@@ -201,12 +201,13 @@ class ModelDrafter:
             raise InvalidInput.of("prefix length", len(prefix), f"at most {info.max_length}, the drafter's context")
         processors = _processors(spec, follower)
         max_length = min(spec.max_length or info.max_length, info.max_length)
-        max_rows = min(max_length + TREE_ROWS, info.max_kv_rows)
+        max_rows = min(max_length + TREE_ROWS, info.most_rows)
         self._engine.open(session, max_rows)
         draws = draws_of(spec.acceptance, spec.sampling, spec.noise, info.fingerprint.vocab_size)
         # Even where the budget is short of rows, the largest proposal fits after the last token that it drafts for.
         longest = min(max_length, max_rows - MAX_PROPOSAL_NODES)
-        tree = DraftTree(session, prefix, max_rows, reads_features=self._features is not None)
+        reads_features, keeps_states = self._features is not None, info.session_rows > 0
+        tree = DraftTree(session, prefix, max_rows, reads_features=reads_features, whole_trunk=keeps_states)
         calibration = self._calibrations[spec.acceptance]
         reach = None if self._features is None else self._features.reach
         state = SessionState(tree, draws, calibration, spec.acceptance, longest, reach, processors=processors)

@@ -71,7 +71,16 @@ class DraftTree:
     `_final_rows` rows have read all that they ever will: the row at a position reads the features of the one before.
     """
 
-    def __init__(self, session: int, prefix: Sequence[int], max_rows: int, *, reads_features: bool = False) -> None:
+    def __init__(
+        self,
+        session: int,
+        prefix: Sequence[int],
+        max_rows: int,
+        *,
+        reads_features: bool = False,
+        whole_trunk: bool = False,
+    ) -> None:
+        """Begin with a prefix. `whole_trunk`: the engine can drop all rows of a trunk, or none."""
         self.committed = list(prefix)
         self.root = Node(prefix[-1], len(prefix) - 1)
         self._session = session
@@ -80,7 +89,7 @@ class DraftTree:
         self._trunk = 0
         self._committed_nodes: list[Node] = []
         self._tree_nodes: list[Node] = []
-        self.reads_features = reads_features
+        self.reads_features, self._whole_trunk = reads_features, whole_trunk
         self.features_end = 0
         self._final_rows = 0
 
@@ -133,7 +142,8 @@ class DraftTree:
 
     def forget(self) -> None:
         """Drop everything after the committed tokens, and the distribution of the last of them."""
-        self._roll_back(min(len(self.committed) - self.lag, len(self.committed) - 1))
+        rows = min(len(self.committed) - self.lag, len(self.committed) - 1)
+        self._roll_back(0 if self._whole_trunk and rows < self._trunk else rows)
 
     def note_features(self, positions: int) -> None:
         """Note that the features of the first `positions` positions have come, or are lost for good."""

@@ -19,6 +19,7 @@ from paceline.engine.forward import AttentionCall
 from paceline.engine.interface import StepItem
 from paceline.engine.kv import KVShape
 from paceline.engine.ledger import key_positions
+from paceline.engine.states import Mixer, state_bytes
 from paceline.sampling.tree import ancestor_mask
 
 SOFTCAP = "softcap"
@@ -68,6 +69,13 @@ class AttentionFacts:
     """Each layer's kind."""
     terms: frozenset[str] = frozenset()
     """`SOFTCAP` and `SINKS`, where any layer has them."""
+    mixers: tuple[Mixer, ...] = ()
+    """The recurrent layers beside them."""
+
+    @property
+    def session_rows(self) -> int:
+        """KV rows whose room a session's states take."""
+        return -(-state_bytes(self.mixers, self.shape.dtype.itemsize) // self.shape.row_bytes)
 
     @property
     def has_windows(self) -> bool:

@@ -13,7 +13,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from paceline.engine.attention import AttentionFacts
 from paceline.engine.forward import ATTENTION_NAME
 from paceline.engine.interface import Engine, EngineInfo
-from paceline.engine.probe import probe_attention
+from paceline.engine.probe import ROWWISE, probe_attention
 from paceline.engine.schedule import run_schedule, schedule_length
 from paceline.protocol.errors import Unsupported
 from paceline.protocol.features import NO_FEATURES, FeatureNeed
@@ -22,6 +22,8 @@ SELF_CHECK_TOLERANCE = {torch.float32: 2e-3, torch.bfloat16: 5e-2, torch.float16
 """Largest difference from the plain forward pass, as a share of the largest logit. In float32 rounding alone
 reaches 9e-4: Qwen2.5-Coder 0.5B on 32 random texts, whose median row differs by 4e-6."""
 _ATTENTION = ("full_attention", "sliding_attention", "chunked_attention")
+_STATES = ("linear_attention", "conv", "hybrid", "hybrid_sliding")
+"""Types of layers that have a state, those that attend beside it included."""
 _WINDOWS = ("sliding_window", "attention_chunk_size")
 """Settings of the length of windows and of chunks in transformers' configurations."""
 CHECKED_WINDOW = 5
@@ -39,8 +41,19 @@ def refuse_config(config: PreTrainedConfig) -> None:
     if config.is_encoder_decoder:
         raise Unsupported(f"model type {config.model_type}: an encoder-decoder; decoders only")
     for kind in getattr(text, "layer_types", None) or ():
-        if kind not in _ATTENTION:
-            raise Unsupported(f"model type {config.model_type}: layers of type {kind}; attention over keys only")
+        if kind not in (*_ATTENTION, *_STATES, *ROWWISE):
+            raise Unsupported(f"model type {config.model_type}: layers of type {kind}; attention and states only")
+
+
+def refuse_states(model: str, attention: AttentionFacts, *, reproducible: bool, static: bool) -> None:
+    """Refuse by name what recurrent layers are not implemented for.
+
+    Raises:
+        Unsupported: naming the mode.
+    """
+    for applies, mode in ((reproducible, "in reproducible mode"), (static, "in steps of few shapes")):
+        if applies and attention.mixers:
+            raise Unsupported(f"{model} {mode}: recurrent layers")
 
 
 def refuse_rope(config: Any, max_length: int) -> None:

@@ -24,6 +24,7 @@ from paceline.engine.checks import (
     refuse_config,
     refuse_rope,
     refuse_row_counting,
+    refuse_states,
     self_check,
 )
 from paceline.engine.cpu.fused import fuse_layers
@@ -44,6 +45,7 @@ from paceline.engine.reproducible.engine import ReproducibleEngine
 from paceline.engine.reproducible.experts import tile_experts
 from paceline.engine.reproducible.isolation import isolation_check
 from paceline.engine.reproducible.shapes import BUCKET_ROWS, describe_shapes
+from paceline.engine.states import serve_mixers
 from paceline.engine.transformer import DecoderEngine, ServedDecoder, TransformerEngine
 from paceline.engine.weights import load_decoder, select_device, select_dtype, set_threads
 from paceline.models.resolve import ModelSource
@@ -154,6 +156,7 @@ def build_engine(
             self_check(reproducible, reference)
             isolation_check(reproducible, settings.reproducible_rows)
         return reproducible
+    serve_mixers(facts.attention.mixers)
     engine = TransformerEngine(decoder, row_decoder)
     with _attending(engine, reference.attention):
         self_check(engine, reference)
@@ -236,7 +239,7 @@ class DecoderFacts:
 
     def info(self, max_kv_rows: int) -> EngineInfo:
         """The info of an engine with room for `max_kv_rows` KV rows."""
-        return EngineInfo(self.fingerprint, self.max_length, max_kv_rows, self.features)
+        return EngineInfo(self.fingerprint, self.max_length, max_kv_rows, self.features, self.attention.session_rows)
 
 
 def examine(
@@ -269,7 +272,8 @@ def examine(
         raise Unsupported(f"{type(model).__name__} in reproducible mode: {attention.uncompilable}")
     if static is None:
         is_uniform = attention.shape.uniform_layer is not None
-        static = model.device.type == "cuda" and not settings.reproducible and is_uniform
+        static = model.device.type == "cuda" and not settings.reproducible and is_uniform and not attention.mixers
+    refuse_states(type(model).__name__, attention, reproducible=settings.reproducible, static=static)
     set_threads(settings.threads)
     choose_kernels(device or model.device, shapes_grow=not (static or settings.reproducible))
     row_shapes = describe_shapes(settings.reproducible_rows) if settings.reproducible else RAGGED

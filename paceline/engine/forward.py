@@ -22,6 +22,10 @@ ATTENTION_NAME = "paceline_packed"
 """Name of our attention function for `set_attn_implementation`."""
 
 
+PLACE = "paceline_place"
+"""Attribute of an attention module: its number among the layers that attend, where others don't."""
+
+
 class AttentionCall(NamedTuple):
     """One layer's call of attention."""
 
@@ -34,8 +38,9 @@ class AttentionCall(NamedTuple):
 
     @property
     def layer(self) -> int:
-        """Number of the layer that attends."""
-        layer = self.module.layer_idx
+        """Number of the layer, among those that attend."""
+        layer = getattr(self.module, PLACE, None)
+        layer = self.module.layer_idx if layer is None else layer
         assert isinstance(layer, int)
         return layer
 
@@ -45,6 +50,15 @@ class Attender(Protocol):
 
     def attend(self, call: AttentionCall) -> torch.Tensor:
         """Attention of one layer: [1, rows, heads, head_dim]."""
+
+
+class SelfAttention:
+    """Attends every row to itself, where only shapes matter."""
+
+    def attend(self, call: AttentionCall) -> torch.Tensor:
+        """As `Attender`."""
+        groups = call.query.shape[1] // call.value.shape[1]
+        return call.value.repeat_interleave(groups, dim=1).transpose(1, 2)
 
 
 _ATTENDER: ContextVar[Attender] = ContextVar("paceline_attender")

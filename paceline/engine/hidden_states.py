@@ -19,7 +19,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from paceline.engine.features import FeatureRows
-from paceline.engine.forward import AttentionCall, packed_forward
+from paceline.engine.forward import SelfAttention, packed_forward
 from paceline.engine.interface import StepPlan
 from paceline.protocol.features import EMBEDDING, FINAL, FeatureNeed, FeatureOffer
 
@@ -30,14 +30,6 @@ States = dict[int, torch.Tensor]
 _STREAM = "altup_active_idx"
 """Gemma 3n's layers carry several streams [streams, batch, rows, hidden] (AltUp, arXiv:2301.13310). Attention and MLP
 work on this one: it is what a layer yields."""
-
-
-class _SelfAttention:
-    """Attends every row to itself: only the shapes of the outputs matter."""
-
-    def attend(self, call: AttentionCall) -> torch.Tensor:
-        groups = call.query.shape[1] // call.value.shape[1]
-        return call.value.repeat_interleave(groups, dim=1).transpose(1, 2)
 
 
 @torch.inference_mode()
@@ -52,7 +44,7 @@ def feature_offer(model: PreTrainedModel) -> FeatureOffer | None:
         return None
     layers = (EMBEDDING, *range(len(decoder[1])), FINAL)
     with capture_states(model, layers) as states:
-        packed_forward(model, _SelfAttention(), [0], [0], [0])
+        packed_forward(model, SelfAttention(), [0], [0], [0])
     for layer in layers:
         shape = tuple(states[layer].shape) if layer in states else None
         if shape != (1, hidden):

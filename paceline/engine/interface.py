@@ -105,17 +105,26 @@ class StepPlan:
 
 @dataclass(frozen=True)
 class EngineInfo:
-    """Facts of a loaded model. `features`: the hidden states that it offers as a `FeatureSource`; None: none."""
+    """Facts of a loaded model. `features`: the hidden states that it offers as a `FeatureSource`; None: none.
+
+    `session_rows`: KV rows whose room every session takes beside its rows: the states of recurrent layers.
+    """
 
     fingerprint: Fingerprint
     max_length: int
     max_kv_rows: int
     features: FeatureOffer | None = None
+    session_rows: int = 0
+
+    @property
+    def most_rows(self) -> int:
+        """Rows of a session that has the whole KV budget."""
+        return self.max_kv_rows - self.session_rows
 
     @property
     def longest_session(self) -> int:
         """Tokens of the longest session that can be served: the context length, or the KV budget if that is less."""
-        return min(self.max_length, self.max_kv_rows)
+        return min(self.max_length, self.most_rows)
 
 
 class Engine(Protocol):

@@ -50,23 +50,25 @@ class KVShape:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one row over all layers, keys and values."""
+        """Bytes of one row over all layers, keys and values; 1 where no layer attends, so that rows are counted."""
         widths = sum(layer.kv_heads * (layer.key_width + layer.value_width) for layer in self.layers)
-        return widths * self.dtype.itemsize
+        return max(1, widths * self.dtype.itemsize)
 
     @property
     def heads(self) -> int:
         """Query heads of the layer that has the most."""
-        return max(layer.kv_heads * layer.groups for layer in self.layers)
+        return max((layer.kv_heads * layer.groups for layer in self.layers), default=0)
 
     @property
     def groups(self) -> int:
         """Query heads that share a key head, in the layer where the most do."""
-        return max(layer.groups for layer in self.layers)
+        return max((layer.groups for layer in self.layers), default=0)
 
     @property
     def uniform_layer(self) -> LayerShape | None:
         """The shape of every layer, if all are alike and keys are as wide as values; otherwise None."""
+        if not self.layers:
+            return None
         first = self.layers[0]
         is_uniform = first.key_width == first.value_width and all(layer == first for layer in self.layers)
         return first if is_uniform else None

@@ -50,7 +50,7 @@ class _SessionRows:
 class Ledger(Generic[Rows]):
     """Sessions, their reserved and used rows, the blocks that they share, and the rules of a valid step.
 
-    Invariant: `kv_rows` = sum of the open sessions' `max_rows`, and
+    Invariant: `kv_rows` = sum of the open sessions' `max_rows` and of the room of their states, and
     `kv_rows` + `cached_rows` ≤ the engine's `max_kv_rows`.
     """
 
@@ -94,7 +94,7 @@ class Ledger(Generic[Rows]):
         self._check_room(session, max_rows)
         state = _SessionRows(max_rows, prefix)
         self._sessions[session] = state
-        self._reserved_rows += max_rows
+        self._reserved_rows += max_rows + self._info.session_rows
         blocks = self._begin(state) if prefix.token_ids and self._settings.prefix_reuse else []
         self._blocks.evict_to(self._free)
         return blocks
@@ -103,7 +103,7 @@ class Ledger(Generic[Rows]):
         """Give a session's rows back; unknown sessions are ignored."""
         state = self._sessions.pop(session, None)
         if state is not None:
-            self._reserved_rows -= state.max_rows
+            self._reserved_rows -= state.max_rows + self._info.session_rows
             self._blocks.release(state.block_keys)
 
     def share(self, plan: StepPlan, copy: Callable[[int, int, int], Rows]) -> None:
@@ -140,14 +140,15 @@ class Ledger(Generic[Rows]):
         return self._blocks.use(hits)
 
     def _check_room(self, session: int, max_rows: int) -> None:
-        if not 1 <= max_rows <= self._info.max_kv_rows:
-            raise InvalidInput.of("max_rows", max_rows, f"in [1, {self._info.max_kv_rows}], the whole KV budget")
+        if not 1 <= max_rows <= self._info.most_rows:
+            raise InvalidInput.of("max_rows", max_rows, f"in [1, {self._info.most_rows}], the whole KV budget")
         if session in self._sessions:
             raise InvalidInput.of("session", session, "an id that is not open")
         if len(self._sessions) >= self._settings.max_num_seqs:
             raise Overloaded(f"{self._settings.max_num_seqs} sessions are open", retry_after_ms=RETRY_AFTER_MS)
-        if max_rows > self._free:
-            raise Overloaded(f"{max_rows} KV rows needed, {self._free} free", retry_after_ms=RETRY_AFTER_MS)
+        rows = max_rows + self._info.session_rows
+        if rows > self._free:
+            raise Overloaded(f"{rows} KV rows needed, {self._free} free", retry_after_ms=RETRY_AFTER_MS)
 
     def check(self, plan: StepPlan) -> None:
         """Refuse a plan unless every session can follow it; changes nothing.

@@ -13,6 +13,7 @@ from paceline.engine.attention import PRODUCT_COPIES, AttentionFacts
 from paceline.engine.cuda.device import share_left
 from paceline.engine.cuda.footprint import static_bytes
 from paceline.engine.interface import prompt_logit_rows
+from paceline.engine.states import WINDOW
 from paceline.models.gguf_header import read_header
 from paceline.protocol.errors import InvalidInput, require
 from paceline.protocol.features import FeatureOffer
@@ -40,6 +41,8 @@ class MemoryPlan:
     row_bytes: int
     static: int = 0
     """Static buffers and steps on a GPU, and their graphs."""
+    states: int = 0
+    """Of one session's recurrent layers; a part of `kv`."""
 
     @property
     def room(self) -> int:
@@ -48,6 +51,7 @@ class MemoryPlan:
 
     def __str__(self) -> str:
         kv = f"KV {_mib(self.kv)} ({self.kv // self.row_bytes} rows of {self.row_bytes} bytes)"
+        kv += f", {_mib(self.states)} of it for the states of each session" if self.states else ""
         static = f"static steps and graphs {_mib(self.static)} + " if self.static else ""
         return (
             f"memory on {self.device}: weights {_mib(self.weights)} (loaded); packed head {_mib(self.packing)} + "
@@ -91,6 +95,7 @@ def plan_memory(
         kv=settings.kv_bytes,
         row_bytes=shape.row_bytes,
         static=static_bytes(settings, attention, max_length, head.shape[0], features) if static else 0,
+        states=attention.session_rows * shape.row_bytes,
     )
     if not plan.kv:
         budget = plan.room if shape.device.type == "cuda" else min(DEFAULT_CPU_KV_BYTES, plan.room)
@@ -123,8 +128,10 @@ def workspace_bytes(
         * width
         * (shape.dtype.itemsize + 4)
     )
+    # One layer's states behind every row of the largest tree.
+    states = WINDOW * max((mixer.state_bytes for mixer in attention.mixers), default=0)
     scores = _SCORE_COPIES * (MAX_PROPOSAL_NODES + 1) * width * 4
-    return activations + mask + products + logits + scores
+    return activations + mask + products + states + logits + scores
 
 
 def refuse_weights_beyond(location: str, available: int) -> None:

@@ -16,8 +16,9 @@ import torch
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from paceline.engine.attention import SINKS, SOFTCAP, AttentionFacts, Horizon, LayerKind
-from paceline.engine.forward import ATTENTION_NAME, AttentionCall, attend, packed_forward
+from paceline.engine.forward import ATTENTION_NAME, PLACE, AttentionCall, SelfAttention, attend, packed_forward
 from paceline.engine.kv import KVShape, LayerShape
+from paceline.engine.states import Mixer, noting_mixers
 from paceline.protocol.errors import Unsupported
 
 PROBE_NAME = "paceline_probe"
@@ -29,6 +30,9 @@ _COMPARED_ROWS = 32
 """Rows of a mask that are compared key by key, chosen, not tuned; others are where they begin and end."""
 _ALL_COMPARED = 1 << 15
 """Longest context all positions of which are compared, chosen: 20 ms."""
+
+ROWWISE = ("mlp", "moe", "dummy")
+"""Types of layers that treat every row alone."""
 
 Rule = Callable[[Any, Any, torch.Tensor, torch.Tensor], torch.Tensor]
 """(batch, head, position of the row, position of the key) → whether the row sees the key."""
@@ -75,6 +79,7 @@ class _AttentionProbe:
     shapes: dict[int, LayerShape] = field(default_factory=dict)
     rules: dict[int, Rule] = field(default_factory=dict)
     terms: set[str] = field(default_factory=set)
+    modules: dict[int, torch.nn.Module] = field(default_factory=dict)
 
     def attend(self, call: AttentionCall) -> torch.Tensor:
         name = type(call.module).__name__
@@ -83,6 +88,7 @@ class _AttentionProbe:
             raise Unsupported(f"{name}: attention without a layer_idx")
         if layer in self.shapes:
             raise Unsupported(f"{name}: attends twice in layer {layer}")
+        self.modules[layer] = call.module
         self.terms |= _terms(name, call)
         self.rules[layer] = _rule(name, call)
         shape = self.shapes[layer] = _shape(name, call)
@@ -132,20 +138,40 @@ def probe_attention(model: PreTrainedModel, max_length: int) -> AttentionFacts:
         packed_forward(model, probe, [0], [0], [0])
     finally:
         model.set_attn_implementation(ATTENTION_NAME)
+    mixers = _mixers(model, probe)
+    for place, layer in enumerate(sorted(probe.modules)):
+        setattr(probe.modules[layer], PLACE, place)
     layers: int = config.num_hidden_layers
-    if sorted(probe.shapes) != list(range(layers)):
-        raise Unsupported(f"{type(model).__name__}: {len(probe.shapes)} of {layers} layers are attention")
-    return _facts(model, probe, max_length)
+    known_layers = {*probe.shapes, *(mixer.layer for mixer in mixers), *_rowwise_layers(config)}
+    if known_layers != set(range(layers)):
+        raise Unsupported(
+            f"{type(model).__name__}: {len(known_layers)} of {layers} layers are attention or keep a state"
+        )
+    return _facts(model, probe, mixers, max_length)
 
 
-def _facts(model: PreTrainedModel, probe: _AttentionProbe, max_length: int) -> AttentionFacts:
+def _rowwise_layers(config: Any) -> list[int]:
+    return [layer for layer, kind in enumerate(getattr(config, "layer_types", None) or ()) if kind in ROWWISE]
+
+
+def _mixers(model: PreTrainedModel, probe: _AttentionProbe) -> tuple[Mixer, ...]:
+    """The recurrent layers, noted in a second pass: those of the first were computed without a cache."""
+    attending = {id(module) for module in probe.modules.values()}
+    with noting_mixers(model, lambda module: id(module) in attending) as mixers:
+        packed_forward(model, SelfAttention(), [0], [0], [0])
+    return tuple(mixers)
+
+
+def _facts(
+    model: PreTrainedModel, probe: _AttentionProbe, mixers: tuple[Mixer, ...], max_length: int
+) -> AttentionFacts:
     """Layers that are alike in how far back they see, and in how many heads share keys, are of one kind."""
     name, device = type(model).__name__, model.device
     shapes = tuple(probe.shapes[layer] for layer in sorted(probe.shapes))
     by_rule: dict[int, Horizon | None] = {}
     kinds: dict[tuple[Horizon | None, int], LayerKind] = {}
     kind_of_layer = []
-    for layer, shape in enumerate(shapes):
+    for layer, shape in zip(sorted(probe.shapes), shapes, strict=True):
         rule = probe.rules[layer]
         if id(rule) not in by_rule:
             by_rule[id(rule)] = _horizon(name, rule, max_length, device)
@@ -154,7 +180,7 @@ def _facts(model: PreTrainedModel, probe: _AttentionProbe, max_length: int) -> A
         kinds.setdefault(key, LayerKind(horizon, shape.groups))
         kind_of_layer.append(list(kinds).index(key))
     kv_shape = KVShape(shapes, model.dtype, device)
-    return AttentionFacts(kv_shape, tuple(kinds.values()), tuple(kind_of_layer), frozenset(probe.terms))
+    return AttentionFacts(kv_shape, tuple(kinds.values()), tuple(kind_of_layer), frozenset(probe.terms), mixers)
 
 
 def _horizon(name: str, rule: Rule, max_length: int, device: torch.device) -> Horizon | None:

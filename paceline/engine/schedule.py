@@ -24,7 +24,7 @@ def schedule_length(info: EngineInfo) -> int:
     Raises:
         InvalidInput: no room for the texts.
     """
-    length = min(_LONGEST, info.max_length, info.max_kv_rows // 4)
+    length = min(_LONGEST, info.max_length, max(0, info.most_rows // 4))
     if length < _SHORTEST:
         limit = f"room for at least {_SHORTEST} tokens, and {4 * _SHORTEST} KV rows"
         raise InvalidInput.of("max_model_len and kv_bytes", length, limit)
@@ -41,11 +41,12 @@ def run_schedule(engine: Engine, texts: Texts, need: FeatureNeed = NO_FEATURES) 
     first, second = texts
     end = len(first)
     wrong = [(token + 1) % engine.info.fingerprint.vocab_size for token in first]
-    tree = (wrong[5], first[5], wrong[6], first[6])
+    other = (first[6] + 2) % engine.info.fingerprint.vocab_size
+    tree = (wrong[5], first[5], wrong[6], first[6], other)
     steps = (
         (StepItem(0, 0, first[:3], logit_rows=(0, 1, 2)), StepItem(1, 0, second[:1], logit_rows=(0,))),
         (StepItem(0, 3, (first[3], first[4], wrong[5]), logit_rows=(0, 1)), _chunk(1, second, 1, 6)),
-        (StepItem(0, 5, tree, (-1, -1, 1, 1), logit_rows=(1, 3)), _chunk(1, second, 6, 7)),
+        (StepItem(0, 5, tree, (-1, -1, 1, 1, 1), logit_rows=(1, 3)), _chunk(1, second, 6, 7)),
         (
             StepItem(0, 7, first[7:], kept_rows=(6, 8), logit_rows=tuple(range(end - 7))),
             _chunk(1, second, 7, end),

@@ -25,6 +25,7 @@ from paceline.engine.hidden_states import KeptStates, States, capture_states
 from paceline.engine.interface import NO_PREFIX, EngineInfo, Logits, Prefix, StepItem, StepPlan
 from paceline.engine.kv import KVRows, KVShape, SessionKV
 from paceline.engine.ledger import LedgerEngine, depths
+from paceline.engine.states import SessionStates, StepStates
 from paceline.protocol.features import FeatureNeed
 from paceline.runtime.config import EngineSettings
 
@@ -153,11 +154,16 @@ class TransformerEngine(DecoderEngine[KVRows]):
         self.few_keys = EVERY_KEY if row_decoder is not None else FEW_KEYS if compiles else 0
         """The limit for `is_few`."""
         self._kv: dict[int, SessionKV] = {}
+        self._recurrent: dict[int, SessionStates] = {}
 
     @torch.inference_mode()
     def open(self, session: int, max_rows: int, prefix: Prefix = NO_PREFIX) -> int:  # noqa: D102
+        # The state behind a shared block is not kept, so nothing is taken from one.
+        prefix = NO_PREFIX if self.attention.mixers else prefix
         blocks = self._ledger.open(session, max_rows, prefix)
         kv = self._kv[session] = SessionKV(self._kv_shape, max_rows)
+        if self.attention.mixers:
+            self._recurrent[session] = SessionStates(self.attention.mixers)
         start = 0
         for rows in blocks:
             kv.copy_in(start, rows)
@@ -167,11 +173,14 @@ class TransformerEngine(DecoderEngine[KVRows]):
     def close(self, session: int) -> None:  # noqa: D102
         self._ledger.close(session)
         self._kv.pop(session, None)
+        self._recurrent.pop(session, None)
         self._states.close(session)
 
     @torch.inference_mode()
     def step(self, plan: StepPlan) -> Sequence[Logits]:  # noqa: D102
         self._ledger.check(plan)
+        for item in plan.items if self._recurrent else ():
+            self._recurrent[item.session].check(item)
         self._threads.bind()
         outputs = self._run(plan)
         self._ledger.share(plan, lambda session, start, end: self._kv[session].copy_out(start, end))
@@ -199,12 +208,14 @@ class TransformerEngine(DecoderEngine[KVRows]):
         # Kept rows have moved, and layers write new ones as they run, so the ledger moves first.
         self._ledger.apply(plan)
         layers = self._states.begin(plan)
+        recurrent = StepStates.begin(plan, self._recurrent)
         if by_kind and not segments and self.row_decoder is not None:
             logits = self.row_decoder.logits(tokens, positions, logit_rows, by_kind[0], layers)
             states = self.row_decoder.states
         else:
             attender = _StepAttention(tuple(segments), by_kind, self.attention.kind_of_layer)
-            logits, states = self._forward_with_states(attender, tokens, positions, logit_rows, layers)
+            with recurrent.running():
+                logits, states = self._forward_with_states(attender, tokens, positions, logit_rows, layers)
         self._states.take_packed(plan, states)
         return self._split(logits, plan)
 

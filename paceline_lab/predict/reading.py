@@ -85,7 +85,8 @@ class EnginePasses:
         return {NGRAM: NGRAM, **drafters}
 
     def author(self, tokenizer: Tokenizer, recipe: GenerationRecipe, prompts: tuple[TokenIds, ...]) -> Author:  # noqa: D102
-        fitting = max(1, min(recipe.batch_rows, self._target.info.max_kv_rows // recipe.max_length))
+        info = self._target.info
+        fitting = max(1, min(recipe.batch_rows, info.max_kv_rows // (recipe.max_length + info.session_rows)))
         return Writer(self._target, tokenizer, replace(recipe, batch_rows=fitting), prompts)
 
     def read(  # noqa: D102

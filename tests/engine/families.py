@@ -47,6 +47,23 @@ _LATENT = {
 }
 _EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 16}
 _ROUTED = {**_EXPERTS, "n_routed_experts": 4, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1}
+_DELTA = {
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+}
+_STATE_SPACE = {
+    "mamba_n_heads": 4,
+    "mamba_d_head": 16,
+    "mamba_d_state": 8,
+    "mamba_n_groups": 2,
+    "mamba_chunk_size": 16,
+}
+_FIRST_STATE_SPACE = {"state_size": 4, "tie_word_embeddings": False}
+_SHORT = {"layer_types": ["conv", "full_attention"]}
+_SHARED_EXPERTS = {**_EXPERTS, "num_experts": 4, "shared_expert_intermediate_size": 16}
 _SMALL_GPT = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": CONTEXT}
 
 _VISION = {
@@ -60,6 +77,9 @@ _VISION = {
 
 WINDOWS, SOFTCAP, SINKS = "windows", "soft-cap", "sinks"
 CHUNKS, LATENT, UNEVEN = "chunks", "latent attention", "layers of different shapes"
+DELTA, STATE_SPACE, SHORT = "gated delta rule", "state space", "short convolutions"
+STATES = (DELTA, STATE_SPACE, SHORT)
+"""What keeps a state."""
 
 
 @dataclass(frozen=True)
@@ -89,8 +109,8 @@ class Family:
 
 
 _NO_INTERFACE = "does not use transformers' attention interface"
+_SHARED = "layers share one attention"
 _OWN_CODE = "its attention is code of its own in transformers"
-_STATE = "recurrent state"
 
 FAMILIES = (
     Family("Llama 2, 3", "LlamaConfig"),
@@ -163,11 +183,47 @@ FAMILIES = (
     Family("Falcon", "FalconConfig", {"head_dim": None}, (), _NO_INTERFACE, _OWN_CODE),
     Family("GPT-J", "GPTJConfig", {**_SMALL_GPT, "rotary_dim": 4}),
     Family("CodeGen", "CodeGenConfig", {**_SMALL_GPT, "rotary_dim": 4}),
-    Family("Qwen 3 Next", "Qwen3NextConfig", {
-        **_EXPERTS, "num_experts": 4, "layer_types": ["linear_attention", "full_attention"],
-    }, ("linear attention",), "layers of type linear_attention", _STATE),
-    Family("Jamba", "JambaConfig", {}, ("state space",), "layers of type linear_attention", _STATE),
-    Family("Mamba", "MambaConfig", {"state_size": 4}, ("state space",), "layers of type linear_attention", _STATE),
+    Family("Qwen 3 Next", "Qwen3NextConfig", {**_DELTA, **_SHARED_EXPERTS}, (DELTA,)),
+    Family("Qwen 3.5", "Qwen3_5TextConfig", _DELTA, (DELTA,)),
+    Family("Qwen 3.5 MoE", "Qwen3_5MoeTextConfig", {**_DELTA, **_SHARED_EXPERTS}, (DELTA,)),
+    Family("OLMo Hybrid", "OlmoHybridConfig", _DELTA, (DELTA,)),
+    Family("Kimi Linear", "KimiLinearConfig", {
+        **_LATENT, **_EXPERTS, "layer_types": _DELTA["layer_types"], "linear_num_heads": 4, "linear_head_dim": 8,
+        "num_local_experts": 4, "q_lora_rank": None,
+    }, (DELTA, LATENT)),
+    Family("Nemotron-H", "NemotronHConfig", {
+        **_EXPERTS, "mamba_num_heads": 4, "mamba_head_dim": 16, "ssm_state_size": 8, "n_groups": 2, "chunk_size": 16,
+        "layers_block_type": ["mamba", "attention", "mlp", "moe"], "num_hidden_layers": 4, "n_routed_experts": 4,
+        "moe_shared_expert_intermediate_size": 16,
+    }, (STATE_SPACE,)),
+    Family("Granite 4 hybrid", "GraniteMoeHybridConfig", {
+        **_STATE_SPACE, "layer_types": ["mamba", "attention"], "num_local_experts": 4, "num_experts_per_tok": 2,
+        "shared_intermediate_size": 16,
+    }, (STATE_SPACE,)),
+    Family("Falcon-H1", "FalconH1Config", {**_STATE_SPACE, "mamba_d_ssm": 64}, (STATE_SPACE,)),
+    Family("Bamba", "BambaConfig", {**_STATE_SPACE, "attn_layer_indices": [1]}, (STATE_SPACE,)),
+    Family("Zamba 2", "Zamba2Config", {
+        "mamba_d_state": 8, "n_mamba_heads": 4, "mamba_headdim": 16, "mamba_ngroups": 2, "chunk_size": 16,
+        "num_hidden_layers": 3, "layers_block_type": ["mamba", "hybrid", "hybrid"], "use_mem_rope": True,
+    }, (STATE_SPACE,), "attends twice", _SHARED),
+    Family("Zamba", "ZambaConfig", {
+        "mamba_d_state": 4, "mamba_dt_rank": 4, "num_hidden_layers": 3,
+        "layers_block_type": ["mamba", "hybrid", "hybrid"],
+    }, (STATE_SPACE,), "attention without a layer_idx", _SHARED),
+    Family("Jamba", "JambaConfig", {
+        "attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2, "num_experts": 4,
+        "mamba_d_state": 4, "mamba_dt_rank": 4, "use_mamba_kernels": False,
+    }, (STATE_SPACE,)),
+    Family("Mamba 2", "Mamba2Config", {
+        "num_heads": 4, "head_dim": 16, "state_size": 8, "n_groups": 2, "chunk_size": 16,
+        "tie_word_embeddings": False,
+    }, (STATE_SPACE,)),
+    Family("Mamba", "MambaConfig", _FIRST_STATE_SPACE, (STATE_SPACE,)),
+    Family("Falcon Mamba", "FalconMambaConfig", _FIRST_STATE_SPACE, (STATE_SPACE,)),
+    Family("Lara Mini", "LaraMiniConfig", {}, (STATE_SPACE,)),
+    Family("LFM 2", "Lfm2Config", _SHORT, (SHORT,)),
+    Family("LFM 2 MoE", "Lfm2MoeConfig", {**_SHORT, **_EXPERTS, "num_experts": 4, "num_dense_layers": 1}, (SHORT,)),
+    Family("LFM 3", "Lfm3Config", _SHORT, (SHORT,)),
     Family("DeepSeek-V3.2", "DeepseekV32Config", {
         **_LATENT, **_ROUTED, "index_topk": 4, "index_n_heads": 2, "index_head_dim": 16,
     }, ("an index of keys",), "layers of type indexed_attention", "it chooses keys by what they hold"),
@@ -175,6 +231,7 @@ FAMILIES = (
     Family("Doge", "DogeConfig", {}, ("a mask of its own",), "mask of its own", "it masks keys by what they hold"),
 )  # fmt: skip
 
+STATEFUL = tuple(family for family in FAMILIES if {*family.asks} & {*STATES} and not family.refused)
 SERVED = tuple(family for family in FAMILIES if not family.refused)
 REFUSED = tuple(family for family in FAMILIES if family.refused)
 

@@ -20,6 +20,7 @@ from paceline.engine.cuda import packing
 from paceline.engine.cuda.static_engine import StaticEngine
 from paceline.engine.forward import ATTENTION_NAME, AttentionCall
 from paceline.engine.interface import Engine, Prefix, StepItem
+from paceline.engine.states import RowState, SessionStates, StepStates
 from paceline.engine.transformer import TransformerEngine
 from paceline.engine.weights import load_decoder
 from paceline.models.resolve import resolve
@@ -120,12 +121,12 @@ def test_greedy_text_is_that_of_generate(served: ServedFamily) -> None:
     assert greedy(served.engine) == generated(served.model)
 
 
-def sampled(plain: tiny.Plain) -> list[int]:
+def sampled(plain: tiny.Plain, spec: SessionSpec = SPEC, length: int = LENGTH) -> list[int]:
     """The text that plain forward passes draw."""
     tokens = list(PROMPT)
-    while len(tokens) < LENGTH:
+    while len(tokens) < length:
         round_ = Round(1, len(tokens) - 1, ROOT, (tokens[-1],))
-        tokens.extend(verify(plain.logits(tokens)[None], SPEC, round_).token_ids)
+        tokens.extend(verify(plain.logits(tokens)[None], spec, round_).token_ids)
     return tokens
 
 
@@ -143,18 +144,20 @@ def chain_of(text: Sequence[int], known: int) -> Proposal:
     return Proposal(1, (first, second, (third + 1) % tiny.VOCAB), (0.5,) * 3)
 
 
-def speculated(engine: Engine, text: Sequence[int], propose: Callable[[Sequence[int], int], Proposal]) -> list[int]:
+def speculated(
+    engine: Engine, text: Sequence[int], propose: Callable[[Sequence[int], int], Proposal], spec: SessionSpec = SPEC
+) -> list[int]:
     """A text in rounds, whatever is accepted kept, and the rest rolled back."""
     tokens, base = list(PROMPT), len(PROMPT) - 1
     kept: tuple[int, ...] = ()
-    engine.open(1, CONTEXT + 8)
+    engine.open(1, len(text) + 16)
     step(engine, StepItem(1, 0, PROMPT[:-1]))
-    while len(tokens) < LENGTH:
+    while len(tokens) < len(text):
         proposal = propose(text, len(tokens))
         parents = (ROOT, *(parent + 1 for parent in proposal.parents))
         rows = tuple(range(len(parents)))
         logits = step(engine, StepItem(1, base, (tokens[-1], *proposal.token_ids), parents, kept, rows))
-        drawn = verify(logits, SPEC, Round(1, base, ROOT, (tokens[-1],), proposal)).token_ids
+        drawn = verify(logits, spec, Round(1, base, ROOT, (tokens[-1],), proposal)).token_ids
         node: int | None = ROOT
         path = [base]
         while node is not None:
@@ -163,7 +166,7 @@ def speculated(engine: Engine, text: Sequence[int], propose: Callable[[Sequence[
             path += [base + 1 + node] if node is not None else []
         kept, base = tuple(path), base + len(path)
     engine.close(1)
-    return tokens[:LENGTH]
+    return tokens[: len(text)]
 
 
 def test_sampled_text_is_that_of_plain_forward_passes(served: ServedFamily) -> None:
@@ -331,7 +334,57 @@ def _without(term: str) -> Callable[[pytest.MonkeyPatch], None]:
     return mutate
 
 
+def _past_the_commit(patch: pytest.MonkeyPatch) -> None:
+    begin = SessionStates.begin
+
+    def past(states: SessionStates, item: StepItem) -> None:
+        begin(states, item)
+        states._at_base = states._behind_last or states._at_base
+
+    patch.setattr(SessionStates, "begin", past)
+
+
+def _shifted_windows(patch: pytest.MonkeyPatch) -> None:
+    copy_of = RowState.copy
+
+    def shifting(state: RowState) -> RowState:
+        other = copy_of(state)
+        other._windows = {index: window.roll(1, dims=-1) for index, window in other._windows.items()}
+        return other
+
+    patch.setattr(RowState, "copy", shifting)
+
+
+def _neighbours_state(patch: pytest.MonkeyPatch) -> None:
+    begin = StepStates.begin
+
+    def crossing(cls: Any, *arguments: Any) -> StepStates:
+        step_states = begin(*arguments)
+        sessions = [states for states, _, _ in step_states.parts]
+        bases = [states._at_base for states in sessions]
+        for states, base in zip(sessions, (*bases[1:], *bases[:1]), strict=True):
+            states._at_base = base
+        return step_states
+
+    patch.setattr(StepStates, "begin", classmethod(crossing))
+
+
+def _first_inputs(patch: pytest.MonkeyPatch) -> None:
+    """The inputs of the first rows are kept, whatever path was accepted."""
+    begin = SessionStates.begin
+
+    def first(states: SessionStates, item: StepItem) -> None:
+        states._inputs = [inputs[torch.arange(len(inputs)).clamp(max=1)] for inputs in states._inputs]
+        begin(states, item)
+
+    patch.setattr(SessionStates, "begin", first)
+
+
 MUTANTS = {
+    "states that have moved on past the commit": (_past_the_commit, "Qwen 3 Next"),
+    "convolution windows shifted by one": (_shifted_windows, "LFM 2"),
+    "a neighbour's state": (_neighbours_state, "Falcon-H1"),
+    "inputs of other rows than the accepted ones": (_first_inputs, "Mamba 2"),
     "a window longer by one": (_resized(1), "Mistral 7B v0.1"),
     "a window shorter by one": (_resized(-1), "Gemma 3"),
     "a chunk longer by one": (_resized(1), "Llama 4"),

@@ -31,6 +31,8 @@ class Grower:
 
     session: int
     random: random.Random
+    goes_back: bool = True
+    """Whether it may lose a part of its trunk; else all of it, or none."""
     trunk: int = 0
     rows: list[tuple[int, ...]] = field(default_factory=list)
 
@@ -60,7 +62,7 @@ class Grower:
     def _keep(self) -> tuple[list[int], int]:
         """Rows to keep, each with its ancestors: a path that becomes trunk, and part of what hangs from it."""
         if not self.rows or self.random.random() < 0.1:
-            shorter = self.random.randint(0, self.trunk)
+            shorter = self.random.randint(0, self.trunk) if self.goes_back else self.random.choice((0, self.trunk))
             return list(range(shorter)), shorter
         tip = self.rows[self.random.randrange(max(0, self.trunk - 1), len(self.rows))]
         path = [self.rows.index(tip[:length]) for length in range(1, len(tip) + 1)]
@@ -79,9 +81,10 @@ def _parents(paths: Sequence[tuple[int, ...]], trunk: int) -> tuple[int, ...]:
 
 
 def check_growth(engine: Engine, model: tiny.Plain | TableModel, seed: int) -> None:
+    goes_back = not engine.info.session_rows
     tolerance = TOLERANCE if isinstance(model, tiny.Plain) else 0
     source = random.Random(seed)
-    growers = [Grower(session, random.Random(source.random())) for session in (1, 2)]
+    growers = [Grower(session, random.Random(source.random()), goes_back) for session in (1, 2)]
     try:
         for grower in growers:
             engine.open(grower.session, MAX_ROWS)

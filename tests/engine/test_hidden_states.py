@@ -109,6 +109,8 @@ def engine_of(config: PreTrainedConfig, **settings: Any) -> tuple[TransformerEng
 STREAMS = "Gemma 3n"
 OTHERS = ("Mistral 7B v0.1", "Qwen 3 MoE", "DeepSeek-V3, R1, Kimi K2", STREAMS, "Llama 4")
 """In every run: windows; experts; latent attention and experts; layers that carry four streams; another base."""
+TELL_OTHERS = ("Mamba", "Mamba 2", "Falcon Mamba", "Lara Mini")
+"""Those of which transformers tells the inputs of other modules than the layers."""
 REPRODUCIBLE = {"reproducible": True, "reproducible_rows": 8}
 MODELS = [
     *(pytest.param(each(), {}, id=name) for name, each in tiny.FAMILIES.items()),
@@ -116,6 +118,7 @@ MODELS = [
     *(
         pytest.param(each.config(), {}, id=each.name, marks=() if each.name in OTHERS else pytest.mark.full)
         for each in SERVED
+        if each.name not in TELL_OTHERS
     ),
 ]
 

@@ -72,19 +72,21 @@ class FusedNorm(nn.Module):
 
     def __init__(self, norm: Any) -> None:
         super().__init__()
-        self.weight: torch.Tensor = norm.weight.detach()
-        self.epsilon: float = norm.variance_epsilon
+        is_centred = type(norm).__name__ in _CENTRED_NORMS
+        self.weight: torch.Tensor = 1 + norm.weight.detach() if is_centred else norm.weight.detach()
+        self.epsilon: float = norm.eps if is_centred else norm.variance_epsilon
         self.math: Any = math_for(self.weight)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[1, rows, width] → the same."""
-        output: torch.Tensor = self.math.rms_norm(hidden, self.weight, self.epsilon)
+        """[..., width] → the same."""
+        output: torch.Tensor = self.math.rms_norm(hidden.contiguous(), self.weight, self.epsilon)
         return output
 
 
 def is_norm(norm: nn.Module) -> bool:
     """Whether a module is the RMS norm that `FusedNorm` computes."""
-    return type(norm).__name__ in _NORMS
+    name = type(norm).__name__
+    return name in _NORMS or (name in (*_STATEFUL_NORMS, *_CENTRED_NORMS) and norm.weight.dtype == torch.float32)
 
 
 def can_fuse(layer: nn.Module) -> bool:
@@ -112,6 +114,14 @@ def can_fuse(layer: nn.Module) -> bool:
 _LAYERS = ("LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer")
 _NORMS = ("LlamaRMSNorm", "MistralRMSNorm", "Qwen2RMSNorm")
 """Classes with a known forward pass; one of another name may compute something else with the same parts."""
+_STATEFUL_FAMILIES = (
+    *("Bamba", "FalconH1", "FalconMamba", "GraniteMoeHybrid", "Jamba", "KimiLinear", "LaraMini"),
+    *("Lfm2", "Lfm2Moe", "Lfm3", "Mamba", "Mamba2", "NemotronH", "OlmoHybrid"),
+)
+_STATEFUL_NORMS = tuple(f"{family}RMSNorm" for family in _STATEFUL_FAMILIES)
+"""The same beside recurrent layers, in float32: they differ in where they round to other dtypes."""
+_CENTRED_NORMS = ("Qwen3NextRMSNorm", "Qwen3_5RMSNorm", "Qwen3_5MoeRMSNorm")
+"""Likewise, with weights around 0 instead of 1."""
 
 
 @torch.inference_mode()

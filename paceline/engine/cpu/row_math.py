@@ -25,11 +25,11 @@ _float = np.float32
 
 
 def rms_norm(rows: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
-    """RMS norm (arXiv 1910.07467) of [1, n, width]."""
+    """RMS norm (arXiv 1910.07467) of [..., width]."""
     assert rows.is_contiguous() and weight.is_contiguous()
     out = torch.empty_like(rows)
-    _, count, width = rows.shape
-    _norm_rows(rows.data_ptr(), weight.data_ptr(), out.data_ptr(), count, width, epsilon)
+    width = rows.shape[-1]
+    _norm_rows(rows.data_ptr(), weight.data_ptr(), out.data_ptr(), rows.numel() // width, width, epsilon)
     return out
 
 

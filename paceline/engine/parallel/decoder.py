@@ -94,8 +94,10 @@ def _reference(model: PreTrainedModel, facts: DecoderFacts) -> PlainReference:
 
 
 def _refuse_attention(name: str, attention: AttentionFacts, ranks: int) -> None:
-    """Refuse windows, which the check would have to narrow on every rank, and sinks, which are not split by head."""
+    """Refuse windows, which the check would have to narrow on every rank, and sinks and states: not split by head."""
     if attention.has_windows:
         raise Unsupported(f"{name}: sliding windows or chunks with {ranks} ranks: one process only")
+    if attention.mixers:
+        raise Unsupported(f"{name}: recurrent layers with {ranks} ranks: one process only")
     if SINKS in attention.terms:
         raise Unsupported(f"{name}: attention sinks with {ranks} ranks: one process only")

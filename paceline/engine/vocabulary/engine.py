@@ -28,6 +28,7 @@ from paceline.engine.vocabulary.shared import SharedVocabulary, refuse_strangers
 from paceline.engine.vocabulary.spelling import ContextNode, Contexts, Speller, Spelling
 from paceline.models.token_texts import cutter, token_texts
 from paceline.models.tokenizer import Tokenizer
+from paceline.protocol.errors import Unsupported
 from paceline.protocol.proposal import ROOT
 from paceline.runtime.config import EngineSettings
 
@@ -243,6 +244,8 @@ class TranslatedEngine(LedgerEngine[None]):
         self, inner: Engine, speller: Speller, vocabulary: SharedVocabulary, tokenizer: str, settings: EngineSettings
     ) -> None:
         """Wrap an engine; `tokenizer` is the fingerprint of the target's."""
+        if inner.info.session_rows:
+            raise Unsupported(f"{inner.info.fingerprint.model}: recurrent layers in a draft of another vocabulary")
         fingerprint = replace(inner.info.fingerprint, tokenizer=tokenizer, vocab_size=vocabulary.target_size)
         rows = max(1, math.floor(inner.info.max_kv_rows / ROWS_PER_ROW))
         super().__init__(EngineInfo(fingerprint, inner.info.max_length, rows), settings)

@@ -59,8 +59,10 @@ def deepseek_v3(layers: int) -> PreTrainedConfig:
 
 def qwen3_next(layers: int) -> PreTrainedConfig:
     experts: dict[str, Any] = {"num_experts": 4, "shared_expert_intermediate_size": 16, **_EXPERTS}
-    kinds = ["full_attention"] * layers
-    return Qwen3NextConfig(**_SHAPE, **experts, num_hidden_layers=layers, layer_types=kinds)
+    kinds = [*["linear_attention"] * (layers - 1), "full_attention"]
+    states: dict[str, Any] = {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
+    states |= {"linear_key_head_dim": 8, "linear_value_head_dim": 8}
+    return Qwen3NextConfig(**_SHAPE, **experts, **states, num_hidden_layers=layers, layer_types=kinds)
 
 
 def qwen2(layers: int) -> PreTrainedConfig:
@@ -220,7 +222,7 @@ def save_target(folder: Path, name: str) -> Path:
     target = biased(random_model(written.config(OWN_LAYERS), seed=3))
     with torch.no_grad():
         for each, weight in target.named_parameters():
-            if "o_proj" in each or "down_proj" in each:
+            if any(name in each for name in ("o_proj", "out_proj", "down_proj")):
                 weight.mul_(FAINT)
     save_with_tokenizer(target, folder)
     tensors: dict[str, torch.Tensor] = load_file(folder / "model.safetensors")
@@ -230,9 +232,11 @@ def save_target(folder: Path, name: str) -> Path:
     pair = (torch.eye(HIDDEN), FAINT * noise)
     projection = torch.cat(pair if written.embedding_first else pair[::-1], dim=1)
     parts = (torch.ones(HIDDEN), torch.ones(HIDDEN), projection, tensors["model.norm.weight"].clone())
-    own |= {f"{behind}{part}.weight": each for part, each in zip(written.names, parts, strict=True)}
-    own[f"{behind}shared_head.head.weight"] = tensors["lm_head.weight"].clone()
-    own[f"{behind}embed_tokens.weight"] = tensors["model.embed_tokens.weight"].clone()
+    fusion = _prefix(written.fusion, 0)
+    own |= {f"{fusion}{part}.weight": each for part, each in zip(written.names, parts, strict=True)}
+    if written.own_head:
+        own[f"{fusion}shared_head.head.weight"] = tensors["lm_head.weight"].clone()
+        own[f"{fusion}embed_tokens.weight"] = tensors["model.embed_tokens.weight"].clone()
     save_file(tensors | own, folder / "model.safetensors", {"format": "pt"})
     change_json(folder / "config.json", **dict.fromkeys(written.promise, 1))
     return folder

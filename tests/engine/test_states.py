@@ -1,0 +1,187 @@
+"""Recurrent layers: texts that are target-only's and transformers' own, bits, bounds, memory and refusals."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from paceline.engine.cpu.row_products import has_wide_vectors
+from paceline.engine.interface import Engine, Prefix, StepItem, StepPlan
+from paceline.engine.states import WINDOW
+from paceline.engine.weights import load_decoder
+from paceline.models.resolve import resolve
+from paceline.protocol.errors import InvalidInput, Overloaded, PrefixMismatch, Unsupported
+from paceline.protocol.proposal import Proposal
+from paceline.protocol.sampling import SamplingParams
+from paceline.protocol.session import SessionSpec
+from paceline.runtime.config import EngineSettings
+from tests.engine import tiny
+from tests.engine.families import STATEFUL, Family, named
+from tests.engine.parallel.ranks import run_ranks
+from tests.engine.parallel.test_parallel_engine import share_of
+from tests.engine.test_families import PROMPT, SPEC, ServedFamily, chain_of, sampled, speculated, tree_of
+from tests.engine.test_growth import check_growth
+from tests.engine.tiny import chain, step
+
+TOKENS, DIFFERENT = 64, 30
+LENGTH = len(PROMPT) + TOKENS
+CONTEXT = 512
+SETTINGS = EngineSettings(threads=1, kv_bytes=1 << 24, max_model_len=CONTEXT)
+IN_EVERY_RUN = ("Qwen 3 Next", "Qwen 3.5", "Nemotron-H", "Falcon-H1", "LFM 2", "Mamba 2")
+SPECS = {
+    "greedy": replace(SPEC, sampling=SamplingParams(temperature=0)),
+    "T 0.8": replace(SPEC, sampling=SamplingParams(temperature=0.8)),
+}
+
+
+def longer(family: Family) -> Family:
+    """With a context in which rows leave the window behind the base."""
+    return replace(family, changes={**family.changes, "max_position_embeddings": CONTEXT})
+
+
+def _marked(family: Family) -> object:
+    return pytest.param(family, id=family.name, marks=() if family.name in IN_EVERY_RUN else pytest.mark.full)
+
+
+def built(name: str, **settings: Any) -> Engine:
+    return tiny.build(tiny.random_model(longer(named(name)).config()), SETTINGS, **settings)
+
+
+@pytest.fixture(scope="module", params=[_marked(family) for family in STATEFUL])
+def stateful(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ServedFamily:
+    """Read back from a checkpoint that transformers wrote."""
+    model, folder = tiny.random_model(longer(request.param).config()), tmp_path_factory.mktemp("checkpoint")
+    plain = tiny.Plain(model)
+    model.save_pretrained(folder)
+    engine = tiny.transformer(load_decoder(resolve(str(folder)), SETTINGS), SETTINGS)
+    return ServedFamily(engine, model, plain)
+
+
+@pytest.fixture(scope="module")
+def mamba() -> ServedFamily:
+    model = tiny.random_model(longer(named("Mamba 2")).config())
+    plain = tiny.Plain(model)
+    return ServedFamily(tiny.transformer(model, SETTINGS), model, plain)
+
+
+def wrong(text: Sequence[int], known: int) -> Proposal:
+    """Two tokens, none of which comes."""
+    token = (text[known] + 1) % tiny.VOCAB
+    return Proposal(1, (token, token), (0.5, 0.5))
+
+
+@pytest.mark.parametrize("spec", SPECS.values(), ids=list(SPECS))
+def test_texts_are_those_of_forward_passes(stateful: ServedFamily, spec: SessionSpec) -> None:
+    text = sampled(stateful.plain, spec, LENGTH)
+    if spec.sampling.temperature:
+        assert len({*text[len(PROMPT) :]}) >= DIFFERENT
+    for propose in (tree_of, chain_of, wrong):
+        assert speculated(stateful.engine, text, propose, spec) == text
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_trees_grow_lose_branches_and_become_trunk(stateful: ServedFamily, seed: int) -> None:
+    check_growth(stateful.engine, stateful.plain, seed)
+
+
+@pytest.mark.skipif(not has_wide_vectors(), reason="products of other shapes round otherwise")
+@pytest.mark.parametrize("name", ["Qwen 3.5", "OLMo Hybrid", "Falcon-H1", "Bamba", "LFM 2", "LFM 3"])
+def test_a_verified_row_has_the_bits_of_a_decoded_one(name: str) -> None:
+    """Without experts, and with rows of whole vectors in the library's activations, as models have them."""
+    family = longer(named(name))
+    family = replace(family, changes={**family.changes, "intermediate_size": 64})
+    engine, text = (
+        tiny.build(tiny.random_model(family.config()), SETTINGS),
+        [token % 97 for token in range(3, 195, 8)],
+    )
+    engine.open(1, 64)
+    decoded = [step(engine, StepItem(1, row, (token,), logit_rows=(0,)))[0].copy() for row, token in enumerate(text)]
+    engine.close(1)
+    for ends in ((24,), (10, 13, 19, 24)):
+        engine.open(1, 64)
+        engine.open(2, 64)
+        start = 0
+        for end in ends:
+            beside = chain(2, start, [7] * (end - start))
+            logits = engine.step(StepPlan((beside, chain(1, start, [*text[start:end], 5, 6]))))[1]
+            np.testing.assert_array_equal(logits[: end - start], decoded[start:end])
+            start = end
+        engine.close(1)
+        engine.close(2)
+
+
+def test_rows_far_behind_are_settled(mamba: ServedFamily) -> None:
+    engine, plain = mamba.engine, mamba.plain
+    text = [token % tiny.VOCAB for token in range(5, WINDOW + 45, 3) for _ in range(3)][: WINDOW + 40]
+    engine.open(1, CONTEXT)
+    step(engine, chain(1, 0, text))
+    with pytest.raises(PrefixMismatch, match="trunk_length = 39: must be 0 or at least 40"):
+        step(engine, chain(1, 39, (1,)))
+    plain.assert_row(step(engine, chain(1, 40, (1, 2)))[1], [*text[:40], 1, 2])
+    plain.assert_row(step(engine, chain(1, 0, (9,)))[0], [9])
+    tree = tuple(range(WINDOW + 1))
+    with pytest.raises(InvalidInput, match=f"tree rows = {WINDOW + 1}: must be at most {WINDOW}"):
+        step(engine, StepItem(1, 1, tuple(token % 97 for token in tree), parents=(-1, *(0 for _ in tree[1:]))))
+    engine.close(1)
+
+
+def test_states_are_part_of_the_budget() -> None:
+    settings = {"kv_bytes": 1 << 20, "max_num_seqs": 64}
+    engine = built("LFM 2", **settings)
+    states, rows = engine.info.session_rows, engine.info.max_kv_rows
+    own_bytes = 2 * 32 * 3 * 4 + WINDOW * 32 * 4
+    assert states == -(-own_bytes // (2 * 2 * 8 * 4))
+    engine.open(1, rows // 2 - states)
+    engine.open(2, rows - rows // 2 - states)
+    assert engine.kv_rows == rows
+    with pytest.raises(Overloaded, match=f"{states + 1} KV rows needed, 0 free"):
+        engine.open(3, 1)
+    engine.close(1)
+    engine.close(2)
+    assert engine.kv_rows == 0
+    with pytest.raises(InvalidInput, match="the whole KV budget"):
+        engine.open(1, rows - states + 1)
+
+
+def test_prefixes_are_computed_anew(mamba: ServedFamily) -> None:
+    prefix = Prefix(tuple(range(3, 73)), 70)
+    for _ in range(2):
+        assert mamba.engine.open(1, CONTEXT, prefix) == 0
+        logits = step(mamba.engine, chain(1, 0, prefix.token_ids))
+        mamba.plain.assert_row(logits[-1], prefix.token_ids)
+        mamba.engine.close(1)
+    assert mamba.engine.cached_rows == 0
+
+
+def test_bounds_of_time_steps_hold_in_the_recurrent_form() -> None:
+    """Nemotron-H's least time step is in transformers' forward pass, and not in its single steps."""
+    model: Any = tiny.random_model(named("Nemotron-H").config())
+    mixer = model.model.layers[0].mixer
+    with torch.no_grad():
+        mixer.dt_bias.copy_(torch.tensor([-12.0, -9.0, 0.0, 1.0]))
+        mixer.A_log.fill_(6.0)
+    plain = tiny.Plain(model)
+    engine = tiny.transformer(model)
+    check_growth(engine, plain, 0)
+    mixer.in_proj._forward_hooks.clear()
+    with pytest.raises(AssertionError):
+        check_growth(engine, plain, 0)
+
+
+@pytest.mark.parametrize(
+    ("refusal", "settings"),
+    [("in reproducible mode", {"reproducible": True}), ("in steps of few shapes", {"static": True})],
+)
+def test_other_engines_refuse_states_by_name(refusal: str, settings: dict[str, Any]) -> None:
+    with pytest.raises(Unsupported, match=f"Lfm2ForCausalLM {refusal}: recurrent layers"):
+        built("LFM 2", **settings)
+
+
+def test_ranks_refuse_states_by_name() -> None:
+    with pytest.raises(Unsupported, match="recurrent layers with 1 ranks: one process only"):
+        run_ranks(1, lambda group: share_of(tiny.random_model(named("LFM 2").config()), group), lambda group: None)
