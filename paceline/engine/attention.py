@@ -168,6 +168,17 @@ def packed_attention(
     return weights.to(values.dtype) @ values
 
 
+def position_bias(
+    slopes: torch.Tensor,  # [heads]
+    positions: torch.Tensor,  # [keys]
+    kv_heads: int,
+    rows: int,
+) -> torch.Tensor:  # [1, kv_heads, groups · rows, keys], added to scores
+    """ALiBi (arXiv 2108.12409): a softmax doesn't change with a row's own position, so a key's is all that counts."""
+    bias = (slopes[:, None] * positions).view(kv_heads, -1, 1, len(positions))
+    return bias.expand(-1, -1, rows, -1).reshape(1, kv_heads, -1, len(positions))
+
+
 def _sink_scores(sinks: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
     """Each query head's sink [heads] beside the rows of that head: [n, kv_heads, groups · rows, 1]."""
     count, kv_heads, rows, _ = scores.shape

@@ -11,8 +11,8 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from paceline.engine.attention import AttentionFacts
-from paceline.engine.forward import ATTENTION_NAME
 from paceline.engine.interface import Engine, EngineInfo
+from paceline.engine.own_attention import ALIBI, attention_of
 from paceline.engine.probe import ROWWISE, probe_attention
 from paceline.engine.schedule import run_schedule, schedule_length
 from paceline.protocol.errors import Unsupported
@@ -46,14 +46,14 @@ def refuse_config(config: PreTrainedConfig) -> None:
 
 
 def refuse_states(model: str, attention: AttentionFacts, *, reproducible: bool, static: bool) -> None:
-    """Refuse by name what recurrent layers are not implemented for.
+    """Refuse by name what recurrent layers and ALiBi are not implemented for.
 
     Raises:
         Unsupported: naming the mode.
     """
     for applies, mode in ((reproducible, "in reproducible mode"), (static, "in steps of few shapes")):
-        if applies and attention.mixers:
-            raise Unsupported(f"{model} {mode}: recurrent layers")
+        if applies and (attention.mixers or ALIBI in attention.terms):
+            raise Unsupported(f"{model} {mode}: {'recurrent layers' if attention.mixers else 'ALiBi'}")
 
 
 def refuse_rope(config: Any, max_length: int) -> None:
@@ -160,9 +160,6 @@ def self_check(engine: Engine, reference: PlainReference, need: FeatureNeed = NO
 def _plain_logits(model: PreTrainedModel, text: tuple[int, ...], vocab_size: int) -> torch.Tensor:
     """The model's own logits [len(text), V], through attention code that is not ours."""
     plain = "sdpa" if getattr(model, "_supports_sdpa", False) else "eager"
-    model.set_attn_implementation(plain)
-    try:
+    with attention_of(model, plain):
         logits: torch.Tensor = model(input_ids=torch.tensor([text], device=model.device), use_cache=False).logits
-    finally:
-        model.set_attn_implementation(ATTENTION_NAME)
     return logits[0, :, :vocab_size].float().cpu()

@@ -74,6 +74,11 @@ def attending(attender: Attender) -> Iterator[None]:
         _ATTENDER.reset(token)
 
 
+def is_attending() -> bool:
+    """Whether a packed forward pass runs."""
+    return _ATTENDER.get(None) is not None
+
+
 def attend(call: AttentionCall) -> torch.Tensor:
     """Attention of one layer in the running forward pass."""
     return _ATTENDER.get().attend(call)

@@ -16,14 +16,15 @@ import torch
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from paceline.engine.attention import SINKS, SOFTCAP, AttentionFacts, Horizon, LayerKind
-from paceline.engine.forward import ATTENTION_NAME, PLACE, AttentionCall, SelfAttention, attend, packed_forward
+from paceline.engine.forward import PLACE, AttentionCall, SelfAttention, attend, packed_forward
 from paceline.engine.kv import KVShape, LayerShape
+from paceline.engine.own_attention import ALIBI, OWN_ATTENTION, attention_of, open_own_attention
 from paceline.engine.states import Mixer, noting_mixers
 from paceline.protocol.errors import Unsupported
 
 PROBE_NAME = "paceline_probe"
 """Name of a probe's attention function and masks."""
-_TERMS = (SOFTCAP, SINKS)
+_TERMS = (SOFTCAP, SINKS, ALIBI)
 _HARMLESS = re.compile(r"sliding_window|position_ids|is_causal|use_cache|output_\w+")
 """Extras that repeat what masks and positions say, or ask for more outputs."""
 _COMPARED_ROWS = 32
@@ -110,10 +111,17 @@ def _terms(name: str, call: AttentionCall) -> set[str]:
 
 
 def _rule(name: str, call: AttentionCall) -> Rule:
+    if name in OWN_ATTENTION:
+        return _causal
     mask = call.extras["mask"]
     if not isinstance(mask, _MaskTensor):
         raise Unsupported(f"{name}: attention with a mask of its own, or none")
     return mask.rule
+
+
+def _causal(batch: Any, head: Any, row: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    """The rule of attention that is code of its own."""
+    return key <= row
 
 
 def _shape(name: str, call: AttentionCall) -> LayerShape:
@@ -131,13 +139,11 @@ def probe_attention(model: PreTrainedModel, max_length: int) -> AttentionFacts:
         Unsupported: naming the module and what it asks of attention.
     """
     probe, config = _AttentionProbe(), model.config.get_text_config()
-    model.set_attn_implementation(PROBE_NAME)
-    if config._attn_implementation != PROBE_NAME:
-        raise Unsupported(f"{type(model).__name__}: does not use transformers' attention interface")
-    try:
+    open_own_attention(model)
+    with attention_of(model, PROBE_NAME) as is_set:
+        if not is_set:
+            raise Unsupported(f"{type(model).__name__}: does not use transformers' attention interface")
         packed_forward(model, probe, [0], [0], [0])
-    finally:
-        model.set_attn_implementation(ATTENTION_NAME)
     mixers = _mixers(model, probe)
     for place, layer in enumerate(sorted(probe.modules)):
         setattr(probe.modules[layer], PLACE, place)

@@ -291,8 +291,8 @@ def _bound_time_steps(module: Any) -> None:
 def _replace(module: nn.Module, compute: Callable[[torch.Tensor], Any]) -> None:
     """Have a module compute its output from its first argument alone."""
 
-    def forward(*arguments: Any, **named: Any) -> Any:
-        return compute(arguments[0] if arguments else named["hidden_states"])
+    def forward(*arguments: Any, **others: Any) -> Any:
+        return compute(arguments[0] if arguments else others["hidden_states"])
 
     module.forward = forward
 

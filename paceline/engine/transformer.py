@@ -15,7 +15,7 @@ import torch
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from paceline.engine.attention import AttentionFacts, View, packed_attention, view_of
+from paceline.engine.attention import AttentionFacts, View, packed_attention, position_bias, view_of
 from paceline.engine.blocks import BlockStore, Rows
 from paceline.engine.cpu.row_attention import DTYPE as ROW_DTYPE
 from paceline.engine.cpu.row_attention import EVERY_KEY, FEW_KEYS, RowAttention, is_few
@@ -24,7 +24,8 @@ from paceline.engine.forward import Attender, AttentionCall, packed_forward
 from paceline.engine.hidden_states import KeptStates, States, capture_states
 from paceline.engine.interface import NO_PREFIX, EngineInfo, Logits, Prefix, StepItem, StepPlan
 from paceline.engine.kv import KVRows, KVShape, SessionKV
-from paceline.engine.ledger import LedgerEngine, depths
+from paceline.engine.ledger import LedgerEngine, depths, key_positions
+from paceline.engine.own_attention import ALIBI
 from paceline.engine.states import SessionStates, StepStates
 from paceline.protocol.features import FeatureNeed
 from paceline.runtime.config import EngineSettings
@@ -43,6 +44,7 @@ class _Segment:
     base: int
     views: tuple[View, ...]
     """The keys that the rows see, by kind of layer."""
+    positions: torch.Tensor  # [total] of the keys
 
     @property
     def total(self) -> int:
@@ -88,7 +90,11 @@ def _attend_segment(
         )
     # The heads that share keys become rows of one head: a quarter faster than enable_gqa, same numbers.
     packed_query = own.reshape(1, kv_heads, heads // kv_heads * count, width)
-    attention = packed_attention(call, packed_query, keys, values, view.mask)
+    mask = view.mask
+    if ALIBI in call.extras:
+        bias = position_bias(call.extras[ALIBI], segment.positions[view.first :], kv_heads, count)
+        mask = bias if mask is None else mask + bias
+    attention = packed_attention(call, packed_query, keys, values, mask)
     return attention.reshape(1, heads, count, values.shape[3])
 
 
@@ -240,7 +246,8 @@ class TransformerEngine(DecoderEngine[KVRows]):
     def _segment(self, item: StepItem, kv: SessionKV, low: int) -> _Segment:
         causal = not self.attention.terms
         views = tuple(view_of(item, kind, self._kv_shape, causal=causal) for kind in self.attention.kinds)
-        return _Segment(kv, low, low + len(item.token_ids), item.base_length, views)
+        positions = torch.from_numpy(key_positions(item)).to(self._kv_shape.device)
+        return _Segment(kv, low, low + len(item.token_ids), item.base_length, views, positions)
 
     def _on_host(self, logits: torch.Tensor) -> Logits:
         """[rows, tensor width] → [rows, V]."""

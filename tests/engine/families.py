@@ -77,6 +77,7 @@ _VISION = {
 
 WINDOWS, SOFTCAP, SINKS = "windows", "soft-cap", "sinks"
 CHUNKS, LATENT, UNEVEN = "chunks", "latent attention", "layers of different shapes"
+ALIBI = "ALiBi"
 DELTA, STATE_SPACE, SHORT = "gated delta rule", "state space", "short convolutions"
 STATES = (DELTA, STATE_SPACE, SHORT)
 """What keeps a state."""
@@ -108,9 +109,8 @@ class Family:
         return holder(text_config=text.to_dict(), vision_config=_VISION)
 
 
-_NO_INTERFACE = "does not use transformers' attention interface"
+_TWICE = "transformers' attentions differ in it"
 _SHARED = "layers share one attention"
-_OWN_CODE = "its attention is code of its own in transformers"
 
 FAMILIES = (
     Family("Llama 2, 3", "LlamaConfig"),
@@ -178,9 +178,13 @@ FAMILIES = (
     Family("GPT-2", "GPT2Config", _SMALL_GPT),
     Family("GPT-NeoX, Pythia", "GPTNeoXConfig"),
     Family("OPT", "OPTConfig", {"ffn_dim": 48, "word_embed_proj_dim": 32}),
-    Family("Bloom", "BloomConfig", {"n_layer": 2, "n_head": 4}, ("ALiBi",), _NO_INTERFACE, _OWN_CODE),
-    Family("MPT", "MptConfig", {"d_model": 32, "n_heads": 4, "n_layers": 2}, ("ALiBi",), _NO_INTERFACE, _OWN_CODE),
-    Family("Falcon", "FalconConfig", {"head_dim": None}, (), _NO_INTERFACE, _OWN_CODE),
+    Family("Bloom", "BloomConfig", {"n_layer": 2, "n_head": 4}, (ALIBI,), core=True),
+    Family("MPT", "MptConfig", {"d_model": 32, "n_heads": 4, "n_layers": 2}, (ALIBI,)),
+    Family("Falcon", "FalconConfig", {"head_dim": None}),
+    Family("Falcon 40B, 180B", "FalconConfig", {
+        "head_dim": None, "new_decoder_architecture": True, "num_kv_heads": 2,
+    }),
+    Family("Falcon RW", "FalconConfig", {"head_dim": None, "alibi": True}, (ALIBI,), "alibi = true", _TWICE),
     Family("GPT-J", "GPTJConfig", {**_SMALL_GPT, "rotary_dim": 4}),
     Family("CodeGen", "CodeGenConfig", {**_SMALL_GPT, "rotary_dim": 4}),
     Family("Qwen 3 Next", "Qwen3NextConfig", {**_DELTA, **_SHARED_EXPERTS}, (DELTA,)),

@@ -64,7 +64,7 @@ def run(engine: Engines, need: FeatureNeed | None) -> tuple[list[Logits], list[F
 def inner_of(model: Any) -> tuple[Any, Any]:
     """The module that has the layers, and those, as families call them."""
     for inner in model.modules():
-        for name in ("layers", "h"):
+        for name in ("layers", "h", "blocks"):
             stack = getattr(inner, name, None)
             if (
                 isinstance(stack, torch.nn.ModuleList)

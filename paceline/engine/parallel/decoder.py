@@ -16,6 +16,7 @@ from paceline.engine.cpu.linear import can_pack, pack_linears
 from paceline.engine.decoder import DecoderFacts, examine
 from paceline.engine.fingerprint import weights_digest
 from paceline.engine.memory import plan_memory
+from paceline.engine.own_attention import ALIBI
 from paceline.engine.parallel.draws import vocabulary_shares
 from paceline.engine.parallel.group import RankGroup
 from paceline.engine.parallel.sharding import check_degree, shard_model, shard_shape
@@ -94,10 +95,11 @@ def _reference(model: PreTrainedModel, facts: DecoderFacts) -> PlainReference:
 
 
 def _refuse_attention(name: str, attention: AttentionFacts, ranks: int) -> None:
-    """Refuse windows, which the check would have to narrow on every rank, and sinks and states: not split by head."""
+    """Refuse windows, which the check would have to narrow on every rank, and what is not split by head."""
     if attention.has_windows:
         raise Unsupported(f"{name}: sliding windows or chunks with {ranks} ranks: one process only")
     if attention.mixers:
         raise Unsupported(f"{name}: recurrent layers with {ranks} ranks: one process only")
-    if SINKS in attention.terms:
-        raise Unsupported(f"{name}: attention sinks with {ranks} ranks: one process only")
+    for term, words in ((SINKS, "attention sinks"), (ALIBI, "ALiBi")):
+        if term in attention.terms:
+            raise Unsupported(f"{name}: {words} with {ranks} ranks: one process only")
