@@ -86,7 +86,7 @@ class DraftTree:
         self._session = session
         self._max_rows = max_rows
         self._prefix_length = len(prefix)
-        self._trunk = 0
+        self._trunk = self._stepped_trunk = 0  # the second is that of the last step, before its rows
         self._committed_nodes: list[Node] = []
         self._tree_nodes: list[Node] = []
         self.reads_features, self._whole_trunk = reads_features, whole_trunk
@@ -143,7 +143,7 @@ class DraftTree:
     def forget(self) -> None:
         """Drop everything after the committed tokens, and the distribution of the last of them."""
         rows = min(len(self.committed) - self.lag, len(self.committed) - 1)
-        self._roll_back(0 if self._whole_trunk and rows < self._trunk else rows)
+        self._roll_back(0 if self._whole_trunk and rows < self._stepped_trunk else rows)
 
     def note_features(self, positions: int) -> None:
         """Note that the features of the first `positions` positions have come, or are lost for good."""
@@ -162,7 +162,7 @@ class DraftTree:
     def _roll_back(self, rows: int) -> None:
         """Drop all rows but those of the first `rows` committed tokens."""
         del self._committed_nodes[max(rows - self._trunk, 0) :]
-        self._trunk = min(self._trunk, rows)
+        self._trunk, self._stepped_trunk = min(self._trunk, rows), min(self._stepped_trunk, rows)
         self._final_rows = min(self._final_rows, rows)
         self._tree_nodes = []
         self.root = Node(self.committed[-1], len(self.committed) - 1)
@@ -188,6 +188,7 @@ class DraftTree:
             logit_rows=tuple(range(lag_rows - reaches_root - read, lag_rows + len(nodes))),
             trunk_length=trunk,
         )
+        self._stepped_trunk = trunk
         self._place(trunk + lag_rows, nodes)
         return item
 

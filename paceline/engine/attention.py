@@ -19,7 +19,7 @@ from paceline.engine.forward import AttentionCall
 from paceline.engine.interface import StepItem
 from paceline.engine.kv import KVShape
 from paceline.engine.ledger import key_positions
-from paceline.engine.states import Mixer, state_bytes
+from paceline.engine.mixers import Mixer, state_bytes
 from paceline.sampling.tree import ancestor_mask
 
 SOFTCAP = "softcap"

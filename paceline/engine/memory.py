@@ -13,7 +13,7 @@ from paceline.engine.attention import PRODUCT_COPIES, AttentionFacts
 from paceline.engine.cuda.device import share_left
 from paceline.engine.cuda.footprint import static_bytes
 from paceline.engine.interface import prompt_logit_rows
-from paceline.engine.states import WINDOW
+from paceline.engine.mixers import WINDOW
 from paceline.models.gguf_header import read_header
 from paceline.protocol.errors import InvalidInput, require
 from paceline.protocol.features import FeatureOffer

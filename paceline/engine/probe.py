@@ -18,8 +18,8 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from paceline.engine.attention import SINKS, SOFTCAP, AttentionFacts, Horizon, LayerKind
 from paceline.engine.forward import PLACE, AttentionCall, SelfAttention, attend, packed_forward
 from paceline.engine.kv import KVShape, LayerShape
+from paceline.engine.mixers import Mixer, noting_mixers
 from paceline.engine.own_attention import ALIBI, OWN_ATTENTION, attention_of, open_own_attention
-from paceline.engine.states import Mixer, noting_mixers
 from paceline.protocol.errors import Unsupported
 
 PROBE_NAME = "paceline_probe"

@@ -13,106 +13,65 @@ The layers are transformers' own modules. They are handed a cache that holds one
 
 from __future__ import annotations
 
-import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
-from transformers.cache_utils import Cache, DummyLayer, LinearAttentionLayer
 
+from paceline.engine.cpu.row_products import PanelLinear
 from paceline.engine.interface import StepItem, StepPlan
-from paceline.protocol.errors import InvalidInput, PrefixMismatch, Unsupported
-from paceline.protocol.proposal import MAX_PROPOSAL_NODES, ROOT
-
-WINDOW = 4 * MAX_PROPOSAL_NODES
-"""Rows behind the base, at most: the largest tree of a draft and what one step adds to it."""
-_MOST_STATES = 4
-"""States of a kind in one layer, at most: queries, keys and values have a convolution each in some."""
+from paceline.engine.mixers import WINDOW, Mixer, RowState, replace_forward
+from paceline.protocol.errors import InvalidInput, PrefixMismatch
+from paceline.protocol.proposal import ROOT
 
 
-class RowState:
-    """A layer's state behind one row, as transformers' layers read and write it: a cache of one row of one layer."""
+class MixerRows:
+    """Some rows of one layer: what products of them round alike are computed for all at once.
 
-    def __init__(self, windows: Mapping[int, torch.Tensor], memories: Mapping[int, torch.Tensor]) -> None:
-        self._windows, self._memories = dict(windows), dict(memories)
+    Those are the layer's linear layers in panels that read its input or write its output.
+    """
 
-    @property
-    def tensors(self) -> tuple[torch.Tensor, ...]:
-        """Everything that it holds."""
-        return (*self._windows.values(), *self._memories.values())
+    def __init__(self, mixer: Mixer, rows: torch.Tensor, first: int = 0) -> None:
+        """Begin with rows [n, width], of which those before `first` are seldom needed."""
+        self._mixer, self._rows, self._first = mixer, rows, first
+        panels = {name: mixer.module.get_submodule(name) for name in (*mixer.reading, mixer.writing) if name}
+        panels = {name: linear for name, linear in panels.items() if isinstance(linear, PanelLinear)}
+        self._products = {name: panels[name](rows[None, first:]) for name in mixer.reading if name in panels}
+        self._linears, self._writer = panels, panels.get(mixer.writing)
 
-    def copy(self) -> RowState:
-        """One that changes by itself."""
-        return RowState(
-            {index: window.clone() for index, window in self._windows.items()},
-            {index: memory.clone() for index, memory in self._memories.items()},
-        )
+    def step(self, state: RowState, row: int) -> torch.Tensor:
+        """As `Mixer.step`, of one of the rows; but for its last product, where that is left to `outputs`."""
+        place = row - self._first
+        if place < 0:
+            return self._mixer.step(state, self._rows[row])
+        for name, products in self._products.items():
+            self._linears[name].forward = partial(_same, products[:, place : place + 1])
+        if self._writer is not None:
+            self._writer.forward = _unchanged
+        try:
+            return self._mixer.step(state, self._rows[row])
+        finally:
+            for linear in self._linears.values():
+                linear.__dict__.pop("forward", None)
 
-    def is_recording_past(self, layer_idx: int) -> bool:
-        """As transformers' caches: no, it is one row's."""
-        return False
-
-    def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
-        """As transformers' caches: yes. Before the first row a state is zero."""
-        return True
-
-    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor:
-        """The latest inputs of a convolution [1, channels, kernel], to be moved on in place."""
-        return self._windows[state_idx]
-
-    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor:
-        """What a layer remembers [1, heads, …], to be moved on in place."""
-        return self._memories[state_idx]
-
-    def update_conv_state(
-        self, conv_states: torch.Tensor, layer_idx: int, state_idx: int = 0, **_: Any
-    ) -> torch.Tensor:
-        """Take in new inputs; returns all that a convolution over them reads."""
-        window = self._windows[state_idx]
-        inputs = torch.cat((window, conv_states), dim=-1)
-        window.copy_(inputs[..., -window.shape[-1] :])
-        return inputs
-
-    def update_recurrent_state(
-        self, recurrent_states: torch.Tensor, layer_idx: int, state_idx: int = 0, **_: Any
-    ) -> torch.Tensor:
-        """Take over a new state, which may be the old one, moved on in place."""
-        return self._memories[state_idx].copy_(recurrent_states)
+    def outputs(self, rows: Sequence[torch.Tensor]) -> torch.Tensor:
+        """What the layer yields for rows that `step` has returned: [rows, width]."""
+        hidden = torch.stack([*rows])
+        return hidden if self._writer is None else self._writer(hidden[None])[0]
 
 
-@dataclass(frozen=True, eq=False)
-class Mixer:
-    """A recurrent layer: transformers' own module, its state before the first row, and the width of its input."""
-
-    module: nn.Module
-    layer: int
-    forward: Callable[..., Any]
-    """The module's own, whatever has taken its place."""
-    empty: RowState
-    width: int
-
-    @cached_property
-    def state_bytes(self) -> int:
-        """Bytes of one state."""
-        return sum(tensor.nbytes for tensor in self.empty.tensors)
-
-    def step(self, state: RowState, row: torch.Tensor) -> torch.Tensor:
-        """The output [width] of a row [width], by the recurrent form; its state is moved on in place."""
-        output = self.forward(row[None, None], cache=state)
-        hidden: torch.Tensor = output[0] if isinstance(output, tuple) else output
-        return hidden[0, 0]
+def _same(output: torch.Tensor, _hidden: torch.Tensor) -> torch.Tensor:
+    return output
 
 
-def state_bytes(mixers: Sequence[Mixer], itemsize: int) -> int:
-    """Bytes of one session: each layer's state at the base and behind the last row, and its inputs in between."""
-    return sum(2 * mixer.state_bytes + WINDOW * mixer.width * itemsize for mixer in mixers)
+def _unchanged(hidden: torch.Tensor) -> torch.Tensor:
+    return hidden
 
 
 class SessionStates:
@@ -164,8 +123,9 @@ class SessionStates:
             self._at_base, last = self._behind_last, None
         else:
             for mixer, state, inputs in zip(self._mixers, self._at_base, self._inputs, strict=False):
-                for row in inputs[:moves]:
-                    mixer.step(state, row)
+                rows_again = MixerRows(mixer, inputs[:moves])
+                for row in range(moves):
+                    rows_again.step(state, row)
         self._inputs = [inputs[moves:] for inputs in self._inputs]
         self.base = item.trunk
         self._last_row = None if last is None else last + item.trunk - moves
@@ -181,18 +141,18 @@ class SessionStates:
             states[self._last_row - self.base] = self._behind_last[layer]
         heirs = {item.parent_of(row): row for row in range(item.kept_tree, item.tree_rows)}
         next_base = self._beyond_window - 1
-        outputs = []
+        rows, outputs = MixerRows(mixer, inputs, item.kept_tree), []
         for row in range(item.kept_tree, item.tree_rows):
             parent = item.parent_of(row)
-            self._reach(parent, states, mixer, inputs)
+            self._reach(parent, states, rows)
             is_heir = heirs[parent] == row and parent not in (ROOT, next_base)
             state = states[row] = states.pop(parent) if is_heir else states[parent].copy()
-            outputs.append(mixer.step(state, inputs[row]))
+            outputs.append(rows.step(state, row))
         self._next_last.append(states[item.tree_rows - 1])
         if next_base >= 0:
-            self._reach(next_base, states, mixer, inputs)
+            self._reach(next_base, states, rows)
             self._next_base.append(states[next_base])
-        return torch.stack(outputs)
+        return rows.outputs(outputs)
 
     def end(self) -> None:
         """Settle what has been computed."""
@@ -208,7 +168,7 @@ class SessionStates:
         """Rows behind the base that are too many to be rolled back: the first ones of a long chain."""
         return max(0, self._item.tree_rows - WINDOW)
 
-    def _reach(self, row: int, states: dict[int, RowState], mixer: Mixer, inputs: torch.Tensor) -> None:
+    def _reach(self, row: int, states: dict[int, RowState], rows: MixerRows) -> None:
         """Have the state behind a row of the tree, by repeating the kept rows on the way."""
         path = []
         while row not in states:
@@ -216,7 +176,7 @@ class SessionStates:
             row = self._item.parent_of(row)
         for each in reversed(path):
             state = states[each] = states[row].copy()
-            mixer.step(state, inputs[each])
+            rows.step(state, each)
             row = each
 
 
@@ -262,7 +222,7 @@ def serve_mixers(mixers: Sequence[Mixer]) -> None:
     """Have a model's recurrent layers compute the rows of the running step."""
     for layer, mixer in enumerate(mixers):
         _bound_time_steps(mixer.module)
-        _replace(mixer.module, partial(_advance, layer))
+        replace_forward(mixer.module, partial(_advance, layer))
 
 
 def _advance(layer: int, hidden: torch.Tensor) -> torch.Tensor:
@@ -286,57 +246,3 @@ def _bound_time_steps(module: Any) -> None:
         return output
 
     module.in_proj.register_forward_hook(bound)
-
-
-def _replace(module: nn.Module, compute: Callable[[torch.Tensor], Any]) -> None:
-    """Have a module compute its output from its first argument alone."""
-
-    def forward(*arguments: Any, **others: Any) -> Any:
-        return compute(arguments[0] if arguments else others["hidden_states"])
-
-    module.forward = forward
-
-
-@contextmanager
-def noting_mixers(model: PreTrainedModel, others: Callable[[nn.Module], bool]) -> Iterator[list[Mixer]]:
-    """Note the recurrent layers that run within: modules that take a cache and read or write states in it.
-
-    `others`: which modules are known to be something else.
-    """
-    mixers: list[Mixer] = []
-    modules = [module for module in model.modules() if _takes_cache(module) and not others(module)]
-    for module in modules:
-        if any(_takes_cache(each) for each in module.modules() if each is not module):
-            continue
-        _replace(module, partial(_note, module, mixers))
-    try:
-        yield mixers
-    finally:
-        for module in modules:
-            module.__dict__.pop("forward", None)
-
-
-def _takes_cache(module: nn.Module) -> bool:
-    is_layer = isinstance(getattr(module, "layer_idx", None), int)
-    return is_layer and "cache" in inspect.signature(type(module).forward).parameters
-
-
-def _note(module: Any, mixers: list[Mixer], hidden: torch.Tensor) -> Any:
-    """Run a module on one row, in a cache of transformers, and once more from there in its recurrent form."""
-    forward = type(module).forward.__get__(module)
-    layer = LinearAttentionLayer(number_of_states=_MOST_STATES)
-    cache = Cache(layers=[*(DummyLayer() for _ in range(module.layer_idx)), layer])
-    try:
-        output = forward(hidden, cache=cache)
-        empty = RowState(*(_zeros(tensors) for tensors in (layer.conv_states, layer.recurrent_states)))
-        mixer = Mixer(module, module.layer_idx, forward, empty, hidden.shape[-1])
-        mixer.step(empty.copy(), hidden[0, 0])
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise Unsupported(f"{type(module).__name__}: keeps a state in a way of its own ({error})") from error
-    if empty.tensors:
-        mixers.append(mixer)
-    return output
-
-
-def _zeros(states: Mapping[int, torch.Tensor | None]) -> dict[int, torch.Tensor]:
-    return {index: torch.zeros_like(state) for index, state in states.items() if state is not None}

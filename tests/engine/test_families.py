@@ -20,7 +20,8 @@ from paceline.engine.cuda import packing
 from paceline.engine.cuda.static_engine import StaticEngine
 from paceline.engine.forward import ATTENTION_NAME, AttentionCall
 from paceline.engine.interface import Engine, Prefix, StepItem
-from paceline.engine.states import RowState, SessionStates, StepStates
+from paceline.engine.mixers import RowState
+from paceline.engine.states import SessionStates, StepStates
 from paceline.engine.transformer import TransformerEngine
 from paceline.engine.weights import load_decoder
 from paceline.models.resolve import resolve

@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 import torch
 
+from draft_service.drafters.tree import DraftTree
 from paceline.engine.cpu.row_products import has_wide_vectors
 from paceline.engine.interface import Engine, Prefix, StepItem, StepPlan
-from paceline.engine.states import WINDOW
+from paceline.engine.mixers import WINDOW
+from paceline.engine.vocabulary.engine import TranslatedEngine
 from paceline.engine.weights import load_decoder
 from paceline.models.resolve import resolve
 from paceline.protocol.errors import InvalidInput, Overloaded, PrefixMismatch, Unsupported
@@ -185,3 +187,23 @@ def test_other_engines_refuse_states_by_name(refusal: str, settings: dict[str, A
 def test_ranks_refuse_states_by_name() -> None:
     with pytest.raises(Unsupported, match="recurrent layers with 1 ranks: one process only"):
         run_ranks(1, lambda group: share_of(tiny.random_model(named("LFM 2").config()), group), lambda group: None)
+
+
+def test_drafts_of_another_vocabulary_refuse_states_by_name() -> None:
+    nothing: Any = None
+    with pytest.raises(Unsupported, match="tiny: recurrent layers in a draft of another vocabulary"):
+        TranslatedEngine(built("LFM 2"), nothing, nothing, "", SETTINGS)
+
+
+def test_a_draft_goes_back_as_far_as_its_states_do() -> None:
+    """One row, while no step has begun behind it; else all of them."""
+    tree = DraftTree(1, range(3, 13), 64, whole_trunk=True)
+    engine = built("LFM 2")
+    engine.open(1, 64)
+    for rows, nodes, lag in ((10, [], 1), (1, [5], 10), (10, [], 1)):
+        step(engine, tree.item(rows, ()))
+        if nodes:
+            step(engine, tree.item(0, [tree.root.child(token) for token in nodes]))
+        tree.forget()
+        assert tree.lag == lag
+    step(engine, tree.item(1, ()))

@@ -1,0 +1,181 @@
+"""Recurrent layers of a decoder: transformers' own modules, told by what they do, and the state of one row in one."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.cache_utils import Cache, DummyLayer, LinearAttentionLayer
+
+from paceline.protocol.errors import Unsupported
+from paceline.protocol.proposal import MAX_PROPOSAL_NODES
+
+WINDOW = 4 * MAX_PROPOSAL_NODES
+"""Rows behind a session's base, at most: the largest tree of a draft and what one step adds to it."""
+_MOST_STATES = 4
+"""States of a kind in one layer, at most: queries, keys and values have a convolution each in some."""
+
+
+class RowState:
+    """A layer's state behind one row, as transformers' layers read and write it: a cache of one row of one layer."""
+
+    def __init__(self, windows: Mapping[int, torch.Tensor], memories: Mapping[int, torch.Tensor]) -> None:
+        self._windows, self._memories = dict(windows), dict(memories)
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """Everything that it holds."""
+        return (*self._windows.values(), *self._memories.values())
+
+    def copy(self) -> RowState:
+        """One that changes by itself."""
+        return RowState(
+            {index: window.clone() for index, window in self._windows.items()},
+            {index: memory.clone() for index, memory in self._memories.items()},
+        )
+
+    def is_recording_past(self, layer_idx: int) -> bool:
+        """As transformers' caches: no, it is one row's."""
+        return False
+
+    def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
+        """As transformers' caches: yes. Before the first row a state is zero."""
+        return True
+
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor:
+        """The latest inputs of a convolution [1, channels, kernel], to be moved on in place."""
+        return self._windows[state_idx]
+
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor:
+        """What a layer remembers [1, heads, …], to be moved on in place."""
+        return self._memories[state_idx]
+
+    def update_conv_state(
+        self, conv_states: torch.Tensor, layer_idx: int, state_idx: int = 0, **_: Any
+    ) -> torch.Tensor:
+        """Take in new inputs; returns all that a convolution over them reads."""
+        window = self._windows[state_idx]
+        inputs = torch.cat((window, conv_states), dim=-1)
+        window.copy_(inputs[..., -window.shape[-1] :])
+        return inputs
+
+    def update_recurrent_state(
+        self, recurrent_states: torch.Tensor, layer_idx: int, state_idx: int = 0, **_: Any
+    ) -> torch.Tensor:
+        """Take over a new state, which may be the old one, moved on in place."""
+        return self._memories[state_idx].copy_(recurrent_states)
+
+
+@dataclass(frozen=True, eq=False)
+class Mixer:
+    """A recurrent layer: transformers' own module, its state before the first row, and the width of its input."""
+
+    module: nn.Module
+    layer: int
+    forward: Callable[..., Any]
+    """The module's own, whatever has taken its place."""
+    empty: RowState
+    width: int
+    reading: tuple[str, ...] = ()
+    """Its linear layers that read its input."""
+    writing: str = ""
+    """The one whose output is its own; empty: none."""
+
+    @cached_property
+    def state_bytes(self) -> int:
+        """Bytes of one state."""
+        return sum(tensor.nbytes for tensor in self.empty.tensors)
+
+    def step(self, state: RowState, row: torch.Tensor) -> torch.Tensor:
+        """The output [width] of a row [width], by the recurrent form; its state is moved on in place."""
+        output = self.forward(row[None, None], cache=state)
+        hidden: torch.Tensor = output[0] if isinstance(output, tuple) else output
+        return hidden[0, 0]
+
+
+def state_bytes(mixers: Sequence[Mixer], itemsize: int) -> int:
+    """Bytes of one session: each layer's state at the base and behind the last row, and its inputs in between."""
+    return sum(2 * mixer.state_bytes + WINDOW * mixer.width * itemsize for mixer in mixers)
+
+
+def replace_forward(module: nn.Module, compute: Callable[[torch.Tensor], Any]) -> None:
+    """Have a module compute its output from its first argument alone."""
+
+    def forward(*arguments: Any, **others: Any) -> Any:
+        return compute(arguments[0] if arguments else others["hidden_states"])
+
+    module.forward = forward
+
+
+@contextmanager
+def noting_mixers(model: PreTrainedModel, others: Callable[[nn.Module], bool]) -> Iterator[list[Mixer]]:
+    """Note the recurrent layers that run within: modules that take a cache and read or write states in it.
+
+    `others`: which modules are known to be something else.
+    """
+    mixers: list[Mixer] = []
+    modules = [module for module in model.modules() if _takes_cache(module) and not others(module)]
+    for module in modules:
+        if any(_takes_cache(each) for each in module.modules() if each is not module):
+            continue
+        replace_forward(module, partial(_note, module, mixers))
+    try:
+        yield mixers
+    finally:
+        for module in modules:
+            module.__dict__.pop("forward", None)
+
+
+def _takes_cache(module: nn.Module) -> bool:
+    is_layer = isinstance(getattr(module, "layer_idx", None), int)
+    return is_layer and "cache" in inspect.signature(type(module).forward).parameters
+
+
+def _note(module: Any, mixers: list[Mixer], hidden: torch.Tensor) -> Any:
+    """Run a module on one row, in a cache of transformers, and once more from there in its recurrent form."""
+    forward = type(module).forward.__get__(module)
+    layer = LinearAttentionLayer(number_of_states=_MOST_STATES)
+    cache = Cache(layers=[*(DummyLayer() for _ in range(module.layer_idx)), layer])
+    try:
+        output = forward(hidden, cache=cache)
+        empty = RowState(*(_zeros(tensors) for tensors in (layer.conv_states, layer.recurrent_states)))
+        mixer = Mixer(module, module.layer_idx, forward, empty, hidden.shape[-1])
+        mixer = replace(mixer, **_products_at_the_ends(mixer, hidden[:, :1]))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise Unsupported(f"{type(module).__name__}: keeps a state in a way of its own ({error})") from error
+    if empty.tensors:
+        mixers.append(mixer)
+    return output
+
+
+def _products_at_the_ends(mixer: Mixer, row: torch.Tensor) -> dict[str, Any]:
+    """A layer's linear layers that read its input, once each, and the one that writes its output, by a row's step."""
+    reading: list[str] = []
+    outputs: dict[str, torch.Tensor] = {}
+
+    def note(name: str, _module: nn.Module, inputs: tuple[torch.Tensor], output: torch.Tensor) -> None:
+        outputs[name] = output
+        if inputs[0].data_ptr() == row.data_ptr() and inputs[0].shape == row.shape:
+            reading.append(name)
+
+    linears = {name: each for name, each in mixer.module.named_modules() if isinstance(each, nn.Linear)}
+    hooks = [linear.register_forward_hook(partial(note, name)) for name, linear in linears.items()]
+    try:
+        written = mixer.step(mixer.empty.copy(), row[0, 0])
+    finally:
+        for hook in hooks:
+            hook.remove()
+    writing = [name for name, output in outputs.items() if output.data_ptr() == written.data_ptr()]
+    once = tuple(name for name in reading if reading.count(name) == 1)
+    return {"reading": once, "writing": writing[0] if len(writing) == 1 and writing[0] not in once else ""}
+
+
+def _zeros(states: Mapping[int, torch.Tensor | None]) -> dict[int, torch.Tensor]:
+    return {index: torch.zeros_like(state) for index, state in states.items() if state is not None}
