@@ -85,7 +85,6 @@ class ServiceProcess:
     Attributes:
         keeps_log: whether the user can read the folder after a failure.
         label: name of its files; the kind of service by default.
-        niceness: of its threads, as `nice` counts; 0: that of this process.
     """
 
     name: ProcessName
@@ -94,7 +93,6 @@ class ServiceProcess:
     environment: Mapping[str, str] = field(default_factory=inherited_environment)
     keeps_log: bool = True
     label: str = ""
-    niceness: int = 0
     _log_start: int = field(default=0, init=False)
     _child: subprocess.Popen[bytes] | None = field(default=None, init=False)
     _started_at: float = field(default=0.0, init=False)
@@ -157,8 +155,6 @@ class ServiceProcess:
                 env=dict(self.environment) | thread_environment(self.threads),
                 process_group=0,
             )
-        if self.niceness:
-            os.setpriority(os.PRIO_PROCESS, self.pid, self.niceness)  # its threads will have it, too
 
     def wait(self, timeout_s: float) -> int | None:
         """Wait for the child's end for at most `timeout_s`; returns its exit code, None if it runs or never ran."""

@@ -95,12 +95,12 @@ class LocalServices:
     ) -> None:
         self.stop()
 
-    def start(self, label: str, name: ProcessName, flags: Flags, threads: int = 1, niceness: int = 0) -> None:
+    def start(self, label: str, name: ProcessName, flags: Flags, threads: int = 1) -> None:
         """Start a service with its own settings; returns before it serves. A label may be started again."""
         process = self.processes.get(label)
         if process is None:
             environment = inherited_environment() | self._environment
-            process = ServiceProcess(name, self.folder, threads, environment, self._keeps_logs, label, niceness)
+            process = ServiceProcess(name, self.folder, threads, environment, self._keeps_logs, label)
         write_config(PROGRAMS[name][1], process.config_file, flags)
         self.processes[label] = process
         self._flags[label] = flags

@@ -87,11 +87,9 @@ class Cores:
         """The division in words."""
         if not self.draft:
             return f"target {self.target}"
-        return f"target {self.target} + draft {self.draft} {'shared' if self.are_shared(total) else 'apart'}"
-
-    def are_shared(self, total: int) -> bool:
-        """Whether the draft works on cores of the target."""
-        return self.target + self.draft > total
+        return (
+            f"target {self.target} + draft {self.draft} {'shared' if self.target + self.draft > total else 'apart'}"
+        )
 
 
 def by_rule(total: int, *, drafts: bool) -> Cores:

@@ -29,7 +29,6 @@ from paceline.local.settings import (
 )
 from paceline.runtime.process import describe_exit
 
-DRAFT_NICENESS = 19
 FIRST_DELAY_S = 0.5
 LONGEST_DELAY_S = 30.0
 STEADY_S = 60.0
@@ -102,10 +101,7 @@ class SupervisedServices(LocalServices):
         target_share, draft_share = gpu_shares(self.settings)
         self.start("target", "target", target_flags(self.settings, cores.target) | target_share, cores.target)
         if drafts:
-            niceness = (
-                int(os.environ.get("NICE_X", DRAFT_NICENESS)) if cores.are_shared(available_cores(os.environ)) else 0
-            )
-            self.start("draft", "draft", draft_flags(self.settings, cores.draft) | draft_share, cores.draft, niceness)
+            self.start("draft", "draft", draft_flags(self.settings, cores.draft) | draft_share, cores.draft)
         self.await_serving(*self.processes)
         draft = self.address_of("draft") if drafts else None
         flags = coordinator_flags(self.settings, self.address_of("target"), draft) | self._coordinator
