@@ -35,13 +35,13 @@ def share_left(device: torch.device, utilization: float) -> int:
     """
     free, total = torch.cuda.mem_get_info(device)
     own = torch.cuda.memory_reserved(device)
-    left = int(utilization * total) - own
+    rest = int(utilization * total) - own
     limit = (
         f"at most {(free + own) / total:.3f}: of {total} bytes this process has {own}, and {free} are free; "
         "the shares of all processes on one GPU, with room for their contexts, add up to less than 1"
     )
-    require(left <= free, "gpu_memory_utilization", utilization, limit)
-    return left
+    require(rest <= free, "gpu_memory_utilization", utilization, limit)
+    return rest
 
 
 def empty_caches(device: torch.device) -> None:
