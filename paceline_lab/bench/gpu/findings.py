@@ -17,22 +17,20 @@ import torch
 from torch.nn import functional
 
 from paceline.engine.cuda.buckets import PAGE_ROWS, common_shapes
-from paceline.engine.cuda.footprint import static_bytes, static_rows
+from paceline.engine.cuda.footprint import static_bytes
 from paceline.engine.cuda.graphs import GraphRunner
 from paceline.engine.cuda.noise import race_candidates
-from paceline.engine.cuda.packing import pack
 from paceline.engine.cuda.static_engine import StaticEngine
 from paceline.engine.interface import Ranking, StepItem, StepPlan
 from paceline.engine.memory import workspace_bytes
-from paceline.protocol.sampling import NoiseKey, SamplingParams
+from paceline.protocol.sampling import NoiseKey
 from paceline.runtime.config import EngineSettings
-from paceline.sampling.distribution import processed_scores
-from paceline_lab.bench.gpu.cases import ServiceLoad, median_ms
+from paceline_lab.bench.gpu.cases import median_ms
 
 REPEATS = 10
 MIXED_STEPS = 200
-PLAN_MS, CAPTURE_MS, RACE_MS, HOST_MS, TREE_MS = 5.0, 50.0, 0.4, 0.6, 0.2
-"""What the reading expects at least: of a plan of cuDNN's, a capture, a race, a host's share, a tree's moves."""
+PLAN_MS, CAPTURE_MS, RACE_MS, TREE_MS = 5.0, 50.0, 0.4, 0.2
+"""What the reading expects at least: of a plan of cuDNN's, a capture, a race, a tree's moves."""
 
 
 Finding = dict[str, object]
@@ -148,19 +146,6 @@ def races(ground: Ground) -> tuple[str, bool]:
     return f"without a graph: {times[0]:.3f} ms for a row, {times[1]:.3f} for 32", times[0] > RACE_MS
 
 
-def host_filters(ground: Ground) -> tuple[str, bool]:
-    """Filter a flat row on the host."""
-    row = np.random.default_rng(0).standard_normal((1, ground.engine.info.fingerprint.vocab_size)).astype(np.float32)
-    ms = median_ms(lambda: processed_scores(row, SamplingParams(top_p=0.9)), REPEATS)
-    return f"top-p of a flat row on the host: {ms:.2f} ms", ms > 1
-
-
-def wide_step(ground: Ground) -> tuple[str, bool]:
-    """Ask whether a step of 512 rows, as of 64 sessions with proposals, has static buffers."""
-    rows = static_rows(ground.settings)
-    return f"static buffers of {rows} rows", rows < 512
-
-
 def captures(ground: Ground) -> tuple[str, bool]:
     """Capture the common shapes: with these a service starts."""
     info, kinds = ground.engine.info, len(ground.engine.attention.kinds)
@@ -213,15 +198,6 @@ def prefill_chunks(ground: Ground) -> tuple[str, bool]:
     return text, fast > 1.5 * slow
 
 
-def host_share(ground: Ground) -> tuple[str, bool]:
-    """Pack a step of 16 sessions, which the device waits for."""
-    engine, load = ground.engine, ServiceLoad(ground.sessions, 1, PAGE_ROWS - 1)
-    rankings = [Ranking(NoiseKey(session), 1.0, (load.length,)) for session in range(load.sessions)]
-    with load.prefill(engine):
-        ms = median_ms(lambda: pack(load.plan, rankings, engine._pool, 1000), REPEATS)
-    return f"packing {load.sessions} sessions: {ms:.3f} ms", ms > HOST_MS
-
-
 def memory_of_graphs(ground: Ground) -> tuple[str, bool]:
     """Compare what the library holds with what was planned, once the graphs are there."""
     engine = ground.engine
@@ -268,13 +244,10 @@ FINDINGS: tuple[tuple[int, str, Measurement], ...] = (
     (3, "the copy of gathered keys costs more than attention over them", gathered_keys),
     (4, "one long session is far from the bandwidth: attention is not split over keys", long_session),
     (5, "a race costs .4 ms and more a row", races),
-    (6, "steps of 64 sessions with proposals have no graph (mended)", wide_step),
     (8, "a capture takes 50 ms and more (mended: common ones at the start)", captures),
     (7, "shapes of mixed traffic go on being captured (mended: by use)", mixed_traffic),
     (9, "prompts by chunks of 128 are bound by memory", prefill_chunks),
     (10, "a mask costs a long prompt more than its attention", prefill_masks),
-    (11, "filters run on the host, a millisecond and more a row", host_filters),
-    (12, "the device waits for the host's packing, .6 ms at 16 sessions (mended)", host_share),
     (15, "graphs hold more memory than was planned (14: cached parts, mended)", memory_of_graphs),
     (22, "a row's last bits depend on the rows beside it", bits_of_rows),
     (23, "moving a tree's rows costs .2 ms and more", tree_moves),
