@@ -45,6 +45,17 @@ def refuse_config(config: PreTrainedConfig) -> None:
             raise Unsupported(f"model type {config.model_type}: layers of type {kind}; attention and states only")
 
 
+def refuse_missing_states(config: PreTrainedConfig, attention: AttentionFacts) -> None:
+    """Refuse a configuration that names recurrent layers of a model that has none: it would be another model.
+
+    Raises:
+        Unsupported: naming the model type and the type of layer.
+    """
+    kinds = set(_STATES).intersection(getattr(config.get_text_config(), "layer_types", None) or ())
+    if kinds and not attention.mixers:
+        raise Unsupported(f"model type {config.model_type}: layers of type {min(kinds)}, of which it has none")
+
+
 def refuse_states(model: str, attention: AttentionFacts, *, reproducible: bool, static: bool) -> None:
     """Refuse by name what recurrent layers and ALiBi are not implemented for.
 

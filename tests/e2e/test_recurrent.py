@@ -66,7 +66,7 @@ def recurrent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cluste
             yield cluster, proxy
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.full), 0.8])
 async def test_any_speculation_writes_the_text_of_forward_passes(
     recurrent: tuple[Cluster, Proxy], temperature: float
 ) -> None:
