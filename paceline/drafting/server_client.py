@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from paceline.drafting.client import DraftClient, DraftClientSettings
 from paceline.drafting.goodput_judge import GoodputJudge
-from paceline.models.vocabulary import vocabulary_fingerprint
+from paceline.models.vocabulary import vocabulary_fingerprint, without_padding
 from paceline.protocol.handshake import Fingerprint
 from paceline.runtime import metrics, telemetry
 from paceline.runtime.config import ServerSettings
@@ -19,6 +19,13 @@ logger = logging.getLogger(__name__)
 Answer = TypeVar("Answer")
 ROUNDS_OF = "paceline-coordinator"
 """Whose spans and metrics a server's rounds have; `OTEL_SERVICE_NAME` gives another name."""
+
+
+def fingerprint_of(vocabulary: Mapping[str, int], logits_width: int) -> Fingerprint:
+    """What a draft service compares with its own: as a coordinator's, without the padding of converted files."""
+    tokens = dict(without_padding(vocabulary.items()))
+    size = min(1 + max(tokens.values()), logits_width)
+    return Fingerprint(tokenizer=vocabulary_fingerprint(tokens), vocab_size=size)
 
 
 def start_client(
@@ -43,10 +50,9 @@ def start_client(
     """
     telemetry.configure(ROUNDS_OF)
     metrics.configure(ROUNDS_OF, ServerSettings())
-    size = min(max(vocabulary.values()) + 1, logits_width)
     client = DraftClient(
         settings,
-        Fingerprint(tokenizer=vocabulary_fingerprint(vocabulary), vocab_size=size),
+        fingerprint_of(vocabulary, logits_width),
         most_tokens=most_tokens,
         most_nodes=most_nodes,
         max_length=max_length,
