@@ -9,8 +9,7 @@ from typing import TypeVar
 
 from paceline.drafting.client import DraftClient, DraftClientSettings
 from paceline.drafting.goodput_judge import GoodputJudge
-from paceline.models.vocabulary import vocabulary_fingerprint, without_padding
-from paceline.protocol.handshake import Fingerprint
+from paceline.models.vocabulary import fingerprint_of
 from paceline.runtime import metrics, telemetry
 from paceline.runtime.config import ServerSettings
 
@@ -19,13 +18,6 @@ logger = logging.getLogger(__name__)
 Answer = TypeVar("Answer")
 ROUNDS_OF = "paceline-coordinator"
 """Whose spans and metrics a server's rounds have; `OTEL_SERVICE_NAME` gives another name."""
-
-
-def fingerprint_of(vocabulary: Mapping[str, int], logits_width: int) -> Fingerprint:
-    """What a draft service compares with its own: as a coordinator's, without the padding of converted files."""
-    tokens = dict(without_padding(vocabulary.items()))
-    size = min(1 + max(tokens.values()), logits_width)
-    return Fingerprint(tokenizer=vocabulary_fingerprint(tokens), vocab_size=size)
 
 
 def start_client(
@@ -52,7 +44,7 @@ def start_client(
     metrics.configure(ROUNDS_OF, ServerSettings())
     client = DraftClient(
         settings,
-        fingerprint_of(vocabulary, logits_width),
+        fingerprint_of(vocabulary.items(), logits_width),
         most_tokens=most_tokens,
         most_nodes=most_nodes,
         max_length=max_length,

@@ -45,26 +45,19 @@ def refuse_config(config: PreTrainedConfig) -> None:
             raise Unsupported(f"model type {config.model_type}: layers of type {kind}; attention and states only")
 
 
-def refuse_missing_states(config: PreTrainedConfig, attention: AttentionFacts) -> None:
-    """Refuse a configuration that names recurrent layers of a model that has none: it would be another model.
+def refuse_states(model: PreTrainedModel, attention: AttentionFacts, *, reproducible: bool, static: bool) -> None:
+    """Refuse by name what recurrent layers and ALiBi are not implemented for, and a model that lacks such layers.
 
     Raises:
-        Unsupported: naming the model type and the type of layer.
+        Unsupported: naming the mode, or the type of layers that a configuration has and the model hasn't.
     """
-    kinds = set(_STATES).intersection(getattr(config.get_text_config(), "layer_types", None) or ())
-    if kinds and not attention.mixers:
-        raise Unsupported(f"model type {config.model_type}: layers of type {min(kinds)}, of which it has none")
-
-
-def refuse_states(model: str, attention: AttentionFacts, *, reproducible: bool, static: bool) -> None:
-    """Refuse by name what recurrent layers and ALiBi are not implemented for.
-
-    Raises:
-        Unsupported: naming the mode.
-    """
+    kinds = set(_STATES).intersection(getattr(model.config.get_text_config(), "layer_types", None) or ())
+    if kinds and not attention.mixers:  # it would be served as another model
+        raise Unsupported(f"model type {model.config.model_type}: layers of type {min(kinds)}, of which it has none")
     for applies, mode in ((reproducible, "in reproducible mode"), (static, "in steps of few shapes")):
         if applies and (attention.mixers or ALIBI in attention.terms):
-            raise Unsupported(f"{model} {mode}: {'recurrent layers' if attention.mixers else 'ALiBi'}")
+            name = type(model).__name__
+            raise Unsupported(f"{name} {mode}: {'recurrent layers' if attention.mixers else 'ALiBi'}")
 
 
 def refuse_rope(config: Any, max_length: int) -> None:

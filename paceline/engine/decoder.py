@@ -22,7 +22,6 @@ from paceline.engine.checks import (
     PlainReference,
     plain_reference,
     refuse_config,
-    refuse_missing_states,
     refuse_rope,
     refuse_row_counting,
     refuse_states,
@@ -274,8 +273,7 @@ def examine(
     if static is None:
         is_uniform = attention.shape.uniform_layer is not None
         static = model.device.type == "cuda" and not settings.reproducible and is_uniform and not attention.mixers
-    refuse_missing_states(model.config, attention)
-    refuse_states(type(model).__name__, attention, reproducible=settings.reproducible, static=static)
+    refuse_states(model, attention, reproducible=settings.reproducible, static=static)
     set_threads(settings.threads)
     choose_kernels(device or model.device, shapes_grow=not (static or settings.reproducible))
     row_shapes = describe_shapes(settings.reproducible_rows) if settings.reproducible else RAGGED

@@ -17,8 +17,6 @@ from typing import Any
 
 import torch
 from transformers import PreTrainedModel
-from transformers.models.bloom.modeling_bloom import build_alibi_tensor
-from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
 
 from paceline.engine.forward import ATTENTION_NAME, AttentionCall, attend, is_attending
 from paceline.protocol.errors import Unsupported
@@ -78,10 +76,11 @@ def _slopes(module: Any, config: Any) -> Mapping[str, Any]:
         if config.alibi:
             raise Unsupported(f"{kind}: alibi = true: transformers' own attentions differ in it")
         return MappingProxyType({})
+    library = sys.modules[type(module).__module__]
     if kind == "BloomAttention":
-        biases = build_alibi_tensor(torch.ones((1, 2)), module.num_heads, torch.float32)
+        biases = library.build_alibi_tensor(torch.ones((1, 2)), module.num_heads, torch.float32)
     else:
-        biases = build_mpt_alibi_tensor(module.n_heads, 2)
+        biases = library.build_mpt_alibi_tensor(module.n_heads, 2)
     return MappingProxyType({ALIBI: (biases[:, 0, 1] - biases[:, 0, 0]).to(weight.device)})
 
 

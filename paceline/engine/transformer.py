@@ -44,7 +44,7 @@ class _Segment:
     base: int
     views: tuple[View, ...]
     """The keys that the rows see, by kind of layer."""
-    positions: torch.Tensor  # [total] of the keys
+    positions: torch.Tensor | None  # [total] of the keys, where scores depend on them
 
     @property
     def total(self) -> int:
@@ -92,6 +92,7 @@ def _attend_segment(
     packed_query = own.reshape(1, kv_heads, heads // kv_heads * count, width)
     mask = view.mask
     if ALIBI in call.extras:
+        assert segment.positions is not None, "scores depend on them"
         bias = position_bias(call.extras[ALIBI], segment.positions[view.first :], kv_heads, count)
         mask = bias if mask is None else mask + bias
     attention = packed_attention(call, packed_query, keys, values, mask)
@@ -246,7 +247,8 @@ class TransformerEngine(DecoderEngine[KVRows]):
     def _segment(self, item: StepItem, kv: SessionKV, low: int) -> _Segment:
         causal = not self.attention.terms
         views = tuple(view_of(item, kind, self._kv_shape, causal=causal) for kind in self.attention.kinds)
-        positions = torch.from_numpy(key_positions(item)).to(self._kv_shape.device)
+        has_bias = ALIBI in self.attention.terms
+        positions = torch.from_numpy(key_positions(item)).to(self._kv_shape.device) if has_bias else None
         return _Segment(kv, low, low + len(item.token_ids), item.base_length, views, positions)
 
     def _on_host(self, logits: torch.Tensor) -> Logits:

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Iterable, Mapping
 
 from paceline.protocol.errors import require
+from paceline.protocol.handshake import Fingerprint
 
 
 def vocabulary_fingerprint(vocabulary: Mapping[str, int] | Iterable[tuple[str, int]]) -> str:
@@ -27,3 +28,15 @@ def without_padding(vocabulary: Iterable[tuple[str, int]]) -> list[tuple[str, in
     pairs = [(token, token_id) for token, token_id in vocabulary if token != f"[PAD{token_id}]"]
     require(bool(pairs), "vocabulary", "[PADn] alone", "at least one other token")
     return pairs
+
+
+def fingerprint_of(vocabulary: Iterable[tuple[str, int]], logits_width: int | None = None) -> Fingerprint:
+    """The part of a model's fingerprint that its (token, id) pairs decide. `logits_width`: ids that it can choose.
+
+    Raises:
+        InvalidInput: there are no tokens but padding.
+    """
+    pairs = without_padding(vocabulary)
+    size = 1 + max(token_id for _, token_id in pairs)
+    size = size if logits_width is None else min(size, logits_width)
+    return Fingerprint(tokenizer=vocabulary_fingerprint(pairs), vocab_size=size)

@@ -15,7 +15,6 @@ from paceline.drafting.client import LOOK_S, DraftClient
 from paceline.drafting.draft_pool import DraftPool
 from paceline.drafting.round_draft import MAX_PENDING_TOKENS
 from paceline.drafting.served_request import GreedyRequest, RoundEnd, ServedRequest
-from paceline.drafting.server_client import fingerprint_of
 from paceline.protocol.codec import failure_of
 from paceline.protocol.draft import DraftBudget, DraftedProposal, DraftOpened, Shadow
 from paceline.protocol.errors import InternalError, Overloaded
@@ -30,14 +29,6 @@ from tests.services.harness import SPEC, RecordingEngine, chain, draft_service, 
 
 PROMPTS = ((1, 2, 3), (9, 8), (1, 2, 3))
 LENGTH = 40
-
-
-def test_padding_of_a_converted_vocabulary_is_none_of_it() -> None:
-    tokens = {"a": 0, "b": 1, "c": 2}
-    padded = tokens | {"[PAD3]": 3, "[PAD4]": 4}
-    assert fingerprint_of(padded, 8) == fingerprint_of(tokens, 8)
-    assert fingerprint_of(tokens, 8) != fingerprint_of(tokens | {"[PAD3]": 4}, 8), "a token of that name elsewhere"
-    assert fingerprint_of(tokens, 2).vocab_size == 2
 
 
 @asynccontextmanager

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from paceline.models.tokenizer import TableTokenizer, TransformersTokenizer, load_tokenizer
-from paceline.models.vocabulary import vocabulary_fingerprint
+from paceline.models.vocabulary import fingerprint_of, vocabulary_fingerprint
 from paceline.protocol.errors import InvalidInput, Unsupported
 from paceline.protocol.generation import ChatMessage
 from tests.models.saving import byte_level_tokenizer, letter_tokenizer
@@ -63,6 +63,16 @@ def test_fingerprints_tell_vocabularies_apart() -> None:
     assert vocabulary_fingerprint({"a": 1, "b": 2}) == vocabulary_fingerprint([("b", 2), ("a", 1)])
     assert vocabulary_fingerprint({"a": 1, "b": 2}) != vocabulary_fingerprint({"a": 2, "b": 1})
     assert vocabulary_fingerprint({"ab": 1}) != vocabulary_fingerprint({"a": 1})
+
+
+def test_padding_of_a_converted_vocabulary_is_none_of_it() -> None:
+    tokens = {"a": 0, "b": 1, "c": 2}
+    padded = tokens | {"[PAD3]": 3, "[PAD4]": 4}
+    assert fingerprint_of(padded.items(), 8) == fingerprint_of(tokens.items(), 8)
+    assert fingerprint_of(tokens.items(), 8) != fingerprint_of((tokens | {"[PAD3]": 4}).items(), 8), (
+        "a token of that name elsewhere"
+    )
+    assert fingerprint_of(tokens.items(), 2).vocab_size == 2
 
 
 def test_a_folder_gives_its_tokenizer_chat_and_end_ids(tmp_path: Path) -> None:

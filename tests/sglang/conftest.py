@@ -16,7 +16,7 @@ from tests.sglang import restated
 @pytest.fixture(autouse=True)
 def sglang(monkeypatch: pytest.MonkeyPatch) -> None:
     restated.install(monkeypatch)
-    monkeypatch.setattr(server_client, "vocabulary_fingerprint", lambda vocabulary: "")
+    monkeypatch.setattr("paceline.models.vocabulary.vocabulary_fingerprint", lambda vocabulary: "")
     monkeypatch.setattr(server_client, "GoodputJudge", Judge)
     monkeypatch.setenv("PACELINE_SGLANG", json.dumps({"draft": {"address": "127.0.0.1:1"}}))
 

@@ -51,7 +51,7 @@ def put_tokenizers(monkeypatch: pytest.MonkeyPatch) -> None:
     vocabulary = {f"t{each}": each for each in range(SPEC.vocab)}
     tokenizer = SimpleNamespace(get_vocab=lambda: vocabulary)
     put_module(monkeypatch, "vllm.tokenizers", cached_tokenizer_from_config=lambda model: tokenizer)
-    monkeypatch.setattr(server_client, "vocabulary_fingerprint", lambda vocabulary: "")
+    monkeypatch.setattr("paceline.models.vocabulary.vocabulary_fingerprint", lambda vocabulary: "")
     monkeypatch.setattr(server_client, "GoodputJudge", Judge)
 
 

@@ -24,9 +24,8 @@ from paceline.models.gguf_config import vocabulary
 from paceline.models.gguf_header import GgufHeader, read_header
 from paceline.models.pull import file_digest
 from paceline.models.resolve import ModelSource
-from paceline.models.vocabulary import vocabulary_fingerprint, without_padding
+from paceline.models.vocabulary import fingerprint_of
 from paceline.protocol.errors import InvalidInput, PacelineError, Unsupported, require
-from paceline.protocol.handshake import Fingerprint
 from paceline.runtime.config import FAST_DTYPE, NOT_QUANTIZED, EngineSettings
 from paceline.runtime.llama_settings import FLASH_ATTENTION, SPLIT_MODES, LlamaSettings
 from paceline.runtime.process import own_cores
@@ -91,11 +90,11 @@ def load_llama_engine(source: ModelSource, settings: EngineSettings) -> LlamaEng
         logger.info("model %s: computed by llama.cpp (%s); engine = torch for ours", source.name, library.origin)
     model = _load_model(interface, source.gguf, settings)
     _refuse_kinds(interface, model, max_length)
-    pairs = without_padding((token, token_id) for token_id, token in enumerate(vocabulary(header)))
-    vocab_size = 1 + max(token_id for _, token_id in pairs)
+    fingerprint = fingerprint_of((token, token_id) for token_id, token in enumerate(vocabulary(header)))
+    vocab_size = fingerprint.vocab_size
     ids = _check_text(interface, model, vocab_size)
     context = LlamaContext(interface, model, _context_params(interface, settings, shape, cells), vocab_size)
-    info = EngineInfo(Fingerprint(source.name, vocabulary_fingerprint(pairs), vocab_size, ""), max_length, cells)
+    info = EngineInfo(replace(fingerprint, model=source.name), max_length, cells)
     engine = LlamaEngine(context, info, settings, shape)
     facts = _numeric_facts(interface, library, header, settings) | {"max_length": max_length}
     is_rounded = any(tensor.type_id not in _FLOAT_TYPES for tensor in header.tensors.values())
