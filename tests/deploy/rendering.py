@@ -51,6 +51,7 @@ COMPOSITIONS = (
     *(Composition("base", (name,)) for name in ("gpu-small", "gpu-large", "otel", "metrics", "tls", "networkpolicy")),
     Composition("base", ("metrics", "keda")),
     Composition("base", ("vllm-target", "gpu-small", "otel", "metrics", "networkpolicy")),
+    Composition("base", ("vllm-target", "gpu-small", "tls")),
     Composition("base/lws", ("gpu-small", "otel", "metrics", "tls", "networkpolicy")),
     Composition("base", ("gpu-small", "gpu-large", "otel", "tls", "networkpolicy", "disaggregatedset")),
     Composition("overlays/single-node-gpu", ("networkpolicy", "disaggregatedset")),

@@ -22,6 +22,7 @@ POLICIES = Composition("base", ("networkpolicy",))
 RANK_POLICIES = Composition("base/lws", ("networkpolicy",))
 SCALED = Composition("base", ("metrics", "keda"))
 VLLM = Composition("overlays/vllm")
+VLLM_SECURE = Composition("base", ("vllm-target", "gpu-small", "tls"))
 VLLM_POLICIES = Composition("base", ("vllm-target", "gpu-small", "otel", "metrics", "networkpolicy"))
 Change = Callable[[list[Object]], Any]
 Rule = Callable[[list[Object]], Any]
@@ -208,6 +209,8 @@ MISTAKES: dict[Rule, list[tuple[Composition, Change, str]]] = {
         (VLLM, lambda o: vllm_argument(o, 3, "paceline-draft", "paceline-drafts"), "which is no Service"),
         (VLLM, lambda o: vllm_argument(o, 3, "50052", "50053"), "a port that it has not"),
         (VLLM, lambda o: vllm_argument(o, 3, "address", "adress"), "adress"),
+        (VLLM_SECURE, lambda o: vllm_argument(o, -1, ".paceline.draft", ""), "vllm: mutual TLS to the draft"),
+        (VLLM_SECURE, lambda o: container(o, "draft")["args"].pop(), "vllm: mutual TLS to the draft"),
     ],
     wiring.probes_ask_real_services: [
         (

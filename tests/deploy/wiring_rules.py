@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import reduce
 from typing import Any
 
 import numba
@@ -178,18 +179,34 @@ def vllm_has_its_drafts(objects: list[Object]) -> Iterator[str]:
             continue
         model, *flags = workload.container["args"]
         values = dict(flag.removeprefix("--").split("=", 1) for flag in flags)
-        speculation, own = (json.loads(values[name]) for name in ("speculative-config", "additional-config"))
+        speculation = json.loads(values["speculative-config"])
         if speculation["model"] != f"{DraftProposer.__module__.partition('.')[0]}.{DraftProposer.__name__}":
             yield f"{workload.name}: {speculation['model']} is no proposer of ours"
         try:
-            asked = DraftClientSettings.model_validate(own["paceline"])
+            asked = vllm_settings(values).draft
         except ValidationError as error:
             yield f"{workload.name}: {error}"
             continue
-        yield from _peer(workload, "draft", str(asked.draft.address), services)
+        yield from _peer(workload, "draft", str(asked.address), services)
         for draft in drafts:
             if isinstance(draft, DraftConfig) and draft.target_model != model:
                 yield f"{workload.name}: serves {model}, and the draft is for {draft.target_model}"
+            if bool(asked.tls_ca and asked.tls_certificate and asked.tls_key) != bool(draft.server.tls_client_ca):
+                yield f"{workload.name}: mutual TLS to the draft at one end alone"
+
+
+def vllm_settings(values: Mapping[str, str]) -> DraftClientSettings:
+    """What flags such as `--additional-config.paceline.draft.address` say; vLLM takes them, or one JSON, not both.
+
+    Raises:
+        ValidationError: naming the setting that is wrong.
+    """
+    section: dict[str, Any] = {}
+    for name, value in values.items():
+        if name.startswith("additional-config.paceline."):
+            *outer, last = name.split(".")[2:]
+            reduce(lambda inner, key: inner.setdefault(key, {}), outer, section)[last] = value
+    return DraftClientSettings.model_validate(section)
 
 
 def probes_ask_real_services(objects: list[Object]) -> Iterator[str]:

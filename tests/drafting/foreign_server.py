@@ -100,11 +100,13 @@ class ForeignServer:
 
 
 @asynccontextmanager
-async def client_of(address: str, judge: Judge | None = None, **settings: object) -> AsyncIterator[DraftClient]:
+async def client_of(
+    address: str, judge: Judge | None = None, vocab: int = SPEC.vocab, **settings: object
+) -> AsyncIterator[DraftClient]:
     """A client that has been started, and is linked if somebody listens."""
     client = DraftClient(
         DraftClientSettings.model_validate({"draft": {"address": address}, **settings}),
-        Fingerprint(vocab_size=SPEC.vocab),
+        Fingerprint(vocab_size=vocab),
         most_tokens=TOKENS,
         max_length=SPEC.max_length,
         judge=judge or Judge(),

@@ -23,8 +23,10 @@ from paceline.protocol.errors import PacelineError
 from paceline.protocol.generation import GenerateRequest
 from paceline.runtime.config import PeerSettings
 from paceline.runtime.roles import PeerRole
+from tests.drafting.foreign_server import client_of
 from tests.e2e.cluster import Cluster
 from tests.rpc.shown import shown_certificate
+from tests.services.harness import eventually
 
 logger = logging.getLogger(__name__)
 
@@ -119,6 +121,18 @@ async def test_rotation_under_load_loses_and_changes_nothing(
     assert all(shown[label] != before[label] for label in shown)
     assert log_of(secured, "coordinator").count("link up: ") == links, "no link was dropped"
     assert "TLS files read again: section=server" in log_of(secured, "coordinator")
+
+
+@pytest.mark.parametrize(("role", "heard"), [(PeerRole.COORDINATOR, True), (PeerRole.CLIENT, False)])
+async def test_a_server_that_is_not_ours_has_drafts_as_a_coordinator(
+    secured: Cluster, role: PeerRole, heard: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    label = next(label for label in secured.processes if "draft" in label)
+    settings = as_role(secured, role, label).model_dump(include={"tls_ca", "tls_certificate", "tls_key"})
+    address = str(secured.reach(label).address)
+    async with client_of(address, vocab=64, draft={"address": address, **settings}) as client:
+        await eventually(lambda: client.is_up or "reason=PERMISSION_DENIED" in caplog.text, "an answer")
+        assert client.is_up == heard, caplog.text
 
 
 def paceline(*arguments: str) -> Any:

@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 import time
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ RUNS = {"1": 1, "8": 8, "slow": 8, "aborted": 8, "stopped": 8, "killed": 8}
 """Requests at once, by what happens."""
 SETTLED_S = 3.0
 STEPS_BEFORE_ABORT = 6
+ABORTED = 1000
+"""Requests, most of them one of the prompts again."""
 HURT_S = 2.0
 """How long after the beginning of a run something happens to the draft."""
 STOPPED_S = 5.0
@@ -68,8 +71,9 @@ def admit(llm: Any, prompts: list[str], tokens: int) -> dict[str, list[int]]:
 def abort(llm: Any, prompts: list[str], tokens: int) -> tuple[list[list[int]], list[tuple[float, int]]]:
     """Abort requests after a few steps of them all; no texts."""
     began = time.perf_counter()
-    for first in range(0, len(prompts), max(AT_ONCE)):
-        requests = admit(llm, prompts[first : first + max(AT_ONCE)], tokens)
+    asked = [*islice(cycle(prompts), ABORTED)]
+    for first in range(0, ABORTED, max(AT_ONCE)):
+        requests = admit(llm, asked[first : first + max(AT_ONCE)], tokens)
         for _ in range(STEPS_BEFORE_ABORT):
             llm.llm_engine.step()
         llm.llm_engine.abort_request([*requests])
