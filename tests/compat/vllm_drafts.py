@@ -22,8 +22,6 @@ from tests.compat.vllm_client import installed_python
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = "vllm_drafts.py"
 PROMPTS, TOKENS = 50, 32
-DRAFTERS = (f"model:{MODEL}",)
-"""The target itself: most is accepted, so drafts pay, and there are some to lose."""
 TOKENS_ASKED = ("--tokens", TOKENS)
 LONGEST_PROMPT = 700
 """Characters; the script's vLLM takes 512 tokens."""
@@ -47,7 +45,7 @@ def vllm_drafts() -> list[HarnessReport]:
         (folder / "prompts.json").write_text(json.dumps(prompts()))
         plain = ran(python, SCRIPT, folder, "plain", *TOKENS_ASKED, "--runs", "1", "8")
         with LocalServices(folder / "services") as services:
-            services.start("draft", "draft", {"target_model": MODEL, "drafters": DRAFTERS, "server.port": 0})
+            services.start("draft", "draft", {"target_model": MODEL, "server.port": 0})
             services.await_serving("draft")
             address, pid = services.address_of("draft"), services.processes["draft"].pid
             host, _, port = address.partition(":")
