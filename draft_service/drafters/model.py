@@ -24,7 +24,7 @@ from paceline.costs.acceptance import TokenAcceptance
 from paceline.costs.cost_line import CostLine
 from paceline.costs.cost_meter import CostMeter
 from paceline.engine.features import FeatureEngine, FeatureRows
-from paceline.engine.interface import Engine, Logits, RankedRows, Ranking, RankingEngine, StepItem, StepPlan
+from paceline.engine.interface import Engine, Logits, Prefix, RankedRows, Ranking, RankingEngine, StepItem, StepPlan
 from paceline.engine.measuring import measure_line
 from paceline.protocol.draft import DraftBudget, Verifying
 from paceline.protocol.errors import InvalidInput, require
@@ -202,7 +202,7 @@ class ModelDrafter:
         processors = _processors(spec, follower)
         max_length = min(spec.max_length or info.max_length, info.max_length)
         max_rows = min(max_length + TREE_ROWS, info.most_rows)
-        self._engine.open(session, max_rows)
+        self._engine.open(session, max_rows, Prefix(prompt_rows=max(0, len(prefix) - 1)))
         draws = draws_of(spec.acceptance, spec.sampling, spec.noise, info.fingerprint.vocab_size)
         # Even where the budget is short of rows, the largest proposal fits after the last token that it drafts for.
         longest = min(max_length, max_rows - MAX_PROPOSAL_NODES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, DummyLayer, LinearAttentionLayer
 
+from paceline.engine.blocks import BLOCK_ROWS
 from paceline.protocol.errors import Unsupported
 from paceline.protocol.proposal import MAX_PROPOSAL_NODES
 
@@ -21,6 +23,8 @@ WINDOW = 4 * MAX_PROPOSAL_NODES
 """Rows behind a session's base, at most: the largest tree of a draft and what one step adds to it."""
 _MOST_STATES = 4
 """States of a kind in one layer, at most: queries, keys and values have a convolution each in some."""
+_TRIAL_ROWS = 4
+"""Enough for a state that the last two rows leave their mark on, and that leaves its on them."""
 
 
 class RowState:
@@ -87,17 +91,19 @@ class Mixer:
     """Its linear layers that read its input."""
     writing: str = ""
     """The one whose output is its own; empty: none."""
+    in_blocks: bool = False
+    """Whether several rows at once, from a state, are what one by one they are, but for rounding."""
 
     @cached_property
     def state_bytes(self) -> int:
         """Bytes of one state."""
         return sum(tensor.nbytes for tensor in self.empty.tensors)
 
-    def step(self, state: RowState, row: torch.Tensor) -> torch.Tensor:
-        """The output [width] of a row [width], by the recurrent form; its state is moved on in place."""
-        output = self.forward(row[None, None], cache=state)
+    def compute(self, state: RowState, rows: torch.Tensor) -> torch.Tensor:
+        """The output of a chain of rows [rows, width], of one in the recurrent form; moves the state on in place."""
+        output = self.forward(rows[None], cache=state)
         hidden: torch.Tensor = output[0] if isinstance(output, tuple) else output
-        return hidden[0, 0]
+        return hidden[0]
 
 
 def state_bytes(mixers: Sequence[Mixer], itemsize: int) -> int:
@@ -141,6 +147,8 @@ def _takes_cache(module: nn.Module) -> bool:
 def _note(module: Any, mixers: list[Mixer], hidden: torch.Tensor) -> Any:
     """Run a module on one row, in a cache of transformers, and once more from there in its recurrent form."""
     forward = type(module).forward.__get__(module)
+    if getattr(module, "chunk_size", 0) > BLOCK_ROWS:  # a block is filled up to it
+        module.chunk_size = BLOCK_ROWS
     layer = LinearAttentionLayer(number_of_states=_MOST_STATES)
     cache = Cache(layers=[*(DummyLayer() for _ in range(module.layer_idx)), layer])
     try:
@@ -148,6 +156,7 @@ def _note(module: Any, mixers: list[Mixer], hidden: torch.Tensor) -> Any:
         empty = RowState(*(_zeros(tensors) for tensors in (layer.conv_states, layer.recurrent_states)))
         mixer = Mixer(module, module.layer_idx, forward, empty, hidden.shape[-1])
         mixer = replace(mixer, **_products_at_the_ends(mixer, hidden[:, :1]))
+        mixer = replace(mixer, in_blocks=_is_same_in_blocks(mixer, hidden))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise Unsupported(f"{type(module).__name__}: keeps a state in a way of its own ({error})") from error
     if empty.tensors:
@@ -168,13 +177,55 @@ def _products_at_the_ends(mixer: Mixer, row: torch.Tensor) -> dict[str, Any]:
     linears = {name: each for name, each in mixer.module.named_modules() if isinstance(each, nn.Linear)}
     hooks = [linear.register_forward_hook(partial(note, name)) for name, linear in linears.items()]
     try:
-        written = mixer.step(mixer.empty.copy(), row[0, 0])
+        written = mixer.compute(mixer.empty.copy(), row[0])
     finally:
         for hook in hooks:
             hook.remove()
     writing = [name for name, output in outputs.items() if output.data_ptr() == written.data_ptr()]
     once = tuple(name for name in reading if reading.count(name) == 1)
     return {"reading": once, "writing": writing[0] if len(writing) == 1 and writing[0] not in once else ""}
+
+
+def _is_same_in_blocks(mixer: Mixer, like: torch.Tensor) -> bool:
+    """Whether a layer goes on from a state with two rows at once as with one after the other, to half of the digits.
+
+    Some of transformers' layers begin anew with any step of several rows.
+    """
+    rows = torch.randn(_TRIAL_ROWS, mixer.width, generator=torch.Generator().manual_seed(0)).to(like)
+    state, release = mixer.empty.copy(), bound_time_steps(mixer.module)
+    try:
+        for row in rows[:-2].split(1):
+            mixer.compute(state, row)
+        other = state.copy()
+        pair = mixer.compute(other, rows[-2:])
+        single = torch.cat([mixer.compute(state, row) for row in rows[-2:].split(1)])
+    except (RuntimeError, ValueError):
+        return False
+    finally:
+        release()
+    margin = torch.finfo(like.dtype).eps ** 0.5
+    pairs = ((single, pair), *zip(state.tensors, other.tensors, strict=True))
+    return all(((one - both).abs().max() <= margin * one.abs().max()).item() for one, both in pairs)
+
+
+def bound_time_steps(module: Any) -> Callable[[], None]:
+    """Bound the time steps of Mamba-2 layers that bound them: transformers' recurrent form leaves that out.
+
+    The time step of a head is softplus(x + bias), x from the last columns of the layer's input projection.
+    Returns what takes the bound away again.
+    """
+    low, high = getattr(module, "time_step_limit", None) or (0.0, math.inf)
+    if low <= 0 and high == math.inf:
+        return lambda: None
+    least, most = (torch.tensor(limit).expm1().log() for limit in (low, high))
+
+    def bound(_module: nn.Module, _inputs: Any, output: torch.Tensor) -> torch.Tensor:
+        steps, bias = output[..., -module.num_heads :], module.dt_bias.detach().float()
+        steps.copy_(steps.clamp((least - bias).to(steps), (most - bias).to(steps)))
+        return output
+
+    hook: Callable[[], None] = module.in_proj.register_forward_hook(bound).remove
+    return hook
 
 
 def _zeros(states: Mapping[int, torch.Tensor | None]) -> dict[int, torch.Tensor]:

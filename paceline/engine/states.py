@@ -5,7 +5,8 @@ which can't be cut back as keys and values are. So a session keeps each layer's 
 layer's inputs of the rows behind those. A step first moves the base to its trunk: to the state behind the last row
 that was computed, where that one was kept, else by repeating the layer's rows on their inputs, the rest of the model
 left out. Then it computes its rows one by one, each from its parent's state, in the layer's own recurrent form. So a
-row has one result however its text was cut into steps, and a tree is a chain for each of its paths.
+row has one result however its text was cut into steps, and a tree is a chain for each of its paths. Whole blocks of a
+prompt are computed at once, in the layer's form for many rows, and are settled with that.
 
 The layers are transformers' own modules. They are handed a cache that holds one row's state
 (docs/decisions/2026-11-26-states-at-the-base.md).
@@ -13,20 +14,18 @@ The layers are transformers' own modules. They are handed a cache that holds one
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
-from torch import nn
 
+from paceline.engine.blocks import BLOCK_ROWS
 from paceline.engine.cpu.row_products import PanelLinear
 from paceline.engine.interface import StepItem, StepPlan
-from paceline.engine.mixers import WINDOW, Mixer, RowState, replace_forward
+from paceline.engine.mixers import WINDOW, Mixer, RowState, bound_time_steps, replace_forward
 from paceline.protocol.errors import InvalidInput, PrefixMismatch
 from paceline.protocol.proposal import ROOT
 
@@ -45,24 +44,24 @@ class MixerRows:
         self._products = {name: panels[name](rows[None, first:]) for name in mixer.reading if name in panels}
         self._linears, self._writer = panels, panels.get(mixer.writing)
 
-    def step(self, state: RowState, row: int) -> torch.Tensor:
-        """As `Mixer.step`, of one of the rows; but for its last product, where that is left to `outputs`."""
-        place = row - self._first
+    def compute(self, state: RowState, row: int, end: int) -> torch.Tensor:
+        """As `Mixer.compute`, of rows [row, end); but for the last product, where that is left to `outputs`."""
+        place, rows = row - self._first, self._rows[row:end]
         if place < 0:
-            return self._mixer.step(state, self._rows[row])
+            return self._mixer.compute(state, rows)
         for name, products in self._products.items():
-            self._linears[name].forward = partial(_same, products[:, place : place + 1])
+            self._linears[name].forward = partial(_same, products[:, place : end - self._first])
         if self._writer is not None:
             self._writer.forward = _unchanged
         try:
-            return self._mixer.step(state, self._rows[row])
+            return self._mixer.compute(state, rows)
         finally:
             for linear in self._linears.values():
                 linear.__dict__.pop("forward", None)
 
     def outputs(self, rows: Sequence[torch.Tensor]) -> torch.Tensor:
-        """What the layer yields for rows that `step` has returned: [rows, width]."""
-        hidden = torch.stack([*rows])
+        """What the layer yields for rows that `compute` has returned: [rows, width]."""
+        hidden = torch.cat([*rows])
         return hidden if self._writer is None else self._writer(hidden[None])[0]
 
 
@@ -80,8 +79,10 @@ class SessionStates:
     A step calls `begin`, then `advance` for each layer, then `end`.
     """
 
-    def __init__(self, mixers: Sequence[Mixer]) -> None:
+    def __init__(self, mixers: Sequence[Mixer], prompt_rows: int = 0) -> None:
+        """Begin with nothing; the first `prompt_rows` rows will be a prompt's."""
         self._mixers = mixers
+        self._prompt_rows = prompt_rows
         self._behind_last: list[RowState] = []
         self._inputs: list[torch.Tensor] = []  # each [rows - base, width]
         self._item = StepItem(0, 0, ())
@@ -125,7 +126,7 @@ class SessionStates:
             for mixer, state, inputs in zip(self._mixers, self._at_base, self._inputs, strict=False):
                 rows_again = MixerRows(mixer, inputs[:moves])
                 for row in range(moves):
-                    rows_again.step(state, row)
+                    rows_again.compute(state, row, row + 1)
         self._inputs = [inputs[moves:] for inputs in self._inputs]
         self.base = item.trunk
         self._last_row = None if last is None else last + item.trunk - moves
@@ -140,14 +141,14 @@ class SessionStates:
         if self._last_row is not None:
             states[self._last_row - self.base] = self._behind_last[layer]
         heirs = {item.parent_of(row): row for row in range(item.kept_tree, item.tree_rows)}
-        next_base = self._beyond_window - 1
+        next_base = self._settled - 1
         rows, outputs = MixerRows(mixer, inputs, item.kept_tree), []
-        for row in range(item.kept_tree, item.tree_rows):
+        for row, end in self._pieces(in_blocks=mixer.in_blocks):
             parent = item.parent_of(row)
             self._reach(parent, states, rows)
             is_heir = heirs[parent] == row and parent not in (ROOT, next_base)
-            state = states[row] = states.pop(parent) if is_heir else states[parent].copy()
-            outputs.append(rows.step(state, row))
+            state = states[end - 1] = states.pop(parent) if is_heir else states[parent].copy()
+            outputs.append(rows.compute(state, row, end))
         self._next_last.append(states[item.tree_rows - 1])
         if next_base >= 0:
             self._reach(next_base, states, rows)
@@ -156,17 +157,38 @@ class SessionStates:
 
     def end(self) -> None:
         """Settle what has been computed."""
-        beyond = self._beyond_window
-        self._behind_last, self._last_row = self._next_last, self.base + self._item.tree_rows - 1
-        if beyond:
+        settled, rows = self._settled, self._item.tree_rows
+        self._behind_last, self._last_row = self._next_last, self.base + rows - 1 if settled < rows else None
+        if settled:
             self._at_base = self._next_base
-            self._inputs = [inputs[beyond:].clone() for inputs in self._inputs]
-            self.base += beyond
+            self._inputs = [inputs[settled:].clone() for inputs in self._inputs]
+            self.base += settled
 
     @property
-    def _beyond_window(self) -> int:
-        """Rows behind the base that are too many to be rolled back: the first ones of a long chain."""
-        return max(0, self._item.tree_rows - WINDOW)
+    def _blocks(self) -> range:
+        """Where the blocks of the prompt begin that the item computes whole, in rows of its tree.
+
+        They begin at multiples of `BLOCK_ROWS` of the prompt, so a row's bits don't depend on where prompts are cut.
+        """
+        item = self._item
+        if not item.is_chain:
+            return range(0)
+        end = min(item.tree_rows, self._prompt_rows - self.base) - BLOCK_ROWS + 1
+        return range(item.kept_tree + -(self.base + item.kept_tree) % BLOCK_ROWS, end, BLOCK_ROWS)
+
+    def _pieces(self, *, in_blocks: bool) -> Iterator[tuple[int, int]]:
+        """The item's new rows in order, as [first, end): blocks, and single rows."""
+        blocks, row = self._blocks if in_blocks else range(0), self._item.kept_tree
+        while row < self._item.tree_rows:
+            end = row + (BLOCK_ROWS if row in blocks else 1)
+            yield row, end
+            row = end
+
+    @property
+    def _settled(self) -> int:
+        """Rows behind the base that can't be rolled back any more: a prompt's blocks, and those beyond the window."""
+        blocks = self._blocks
+        return max(blocks[-1] + BLOCK_ROWS if blocks else 0, self._item.tree_rows - WINDOW)
 
     def _reach(self, row: int, states: dict[int, RowState], rows: MixerRows) -> None:
         """Have the state behind a row of the tree, by repeating the kept rows on the way."""
@@ -176,7 +198,7 @@ class SessionStates:
             row = self._item.parent_of(row)
         for each in reversed(path):
             state = states[each] = states[row].copy()
-            rows.step(state, each)
+            rows.compute(state, each, each + 1)
             row = each
 
 
@@ -221,28 +243,9 @@ _STEP: ContextVar[StepStates] = ContextVar("paceline_states")
 def serve_mixers(mixers: Sequence[Mixer]) -> None:
     """Have a model's recurrent layers compute the rows of the running step."""
     for layer, mixer in enumerate(mixers):
-        _bound_time_steps(mixer.module)
+        bound_time_steps(mixer.module)
         replace_forward(mixer.module, partial(_advance, layer))
 
 
 def _advance(layer: int, hidden: torch.Tensor) -> torch.Tensor:
     return _STEP.get().advance(layer, hidden)
-
-
-def _bound_time_steps(module: Any) -> None:
-    """Bound the time steps of Mamba-2 layers that bound them: transformers' recurrent form leaves that out.
-
-    The time step of a head is softplus(x + bias), x from the last columns of the layer's input projection.
-    """
-    low, high = getattr(module, "time_step_limit", None) or (0.0, math.inf)
-    if low <= 0 and high == math.inf:
-        return
-    heads, bias = module.num_heads, module.dt_bias.detach().float()
-    least, most = (torch.tensor(limit).expm1().log() - bias for limit in (low, high))
-
-    def bound(_module: nn.Module, _inputs: Any, output: torch.Tensor) -> torch.Tensor:
-        steps = output[..., -heads:]
-        steps.copy_(steps.clamp(least.to(steps), most.to(steps)))
-        return output
-
-    module.in_proj.register_forward_hook(bound)

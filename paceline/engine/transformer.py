@@ -166,11 +166,10 @@ class TransformerEngine(DecoderEngine[KVRows]):
     @torch.inference_mode()
     def open(self, session: int, max_rows: int, prefix: Prefix = NO_PREFIX) -> int:  # noqa: D102
         # The state behind a shared block is not kept, so nothing is taken from one.
-        prefix = NO_PREFIX if self.attention.mixers else prefix
-        blocks = self._ledger.open(session, max_rows, prefix)
+        blocks = self._ledger.open(session, max_rows, NO_PREFIX if self.attention.mixers else prefix)
         kv = self._kv[session] = SessionKV(self._kv_shape, max_rows)
         if self.attention.mixers:
-            self._recurrent[session] = SessionStates(self.attention.mixers)
+            self._recurrent[session] = SessionStates(self.attention.mixers, prefix.prompt_rows)
         start = 0
         for rows in blocks:
             kv.copy_in(start, rows)

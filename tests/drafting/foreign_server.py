@@ -101,7 +101,7 @@ class ForeignServer:
 
 @asynccontextmanager
 async def client_of(
-    address: str, judge: Judge | None = None, vocab: int = SPEC.vocab, **settings: object
+    address: str, judge: Judge | None = None, vocab: int = SPEC.vocab, **settings: Any
 ) -> AsyncIterator[DraftClient]:
     """A client that has been started, and is linked if somebody listens."""
     client = DraftClient(

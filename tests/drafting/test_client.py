@@ -33,7 +33,7 @@ LENGTH = 40
 
 @asynccontextmanager
 async def drafting(
-    *prompts: Sequence[int], judge: Judge | None = None, **settings: object
+    *prompts: Sequence[int], judge: Judge | None = None, **settings: Any
 ) -> AsyncIterator[tuple[ForeignServer, DraftClient, DraftScheduler]]:
     """A server with requests, its client, and the draft service's sessions."""
     async with (

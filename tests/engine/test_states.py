@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,6 +12,8 @@ import pytest
 import torch
 
 from draft_service.drafters.tree import DraftTree
+from paceline.engine import mixers
+from paceline.engine.blocks import BLOCK_ROWS
 from paceline.engine.cpu.row_products import has_wide_vectors
 from paceline.engine.interface import Engine, Prefix, StepItem, StepPlan
 from paceline.engine.mixers import WINDOW
@@ -35,6 +38,8 @@ LENGTH = len(PROMPT) + TOKENS
 CONTEXT = 512
 SETTINGS = EngineSettings(threads=1, kv_bytes=1 << 24, max_model_len=CONTEXT)
 IN_EVERY_RUN = ("Qwen 3 Next", "Qwen 3.5", "Nemotron-H", "Falcon-H1", "LFM 2", "Mamba 2")
+PROMPT_ROWS = 2 * BLOCK_ROWS + 16
+ROW_BY_ROW = ("Jamba", "Mamba", "Falcon Mamba")
 SPECS = {
     "greedy": replace(SPEC, sampling=SamplingParams(temperature=0)),
     "T 0.8": replace(SPEC, sampling=SamplingParams(temperature=0.8)),
@@ -130,6 +135,49 @@ def test_rows_far_behind_are_settled(mamba: ServedFamily) -> None:
     with pytest.raises(InvalidInput, match=f"tree rows = {WINDOW + 1}: must be at most {WINDOW}"):
         step(engine, StepItem(1, 1, tuple(token % 97 for token in tree), parents=(-1, *(0 for _ in tree[1:]))))
     engine.close(1)
+
+
+def test_prompts_are_computed_in_blocks(stateful: ServedFamily) -> None:
+    """Whole blocks of the prompt at once, the rest row by row; blocks are settled, and what is behind them isn't."""
+    engine, text = stateful.engine, [token * 7 % tiny.VOCAB for token in range(PROMPT_ROWS + 3)]
+    engine.open(1, CONTEXT, Prefix(prompt_rows=PROMPT_ROWS))
+    step(engine, chain(1, 0, text[:BLOCK_ROWS]))
+    step(engine, chain(1, BLOCK_ROWS, text[BLOCK_ROWS : PROMPT_ROWS - 1]))
+    settled = PROMPT_ROWS // BLOCK_ROWS * BLOCK_ROWS
+    with pytest.raises(PrefixMismatch, match=f"trunk_length = {settled - 1}: must be 0 or at least {settled}"):
+        step(engine, chain(1, settled - 1, (1,)))
+    for start in (settled, PROMPT_ROWS - 1):
+        logits = step(engine, chain(1, start, text[start:]))
+        for row, end in zip(logits, range(start + 1, len(text) + 1), strict=True):
+            stateful.plain.assert_row(row, text[:end])
+    engine.close(1)
+
+
+@pytest.mark.parametrize("family", STATEFUL, ids=lambda family: family.name)
+def test_layers_that_begin_anew_in_steps_of_several_rows_take_them_one_by_one(family: Family) -> None:
+    engine: Any = tiny.build(tiny.random_model(longer(family).config()), SETTINGS)
+    assert {mixer.in_blocks for mixer in engine.attention.mixers} == {family.name not in ROW_BY_ROW}
+
+
+def test_a_layer_that_begins_anew_would_be_another_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mixers, "_is_same_in_blocks", lambda mixer, like: True)
+    model = tiny.random_model(longer(named("Mamba")).config())
+    plain = tiny.Plain(model)
+    with pytest.raises(AssertionError, match="Mismatched elements"):
+        test_prompts_are_computed_in_blocks(ServedFamily(tiny.transformer(model, SETTINGS), model, plain))
+
+
+@pytest.mark.skipif(not has_wide_vectors(), reason="products of other shapes round otherwise")
+def test_a_prompts_rows_have_the_same_bits_wherever_it_is_cut_between_blocks(mamba: ServedFamily) -> None:
+    """In a model of nothing but recurrent layers; attention over many rows rounds by their number."""
+    text, logits = [token * 7 % tiny.VOCAB for token in range(PROMPT_ROWS)], []
+    for ends in ((PROMPT_ROWS,), (BLOCK_ROWS, PROMPT_ROWS), (2 * BLOCK_ROWS, 2 * BLOCK_ROWS + 3, PROMPT_ROWS)):
+        mamba.engine.open(1, CONTEXT, Prefix(prompt_rows=PROMPT_ROWS))
+        for start, end in itertools.pairwise((0, *ends)):
+            last = step(mamba.engine, chain(1, start, text[start:end]))[-1].copy()
+        mamba.engine.close(1)
+        logits.append(last)
+    np.testing.assert_array_equal(logits[1:], [logits[0]] * 2)
 
 
 def test_states_are_part_of_the_budget() -> None:
