@@ -16,13 +16,15 @@ from paceline.protocol.sampling import SamplingParams
 from tests.chaos.proxy import Proxy
 from tests.e2e.cluster import Cluster
 from tests.e2e.streams import output_of, stream
-from tests.engine import tiny
+from tests.engine import test_families, tiny
 from tests.engine.families import named
-from tests.engine.test_families import PROMPT, sampled
-from tests.engine.test_states import LENGTH, SPECS, longer
+from tests.engine.test_families import sampled
+from tests.engine.test_states import SPECS, TOKENS, longer
 from tests.models.saving import save_with_tokenizer
 
 FAMILY = longer(named("Qwen 3 Next"))
+PROMPT = test_families.PROMPT * 8
+"""Whole blocks, and some rows."""
 NOISE = 0.02
 """Of the draft's weights: it is right now and then."""
 STRUCK_AT = 20
@@ -37,7 +39,7 @@ SPECULATIONS = (
     SpeculationSettings(),
     OFF,
 )
-request = partial(GenerateRequest, token_ids=PROMPT, seed=11, max_new_tokens=LENGTH - len(PROMPT), ignore_eos=True)
+request = partial(GenerateRequest, token_ids=PROMPT, seed=11, max_new_tokens=TOKENS, ignore_eos=True)
 
 
 def save_pair(folder: Path) -> tuple[str, str]:
@@ -81,7 +83,7 @@ async def test_any_speculation_writes_the_text_of_forward_passes(
         assert output_of(each) == output_of(plain)
     assert any(Provenance.ACCEPTED in each.provenance for each in (*one_by_one, *at_once))
     spec = SPECS["T 0.8" if temperature else "greedy"]
-    whole = sampled(tiny.Plain(tiny.random_model(FAMILY.config())), spec, LENGTH)
+    whole = sampled(tiny.Plain(tiny.random_model(FAMILY.config())), spec, len(PROMPT) + TOKENS, PROMPT)
     assert (*PROMPT, *plain.token_ids) == tuple(whole)
     cluster.wait_idle()
 

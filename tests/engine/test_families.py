@@ -122,9 +122,11 @@ def test_greedy_text_is_that_of_generate(served: ServedFamily) -> None:
     assert greedy(served.engine) == generated(served.model)
 
 
-def sampled(plain: tiny.Plain, spec: SessionSpec = SPEC, length: int = LENGTH) -> list[int]:
+def sampled(
+    plain: tiny.Plain, spec: SessionSpec = SPEC, length: int = LENGTH, prompt: Sequence[int] = PROMPT
+) -> list[int]:
     """The text that plain forward passes draw."""
-    tokens = list(PROMPT)
+    tokens = list(prompt)
     while len(tokens) < length:
         round_ = Round(1, len(tokens) - 1, ROOT, (tokens[-1],))
         tokens.extend(verify(plain.logits(tokens)[None], spec, round_).token_ids)
