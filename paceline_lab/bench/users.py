@@ -21,11 +21,10 @@ TOKEN_MARK = b'"token_ids":['
 
 
 class RequestOutcome(StrEnum):
-    """How a request ended: with its text, with a refusal, with another text than it should have, or with no end."""
+    """How a request ended: with its text, with a refusal, or with no end."""
 
     SERVED = "served"
     REFUSED = "refused"
-    CHANGED = "changed"
     LOST = "lost"
 
 
@@ -40,9 +39,7 @@ class UserRequest:
         arrivals_s: when each message with tokens came, on the same clock.
         messages: each message, as token ids or as an HTTP event's line. The line is parsed only when somebody asks:
             parsing it while others wait for theirs would count as the service's time.
-        ended_s: when it was over, on the same clock.
-        hint_ms: when to come again, as a refusal says; None: the refusal doesn't say.
-        why: why the request was lost.
+        why: why the request was refused or lost.
         stats: the generation's statistics, which come over gRPC alone.
     """
 
@@ -51,8 +48,6 @@ class UserRequest:
     outcome: RequestOutcome = RequestOutcome.LOST
     arrivals_s: list[float] = field(default_factory=list)
     messages: list[Sequence[int] | bytes] = field(default_factory=list)
-    ended_s: float = 0.0
-    hint_ms: float | None = None
     why: str = ""
     stats: GenerationStats = field(default_factory=GenerationStats)
 
@@ -88,20 +83,9 @@ class UserRequest:
         later_tokens = len(self.token_ids) - len(self.ids[0])
         return sum(self.gaps_ms) / later_tokens if later_tokens else 0.0
 
-    @property
-    def refusal_ms(self) -> float:
-        """Return the time from sending to the refusal."""
-        return 1e3 * (self.ended_s - self.sent_s)
-
-    def end(self, outcome: RequestOutcome, *, hint_ms: float | None = None, why: str = "") -> UserRequest:
-        """Note how the request ended, and that it ended now."""
-        self.outcome, self.hint_ms, self.why, self.ended_s = outcome, hint_ms, why, time.perf_counter()
-        return self
-
-    def judge(self, token_ids: Sequence[int]) -> UserRequest:
-        """Compare the text of a served request with the text that it should have."""
-        if self.outcome is RequestOutcome.SERVED and self.token_ids != list(token_ids):
-            self.outcome = RequestOutcome.CHANGED
+    def end(self, outcome: RequestOutcome, why: str = "") -> UserRequest:
+        """Note how the request ended."""
+        self.outcome, self.why = outcome, why
         return self
 
 
@@ -123,10 +107,9 @@ class GrpcUsers:
                     user.arrive(event.token_ids)
                 elif isinstance(event, Finished):
                     user.stats = event.stats
-        except Overloaded as error:
-            return user.end(RequestOutcome.REFUSED, hint_ms=error.retry_after_ms)
         except PacelineError as error:
-            return user.end(RequestOutcome.LOST, why=f"{error.reason}: {error.message}")
+            outcome = RequestOutcome.REFUSED if isinstance(error, Overloaded) else RequestOutcome.LOST
+            return user.end(outcome, f"{error.reason}: {error.message}")
         return user.end(RequestOutcome.SERVED)
 
 
@@ -155,7 +138,7 @@ class HttpUsers:
             finally:
                 writer.close()
         except (OSError, EOFError) as error:
-            return user.end(RequestOutcome.LOST, why=repr(error))
+            return user.end(RequestOutcome.LOST, repr(error))
 
 
 def completion(request: GenerateRequest) -> bytes:
@@ -187,10 +170,8 @@ def completion(request: GenerateRequest) -> bytes:
 async def _receive(user: UserRequest, reader: asyncio.StreamReader) -> UserRequest:
     head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
     status = int(head[0].split()[1])
-    headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:])}
     if status == TOO_MANY_REQUESTS:
-        after_s = headers.get("retry-after")
-        return user.end(RequestOutcome.REFUSED, hint_ms=None if after_s is None else 1e3 * float(after_s))
+        return user.end(RequestOutcome.REFUSED, f"status {status}")
     async for line in reader:
         if line.startswith(b"data: {") and TOKEN_MARK in line and TOKEN_MARK + b"]" not in line:
             user.arrive(line)
@@ -198,7 +179,7 @@ async def _receive(user: UserRequest, reader: asyncio.StreamReader) -> UserReque
             user.stats = _stats_of(line)
         elif line.startswith(b"data: [DONE]"):
             return user.end(RequestOutcome.SERVED)
-    return user.end(RequestOutcome.LOST, why=f"status {status}, and no end of the text")
+    return user.end(RequestOutcome.LOST, f"status {status}, and no end of the text")
 
 
 def _ids_of(line: bytes) -> list[int]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from paceline_lab.bench.resources import KINDS, ResourceWatch, Samples
 from paceline_lab.reporting.presentation import markdown_table
+from tests.chaos.resources import KINDS, ResourceWatch, Samples
 
 MEMORY = KINDS[0]
 WARM_SHARE = 1 / 2

@@ -9,7 +9,6 @@ from typing import Any, cast
 
 import pytest
 
-from paceline_lab.bench.resources import KINDS, Samples
 from tests.chaos import oracle
 from tests.chaos.asking import Ended
 from tests.chaos.blows import Moment
@@ -18,6 +17,7 @@ from tests.chaos.faults import Fault, Kind
 from tests.chaos.growth import Growth
 from tests.chaos.oracle import LIMITS, Holdings, judge
 from tests.chaos.requests import HTTP, Asked
+from tests.chaos.resources import KINDS, Samples
 from tests.chaos.shapes import PLAIN
 from tests.chaos.states import State
 

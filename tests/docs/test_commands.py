@@ -119,7 +119,7 @@ def test_a_documented_command_exists(name: str, words: list[str]) -> None:
         "paceline bench spede",
         "paceline generate --max-new-tokens many",
         "paceline coordinator --max-staged 4",
-        "python -m paceline_lab.bench.overload --sessoins 4",
+        "python -m paceline_lab.bench.gpu --sessoins 4",
         "python examples/gone.py",
         "make dmeo",
     ],

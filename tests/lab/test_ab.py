@@ -135,7 +135,7 @@ async def test_arms_share_services_by_label_and_what_starts_anew_does_so_in_each
 def answer(arrivals_s: Sequence[float], tokens: int, rounds: int) -> UserRequest:
     messages: list[Sequence[int] | bytes] = [[1] * tokens for _ in arrivals_s]
     stats = GenerationStats(rounds=rounds, committed=tokens * len(messages))
-    return UserRequest("gRPC", 0.0, RequestOutcome.SERVED, list(arrivals_s), messages, arrivals_s[-1], stats=stats)
+    return UserRequest("gRPC", 0.0, RequestOutcome.SERVED, list(arrivals_s), messages, stats=stats)
 
 
 def test_figures_of_requests_that_ran_at_once() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -66,12 +65,6 @@ class Samples:
         """Return the largest value of one kind; 0 without samples."""
         return max(self.values[kind], default=0.0)
 
-    def between(self, begin_s: float, end_s: float) -> Samples:
-        """Return the samples of a span of time."""
-        places = [place for place, at_s in enumerate(self.at_s) if begin_s <= at_s <= end_s]
-        values = {kind: [values[place] for place in places] for kind, values in self.values.items()}
-        return Samples([self.at_s[place] for place in places], values)
-
     def drift(self, kind: str) -> Drift:
         """Estimate the drift of one kind."""
         return Drift.of(self.at_s, self.values[kind])
@@ -80,9 +73,8 @@ class Samples:
 class ResourceWatch:
     """Samples processes by their labels, from the beginning on."""
 
-    def __init__(self, period_s: float = 0.5) -> None:
+    def __init__(self) -> None:
         self.samples: dict[str, Samples] = {}
-        self._period_s = period_s
         self._began = time.monotonic()
 
     @property
@@ -94,9 +86,3 @@ class ResourceWatch:
         """Take one sample of each process."""
         for label, pid in pids.items():
             self.samples.setdefault(label, Samples()).add(self.now_s, pid)
-
-    async def run(self, pids: Mapping[str, int]) -> None:
-        """Sample until cancelled."""
-        while True:
-            self.sample(pids)
-            await asyncio.sleep(self._period_s)
