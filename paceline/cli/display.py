@@ -222,11 +222,6 @@ def explanation_tables(stats: GenerationStats) -> list[RenderableType]:
     return [*tables, *outcomes, account_text(plan), *group]
 
 
-def explanation_json(stats: GenerationStats) -> dict[str, object]:
-    """The explanation under its name; empty if there is none."""
-    return {} if stats.explanation is None else {"explanation": asdict(stats.explanation)}
-
-
 def account_text(plan: PlanExplanation) -> Text:
     """The request's time compared with target-only's, and the most that it may lose."""
     overtime_ms = plan.account_ms

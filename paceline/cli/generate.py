@@ -15,10 +15,10 @@ from rich.console import Console
 
 from paceline.cli import display
 from paceline.cli.app import app
-from paceline.cli.display import explanation_json, explanation_tables, prompt_json, prompt_table
+from paceline.cli.display import prompt_json, prompt_table
 from paceline.cli.request_options import RequestOptions, open_client, read_api_key
 from paceline.cli.serve import check_models
-from paceline.cli.support import example, need_engine, write_trace
+from paceline.cli.support import example, need_engine
 from paceline.client import DEFAULT_ADDRESS, Client, Collector, Generation
 from paceline.local.settings import ServeSettings, local_settings
 from paceline.local.supervisor import SupervisedServices
@@ -41,7 +41,6 @@ class _RunOptions:
     as_json: bool
     compare: bool
     samples: int
-    trace_file: Path | None
     rounds: bool
 
 
@@ -125,10 +124,6 @@ def generate(
         ),
     ] = None,
     compare: Annotated[bool, typer.Option("--compare", help="Run again target-only and show both speeds.")] = False,
-    explain: Annotated[bool, typer.Option("--explain", help="Show why its rounds were drafted so.")] = False,
-    trace_file: Annotated[
-        Path | None, typer.Option(help="Write a timeline of the rounds for Perfetto.", show_default="none")
-    ] = None,
     rounds: Annotated[bool, typer.Option("--rounds", help="With --json: the record of every round.")] = False,
     **flags: Any,
 ) -> None:
@@ -136,7 +131,6 @@ def generate(
     messages = _messages(prompt, prompt_file, chat, system)
     shared = RequestOptions(**flags)
     require(not (compare and (as_json or n > 1)), "compare", compare, "left out with --json and --n")
-    require(trace_file is None or n == 1, "trace_file", str(trace_file), "left out with --n")
     require(as_json or not rounds, "rounds", rounds, "given with --json only")
     numbers: dict[str, Any] = {
         "temperature": temperature,
@@ -167,10 +161,9 @@ def generate(
         speculation=SpeculationSettings(
             drafter=drafter if drafter and not (local and drafter != NONE) else "",
             num_draft_tokens=shared.draft_tokens,
-            explain=explain,
         ),
     )
-    options = _RunOptions(request, as_json, compare, n, trace_file, rounds)
+    options = _RunOptions(request, as_json, compare, n, rounds)
     if local:
         settings = local_settings(model, drafter or AUTO, quantization)
         with signals_interrupt(), _local_services(settings, quiet=as_json) as services:
@@ -239,11 +232,8 @@ def _generate_at(peer: PeerSettings, api_key: str | None, timeout_s: float | Non
             _stream(client, options)
             return
         for generation in client.generate_samples(options.samples, options.request):
-            _write_trace(options, generation)
             if options.as_json:
-                document = (
-                    display.generation_json(generation) | prompt_json(generation) | explanation_json(generation.stats)
-                )
+                document = display.generation_json(generation) | prompt_json(generation)
                 if options.rounds:
                     document[EXTENSION] = {ROUNDS: rounds_json(generation.stats.records)}
                 typer.echo(json.dumps(document, ensure_ascii=False))
@@ -251,13 +241,6 @@ def _generate_at(peer: PeerSettings, api_key: str | None, timeout_s: float | Non
                 typer.echo(f"--- sample {generation.sample_index}, seed {generation.seed}\n{generation.text}")
                 if generation.prompt_logprobs:
                     Console().print(prompt_table(generation))
-                if options.request.speculation.explain:
-                    Console().print(*explanation_tables(generation.stats), sep="\n")
-
-
-def _write_trace(options: _RunOptions, generation: Generation) -> None:
-    if options.trace_file is not None:
-        write_trace(options.trace_file, generation.stats.records)
 
 
 def _stream(client: Client, options: _RunOptions) -> None:
@@ -267,9 +250,6 @@ def _stream(client: Client, options: _RunOptions) -> None:
     if ours.prompt_logprobs:
         console.print(prompt_table(ours))
     console.print(display.stats_table(ours.stats, ours.seed))
-    _write_trace(options, ours)
-    if options.request.speculation.explain:
-        console.print(*explanation_tables(ours.stats), sep="\n")
     if options.compare:
         off = SpeculationSettings(off=True)
         plain = client.generate(replace(options.request, seed=ours.seed, speculation=off, prompt_logprobs=None))

@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
 from importlib import util
-from pathlib import Path
 
-import typer
-
-from paceline.protocol.errors import InvalidInput, PacelineError
-from paceline.protocol.records import RoundRecord
-from paceline.timeline.layout import chrome_trace
+from paceline.protocol.errors import PacelineError
 
 
 def example(*commands: str) -> str:
@@ -37,16 +30,3 @@ def need_engine(command: str) -> None:
     """
     if not has_engine():
         raise PacelineError(f"`paceline {command}` needs the engine: pip install 'paceline[engine]'")
-
-
-def write_trace(file: Path, records: Sequence[RoundRecord]) -> None:
-    """Write the rounds for Perfetto, and say where.
-
-    Raises:
-        InvalidInput: the file can't be written.
-    """
-    try:
-        file.write_text(json.dumps(chrome_trace(records)))
-    except OSError as error:
-        raise InvalidInput.of("out", str(file), f"a file that can be written ({error.strerror})") from error
-    typer.echo(f"trace: {file}, {len(records)} rounds; open it in ui.perfetto.dev", err=True)

@@ -5,6 +5,7 @@ In the terminal a round is a line with a bar in the colours of its parts.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,11 +17,11 @@ from rich.text import Text
 
 from paceline.cli.app import app
 from paceline.cli.request_options import OneRequest
-from paceline.cli.support import example, write_trace
-from paceline.protocol.errors import require
+from paceline.cli.support import example
+from paceline.protocol.errors import InvalidInput, require
 from paceline.protocol.records import RoundRecord
 from paceline.runtime.options import takes_settings
-from paceline.timeline.layout import PlacedRound, place_rounds
+from paceline.timeline.layout import PlacedRound, chrome_trace, place_rounds
 from paceline.timeline.saved import read_rounds
 
 MOST_ROUNDS = 64
@@ -133,7 +134,16 @@ def trace(
     else:
         records = OneRequest(**flags).run(prompt, chat).stats.records
     if out is not None:
-        write_trace(out, records)
+        _write_trace(out, records)
     if show or (show is None and out is None):
         console = Console()
         console.print(gantt(records, console.width))
+
+
+def _write_trace(file: Path, records: Sequence[RoundRecord]) -> None:
+    """Write the rounds for Perfetto, and say where."""
+    try:
+        file.write_text(json.dumps(chrome_trace(records)))
+    except OSError as error:
+        raise InvalidInput.of("out", str(file), f"a file that can be written ({error.strerror})") from error
+    typer.echo(f"trace: {file}, {len(records)} rounds; open it in ui.perfetto.dev", err=True)

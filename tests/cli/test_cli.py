@@ -39,7 +39,6 @@ BAD_INPUT = [
     (["trace"], ("inputs given", "0", "--request")),
     (["trace", "--request", "/nowhere.json"], ("request", "'/nowhere.json'", "readable")),
     (["generate", "--prompt", "x", "--rounds"], ("rounds", "True", "--json")),
-    (["generate", "--prompt", "x", "--trace-file", "t.json", "-n", "2"], ("trace_file", "'t.json'", "--n")),
     (["generate", "--prompt", "x", "--temperature", "-1"], ("temperature", "-1.0", "[0, 100]")),
     (["generate", "--prompt", "x", "--temperature", "warm"], ("--temperature", "'warm'", "number")),
     (["generate", "--prompt", "x", "--logit-bias", "7"], ("logit_bias", "'7'", "ID=BIAS")),
