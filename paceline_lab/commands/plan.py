@@ -10,11 +10,11 @@ from rich.console import Console
 
 from paceline.cli.request_options import RoleTlsOptions
 from paceline.cli.support import example, split_commas
-from paceline.protocol.errors import InvalidInput, require
+from paceline.protocol.errors import require
 from paceline.runtime.config import DEFAULT_MODEL, EngineSettings, load_config
 from paceline.runtime.options import takes_settings
 from paceline.runtime.roles import PeerRole
-from paceline_lab.commands.extras import need_benchmarks
+from paceline_lab.commands.extras import need_benchmarks, numbers, whole_numbers
 
 if TYPE_CHECKING:
     from paceline.costs.cost_line import CostLine
@@ -107,11 +107,11 @@ def plan(
     services = _services(target_url, draft_url or [], drafter or [], tls)
     options = PlanOptions(
         target=target,
-        sample=SampleOptions(sample, _numbers("temperature", temperature), texts, answer_tokens, seed),
+        sample=SampleOptions(sample, numbers("temperature", temperature), texts, answer_tokens, seed),
         out=out,
         drafters=() if services else drafters_named(drafter or [], target),
         shapes=tuple(ProposalShape.parse(each) for each in split_commas(k)),
-        loads=_whole_numbers("sessions", sessions),
+        loads=whole_numbers("sessions", sessions),
         times=TimesOptions(
             target_line=CostLine.parse("target_line", target_line),
             draft_lines=_draft_lines(draft_line or []),
@@ -149,18 +149,6 @@ def _services(target: str, drafts: list[str], drafters: list[str], tls: RoleTlsO
         return None
     draft_peers = tuple(tls.peer_of(PeerRole.DRAFT, each) for each in drafts)
     return ServicesOptions(tls.peer_of(PeerRole.TARGET, target), draft_peers, tuple(drafters))
-
-
-def _numbers(field: str, text: str) -> tuple[float, ...]:
-    try:
-        return tuple(float(each) for each in split_commas(text))
-    except ValueError as error:
-        raise InvalidInput.of(field, text, "numbers with commas between") from error
-
-
-def _whole_numbers(field: str, text: str) -> tuple[int, ...]:
-    require(all(each.isdecimal() for each in split_commas(text)), field, text, "whole numbers with commas between")
-    return tuple(int(each) for each in split_commas(text))
 
 
 def _draft_lines(texts: list[str]) -> dict[str, CostLine]:

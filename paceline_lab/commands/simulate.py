@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,6 +12,7 @@ from paceline.cli.support import example, split_commas
 from paceline.costs.acceptance import FAN_OUT
 from paceline.protocol.errors import require
 from paceline.protocol.proposal import AUTO
+from paceline_lab.commands.extras import whole_numbers
 
 if TYPE_CHECKING:
     from paceline.costs.cost_line import CostLine
@@ -72,7 +73,7 @@ def simulate(
     if "+ahead" not in k:
         _require_absent("without N+ahead in k", fan_out=None if fan_out == FAN_OUT else fan_out)
     costs = {name: _line(name, text) for name, text in lines.items()}
-    _replay(trace, {**ways, **costs}, k, fan_out, [_whole("sessions", text) for text in split_commas(sessions)])
+    _replay(trace, {**ways, **costs}, k, fan_out, whole_numbers("sessions", sessions, least=1))
 
 
 def _require_absent(limit: str, **options: object) -> None:
@@ -85,7 +86,7 @@ def _require_absent(limit: str, **options: object) -> None:
         require(value is None or value == "", name, value, f"left out {limit}")
 
 
-def _replay(trace: Path, changes: Mapping[str, object], k: str, fan_out: int, sessions: list[int]) -> None:
+def _replay(trace: Path, changes: Mapping[str, object], k: str, fan_out: int, sessions: Sequence[int]) -> None:
     """Show a recorded run at its own settings, and at others with these changes to its services."""
     from paceline_lab.simulate.report import compare, comparison_text, replay_trace
     from paceline_lab.simulate.trace import read_trace
@@ -131,8 +132,3 @@ def _line(field: str, text: str) -> CostLine | None:
     if not text:
         return None
     return CostLine() if text == "own" else CostLine.parse(field, text)
-
-
-def _whole(field: str, text: str) -> int:
-    require(text.isdecimal() and int(text) > 0, field, text, "whole numbers, at least 1")
-    return int(text)
