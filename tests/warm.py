@@ -12,6 +12,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import faulthandler
+import fcntl
 import functools
 import gc
 import importlib
@@ -180,6 +181,30 @@ def _forget_tests(wishes: int) -> None:
     os.closerange(wishes + 1, BEYOND_OPEN)
 
 
+def compile_in_turn(worker: int) -> None:
+    """Compile what steps and draws need, each part in one of several workers; others wait and read its machine code.
+
+    A fresh checkout has none, and every process would compile for half a minute.
+    """
+    parts = ((_compile_sampling, "sampling"), (_compile_engine, "engine"))
+    for turn in range(worker, worker + len(parts)):
+        compile_part, package = parts[turn % len(parts)]
+        with (Path(__file__).parent / package / "__init__.py").open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            compile_part()
+
+
+def _compile_sampling() -> None:
+    for name in KERNELS:
+        importlib.import_module(f"paceline.sampling.{name}").warm_up()
+
+
+def _compile_engine() -> None:
+    from tests.engine import tiny
+
+    tiny.read(tiny.transformer(tiny.random_model(tiny.llama())), (1, 2, 3))
+
+
 @functools.cache
 def _load() -> None:
     """Import what a program needs, and compile; forks do so no more."""
@@ -188,8 +213,7 @@ def _load() -> None:
     import torch
 
     torch.set_num_threads(1)
-    for name in KERNELS:
-        importlib.import_module(f"paceline.sampling.{name}").warm_up()
+    _compile_sampling()
     gc.freeze()  # what is loaded by now is no fork's garbage: a collection would copy its pages
 
 
