@@ -21,7 +21,7 @@ from tests.engine import tiny
 from tests.models.saving import save_with_tokenizer
 
 RANKS = 2
-SHAPE = {"hidden_size": 512, "intermediate_size": 3072, "num_hidden_layers": 12, "num_key_value_heads": 4}
+SHAPE = {"hidden_size": 512, "intermediate_size": 3072, "num_hidden_layers": 6, "num_key_value_heads": 4}
 MIB = 1 << 20
 
 
@@ -53,21 +53,28 @@ def load_share(folder: str, rank: int, port: int, whole: bool, peaks: multiproce
     time.sleep(0.5)  # until the other has left the group
 
 
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
+    """Its folder, and its bytes as they are computed with."""
+    folder, model = tmp_path_factory.mktemp("checkpoint"), tiny.random_model(tiny.llama(**SHAPE))
+    size = sum(weight.nbytes for weight in model.parameters())
+    save_with_tokenizer(model.bfloat16(), folder)
+    return folder, size
+
+
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc")
 @pytest.mark.parametrize("whole", [False, True])
-def test_a_rank_takes_its_share_alone(tmp_path: Path, whole: bool) -> None:
-    model = tiny.random_model(tiny.llama(**SHAPE))
-    size = sum(weight.nbytes for weight in model.parameters())
-    save_with_tokenizer(model.bfloat16(), tmp_path)
+def test_a_rank_takes_its_share_alone(checkpoint: tuple[Path, int], whole: bool) -> None:
+    folder, size = checkpoint
     context = multiprocessing.get_context("spawn")
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     peaks = context.SimpleQueue()
     start = partial(context.Process, target=load_share, daemon=True)
-    ranks = [start(args=(str(tmp_path), rank, port, whole, peaks)) for rank in range(RANKS)]
+    ranks = [start(args=(str(folder), rank, port, whole, peaks)) for rank in range(RANKS)]
     for rank in ranks:
         rank.start()
     for rank in ranks:
         rank.join(60)
     peak_bytes = [peaks.get() for _ in ranks]
-    assert (max(peak_bytes) > size) is whole, f"{size} bytes in all, the ranks took {peak_bytes}"
+    assert (max(peak_bytes) > 0.9 * size) is whole, f"{size} bytes in all, the ranks took {peak_bytes}"

@@ -314,14 +314,14 @@ def test_what_bounds_a_cluster_is_named() -> None:
         return outcome(found, run_cells(found)).bottleneck
 
     crowd = {"sessions": 16, "answer_tokens": {"median": 100}}
-    rows = scenario(target={"step": [[1, 10], [17, 26]]}, traffic=crowd, seconds=4.0)
+    rows = scenario(target={"step": [[1, 10], [17, 26]]}, traffic=crowd, seconds=2.0)
     assert bottleneck(rows).startswith("rows of target steps")
     busy = scenario(traffic=crowd, coordinators={"round_ms": 2}, speculation={"k": "0", "lease": 0}, seconds=4.0)
     assert bottleneck(busy).startswith("coordinators")
-    short = scenario(target={"kv_rows": 400}, traffic=crowd, seconds=4.0)
+    short = scenario(target={"kv_rows": 400}, traffic=crowd, seconds=2.0)
     assert bottleneck(short).startswith("KV rows")
     slow = scenario(
-        traffic=crowd, drafts=[{"step": [[1, 5], [17, 80]]}], speculation={"k": "4"}, seconds=4.0
+        traffic=crowd, drafts=[{"step": [[1, 5], [17, 80]]}], speculation={"k": "4"}, seconds=2.0
     )  # fmt: skip
     assert bottleneck(slow).startswith("drafts")
-    assert bottleneck(scenario(traffic={"sessions": 1}, seconds=4.0)).startswith("none")
+    assert bottleneck(scenario(traffic={"sessions": 1}, seconds=2.0)).startswith("none")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 
 import pytest
@@ -21,6 +22,11 @@ DRAFT = CostLine(((1.0, 2.0), (257.0, 27.6)))
 SETTING = TracedSetting(alone=TARGET, draft=DRAFT)
 
 
+CELLS = ((0.0, 1), (0.5, 2), (0.8, 8), (1.0, 4))
+"""Acceptance and k: each of those of the whole table once."""
+OTHER_CELLS = sorted({*itertools.product((0.0, 0.5, 0.8, 1.0), (1, 2, 4, 8))} - {*CELLS})
+
+
 def cycle_ms(run: SimulatedRun) -> float:
     """Mean time of the first request's rounds behind its first."""
     first = run.requests[0]
@@ -32,8 +38,9 @@ def text(ranks: tuple[int, ...]) -> TracedRequest:
     return TracedRequest((0,), tuple(range(1, 1 + len(ranks))), ranks, (0.8,) * len(ranks))
 
 
-@pytest.mark.parametrize("acceptance", [0.0, 0.5, 0.8, 1.0])
-@pytest.mark.parametrize("k", [1, 2, 4, 8])
+@pytest.mark.parametrize(
+    ("acceptance", "k"), [*CELLS, *(pytest.param(*cell, marks=pytest.mark.full) for cell in OTHER_CELLS)]
+)
 def test_a_waiting_session_alone_commits_and_takes_what_the_closed_form_says(acceptance: float, k: int) -> None:
     requests = synthetic_requests(SyntheticPair.even(acceptance), 1, 800, seed=3)
     run = simulate(SETTING, requests, Policy(k, 0))
