@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor
 
-from paceline.engine.cuda.noise import check_words, log_exponentials, words
+from paceline.engine.cuda.noise import check_race, log_exponentials, words
 from paceline.protocol.errors import require
 from paceline.sampling.noise import WORD, Stream
 
@@ -34,14 +34,14 @@ class CoupledSampling(LogitsProcessor):  # type: ignore[misc]  # vLLM is where i
 
     Raises:
         InvalidInput: the rejection sampler is set to accept what it would not draw.
-        Unsupported: the device's integers are not the reference's.
+        Unsupported: the device's noise is not the reference's.
     """
 
     def __init__(self, vllm_config: Any, req_states: Any) -> None:
         speculation = vllm_config.speculative_config
         rule = EXACT_RULES[0] if speculation is None else speculation.rejection_sample_method
         require(rule in EXACT_RULES, "rejection_sample_method", rule, f"one of {', '.join(EXACT_RULES)}")
-        check_words(req_states.device)
+        check_race(req_states.device)
         slots = req_states.max_num_reqs
         # Temperature (0: not drawn here), min_p, top_k and top_p of each slot, and its seed's low and high word.
         self._chains, self._seeds = torch.zeros(slots, 4), torch.zeros(slots, 2, dtype=torch.int64)

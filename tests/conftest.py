@@ -40,6 +40,7 @@ LONGEST_FILES = (
     "e2e/test_many.py",
 )
 """Several workers begin with these: the end of a run waits for no long file."""
+os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported, which torch does where it is installed
 YOUNG_OBJECTS = 20_000
 """Between looks for garbage; the interpreter's 700 take a twentieth of a run's time."""
 

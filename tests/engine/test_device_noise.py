@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import json
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from numpy.typing import NDArray
 
 from paceline.engine.cuda import candidates, noise
 from paceline.engine.cuda.candidates import RacedRows, clear_winners
-from paceline.engine.cuda.noise import check_words, counter_of, log_exponentials, race_candidates, words
+from paceline.engine.cuda.noise import Race, check_race, counter_of, log_exponentials, race_by, race_candidates, words
 from paceline.engine.cuda.static_engine import StaticEngine
 from paceline.engine.interface import Ranking, StepItem, StepPlan
 from paceline.protocol.errors import InvalidInput, Unsupported
@@ -25,8 +27,8 @@ from paceline.protocol.sampling import NoiseKey, SamplingParams
 from paceline.protocol.session import SessionSpec
 from paceline.protocol.target import Round
 from paceline.sampling.distribution import processed_scores
-from paceline.sampling.noise import Stream
-from paceline.sampling.racing import race_best
+from paceline.sampling.noise import Stream, address_of
+from paceline.sampling.racing import race_best, race_values
 from target_service.verifier import draw_of, drawn_verdict, verify
 from tests.engine import tiny
 from tests.engine.parallel.test_parallel_engine import drawn_text, plain_text
@@ -37,6 +39,8 @@ VECTORS: dict[str, Any] = json.loads((Path(__file__).parents[1] / "vectors" / "n
 IN_ROUND_ZERO = [case for case in VECTORS["draws"] if case["round_key"] == 0]
 KEY = NoiseKey(0x1234_5678_9ABC_DEF0, 5)
 Row = NDArray[np.float32]
+LIKE_A_DEVICE: dict[str, Any] = {"over": "ignore", "divide": "ignore", "invalid": "ignore"}
+"""Of an interpreter: a device warns of nothing."""
 assert len(IN_ROUND_ZERO) >= 2, "of more than one stream and seed"
 
 
@@ -63,10 +67,29 @@ def test_logarithms_of_many() -> None:
     assert np.abs(log_exponentials(drawn)[0].numpy() - exact).max() < 2.0**-19
 
 
-def raced(logits: Row, ranking: Ranking, vocab_size: int, count: int) -> RacedRows:
+@pytest.fixture(scope="module")
+def kernel() -> Iterator[Any]:
+    """The module of Triton's race, which is interpreted, in blocks so small that rows have several."""
+    with pytest.MonkeyPatch.context() as patch:
+        pytest.importorskip("triton", reason="Triton, which comes with torch for GPUs, is not installed")
+        module = importlib.import_module("paceline.engine.cuda.race_kernel")
+        patch.setattr(module, "BLOCK_IDS", 256)
+        yield module
+
+
+@pytest.fixture(scope="module", params=["torch", "triton"])
+def race(request: pytest.FixtureRequest) -> Race:
+    """Each of the races."""
+    if request.param == "triton":
+        request.getfixturevalue("kernel")
+    return race_by(request.param)
+
+
+def raced(logits: Row, ranking: Ranking, vocab_size: int, count: int, race: Race = race_candidates) -> RacedRows:
     counters = torch.tensor([counter_of(ranking.noise, position) for position in ranking.positions])
     temperatures = torch.full((len(logits),), ranking.temperature)
-    found = race_candidates(torch.from_numpy(logits), counters, temperatures, min(count, vocab_size))
+    with np.errstate(**LIKE_A_DEVICE):
+        found = race(torch.from_numpy(logits), counters, temperatures, min(count, vocab_size))
     winners = clear_winners(found.numpy(), temperatures.numpy())
     return RacedRows(ranking, found.numpy(), vocab_size, lambda: logits, winners)
 
@@ -83,14 +106,14 @@ def defined(logits: Row, ranking: Ranking) -> list[tuple[int, ...]]:
 
 @settings(max_examples=100, deadline=None)
 @given(
-    vocab_size=st.sampled_from([1, 2, 3, 5, 8, 13, 64, 130, 1000, 5000]),
+    vocab_size=st.sampled_from([1, 2, 3, 5, 8, 13, 64, 130, 256, 1000]),
     rows=st.integers(1, 3),
     count=st.integers(1, 20),
     temperature=st.sampled_from([0.0, 1e-6, 0.01, 0.6, 1.0, 3.0]),
     seed=st.integers(0, 2**64 - 1),
 )
 def test_the_device_draws_what_the_definition_draws(
-    vocab_size: int, rows: int, count: int, temperature: float, seed: int
+    race: Race, vocab_size: int, rows: int, count: int, temperature: float, seed: int
 ) -> None:
     rng = np.random.default_rng(seed)
     made = rng.standard_normal((rows, vocab_size)) * rng.choice([0, 0.3, 3, 30, 3000])
@@ -101,7 +124,7 @@ def test_the_device_draws_what_the_definition_draws(
     positions = tuple(int(each) for each in rng.integers(1 << 32, size=rows))
     ranking = Ranking(NoiseKey(seed, 3), temperature, positions, count)
     expected = defined(logits, ranking)
-    found = raced(logits, ranking, vocab_size, count + 8)
+    found = raced(logits, ranking, vocab_size, count + 8, race)
     assert found.drawn_tokens().token_ids == tuple(tokens[0] for tokens in expected)
     for each, tokens, row in zip(found.ranked_tokens(), expected, logits, strict=True):
         assert each.token_ids == tokens
@@ -133,18 +156,19 @@ def test_a_winner_is_clear_where_no_other_can_have_won(monkeypatch: pytest.Monke
     assert clear_winners(np.array(columns), temperatures).tolist() == list(rows.values())
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_rows_with_nothing_to_draw_are_refused(bad: float) -> None:
+@pytest.mark.parametrize("bad", [np.nan, -np.float32("nan"), np.inf, -np.inf])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_rows_with_nothing_to_draw_are_refused(race: Race, bad: float, temperature: float) -> None:
     logits = np.full((1, 20), bad if bad < 0 else 0.0, np.float32)
     logits[0, 7] = bad
     with pytest.raises(InvalidInput, match="largest logit"):
-        raced(logits, Ranking(KEY, 1.0, (4,)), 20, 9).drawn_tokens()
+        raced(logits, Ranking(KEY, temperature, (4,)), 20, 9, race).drawn_tokens()
 
 
-def test_scores_that_overflow_are_read_whole() -> None:
+def test_scores_that_overflow_are_read_whole(race: Race) -> None:
     logits = np.array([[3e38, 2.9e38, *[0.0] * 30]], np.float32)
     ranking = Ranking(KEY, 0.01, (4,), 2)
-    (ranked,) = raced(logits, ranking, 32, 9).ranked_tokens()
+    (ranked,) = raced(logits, ranking, 32, 9, race).ranked_tokens()
     assert ranked.token_ids == defined(logits, ranking)[0]
     assert ranked.probabilities[0] == 1
 
@@ -257,11 +281,65 @@ def test_the_texts_catch(
     assert drawn_text(engine) != expected
 
 
-def test_other_integers_are_refused_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    check_words(torch.device("cpu"))
+def test_the_kernel_has_the_values_of_the_definition_bit_for_bit(kernel: Any) -> None:
+    """Ids, lowest first among equals, and float32 of their values: ties, masks, temperatures, several blocks."""
+    rng = np.random.default_rng(5)
+    logits = np.round(rng.standard_normal((4, 777)) * 3, 1).astype(np.float32)
+    logits[2, rng.random(777) < 0.9] = -np.inf
+    logits[3] = logits[0]
+    temperatures = np.array([1.0, 0.37, 0.7, 0.0], np.float32)
+    positions = (5, 0, (1 << 32) - 1, 9)
+    counters = torch.tensor([counter_of(KEY, position) for position in positions])
+    with np.errstate(**LIKE_A_DEVICE):
+        found = kernel.race_candidates(torch.from_numpy(logits), counters, torch.from_numpy(temperatures), 40).numpy()
+    for row, temperature, position, candidates_ in zip(logits, temperatures, positions, found, strict=True):
+        ids = np.arange(777)
+        scores = row / (temperature or np.float32(1))
+        values = race_values(scores, ids, *address_of(KEY, Stream.DRAFT, position, 0)).astype(np.float32)
+        values = values if temperature else row
+        best = np.lexsort((ids, -values))[:40]
+        expected = (values[best], best, row[best])
+        assert candidates_[2:].tolist() == np.concatenate(expected).tolist()
+        assert candidates_[0] == row.max()
+        assert candidates_[1] == pytest.approx(np.log(np.exp(scores.astype(np.float64)).sum()), abs=1e-5)
+
+
+def test_other_noise_is_refused_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_race(torch.device("cpu"))
     monkeypatch.setattr(noise, "ROUNDS", 9)
     with pytest.raises(Unsupported, match="other noise"):
-        check_words(torch.device("cpu"))
+        check_race(torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("name", "mutate"),
+    [
+        ("philox_impl", lambda plain: lambda *words: plain(*words, n_rounds=9)),
+        ("interleave", lambda plain: lambda even, odd: plain(odd, even)),
+    ],
+    ids=["nine rounds", "lanes swapped"],
+)
+def test_other_noise_of_the_kernel_is_refused_at_the_start(
+    kernel: Any, monkeypatch: pytest.MonkeyPatch, name: str, mutate: Callable[..., Any]
+) -> None:
+    check_race(torch.device("cpu"), kernel.race_candidates)
+    monkeypatch.setattr(kernel.tl, name, mutate(getattr(kernel.tl, name)))
+    with pytest.raises(Unsupported, match="other noise"):
+        check_race(torch.device("cpu"), kernel.race_candidates)
+
+
+def test_an_engine_draws_by_the_kernel(kernel: Any) -> None:
+    engine = tiny.static(tiny.random_model(tiny.llama()), kv_bytes=1 << 20, race_kernel="triton")
+    assert engine._race is kernel.race_candidates
+    assert drawn_text(engine) == plain_text(engine)
+
+
+def test_a_kernel_that_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("paceline.engine.cuda.race_kernel", raising=False)
+    monkeypatch.delitem(sys.modules, "paceline.engine.cuda.race_kernel", raising=False)
+    monkeypatch.setitem(sys.modules, "triton", None)
+    with pytest.raises(Unsupported, match=r"race_kernel = triton: .*triton"):
+        race_by("triton")
 
 
 def test_a_device_that_rounds_otherwise_changes_no_token(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ among the m best has v' ≥ w - δ ≥ t - 2δ. For scores s the error is that o
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TypeVar
 
 import numpy as np
@@ -20,11 +21,14 @@ from numpy.typing import NDArray
 
 from paceline.protocol.errors import Unsupported
 from paceline.protocol.sampling import NoiseKey
-from paceline.sampling.noise import MULTIPLIERS, ROUNDS, WEYL, WORD, Stream, random_words
+from paceline.sampling.noise import MULTIPLIERS, ROUNDS, WEYL, WORD, Stream, address_of
+from paceline.sampling.racing import race_values
 
 Number = TypeVar("Number", float, NDArray[np.float64])
 MARGIN, RELATIVE_MARGIN = 1e-3, 2.0**-20
-_CHECKED_IDS = 1027
+_CHECKED_IDS, _CHECKED = 1027, 16
+Race = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, int], torch.Tensor]
+"""As `race_candidates`."""
 
 
 def margin(value: Number) -> Number:
@@ -93,8 +97,23 @@ def race_candidates(
     return torch.cat(columns, dim=1)
 
 
-def check_words(device: torch.device) -> None:
-    """Compare a device's integers with the reference.
+def race_by(kernel: str) -> Race:
+    """The race of a setting's name: this one, or another that answers alike.
+
+    Raises:
+        Unsupported: Triton is not installed.
+    """
+    if kernel == "torch":
+        return race_candidates
+    try:
+        from paceline.engine.cuda import race_kernel
+    except ModuleNotFoundError as error:
+        raise Unsupported(f"race_kernel = {kernel}: {error}") from error
+    return race_kernel.race_candidates
+
+
+def check_race(device: torch.device, race: Race = race_candidates) -> None:
+    """Compare the best of some races on a device, and their values, with the definition.
 
     Raises:
         Unsupported: they differ.
@@ -102,10 +121,18 @@ def check_words(device: torch.device) -> None:
     keys = (NoiseKey(0), NoiseKey(0x1234_5678_9ABC_DEF0, 5), NoiseKey((1 << 64) - 1, (1 << 24) - 1))
     positions = (0, 77, WORD)
     counters = [counter_of(key, position) for key, position in zip(keys, positions, strict=True)]
-    rows = words(torch.tensor(counters, device=device), _CHECKED_IDS).cpu().numpy()
-    for key, position, row in zip(keys, positions, rows, strict=True):
-        if (row != random_words(key, Stream.DRAFT, position, _CHECKED_IDS)).any():
-            raise Unsupported(f"device {device}: its integer arithmetic gives other noise than the reference")
+    logits = torch.zeros((len(keys), _CHECKED_IDS), device=device)
+    ones = torch.ones(len(keys), device=device)
+    candidates = race(logits, torch.tensor(counters, device=device), ones, _CHECKED).cpu().numpy()
+    for key, position, row in zip(keys, positions, candidates, strict=True):
+        values, ids, _ = row[2:].reshape(3, -1)
+        by_definition = race_values(
+            np.zeros(_CHECKED_IDS, np.float32), np.arange(_CHECKED_IDS), *address_of(key, Stream.DRAFT, position, 0)
+        )
+        best = np.argsort(-by_definition)[:_CHECKED]
+        error = np.abs(values - by_definition[best])
+        if sorted(ids) != sorted(best) or not (error <= margin(by_definition[best]) / 2).all():
+            raise Unsupported(f"device {device}: its arithmetic gives other noise than the reference")
 
 
 def counter_of(key: NoiseKey, position: int, stream: Stream = Stream.DRAFT) -> tuple[int, int, int, int]:

@@ -22,7 +22,7 @@ from paceline.engine.cuda.footprint import (
 )
 from paceline.engine.cuda.graphs import StepRunner, download, host_buffer, upload
 from paceline.engine.cuda.layout import layout_of, part
-from paceline.engine.cuda.noise import check_words, race_candidates
+from paceline.engine.cuda.noise import check_race, race_by
 from paceline.engine.cuda.packing import PackedStep, blank_step, pack
 from paceline.engine.cuda.pages import PagePool, whole_pages
 from paceline.engine.forward import forward
@@ -69,10 +69,11 @@ class StaticEngine(DecoderEngine[_PageBlock]):
         """Take the pool and the static buffers.
 
         Raises:
-            Unsupported: the device's integers are not the reference's.
+            Unsupported: the device's race is not the reference's.
         """
         device = decoder.kv_shape.device
-        check_words(device)
+        self._race = race_by(decoder.settings.race_kernel)
+        check_race(device, self._race)
         with torch.inference_mode():
             self._pool = pool = PagePool(decoder.kv_shape, decoder.info.max_kv_rows)
         # Not `self`: in a cycle, an engine and its graphs would keep their memory until a collection.
@@ -177,7 +178,7 @@ class StaticEngine(DecoderEngine[_PageBlock]):
         temperatures = part(inputs, layout.temperatures).to(torch.int32).view(torch.float32)
         for start in range(0, shape.raced_rows, RACED_AT_ONCE):
             rows = slice(start, min(start + RACED_AT_ONCE, shape.raced_rows))
-            candidates = race_candidates(buffers.logits[rows], counters[rows], temperatures[rows], shape.candidates)
+            candidates = self._race(buffers.logits[rows], counters[rows], temperatures[rows], shape.candidates)
             buffers.candidates[rows].copy_(candidates)
 
     def _make_buffers(self, integers: int, rows: int, candidate_numbers: int, states: torch.Tensor) -> _Buffers:

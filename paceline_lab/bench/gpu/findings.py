@@ -19,7 +19,7 @@ from torch.nn import functional
 from paceline.engine.cuda.buckets import PAGE_ROWS, common_shapes
 from paceline.engine.cuda.footprint import static_bytes
 from paceline.engine.cuda.graphs import GraphRunner
-from paceline.engine.cuda.noise import race_candidates
+from paceline.engine.cuda.noise import Race, check_race, race_by, race_candidates
 from paceline.engine.cuda.static_engine import StaticEngine
 from paceline.engine.interface import Ranking, StepItem, StepPlan
 from paceline.engine.memory import workspace_bytes
@@ -136,13 +136,25 @@ def long_session(ground: Ground) -> tuple[str, bool]:
 
 
 def races(ground: Ground) -> tuple[str, bool]:
-    """Race rows of the vocabulary."""
+    """Race rows of the vocabulary, on a GPU by both kernels."""
+    text, shows = _race_ms(ground, race_candidates)
+    if ground.device.type == "cuda":
+        try:
+            race = race_by("triton")
+            check_race(ground.device, race)
+            text += f"; in Triton's kernel, which is right: {_race_ms(ground, race)[0]}"
+        except Exception as error:  # noqa: BLE001  # it has never run: what it raises is what a report should tell
+            text += f"; Triton's kernel: {error!r}"
+    return text, shows
+
+
+def _race_ms(ground: Ground, race: Race) -> tuple[str, bool]:
     vocab_size, times = ground.engine.info.fingerprint.vocab_size, []
     for rows in (1, 32):
         logits = ground.random(rows, vocab_size, dtype=torch.float32)
         counters = torch.ones((rows, 4), dtype=torch.int64, device=ground.device)
         ones = torch.ones(rows, device=ground.device)
-        times.append(ground.ms(partial(race_candidates, logits, counters, ones, 16)))
+        times.append(ground.ms(partial(race, logits, counters, ones, 16)))
     return f"without a graph: {times[0]:.3f} ms for a row, {times[1]:.3f} for 32", times[0] > RACE_MS
 
 
