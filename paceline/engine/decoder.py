@@ -34,7 +34,7 @@ from paceline.engine.cpu.row_products import PanelLinear, has_wide_vectors, in_i
 from paceline.engine.cpu.thread_pool import ThreadPool
 from paceline.engine.cuda.buckets import PAGE_ROWS, common_shapes
 from paceline.engine.cuda.device import choose_kernels, empty_caches
-from paceline.engine.cuda.graphs import GraphRunner, runner_for
+from paceline.engine.cuda.graphs import runner_for
 from paceline.engine.cuda.static_engine import StaticEngine
 from paceline.engine.fingerprint import RAGGED, STATIC, numeric_fingerprint
 from paceline.engine.hidden_states import feature_offer
@@ -134,7 +134,7 @@ def build_engine(
         model, settings, facts.attention, facts.max_length, packs=packs, static=static, features=features
     )
     logger.info("%s", memory)
-    info = facts.info(_kv_rows(memory, settings, static=static))
+    info = facts.info(whole_kv_rows(memory, settings, static=static))
     panel_type, row_decoder = None if static else panel_dtype(model, settings), None
     if panel_type == torch.int8:
         round_linears(model)
@@ -201,27 +201,45 @@ def _check_many_rows(engine: TransformerEngine, reference: PlainReference) -> No
 
 def _build_static(decoder: ServedDecoder, reference: PlainReference) -> Engine:
     """A static engine whose steps have been checked as they are, while they are captured, and replayed."""
-    runner = runner_for(decoder.kv_shape.device, graphs=decoder.settings.cuda_graphs)
-    engine = StaticEngine(decoder, runner)
+    engine = StaticEngine(decoder, runner_for(decoder.kv_shape.device, graphs=decoder.settings.cuda_graphs))
     with _attending(engine, reference.attention):
         self_check(engine, reference)
-        if isinstance(runner, GraphRunner):
-            _check_captured(engine, reference, decoder.settings.max_num_seqs)
+        if capture_common(engine, decoder.settings, reference.model):
+            _check_captured(engine, reference)
     return engine
 
 
-def _check_captured(engine: StaticEngine, reference: PlainReference, max_sessions: int) -> None:
-    """Capture common shapes; repeat the self-check while steps are captured and replayed; all three with states."""
+def capture_common(engine: StaticEngine, settings: EngineSettings, name: str, *, raced: bool = True) -> bool:
+    """Capture common shapes, where steps are captured at all; returns whether they are.
+
+    `raced`: as for `common_shapes`.
+
+    Raises:
+        Unsupported: a step can't be captured.
+    """
     info, kinds = engine.info, len(engine.attention.kinds)
+    if engine.has_graphs:
+        lengths = (settings.max_num_seqs, info.longest_session, info.fingerprint.vocab_size)
+        with _capturing(name):
+            engine.warm_up(common_shapes(*lengths, kinds, raced=raced))
+    return engine.has_graphs
+
+
+def _check_captured(engine: StaticEngine, reference: PlainReference) -> None:
+    """Repeat the self-check while steps are captured and replayed; all three with states."""
     watching = FeatureNeed((EMBEDDING, FINAL)) if engine.info.features is not None else NO_FEATURES
-    try:
-        engine.warm_up(common_shapes(max_sessions, info.longest_session, info.fingerprint.vocab_size, kinds))
+    with _capturing(reference.model):
         for need in (NO_FEATURES, NO_FEATURES, watching, watching, watching):
             self_check(engine, reference, need)
+
+
+@contextmanager
+def _capturing(name: str) -> Iterator[None]:
+    try:
+        yield
     except RuntimeError as error:
         raise Unsupported(
-            f"{reference.model}: its forward pass can't be captured as a CUDA graph ({error}); "
-            "set cuda_graphs = false"
+            f"{name}: its forward pass can't be captured as a CUDA graph ({error}); set cuda_graphs = false"
         ) from error
 
 
@@ -272,7 +290,12 @@ def examine(
         raise Unsupported(f"{type(model).__name__} in reproducible mode: {attention.uncompilable}")
     if static is None:
         is_uniform = attention.shape.uniform_layer is not None
-        static = model.device.type == "cuda" and not settings.reproducible and is_uniform and not attention.mixers
+        static = (
+            (device or model.device).type == "cuda"
+            and not settings.reproducible
+            and is_uniform
+            and not attention.mixers
+        )
     refuse_states(model, attention, reproducible=settings.reproducible, static=static)
     set_threads(settings.threads)
     choose_kernels(device or model.device, shapes_grow=not (static or settings.reproducible))
@@ -286,7 +309,7 @@ def examine(
     return DecoderFacts(fingerprint, max_length, attention, static, feature_offer(model), frozenset(read_outside))
 
 
-def _kv_rows(memory: MemoryPlan, settings: EngineSettings, *, static: bool) -> int:
+def whole_kv_rows(memory: MemoryPlan, settings: EngineSettings, *, static: bool) -> int:
     """Rows of the KV budget, whole pages if static.
 
     In reproducible mode whole buckets, with room for the two sessions of the self-check.

@@ -20,7 +20,7 @@ from paceline.engine.cuda.footprint import (
     STATIC_STATES,
     static_rows,
 )
-from paceline.engine.cuda.graphs import StepRunner, download, host_buffer, upload
+from paceline.engine.cuda.graphs import GraphRunner, StepRunner, download, host_buffer, upload
 from paceline.engine.cuda.layout import layout_of, part
 from paceline.engine.cuda.noise import check_race, race_by
 from paceline.engine.cuda.packing import PackedStep, blank_step, pack
@@ -85,7 +85,15 @@ class StaticEngine(DecoderEngine[_PageBlock]):
         with torch.inference_mode():
             states = torch.empty((STATIC_STATES, self._hidden), dtype=decoder.kv_shape.dtype, device=device)
             rows = static_rows(decoder.settings)
+            # A rank has logits of its share alone, and a padded vocabulary more than are used.
+            vocab_size, head = self.info.fingerprint.vocab_size, self._model.get_output_embeddings()
+            self._width: int = min(vocab_size, getattr(head, "out_features", vocab_size))
             self._static = self._make_buffers(INPUT_INTEGERS, rows, rows * CANDIDATE_NUMBERS, states)
+
+    @property
+    def has_graphs(self) -> bool:
+        """Whether steps are captured."""
+        return isinstance(self._runner, GraphRunner)
 
     @torch.inference_mode()
     def warm_up(self, shapes: Sequence[StepShape]) -> None:
@@ -173,7 +181,7 @@ class StaticEngine(DecoderEngine[_PageBlock]):
         states = dict(zip(shape.feature_layers, buffers.states, strict=True))
         with capture_states(self._model, shape.feature_layers, out=states):
             logits = forward(self._model, attention, ids[None], positions[None], part(inputs, layout.logit_rows))
-        buffers.logits.copy_(logits[:, : buffers.logits.shape[1]])
+        buffers.logits.copy_(logits[:, : self._width])
         counters = part(inputs, layout.counters)
         temperatures = part(inputs, layout.temperatures).to(torch.int32).view(torch.float32)
         for start in range(0, shape.raced_rows, RACED_AT_ONCE):
@@ -185,7 +193,7 @@ class StaticEngine(DecoderEngine[_PageBlock]):
         device = self._kv_shape.device
         return _Buffers(
             torch.empty(integers, dtype=torch.int64, device=device),
-            torch.empty((rows, self.info.fingerprint.vocab_size), dtype=torch.float32, device=device),
+            torch.empty((rows, self._width), dtype=torch.float32, device=device),
             torch.empty(candidate_numbers, dtype=torch.float64, device=device),
             states,
         )

@@ -10,11 +10,15 @@ import torch
 from transformers import PreTrainedModel
 
 from paceline.engine.attention import SINKS, AttentionFacts
-from paceline.engine.checks import PlainReference, plain_reference
+from paceline.engine.checks import PlainReference, plain_reference, self_check
 from paceline.engine.cpu.fused import fuse_layers
 from paceline.engine.cpu.linear import can_pack, pack_linears
-from paceline.engine.decoder import DecoderFacts, examine
+from paceline.engine.cuda.device import empty_caches
+from paceline.engine.cuda.graphs import runner_for
+from paceline.engine.cuda.static_engine import StaticEngine
+from paceline.engine.decoder import DecoderFacts, capture_common, examine, whole_kv_rows
 from paceline.engine.fingerprint import weights_digest
+from paceline.engine.interface import Engine
 from paceline.engine.memory import plan_memory
 from paceline.engine.own_attention import ALIBI
 from paceline.engine.parallel.draws import vocabulary_shares
@@ -33,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 def load_decoder_share(
     model: str, settings: EngineSettings, group: RankGroup, device: torch.device
-) -> tuple[TransformerEngine, PlainReference | None]:
+) -> tuple[TransformerEngine | StaticEngine, PlainReference | None]:
     """Load one rank's share; settings are those of one rank.
 
     Returns:
@@ -55,11 +59,13 @@ def build_share(
     name: str,
     group: RankGroup,
     device: torch.device,
-) -> tuple[TransformerEngine, PlainReference | None]:
+    *,
+    static: bool | None = None,
+) -> tuple[TransformerEngine | StaticEngine, PlainReference | None]:
     """Make one rank's engine of a whole decoder on the host, of which it keeps its share, in the dtype to serve in.
 
     Returns:
-        As `load_decoder_share`.
+        As `load_decoder_share`; `static` as for `build_engine`.
 
     Raises:
         InvalidInput, Unsupported: as for `build_engine`; or the degree doesn't fit the model.
@@ -70,7 +76,7 @@ def build_share(
     dtype = own_or_dtype if isinstance(own_or_dtype, torch.dtype) else model.dtype
     with refusing_network(name), computing_in(model, dtype):
         check_degree(model.config, group.size)
-        facts = examine(model, tokenizer, settings, name, ranks=group.size, device=device, dtype=dtype)
+        facts = examine(model, tokenizer, settings, name, ranks=group.size, device=device, dtype=dtype, static=static)
         _refuse_attention(type(model).__name__, facts.attention, group.size)
         # How many rows fit is known once the weights are in place; what the check needs always fits.
         reference = replace(_reference(model, facts), dtype=dtype) if group.rank == 0 else None
@@ -80,14 +86,34 @@ def build_share(
     torch.nn.Module.to(model, device)  # what transformers annotates of `to` is not its own
     shape = replace(facts.attention.shape, dtype=dtype)
     attention = replace(facts.attention, shape=shard_shape(shape, group.size, device))
-    memory = plan_memory(model, settings, attention, facts.max_length, packs=can_pack(model))
+    packs, static = can_pack(model), facts.static
+    memory = plan_memory(
+        model, settings, attention, facts.max_length, packs=packs, static=static, features=facts.features
+    )
     logger.info("rank %d: %s", group.rank, memory)
-    if can_pack(model):
+    if packs or static:
         fuse_layers(model)
+        empty_caches(device)
+    if packs:
         pack_linears(model, exclude=facts.read_outside)
     same = json.dumps([facts.fingerprint.tokenizer, vocab_size, facts.max_length, str(model.dtype), digest])
-    rows = group.agree(same, memory.kv // attention.shape.row_bytes)
-    return TransformerEngine(ServedDecoder(model, facts.info(rows), attention, settings)), reference
+    rows = group.agree(same, whole_kv_rows(memory, settings, static=static))
+    decoder = ServedDecoder(model, facts.info(rows), attention, settings)
+    if not static:
+        return TransformerEngine(decoder), reference
+    engine = StaticEngine(decoder, runner_for(device, graphs=settings.cuda_graphs))
+    capture_common(engine, settings, name, raced=False)  # all ranks at once: sums are part of a step
+    return engine, reference
+
+
+def check_ranks(engine: Engine, own: Engine, reference: PlainReference) -> None:
+    """Check all ranks' engine; where steps of rank 0's own are captured, before, meanwhile and replayed.
+
+    Raises:
+        Unsupported: as `self_check`.
+    """
+    for _ in range(3 if isinstance(own, StaticEngine) and own.has_graphs else 1):
+        self_check(engine, reference)
 
 
 def _reference(model: PreTrainedModel, facts: DecoderFacts) -> PlainReference:

@@ -105,6 +105,10 @@ class ParallelEngine(WrappedEngine):
 
     def _beat(self) -> None:
         while not self._stopped.wait(BEAT_SECONDS):
+            if not self._turn.acquire(timeout=self._group.step_seconds):
+                self._on_lost(f"a step has taken {self._group.step_seconds:g} s")
+                return
+            self._turn.release()
             try:
                 self._tell(Beat())
             except PeerUnavailable:

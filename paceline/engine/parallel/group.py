@@ -47,7 +47,10 @@ class RankGroup:
     Attributes:
         rank: this process's number; 0 serves.
         size: number of ranks.
+        step_seconds: longest time of a step; -1: its sums have limits of their own, which those in a graph have not.
     """
+
+    step_seconds = -1.0
 
     def __init__(self, place: Place, device: torch.device, listener: int | None = None) -> None:
         """Join the group; returns once all ranks have.
@@ -63,6 +66,8 @@ class RankGroup:
         self.rank, self.size = place.rank, place.size
         patience = datetime.timedelta(seconds=JOIN_SECONDS)
         sums = "nccl" if device.type == "cuda" else "gloo"
+        if device.type == "cuda":
+            self.step_seconds = COLLECTIVE_SECONDS
         dist.init_process_group(
             "gloo", store=_store(place, listener), rank=place.rank, world_size=place.size, timeout=patience
         )

@@ -55,9 +55,9 @@ def lead(
     own, reference = _load_share(model, settings, place, group, device)
     engine = ParallelEngine(own, group, on_lost)
     if reference is not None:
-        from paceline.engine.checks import self_check
+        from paceline.engine.parallel.decoder import check_ranks
 
-        self_check(engine, reference)
+        check_ranks(engine, own, reference)
     return engine
 
 

@@ -14,13 +14,13 @@ import torch
 import torch.distributed as dist
 from transformers import PreTrainedModel
 
-from paceline.engine.checks import PlainReference, self_check
+from paceline.engine.checks import PlainReference
 from paceline.engine.cpu.fused import FusedLayer
 from paceline.engine.cpu.linear import PackedLinear, can_pack
 from paceline.engine.cpu.row_products import PanelLinear
 from paceline.engine.cuda.static_engine import StaticEngine
 from paceline.engine.interface import Draw, Engine, Logits, StepItem, StepPlan
-from paceline.engine.parallel.decoder import build_share
+from paceline.engine.parallel.decoder import build_share, check_ranks
 from paceline.engine.parallel.engine import ParallelEngine, follow
 from paceline.engine.parallel.group import RankGroup
 from paceline.engine.parallel.place import Place, place_from
@@ -38,8 +38,13 @@ T = TypeVar("T")
 CPU = torch.device("cpu")
 
 
-def share_of(model: PreTrainedModel, group: ThreadRanks) -> tuple[Engine, PlainReference | None]:
-    return build_share(model, TableTokenizer(tiny.VOCAB, None), tiny.THREAD, "tiny", group, CPU)
+SETTINGS = tiny.THREAD.model_copy(update={"kv_bytes": 1 << 20, "max_num_seqs": 8})
+
+
+def share_of(
+    model: PreTrainedModel, group: RankGroup, *, static: bool = False
+) -> tuple[Engine, PlainReference | None]:
+    return build_share(model, TableTokenizer(tiny.VOCAB, None), SETTINGS, "tiny", group, CPU, static=static)
 
 
 def in_parallel(
@@ -47,6 +52,8 @@ def in_parallel(
     degree: int,
     work: Callable[[ParallelEngine, ThreadRanks], T],
     file_dtype: torch.dtype = torch.float32,
+    *,
+    static: bool = False,
 ) -> T:
     """Run `work` on rank 0's engine, which has passed the check that every engine must."""
     model = tiny.random_model(config())
@@ -55,17 +62,19 @@ def in_parallel(
     copies = [copy.deepcopy(model) for _ in range(degree)]
 
     def leader(group: ThreadRanks) -> T:
-        own, reference = share_of(copies[0], group)
+        own, reference = share_of(copies[0], group, static=static)
         engine = ParallelEngine(own, group)
         assert reference is not None
         try:
-            self_check(engine, reference)
+            check_ranks(engine, own, reference)
             group.exchanged = 0
             return work(engine, group)
         finally:
             engine.stop()
 
-    return run_ranks(degree, leader, lambda group: follow(share_of(copies[group.rank], group)[0], group))
+    return run_ranks(
+        degree, leader, lambda group: follow(share_of(copies[group.rank], group, static=static)[0], group)
+    )
 
 
 def four_heads() -> Any:
@@ -114,9 +123,10 @@ def schedule(engine: Engine) -> list[Logits]:
 
 @pytest.mark.parametrize("family", list(SHARDED))
 @pytest.mark.parametrize("degree", [1, 2, 4])
-def test_ranks_make_the_logits_of_one_engine(family: str, degree: int) -> None:
+@pytest.mark.parametrize("static", [False, True])
+def test_ranks_make_the_logits_of_one_engine(family: str, degree: int, static: bool) -> None:
     engine, _ = tiny.engine_and_plain(SHARDED[family]())
-    together = in_parallel(SHARDED[family], degree, lambda parallel, _: schedule(parallel))
+    together = in_parallel(SHARDED[family], degree, lambda parallel, _: schedule(parallel), static=static)
     for mine, theirs in zip(together, schedule(engine), strict=True):
         assert mine.shape == theirs.shape
         np.testing.assert_allclose(mine, theirs, atol=tiny.TOLERANCE, rtol=0)
@@ -170,9 +180,12 @@ def _text(engine: Engine, step: Callable[[StepPlan, Draw], Any]) -> list[int]:
 
 
 @pytest.mark.parametrize("degree", [1, 2, 4])
-def test_ranks_write_the_text_of_one_engine_and_send_a_few_bytes_a_token(degree: int) -> None:
+@pytest.mark.parametrize("static", [False, True])
+def test_ranks_write_the_text_of_one_engine_and_send_a_few_bytes_a_token(degree: int, static: bool) -> None:
     engine, _ = tiny.engine_and_plain(four_heads())
-    written, sent = in_parallel(four_heads, degree, lambda parallel, group: (drawn_text(parallel), group.exchanged))
+    written, sent = in_parallel(
+        four_heads, degree, lambda parallel, group: (drawn_text(parallel), group.exchanged), static=static
+    )
     assert written == plain_text(engine)
     assert sent == 40 * 24, "value, id and mass of one row a token; no logits"
 
