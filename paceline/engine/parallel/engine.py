@@ -51,7 +51,8 @@ class ParallelEngine(WrappedEngine):
         self._on_lost = on_lost
         self._group = group
         self._failure: PeerUnavailable | None = None
-        self._turn = threading.Lock()
+        self._turn = threading.RLock()
+        self._calls = 0
         self._stopped = threading.Event()
         threading.Thread(target=self._beat, name="rank-beats", daemon=True).start()
 
@@ -93,6 +94,7 @@ class ParallelEngine(WrappedEngine):
         with self._turn:
             if self._failure is not None:
                 raise PeerUnavailable(self._failure.message)
+            self._calls += 1
             try:
                 yield
             except PacelineError:
@@ -105,14 +107,18 @@ class ParallelEngine(WrappedEngine):
 
     def _beat(self) -> None:
         while not self._stopped.wait(BEAT_SECONDS):
+            calls = self._calls
             if not self._turn.acquire(timeout=self._group.step_seconds):
+                if self._calls > calls:
+                    continue
                 self._on_lost(f"a step has taken {self._group.step_seconds:g} s")
                 return
-            self._turn.release()
             try:
                 self._tell(Beat())
             except PeerUnavailable:
                 return
+            finally:
+                self._turn.release()
 
 
 def follow(engine: Engine, group: RankGroup) -> None:
