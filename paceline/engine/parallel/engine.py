@@ -114,7 +114,8 @@ class ParallelEngine(WrappedEngine):
                 self._on_lost(f"a step has taken {self._group.step_seconds:g} s")
                 return
             try:
-                self._tell(Beat())
+                if not self._stopped.is_set():  # the others leave once they have been told to stop
+                    self._tell(Beat())
             except PeerUnavailable:
                 return
             finally:
