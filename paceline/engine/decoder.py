@@ -209,10 +209,10 @@ def _build_static(decoder: ServedDecoder, reference: PlainReference) -> Engine:
     return engine
 
 
-def capture_common(engine: StaticEngine, settings: EngineSettings, name: str, *, raced: bool = True) -> bool:
+def capture_common(engine: StaticEngine, settings: EngineSettings, name: str, *, with_race: bool = True) -> bool:
     """Capture common shapes, where steps are captured at all; returns whether they are.
 
-    `raced`: as for `common_shapes`.
+    `with_race`: as for `common_shapes`.
 
     Raises:
         Unsupported: a step can't be captured.
@@ -221,7 +221,7 @@ def capture_common(engine: StaticEngine, settings: EngineSettings, name: str, *,
     if engine.has_graphs:
         lengths = (settings.max_num_seqs, info.longest_session, info.fingerprint.vocab_size)
         with _capturing(name):
-            engine.warm_up(common_shapes(*lengths, kinds, raced=raced))
+            engine.warm_up(common_shapes(*lengths, kinds, with_race=with_race))
     return engine.has_graphs
 
 

@@ -107,18 +107,18 @@ class StepShape:
 
 
 def common_shapes(
-    max_sessions: int, max_length: int, vocab_size: int, kinds: int, *, raced: bool = True
+    max_sessions: int, max_length: int, vocab_size: int, kinds: int, *, with_race: bool = True
 ) -> tuple[StepShape, ...]:
     """Shapes of steps in which every session has as many rows, largest first, so that later ones fit their memory.
 
-    `raced`: whether rows are drawn where they are computed; if not, their logits are returned.
+    `with_race`: whether rows are drawn where they are computed; if not, their logits are returned.
     """
     lengths = sorted({length_bucket(rows) for rows in range(1, min(max_length, COMMON_LENGTH) + 1, MIN_LENGTH // 2)})
     sessions = [1 << power for power in range(count_bucket(min(max_sessions, COMMON_SESSIONS)).bit_length())]
     groups = [GroupShape(each, rows, length, 0) for each in sessions for rows in COMMON_ROWS for length in lengths]
     groups.sort(key=lambda group: (group.queries, group.sessions * group.length), reverse=True)
-    count = candidate_count(1, vocab_size) if raced else 0
-    rows = [(group.queries, 0) if raced else (0, group.queries) for group in groups]
+    count = candidate_count(1, vocab_size) if with_race else 0
+    rows = [(group.queries, 0) if with_race else (0, group.queries) for group in groups]
     return tuple(
         StepShape(sum(each), (group,), *each, count, kinds) for group, each in zip(groups, rows, strict=True)
     )

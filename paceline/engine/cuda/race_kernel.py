@@ -31,8 +31,8 @@ def race_candidates(
     _race[(rows, blocks)](
         logits, counters, temperatures, keys, *sums, vocab_size, logits.stride(0), block_ids=BLOCK_IDS, best=count
     )
-    chosen = keys.flatten(1).topk(count, dim=1).values
-    ids, high = WORD - (chosen & WORD), (chosen >> 32).int()
+    best_keys = keys.flatten(1).topk(count, dim=1).values
+    ids, high = WORD - (best_keys & WORD), (best_keys >> 32).int()
     values = (high ^ ((high >> 31) & _VALUE_BITS)).view(torch.float32)
     columns = (sums[0].amax(dim=1, keepdim=True), sums[1].logsumexp(dim=1, keepdim=True), values)
     return torch.cat((*(each.double() for each in columns), ids.double(), logits.gather(1, ids).double()), dim=1)
@@ -74,8 +74,8 @@ def _race(  # type: ignore[no-untyped-def]  # the kernel's arguments are address
         exponentials = -tl.log(1.0 - (words.to(tl.float64) + 0.5) * (1.0 / 4294967296.0))
         values = (scores.to(tl.float64) - tl.log(exponentials.to(tl.float32).to(tl.float64))).to(tl.float32)
     bits = values.to(tl.int32, bitcast=True)
-    ordered = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64)
-    own_keys = tl.where(inside, (ordered << 32) | (0xFFFFFFFF - ids.to(tl.int64)), -(2**63))
+    sortable = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64)
+    own_keys = tl.where(inside, (sortable << 32) | (0xFFFFFFFF - ids.to(tl.int64)), -(2**63))
     place = row * tl.num_programs(1) + block
     for rank in range(best):
         top_key = tl.max(own_keys, axis=0)

@@ -102,7 +102,7 @@ def build_share(
     if not static:
         return TransformerEngine(decoder), reference
     engine = StaticEngine(decoder, runner_for(device, graphs=settings.cuda_graphs))
-    capture_common(engine, settings, name, raced=False)  # all ranks at once: sums are part of a step
+    capture_common(engine, settings, name, with_race=False)  # all ranks at once: sums are part of a step
     return engine, reference
 
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from paceline.engine.cuda.buckets import common_shapes
+from paceline.engine.decoder import capture_common
 from paceline.engine.interface import Logits, StepItem, StepPlan
 from paceline.engine.parallel import decoder, engine
 from paceline.engine.parallel.engine import ParallelEngine, follow
@@ -74,9 +75,9 @@ def test_other_sums_have_other_bits(by_processes: list[Logits], monkeypatch: pyt
             np.testing.assert_array_equal(theirs, mine)
 
 
-@pytest.mark.parametrize("raced", [False, True])
-def test_ranks_capture_the_same_steps_at_the_start(monkeypatch: pytest.MonkeyPatch, raced: bool) -> None:
-    """`raced`: a mutant, which captures steps that ranks don't have: their logits are drawn from on the host."""
+@pytest.mark.parametrize("with_race", [False, True])
+def test_ranks_capture_the_same_steps_at_the_start(monkeypatch: pytest.MonkeyPatch, with_race: bool) -> None:
+    """`with_race`: a mutant, which captures steps that ranks don't have: their logits are drawn from on the host."""
     runners: list[Capturing] = []
 
     def runner_for(device: torch.device, *, graphs: bool) -> Capturing:
@@ -84,9 +85,8 @@ def test_ranks_capture_the_same_steps_at_the_start(monkeypatch: pytest.MonkeyPat
         return runners[-1]
 
     monkeypatch.setattr(decoder, "runner_for", runner_for)
-    if raced:
-        capture = decoder.capture_common
-        monkeypatch.setattr(decoder, "capture_common", lambda *args, **_: capture(*args))
+    if with_race:
+        monkeypatch.setattr(decoder, "capture_common", lambda *args, **_: capture_common(*args))
 
     def replays(parallel: ParallelEngine, _: Any) -> int:
         before = runners[0].replays
@@ -95,19 +95,19 @@ def test_ranks_capture_the_same_steps_at_the_start(monkeypatch: pytest.MonkeyPat
         parallel.close(1)
         return runners[0].replays - before
 
-    replayed = in_parallel(four_heads, RANKS, replays, static=True)
-    assert replayed == 1 or raced
+    count = in_parallel(four_heads, RANKS, replays, static=True)
+    assert count == 1 or with_race
     first, second = (set(runner._bodies) for runner in runners)
     assert first == second
-    shapes = common_shapes(SETTINGS.max_num_seqs, tiny.CONTEXT, tiny.VOCAB, 1, raced=False)
-    assert (first >= set(shapes)) is not raced
+    shapes = common_shapes(SETTINGS.max_num_seqs, tiny.CONTEXT, tiny.VOCAB, 1, with_race=False)
+    assert (first >= set(shapes)) is not with_race
 
 
-@pytest.mark.parametrize("limited", [True, False])
-def test_a_step_that_takes_too_long_ends_the_group(monkeypatch: pytest.MonkeyPatch, limited: bool) -> None:
+@pytest.mark.parametrize("has_limit", [True, False])
+def test_a_step_that_takes_too_long_ends_the_group(monkeypatch: pytest.MonkeyPatch, has_limit: bool) -> None:
     """Sums within a graph have no limit of their own; without one (a mutant) nobody notices a rank that hangs."""
     monkeypatch.setattr(engine, "BEAT_SECONDS", 0.01)
-    monkeypatch.setattr(ThreadRanks, "step_seconds", 0.05 if limited else -1.0)
+    monkeypatch.setattr(ThreadRanks, "step_seconds", 0.05 if has_limit else -1.0)
     reasons: list[str] = []
     lost, go_on = threading.Event(), threading.Event()
 
@@ -121,10 +121,10 @@ def test_a_step_that_takes_too_long_ends_the_group(monkeypatch: pytest.MonkeyPat
         leader = ParallelEngine(tiny.build(tiny.random_model(four_heads())), group, on_lost)
         worker = threading.Thread(target=lambda: leader.step_and_draw(StepPlan(()), ()))
         worker.start()
-        assert lost.wait(5 if limited else 0.3) is limited
+        assert lost.wait(5 if has_limit else 0.3) is has_limit
         go_on.set()
         worker.join()
         leader.stop()
 
     run_ranks(1, lead, lambda group: None)
-    assert reasons == ["a step has taken 0.05 s"] * limited
+    assert reasons == ["a step has taken 0.05 s"] * has_limit
