@@ -26,7 +26,7 @@ from paceline.sampling.racing import race_values
 
 Number = TypeVar("Number", float, NDArray[np.float64])
 MARGIN, RELATIVE_MARGIN = 1e-3, 2.0**-20
-_CHECKED_IDS, _CHECKED = 1027, 16
+_CHECKED_IDS, _BEST_IDS = 1027, 16
 Race = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, int], torch.Tensor]
 """As `race_candidates`."""
 
@@ -123,13 +123,13 @@ def check_race(device: torch.device, race: Race = race_candidates) -> None:
     counters = [counter_of(key, position) for key, position in zip(keys, positions, strict=True)]
     logits = torch.zeros((len(keys), _CHECKED_IDS), device=device)
     ones = torch.ones(len(keys), device=device)
-    candidates = race(logits, torch.tensor(counters, device=device), ones, _CHECKED).cpu().numpy()
+    candidates = race(logits, torch.tensor(counters, device=device), ones, _BEST_IDS).cpu().numpy()
     for key, position, row in zip(keys, positions, candidates, strict=True):
         values, ids, _ = row[2:].reshape(3, -1)
         by_definition = race_values(
             np.zeros(_CHECKED_IDS, np.float32), np.arange(_CHECKED_IDS), *address_of(key, Stream.DRAFT, position, 0)
         )
-        best = np.argsort(-by_definition)[:_CHECKED]
+        best = np.argsort(-by_definition)[:_BEST_IDS]
         error = np.abs(values - by_definition[best])
         if sorted(ids) != sorted(best) or not (error <= margin(by_definition[best]) / 2).all():
             raise Unsupported(f"device {device}: its arithmetic gives other noise than the reference")

@@ -109,11 +109,11 @@ def test_a_step_that_takes_too_long_ends_the_group(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(engine, "BEAT_SECONDS", 0.01)
     monkeypatch.setattr(ThreadRanks, "step_seconds", 0.05 if has_limit else -1.0)
     reasons: list[str] = []
-    lost, go_on = threading.Event(), threading.Event()
+    has_ended, go_on = threading.Event(), threading.Event()
 
     def on_lost(reason: str) -> None:
         reasons.append(reason)
-        lost.set()
+        has_ended.set()
 
     monkeypatch.setattr(engine, "run_step", lambda *_: go_on.wait(10))
 
@@ -121,7 +121,7 @@ def test_a_step_that_takes_too_long_ends_the_group(monkeypatch: pytest.MonkeyPat
         leader = ParallelEngine(tiny.build(tiny.random_model(four_heads())), group, on_lost)
         worker = threading.Thread(target=lambda: leader.step_and_draw(StepPlan(()), ()))
         worker.start()
-        assert lost.wait(5 if has_limit else 0.3) is has_limit
+        assert has_ended.wait(5 if has_limit else 0.3) is has_limit
         go_on.set()
         worker.join()
         leader.stop()
