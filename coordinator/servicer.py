@@ -178,13 +178,14 @@ class GenerationServicer(pb_grpc.GenerationServiceServicer):
             raise InternalError("the rounds ended before the text did")
         if task.acceptance is Acceptance.COUPLED:  # the noise of others may come again (`exactness` §1a)
             self._library.keep(task.tenant, sequence.ids[len(task.prompt) :])
-        explanation = drafting.explain() if task.speculation.explain else None
+        explanation = drafting.explain(stats.records) if task.speculation.explain else None
         summary = stats.build(explanation, target.cached_prompt_tokens, target.features.total)
         last_event = Finished(sequence.finish_reason, sequence.flush(), summary)
         trace.describe(genai.response_attributes(last_event, self._model, len(task.prompt)))
         # A client may leave with its last message, which cancels what follows here.
         trace.end()
-        observer.done(summary, sequence.finish_reason.value, drafting.explain() if observer.explains else None)
+        plans = drafting.explain(stats.records) if observer.explains else None
+        observer.done(summary, sequence.finish_reason.value, plans)
         await write(last_event)
 
     def close(self) -> None:

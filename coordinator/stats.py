@@ -18,18 +18,18 @@ class StatsBuilder:
     def __init__(self, arrived_at: float) -> None:
         self.arrived_at = arrived_at
         """When the request arrived (`clock.now`)."""
-        self._records: list[RoundRecord] = []
+        self.records: list[RoundRecord] = []
         self._commits: list[tuple[int, float]] = []
 
     def add(self, record: RoundRecord, committed: int, decided_at: float) -> None:
         """Count one round and the tokens that it committed at `decided_at` (`clock.now`)."""
-        self._records.append(record)
+        self.records.append(record)
         self._commits.append((committed, decided_at))
 
     @property
     def reports_last(self) -> bool:
         """Whether the record that was added last is among those that a client gets."""
-        return len(self._records) <= MAX_RECORDS
+        return len(self.records) <= MAX_RECORDS
 
     def build(
         self,
@@ -44,7 +44,7 @@ class StatsBuilder:
             cached_prompt_tokens: prompt tokens that the target had in its cache; None: not known.
             feature_bytes: bytes of features that the target sent.
         """
-        records = self._records
+        records = self.records
         first = self._commits[0][1] if self._commits else self.arrived_at
         spec_rounds = [record for record in records if record.proposed]
         prediction_rounds = [record for record in spec_rounds if record.drafter == PREDICTION]
@@ -73,11 +73,11 @@ class StatsBuilder:
         )
 
     def _part(self, *, reasoning: bool) -> RoundStats:
-        return self._fold([i for i, record in enumerate(self._records) if record.reasoning == reasoning])
+        return self._fold([i for i, record in enumerate(self.records) if record.reasoning == reasoning])
 
     def _fold(self, rounds: Sequence[int]) -> RoundStats:
         """Sum up the rounds with these numbers. Round 0 waited for the prompt, so no rate counts it."""
-        spec_rounds = [record for i in rounds if (record := self._records[i]).proposed]
+        spec_rounds = [record for i in rounds if (record := self.records[i]).proposed]
         timed_rounds = [i for i in rounds if i]
         return RoundStats(
             rounds=len(rounds),

@@ -181,9 +181,9 @@ class Drafting:
         self._session.close()
         self._planner.close()
 
-    def explain(self) -> PlanExplanation:
-        """Explain the plans of the request; empty where the request fixed them itself."""
-        return explain(self._planner)
+    def explain(self, records: Seq[RoundRecord]) -> PlanExplanation:
+        """Explain the plans of the request, whose rounds were these; empty where the request fixed them itself."""
+        return explain(self._planner, records)
 
     def on_prepared(self, call: Callable[[], None]) -> None:
         """Set the function that is called when a proposal for an open outcome has come, or has grown."""
@@ -297,8 +297,6 @@ class Drafting:
         room = max(0, min(text_room - 1, MAX_PROPOSAL_NODES))
         if not room:
             return Plan()
-        if wish.tokens is None and (rest := self._planner.rest(lease, self._next.leased_rounds)) is not None:
-            return rest
         if self._cached_draft.proposal is not None:
             self._cached_draft = replace(self._cached_draft, proposal=self._cached_draft.proposal.within(room))
         match, cached_proposal = self._matches.best, self._cached_draft.proposal

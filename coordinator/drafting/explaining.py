@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
+from statistics import fmean, median
 
 from coordinator.policy.cycles import Cycles, Strategy
 from coordinator.policy.group import Group
@@ -19,6 +22,8 @@ from paceline.protocol.explanation import (
     ModeReport,
     PlanExplanation,
 )
+from paceline.protocol.proposal import COPYING
+from paceline.protocol.records import RoundRecord
 from paceline.sampling.match import Match
 
 EXPLAINED_MATCH = Match(2, (0,) * MAX_DEPTH)
@@ -26,8 +31,8 @@ EXPLAINED_MATCH = Match(2, (0,) * MAX_DEPTH)
 _NAMES = {Source.NONE: "none", Source.NGRAM: "ngram", Source.WAIT: "wait", Source.CACHED: "ahead"}
 
 
-def explain(planner: RequestPlanner) -> PlanExplanation:
-    """Explain a planner's present choice; empty where no target has stated its costs."""
+def explain(planner: RequestPlanner, records: Sequence[RoundRecord] = ()) -> PlanExplanation:
+    """Explain a planner's present choice, with the rounds of its request; empty where no target stated its costs."""
     target, draft, stats = planner.target, planner.draft, planner.stats.own
     if target is None:
         return PlanExplanation()
@@ -42,7 +47,7 @@ def explain(planner: RequestPlanner) -> PlanExplanation:
         positions=stats.tokens.positions,
         acceptance=tuple(survival(stats.tokens.chances(MAX_DEPTH))),
         ngram_acceptance=tuple(stats.texts.ngrams.prefix_chances(EXPLAINED_MATCH, MAX_DEPTH)),
-        candidates=(*_model_candidates(planner, cycles.all()), _match_candidate(planner)),
+        candidates=(*_model_candidates(cycles.all(), records), _match_candidate(records)),
         account_ms=planner.loss_budget.loss * target.step_ms(1),
         account_bound_ms=planner.loss_budget.bound * target.step_ms(1),
         group=group_report(target),
@@ -81,26 +86,38 @@ def _mode_report(group: Group, sessions: int, mode: Mode, present: Mode) -> Mode
     return ModeReport(name, "waits", gain, rest_left or account.last_at + FIRST_PAUSE - group.steps)
 
 
-def _model_candidates(planner: RequestPlanner, cycles: dict[Strategy, Cycle]) -> list[CandidateExplanation]:
-    """The candidates without matches. A cached proposal of any round counts as drafted ahead.
+def _model_candidates(cycles: dict[Strategy, Cycle], records: Sequence[RoundRecord]) -> list[CandidateExplanation]:
+    """The candidates without matches, each with the rounds that had as many tokens.
 
     Target-only is one token a round here, since matches are a candidate of their own.
     """
+    counts = Counter((_source(record), record.proposed) for record in records)
     return [
         CandidateExplanation(
             _NAMES[strategy.source],
             strategy.depth,
             cycle.tokens if strategy.depth else 1.0,
             cycle.ms,
-            planner.round_counts[strategy],
+            counts[strategy.source, strategy.depth],
         )
         for strategy, cycle in cycles.items()
     ]
 
 
-def _match_candidate(planner: RequestPlanner) -> CandidateExplanation:
-    """The candidate of matches. They differ in length and worth, so it has measured means of their rounds."""
-    texts, counts = planner.stats.own.texts, planner.round_counts
-    rounds = sum(count for strategy, count in counts.items() if strategy.source is Source.NGRAM)
-    proposed, tokens, ms = round(texts.proposed.value), texts.tokens.value, texts.ms.value
-    return CandidateExplanation(_NAMES[Source.NGRAM], proposed, tokens, ms, rounds)
+def _match_candidate(records: Sequence[RoundRecord]) -> CandidateExplanation:
+    """The candidate of matches. They differ in length and worth, so it has the means of the request's own."""
+    copies = [record for record in records if _source(record) is Source.NGRAM]
+    if not copies:
+        return CandidateExplanation(_NAMES[Source.NGRAM], tokens=1.0)
+    proposed, tokens = fmean(record.proposed for record in copies), fmean(1 + record.accepted for record in copies)
+    usual_ms = median(record.round_ms for record in copies)
+    return CandidateExplanation(_NAMES[Source.NGRAM], round(proposed), tokens, usual_ms, len(copies))
+
+
+def _source(record: RoundRecord) -> Source:
+    """Where a round's proposal came from."""
+    if not record.proposed:
+        return Source.NONE
+    if record.drafter in COPYING:
+        return Source.NGRAM
+    return Source.CACHED if record.cache_hit else Source.WAIT

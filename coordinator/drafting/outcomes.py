@@ -74,8 +74,10 @@ class OutcomeProposals:
         Called when the round has left, or `since_verdict_ms` after the verdict with which the target started it.
         """
         proposal = self.round_.proposal
-        due_ms = self.planner.verdict_due_ms(len(proposal) if proposal else 0, was_sent=self.was_sent)
-        return due_ms if self.was_sent else due_ms - since_verdict_ms
+        if (target := self.planner.target) is None:
+            return 0.0
+        step_ms = target.step_ms(1 + self.planner.rates.rows + (len(proposal) if proposal else 0))
+        return step_ms if self.was_sent else max(0.0, step_ms - target.send_ms.value) - since_verdict_ms
 
     def candidates(self) -> Iterator[PrefetchCandidate]:
         """The proposals that are worth verifying, the likeliest first."""

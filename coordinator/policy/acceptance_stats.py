@@ -8,8 +8,8 @@ from itertools import accumulate
 from operator import mul
 
 from coordinator.policy.plan import Source
-from paceline.costs.acceptance import BINS, HALF, PRIOR_CHANCE, SUREST, BinnedChances, TokenAcceptance
-from paceline.costs.running_mean import OUTLIER, RunningMean
+from paceline.costs.acceptance import BINS, HALF, PRIOR_CHANCE, SUREST, TokenAcceptance, bin_of, binned_chances
+from paceline.costs.running_mean import RunningMean, children
 from paceline.protocol.draft import Shadow
 from paceline.protocol.proposal import Acceptance, Proposal
 from paceline.protocol.records import RoundRecord
@@ -35,7 +35,7 @@ class NgramShadow:
     a text's matches were right of late. It moves a score by up to half a bin, since copies go on as copies.
     """
 
-    by_drafter: dict[str, BinnedChances] = field(default_factory=dict)
+    by_drafter: dict[str, list[RunningMean]] = field(default_factory=dict)
     rightness: RunningMean = field(default_factory=lambda: RunningMean(HALF))
 
     def learn(self, match: Match | None, committed: Sequence[int], *pools: NgramShadow) -> None:
@@ -43,9 +43,9 @@ class NgramShadow:
         if match is None:
             return
         for right, (guess, token) in enumerate(zip(match.following, committed, strict=False)):
-            feature = self._feature(match, right)
+            place = self._bin_of(match, right)
             for shadow in (self, *pools):
-                shadow._of(match.drafter).add(feature, guess == token)
+                shadow._of(match.drafter)[place].add(float(guess == token))
             self.rightness.add(float(guess == token))
             if guess != token:
                 return
@@ -53,18 +53,18 @@ class NgramShadow:
     def prefix_chances(self, match: Match, depth: int) -> list[float]:
         """Chances that the match's first 1, 2, … tokens, up to `depth`, are all right."""
         chances, depths = self._of(match.drafter), range(min(depth, len(match.following)))
-        return [*accumulate((chances.chance(self._feature(match, right)) for right in depths), mul)]
+        return [*accumulate((chances[self._bin_of(match, right)].value for right in depths), mul)]
 
     def child(self) -> NgramShadow:
         """The chances that one request begins with."""
-        return NgramShadow({drafter: chances.child() for drafter, chances in self.by_drafter.items()})
+        return NgramShadow({drafter: children(chances) for drafter, chances in self.by_drafter.items()})
 
-    def _feature(self, match: Match, right: int) -> float:
-        return max(0.0, match.score(right) + (self.rightness.value - HALF) / BINS)
+    def _bin_of(self, match: Match, right: int) -> int:
+        return bin_of(max(0.0, match.score(right) + (self.rightness.value - HALF) / BINS))
 
-    def _of(self, drafter: str) -> BinnedChances:
+    def _of(self, drafter: str) -> list[RunningMean]:
         if drafter not in self.by_drafter:
-            self.by_drafter[drafter] = BinnedChances.of(_prior_of_match)
+            self.by_drafter[drafter] = binned_chances(_prior_of_match)
         return self.by_drafter[drafter]
 
 
@@ -75,32 +75,17 @@ class TextStats:
     Attributes:
         ngrams: how often n-gram matches are right.
         match_value: net worth of a round's n-gram match in tokens; 0 for rounds without one.
-        proposed, tokens, ms: means over the rounds that proposed one: tokens proposed and committed, and their time.
         elapsed_ms, shadow_ms: the time of all requests, and that of drafts that worked for shadows alone.
     """
 
     ngrams: NgramShadow = field(default_factory=NgramShadow)
     match_value: RunningMean = field(default_factory=lambda: RunningMean(0.0))
-    proposed: RunningMean = field(default_factory=lambda: RunningMean(0.0, 0.0))
-    tokens: RunningMean = field(default_factory=lambda: RunningMean(1.0, 0.0))
-    ms: RunningMean = field(default_factory=lambda: RunningMean(0.0, 0.0))
     elapsed_ms: float = 0.0
     shadow_ms: float = 0.0
 
     def child(self) -> TextStats:
         """The copy that one request begins with."""
-        value, proposed, tokens, ms = (
-            mean.child() for mean in (self.match_value, self.proposed, self.tokens, self.ms)
-        )
-        return TextStats(self.ngrams.child(), value, proposed, tokens, ms)
-
-    def take_round(self, source: Source, record: RoundRecord) -> None:
-        """Count a round whose proposal, if there was one, came from `source`; a machine's pause is an outlier."""
-        self.elapsed_ms += record.round_ms
-        if source is Source.NGRAM and record.proposed:
-            self.proposed.add(record.proposed)
-            self.tokens.add(record.accepted + 1)
-            self.ms.add(min(record.round_ms, OUTLIER * self.ms.value) if self.ms.weight else record.round_ms)
+        return TextStats(self.ngrams.child(), self.match_value.child())
 
 
 @dataclass
@@ -161,14 +146,14 @@ class RequestStats:
         """The request's own and those of all requests; what is learned goes into both."""
         return self.own, self.pool
 
-    def of(self, drafter: str) -> AcceptanceStats:
-        """The request's own of a drafter, or else those of all requests."""
-        return self._by_drafter.get(drafter) or self._pool_of(drafter)
-
     def optimistic(self, drafter: str) -> AcceptanceStats:
-        """An upper bound of a drafter's statistics; it is higher the less the drafter has been tried."""
-        stats, positions = self.of(drafter), self._pool_of(drafter).tokens.positions
-        return replace(stats, tokens=stats.tokens.upper_bound(positions))
+        """An upper bound of a drafter's statistics; it is higher the less any request has tried the drafter.
+
+        They are the request's own of the drafter, or else those of all requests.
+        """
+        pool = self._pool_of(drafter)
+        stats = self._by_drafter.get(drafter, pool)
+        return replace(stats, tokens=stats.tokens.upper_bound(pool.tokens.positions))
 
     def change(self, drafter: str) -> None:
         """Use another drafter from now on. The statistics of texts stay."""
@@ -198,7 +183,7 @@ class RequestStats:
     def take_round(self, source: Source, record: RoundRecord, proposal: Proposal | None, path: Sequence[int]) -> None:
         """Update from a round whose proposal, if there was one, came from `source`; `path` has the accepted nodes."""
         learns_depths = source is not Source.NGRAM and (self.reads_features or not self.is_coupled)
-        for stats in self.both:
-            stats.texts.take_round(source, record)
-            if proposal is not None and learns_depths:
+        self.pool.texts.elapsed_ms += record.round_ms
+        if proposal is not None and learns_depths:
+            for stats in self.both:
                 stats.tokens.take_proposal(proposal, path, first=1 if self.is_coupled else 0)

@@ -62,7 +62,6 @@ class Choosing:
         self._on_offer = on_offer
         self._text = text
         self._can_ahead = can_ahead
-        self._rounds = 0
 
     def first(self) -> OfferedDrafter | None:
         """The drafter to begin with; None: none is on offer."""
@@ -76,8 +75,8 @@ class Choosing:
             length: tokens that another one has to compute first.
             room: tokens that are left to write.
         """
-        self._rounds += 1
-        if self._rounds % RATES_KEPT or self._request.target is None or self._request.mode is not Mode.DRAFTS:
+        request = self._request
+        if request.rounds % RATES_KEPT or request.target is None or request.mode is not Mode.DRAFTS:
             return None
         offers = {offer.name: offer for offer in self._offers()}
         own = offers.pop(current, None)

@@ -11,12 +11,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import accumulate
 
 from coordinator.policy.acceptance_stats import AcceptanceStats
 from coordinator.policy.plan import Source
 from coordinator.policy.round_times import DraftTimes, TargetTimes
-from paceline.costs.acceptance import MAX_DEPTH
-from paceline.costs.cycle import AHEAD_ROWS, Cycle, ahead_cycle, expected_tokens, tokens_ahead, wait_cycle
+from paceline.costs.acceptance import MAX_DEPTH, survival
+from paceline.costs.cycle import AHEAD_ROWS, Cycle, ahead_cycle, tokens_ahead
 
 
 @dataclass(frozen=True)
@@ -75,12 +76,12 @@ class Cycles:
         """
         others = self.target.sessions - 1
         strategy, own = _best(self.all(drafts=drafts))
-        cycle, of_all = own, {} if pool is None else replace(self, stats=pool).all()
+        rate, of_all = own.rate, {} if pool is None else replace(self, stats=pool).all()
         if others:  # a draft at work beside the step slows it for all, so only all together choose that
             strategy, cycle = _best(of_all if drafts else {TARGET_ONLY: of_all[TARGET_ONLY]})
-        in_step = 1 - cycle.away_ms / cycle.ms if cycle.ms > 0 else 1.0
-        rows, drafting = others * (1 + strategy.depth) * in_step, 1 + others if strategy.depth else 1
-        return Rates(own.rate, others * cycle.rate, rows, drafting, strategy, _promise(of_all))
+            rate = cycle.rate
+        drafting = 1 + others if strategy.depth else 1
+        return Rates(own.rate, others * rate, others * (1 + strategy.depth), drafting, strategy, _promise(of_all))
 
     def all(self, *, drafts: bool = True) -> dict[Strategy, Cycle]:
         """A session's cycle of every strategy, where all follow it and share every step."""
@@ -92,7 +93,7 @@ class Cycles:
         waits_ms = self.draft.waits(sessions)
         for strategy, draft_ms in zip(WAIT_STRATEGIES, waits_ms, strict=False):
             step_ms = alone_ms(sessions * (1 + strategy.depth))
-            cycles[strategy] = wait_cycle(self._tokens[strategy.depth], step_ms, draft_ms, sent_ms)
+            cycles[strategy] = Cycle(self._tokens[strategy.depth], draft_ms + sent_ms + step_ms)
         if self.can_ahead:
             level_ms = self.draft.step_ms(AHEAD_ROWS * sessions)
             for strategy, draft_ms in zip(AHEAD_STRATEGIES, waits_ms, strict=False):
@@ -102,18 +103,18 @@ class Cycles:
 
     @cached_property
     def _tokens(self) -> list[float]:
-        """Expected tokens of a round by the length of its proposal."""
-        return expected_tokens(self.stats.tokens.chances(MAX_DEPTH))
+        """Tokens that a round commits, the target's own included, by the length of its proposal from 0 on."""
+        return [*accumulate(survival(self.stats.tokens.chances(MAX_DEPTH)), initial=1.0)]
 
     def _ahead_cycle(self, depth: int, rows: float, draft_ms: float, level_ms: float) -> Cycle:
         """The cycle with outcome drafting. Hits wait for nothing; misses wait for the draft, or go without it."""
         target, tokens = self.target, self._tokens
         beside_ms = target.steps(beside=True)
-        step_ms, single_ms = beside_ms(rows + 1 + depth), beside_ms(rows + 1) + target.send_ms.value
+        step_ms = beside_ms(rows + 1 + depth)
         drafted = tokens_ahead(step_ms, level_ms, depth)
         hits = self.stats.hits.value if drafted else 0.0
-        without = Cycle(1.0, single_ms, max(0.0, single_ms - step_ms))
-        waiting = wait_cycle(tokens[depth], step_ms, draft_ms, target.late_send_ms.value)
+        without = Cycle(1.0, beside_ms(rows + 1) + target.send_ms.value)
+        waiting = Cycle(tokens[depth], draft_ms + target.late_send_ms.value + step_ms)
         return ahead_cycle(hits, Cycle(tokens[drafted], step_ms), (without, waiting))
 
 

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from paceline.costs.goodput import ALLOWED_STEPS, LOOK_STEPS, MARGIN, Goodput, Mode, ModeAccount, load_of
+from paceline.costs.goodput import ALLOWED_STEPS, LOOK_STEPS, MARGIN, Goodput, Mode, load_of
 from paceline.costs.running_mean import OUTLIER, SPEED_MEMORY
 from paceline.costs.service_costs import LEAST_MOVE
 from paceline.protocol.records import RoundRecord
@@ -84,8 +84,10 @@ class Group(Goodput):
 
     def tries_drafts(self, sessions: int) -> bool:
         """Whether drafts are looked at again, whatever they promise: nobody has learned of them since they ran."""
-        drafts = self.account(sessions, Mode.DRAFTS) if sessions > 1 else ModeAccount()
-        return self.promise <= MARGIN and drafts.last_at > 0 and drafts.steps < SPEED_MEMORY
+        if sessions == 1 or self.promise > MARGIN:
+            return False
+        drafts = self.account(sessions, Mode.DRAFTS)
+        return drafts.last_at > 0 and drafts.steps < SPEED_MEMORY
 
     def learn(self, record: RoundRecord, sessions: int, own: int, step_ms: Callable[[float], float]) -> float:
         """Learn from a round of a request that follows the group, during which the sessions stayed the same.

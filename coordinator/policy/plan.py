@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 
 from paceline.costs.goodput import Mode
@@ -82,13 +82,3 @@ class Options:
     lease: int = 0
     self_started: bool = False
     can_prefetch: bool = False
-
-    def under(self, mode: Mode, steps_to_drafts: int | None) -> Options:
-        """The options that a mode of the group leaves; no lease lasts beyond the step at which drafts begin."""
-        if mode is Mode.DRAFTS:
-            return self
-        is_rest = mode is Mode.REST
-        match = None if is_rest else self.match
-        lease = self.lease if steps_to_drafts is None else min(self.lease, steps_to_drafts)
-        can_prefetch = is_rest or self.can_prefetch  # at rest a lease misses no match
-        return replace(self, match=match, cached_proposal=None, drafts=False, lease=lease, can_prefetch=can_prefetch)

@@ -8,13 +8,14 @@ averages by depth only, never the probability of a token that might be dropped (
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
-from weakref import WeakKeyDictionary, WeakSet, proxy
+from operator import attrgetter
+from weakref import WeakKeyDictionary, proxy
 
 from coordinator.policy.acceptance_stats import AcceptanceStats, RequestStats
-from coordinator.policy.cycles import TARGET_ONLY, Cycles, Rates, Strategy
+from coordinator.policy.cycles import Cycles, Rates
 from coordinator.policy.group import LossBudget
 from coordinator.policy.plan import Options, Plan, Source
 from coordinator.policy.pricing import NOTHING, Choice, ProposalPricing
@@ -43,8 +44,8 @@ class Planner:
         self._drafts: WeakKeyDictionary[DraftPeerCosts, dict[str, DraftTimes]] = WeakKeyDictionary()
         self.stats: defaultdict[tuple[Acceptance, bool, str], AcceptanceStats] = defaultdict(AcceptanceStats)
         """By acceptance rule, whether texts are greedy (sampled ones differ too much to share them), and drafter."""
-        self.newcomers: WeakSet[RequestPlanner] = WeakSet()
-        """Requests of no target yet. Of a burst one drafts: the prompts would all be computed beside the target's."""
+        self.is_fresh = True
+        """Whether no request has come yet."""
 
     def target(self, peer: TargetPeerCosts) -> TargetTimes:
         """The times of rounds at a target."""
@@ -70,10 +71,11 @@ class RequestPlanner:
 
     Attributes:
         stats: what it learned of drafters and texts.
+        target: the times of its target; before one has answered it, those of any, among whose requests it is counted.
         draft: the times of its draft; None: it has none.
         rates: the worth of time.
         loss_budget: bounds what drafting may cost it, and what the matches of others may.
-        round_counts: rounds under each strategy.
+        rounds: from which it has learned.
     """
 
     def __init__(self, planner: Planner, drafter: str, acceptance: Acceptance, *, greedy: bool) -> None:
@@ -83,25 +85,20 @@ class RequestPlanner:
         )
         self._peers: tuple[TargetPeerCosts | None, DraftPeerCosts | None] = None, None
         """The peers whose times are read; a reference keeps them."""
-        self._place: TargetTimes | None = None
-        """Where it is counted: from its first plan on, among those of some target, though none has answered it."""
+        self.target: TargetTimes | None = None
         self.draft: DraftTimes | None = None
         self.rates = Rates()
         self.loss_budget = LossBudget()
-        self.round_counts: Counter[Strategy] = Counter()
         self._drafts_ahead = False
         """Whether the last plan drafts for outcomes."""
-        self._rounds = self._sessions = 0
-        planner.newcomers.add(self)
+        self.rounds = self._sessions = 0
+        self._is_first, planner.is_fresh = planner.is_fresh, False
+        self._move_to(planner.some_target)
 
     @property
     def _target(self) -> TargetTimes | None:
-        return None if self._peers[0] is None else self._place
-
-    @property
-    def target(self) -> TargetTimes | None:
-        """The times of the request's target; before it has one, those of any target."""
-        return self._target or self._planner.some_target
+        """The target that has answered it."""
+        return None if self._peers[0] is None else self.target
 
     def move(self, target: TargetPeerCosts | None, draft: DraftPeerCosts | None, drafter: str = DEFAULT) -> None:
         """Note the peers of the request's sessions, and the drafter of the draft's."""
@@ -109,64 +106,62 @@ class RequestPlanner:
         self._move_to(None if target is None else self._planner.target(target))
         self.draft = None if draft is None else self._planner.draft(draft, drafter)
 
-    def _move_to(self, place: TargetTimes | None) -> None:
-        if place is not self._place:
+    def _move_to(self, target: TargetTimes | None) -> None:
+        if target is not self.target:
             self.close()
-            self._place = place
-            if place is not None:
-                place.requests[self] = None
+            self.target = target
+            if target is not None:
+                target.requests[self] = None
 
     def close(self) -> None:
         """Note the end of the request; it can still be explained."""
-        self._planner.newcomers.discard(self)
-        if self._place is not None:
-            self._place.requests.pop(self, None)
+        if self.target is not None:
+            self.target.requests.pop(self, None)
 
     @property
     def expects_drafts(self) -> bool:
-        """Whether drafts may work and promise to pay: then the prompt is drafted on at once; of newcomers one's."""
+        """Whether drafts may work and promise to pay: then the prompt is drafted on at once.
+
+        While no target is known the first request alone does: a burst's would all be computed beside the target's.
+        """
         if (target := self.target) is None:
-            return len(self._planner.newcomers) == 1
+            return self._is_first
         return target.mode is Mode.DRAFTS and not 0 < target.group.promise <= MARGIN
 
     @property
     def mode(self) -> Mode:
         """What the request may do with the others of its target."""
-        return Mode.DRAFTS if (target := self.target) is None else target.mode
+        return Mode.DRAFTS if self.target is None else self.target.mode
 
     @property
     def leaves_drafts(self) -> bool:
         """Whether the group has left drafts for a pause."""
-        return self._target is not None and not self._target.group.is_open(self._target.sessions, Mode.DRAFTS)
-
-    def rest(self, lease: int, leased_rounds: int) -> Plan | None:
-        """The next plan while the group rests, at no more CPU than target-only's; None: it takes `plan`."""
-        target = self._target
-        if target is None or self._drafts_ahead or self._rounds % RATES_KEPT == 0 or target.mode is not Mode.REST:
-            return None
-        self._sessions = target.sessions
-        steps = target.group.steps_to_drafts(self._sessions)
-        lease = 0 if leased_rounds > 1 else lease if steps is None else min(lease, steps)
-        return self._count(TARGET_ONLY, Plan(lease=lease, mode=Mode.REST))
+        return self.target is not None and not self.target.group.is_open(self.target.sessions, Mode.DRAFTS)
 
     def plan(self, options: Options) -> Plan:
         """The plan of the next round."""
         if self._drafts_ahead:
             for stats in self.stats.both:
                 stats.hits.add(float(options.cached_proposal is not None))
-        target = self._target
-        if self._place is None:
-            self._move_to(self._planner.some_target)
-        if options.room <= 0 or (target is None and self.mode is Mode.DRAFTS):
-            plan = Plan()
-        elif target is None or not target.is_known:
-            plan = Plan(lease=options.lease, mode=self.mode)
+        target, mode = self._target, self.mode
+        if target is None or not target.is_known:
+            plan = Plan(lease=0 if target is None and mode is Mode.DRAFTS else options.lease)
+        elif mode is Mode.DRAFTS:
+            plan = self._best(target, options)
         else:
-            mode = target.mode
-            options = options.under(mode, target.group.steps_to_drafts(target.sessions))
-            plan = replace(self._best(target, options), mode=mode)
+            plan = self._plan_without_drafts(target, mode, options)
         self._drafts_ahead, self._sessions = plan.fan_out > 0, 0 if target is None else target.sessions
-        return plan
+        return replace(plan, mode=mode)
+
+    def _plan_without_drafts(self, target: TargetTimes, mode: Mode, options: Options) -> Plan:
+        """No lease lasts beyond the step at which drafts begin. Who rests needs no more CPU than target-only."""
+        steps = target.group.steps_to_drafts(target.sessions)
+        lease = options.lease if steps is None else min(options.lease, steps)
+        if mode is Mode.MATCHES:
+            return self._best(target, replace(options, cached_proposal=None, drafts=False, lease=lease))
+        if self.rounds % RATES_KEPT == 0:
+            self.rates = self._rates_now(target, drafts=False, can_ahead=options.fan_out > 0)
+        return Plan(lease=0 if options.leased_rounds > 1 else lease)
 
     def worth_verifying(self, proposal: Proposal) -> Proposal | None:
         """The first nodes of a model's proposal that pay for their rows if its outcome comes true."""
@@ -183,13 +178,6 @@ class RequestPlanner:
         value, nodes = pricing.match_value(match, room)
         return nodes if value > (pricing.sending_cost if ends_lease else 0.0) else 0
 
-    def verdict_due_ms(self, nodes: int, *, was_sent: bool) -> float:
-        """Time from a round's sending, or from the verdict with which the target started it, to its own verdict."""
-        if self._target is None:
-            return 0.0
-        step_ms = self._target.step_ms(1 + self.rates.rows + nodes)
-        return step_ms if was_sent else max(0.0, step_ms - self._target.send_ms.value)
-
     def learn(
         self,
         plan: Plan,
@@ -204,14 +192,14 @@ class RequestPlanner:
         It must not be called for a request's first round, which waits for the prompt. The wait for the first draft
         (`first_draft`) is left out, since the draft service computed the whole text for it.
         """
-        self._rounds += 1
+        self.rounds += 1
         if (target := self._target) is not None and self._sessions == target.sessions:
             steps = target.group.learn(record, self._sessions, len(target.requests), target.steps())
             if not record.target.prefix_rows:
                 is_plain = record.self_started and proposal is None and not plan.fan_out
                 rests = plan.mode is Mode.REST or (is_plain and self._sessions == 1)
                 self.loss_budget.add(steps if rests else record.accepted + 1, steps)
-        if plan.mode is Mode.REST and not record.proposed and self._rounds % RATES_KEPT:
+        if plan.mode is Mode.REST and not record.proposed and self.rounds % RATES_KEPT:
             return  # a token may cost no more CPU than target-only's
         self.stats.take_round(plan.source, record, proposal, path)
         if self._target is None:
@@ -225,37 +213,31 @@ class RequestPlanner:
         return ProposalPricing(target, self.draft, self.stats.own, self.rates, coupled=self.stats.is_coupled)
 
     def _best(self, target: TargetTimes, options: Options) -> Plan:
-        rounds = self._rounds
+        rounds = self.rounds
         if rounds % RATES_KEPT == 0 or (rounds < RATES_KEPT and (options.drafts or not rounds & (rounds - 1))):
-            self.rates = self._rates_now(target, options)
+            self.rates = self._rates_now(target, drafts=options.drafts, can_ahead=options.fan_out > 0)
         pricing = self._pricing(target)
         if options.leased_rounds > 1:  # the target starts the next round and the one after it: there is no choice
             self._take_match(pricing.match_choice(options))
-            return self._count(TARGET_ONLY, Plan(shadow=self._may_shadow(options)))
+            return Plan(shadow=self._may_shadow(options))
         left_ms = self._left_ms(target)
         drafts_ahead = self.rates.strategy.source is Source.CACHED and options.drafts and left_ms > 0
-        branch = pricing.usual_depth(options.room) if drafts_ahead and options.fan_out else 0
-        fan_out = options.fan_out if branch else 0
-        nodes = pricing.trees(branch, options)[-1][1] if branch else 0
-        ahead = Plan(fan_out=fan_out, branch_depth=branch, branch_nodes=nodes) if fan_out else Plan()
+        ahead = pricing.ahead(options) if drafts_ahead else Plan()
         if options.self_started:
             return ahead
+        if ahead.fan_out:
+            options = replace(options, lease=0)  # the round is sent, whether it proposes anything or not
         choice = self._choice(pricing, options, left_ms)
-        # A round that drafts ahead has to be sent, too, whether it proposes anything or not.
-        least = -pricing.sending_cost if fan_out and options.lease else 0.0
         tries = self._tries_drafts(target)
-        if (choice.risk_ms > left_ms or choice.value <= least) and (options.lag or not tries):
+        if (choice.risk_ms > left_ms or choice.value <= 0) and (options.lag or not tries):
             choice = NOTHING
-        if choice is NOTHING and not fan_out:
+        if choice is NOTHING and not ahead.fan_out:
             rest = self._rest(pricing, options)
-            return self._count(TARGET_ONLY, replace(rest, shadow=True) if tries else rest)
-        plan = choice.plan
-        strategy = Strategy(plan.source, plan.depth)
+            return replace(rest, shadow=True) if tries else rest
+        plan = Plan() if options.leased_rounds else choice.plan
         if plan.source is Source.WAIT:
             plan = pricing.open_ended(plan, options.room, left_ms)
-        if options.leased_rounds:
-            plan = Plan()
-        return self._count(strategy, replace(plan, fan_out=fan_out, branch_depth=branch, branch_nodes=nodes))
+        return replace(plan, fan_out=ahead.fan_out, branch_depth=ahead.branch_depth, branch_nodes=ahead.branch_nodes)
 
     def _tries_drafts(self, target: TargetTimes) -> bool:
         """Whether it is the one request of the group that tries drafts which lost: each that does opens a session."""
@@ -276,15 +258,11 @@ class RequestPlanner:
         loss = self.loss_budget.loss if target.sessions == 1 else 0.0
         return (self.loss_budget.bound - loss) * target.step_ms(1 + self.rates.rows)
 
-    def _count(self, strategy: Strategy, plan: Plan) -> Plan:
-        self.round_counts[strategy] += 1
-        return plan
-
-    def _rates_now(self, target: TargetTimes, options: Options) -> Rates:
+    def _rates_now(self, target: TargetTimes, *, drafts: bool, can_ahead: bool) -> Rates:
         """The rates of the best strategy, where the others do what is best for all."""
-        cycles = Cycles(target, self.draft, self.stats.own, can_ahead=options.fan_out > 0)
-        is_due = target.sessions > 1 or not self._rounds  # one that is alone says what the next one begins with
-        rates = cycles.rates(self.stats.pool if is_due else None, drafts=options.drafts)
+        is_due = target.sessions > 1 or not self.rounds  # one that is alone says what the next one begins with
+        cycles = Cycles(target, self.draft, self.stats.own, can_ahead=can_ahead)
+        rates = cycles.rates(self.stats.pool if is_due else None, drafts=drafts)
         if self.draft is not None and is_due:
             target.group.promise = rates.promise
         return rates
@@ -293,9 +271,9 @@ class RequestPlanner:
         """The proposal of greatest value, which may be below 0; `NOTHING` where there is none."""
         match = pricing.match_choice(options)
         self._take_match(match)
-        copy = match if match is not NOTHING and self._may_copy(pricing.target) else NOTHING
-        choices = (copy, pricing.cached_choice(options), pricing.wait_choice(options, left_ms))
-        return max((each for each in choices if each is not NOTHING), key=lambda each: each.value, default=NOTHING)
+        copy = match if match is NOTHING or self._may_copy(pricing.target) else NOTHING
+        choices = copy, pricing.cached_choice(options), pricing.wait_choice(options, left_ms)
+        return max(choices, key=attrgetter("value"))
 
     def _take_match(self, match: Choice) -> None:
         for stats in self.stats.both:
@@ -313,7 +291,7 @@ class RequestPlanner:
         if self.draft is not None and options.drafts and options.lag and options.open_ms:
             step_ms = pricing.target.step_ms(1 + self.rates.rows)
             lease = int(min(lease, self.draft.catch_up_ms(options.lag, options.open_ms) / step_ms))
-        return Plan(lease=min(options.lease, lease), shadow=self._may_shadow(options))
+        return Plan(lease=lease, shadow=self._may_shadow(options))
 
     def _may_shadow(self, options: Options) -> bool:
         """Whether the draft may work for the shadow of a token alone; if so its share of a full commit is counted.

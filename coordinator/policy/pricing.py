@@ -35,7 +35,7 @@ SMALLEST_CHANCE = 1 / MEMORY
 class Choice:
     """A proposal that the round could carry: its `value` in tokens, and its cost where nothing is accepted."""
 
-    value: float = 0.0
+    value: float = -math.inf
     risk_ms: float = 0.0
     plan: Plan = field(default_factory=Plan)
 
@@ -92,15 +92,14 @@ class ProposalPricing:
         trees = self.trees(min(options.room, MAX_DEPTH), options)
         rows_ms = self._rows_ms(trees[-1][1] if trees else 0)
         prices = self._prices(rows_ms)
-        best, best_plan = -math.inf, NOTHING
+        best = NOTHING
         for depth, (accepted, nodes) in enumerate(trees, 1):
             wait_ms = waits_ms[depth - 1] + first_ms
             value = accepted - prices[nodes] - wait_ms * self.rates.own - sent_price
             risk_ms = wait_ms + way_ms + rows_ms[nodes]
-            if value > best and (2 * risk_ms <= left_ms or nodes == 1):
-                best = value
-                best_plan = Choice(value, risk_ms, Plan(Source.WAIT, nodes, depth, patience_ms=wait_ms))
-        return best_plan
+            if value > best.value and (2 * risk_ms <= left_ms or nodes == 1):
+                best = Choice(value, risk_ms, Plan(Source.WAIT, nodes, depth, patience_ms=wait_ms))
+        return best
 
     def open_ended(self, plan: Plan, room: int, left_ms: float) -> Plan:
         """A waiting plan with its limits: the wait is at most twice the expected one, or half of the allowed loss.
@@ -113,7 +112,7 @@ class ProposalPricing:
         if self.coupled and plan.nodes == plan.depth:
             waits_ms = self.draft.waits(self.rates.drafting)[: min(room, MAX_DEPTH)]
             depth = max(plan.depth, sum(ms <= most_ms for ms in waits_ms))
-            price = self._prices(self._rows_ms(1))[1] + self.draft.step_ms(self.rates.drafting) * self.rates.own
+            price = self._row_price + self.draft.step_ms(self.rates.drafting) * self.rates.own
             plan = replace(plan, depth=depth, nodes=depth, least_chance=min(1.0, price))
         return replace(plan, patience_ms=most_ms)
 
@@ -124,7 +123,7 @@ class ProposalPricing:
         """
         reached = (1.0, *survival(self.stats.tokens.chances(most)))
         second = self.stats.tokens.by_rank[0].value if options.trees else 0.0
-        price, tokens, nodes, trees = max(self._prices(self._rows_ms(1))[1], SMALLEST_CHANCE), 0.0, 0, []
+        price, tokens, nodes, trees = max(self._row_price, SMALLEST_CHANCE), 0.0, 0, []
         for parent, child in itertools.pairwise(reached):
             extra = (parent - child) * second
             tokens, nodes = tokens + child, nodes + 1
@@ -142,9 +141,14 @@ class ProposalPricing:
         """Value and number of the first nodes of a model's proposal that are worth their rows."""
         return self._best_first(self.stats.tokens.node_chances(proposal, by_q=self.coupled))
 
-    def usual_depth(self, room: int) -> int:
-        """Length of the average chain that is worth its rows."""
-        return self._best_first(survival(self.stats.tokens.chances(min(room, MAX_DEPTH))))[1]
+    def ahead(self, options: Options) -> Plan:
+        """Drafts for outcomes, as long as the average chain that is worth its rows."""
+        _, depth = self._best_first(survival(self.stats.tokens.chances(min(options.room, MAX_DEPTH))))
+        return (
+            Plan(fan_out=options.fan_out, branch_depth=depth, branch_nodes=self.trees(depth, options)[-1][1])
+            if depth
+            else Plan()
+        )
 
     @property
     def sending_cost(self) -> float:
@@ -161,6 +165,11 @@ class ProposalPricing:
         prices = self._prices(self._rows_ms(len(likely)), weight)
         values = ((tokens - prices[nodes], nodes) for nodes, tokens in enumerate(itertools.accumulate(likely), 1))
         return max((0.0, 0), *values) if likely else (0.0, 0)
+
+    @property
+    def _row_price(self) -> float:
+        """Tokens that one more row takes."""
+        return self._prices(self._rows_ms(1))[1]
 
     def _rows_ms(self, most: int) -> list[float]:
         """Milliseconds that n more rows add to a step, for n = 0 to `most`."""

@@ -17,7 +17,7 @@ from paceline.costs.acceptance import MAX_DEPTH
 from paceline.costs.cost_line import CostLine
 from paceline.costs.cycle import proposal_ms
 from paceline.costs.goodput import Mode
-from paceline.costs.running_mean import OUTLIER, Correction, RunningMean
+from paceline.costs.running_mean import OUTLIER, RunningMean, speed
 from paceline.costs.service_costs import DEFAULT, DraftCosts, TargetCosts
 from paceline.protocol.records import RoundRecord
 
@@ -51,7 +51,7 @@ class TargetTimes:
     """
 
     peer: TargetPeerCosts
-    factor: Correction = field(default_factory=Correction)
+    factor: RunningMean = field(default_factory=speed)
     send_ms: RunningMean = field(default_factory=_trips)
     late_send_ms: RunningMean = field(default_factory=_trips)
     requests: WeakKeyDictionary[Any, None] = field(default_factory=WeakKeyDictionary)
@@ -88,7 +88,7 @@ class TargetTimes:
             extra_ms = record.round_ms - record.draft_wait_ms - self.factor.value * said_ms
             _learn_wait(self.late_send_ms if late else self.send_ms, extra_ms, said_ms)
             return
-        self.factor.learn(record.round_ms, said_ms)
+        self.factor.add_ratio(record.round_ms, said_ms)
 
     def _line(self, beside: bool) -> CostLine:
         return self.peer.costs.beside if beside else self.peer.costs.alone
@@ -101,13 +101,11 @@ class DraftTimes:
     Attributes:
         peer: states the costs.
         drafter: its name; empty: the service's default.
-        factor: corrects the line for a draft's steps; at least 1.
-        wire: the wait for a draft beyond its steps.
+        wire: the wait for a draft beyond what its line says.
     """
 
     peer: DraftPeerCosts
     drafter: str = DEFAULT
-    factor: Correction = field(default_factory=Correction)
     wire: RunningMean = field(default_factory=_trips)
 
     @property
@@ -122,7 +120,7 @@ class DraftTimes:
 
     def step_ms(self, rows: float) -> float:
         """Time of a step of so many rows; 0 without rows."""
-        return 0.0 if not rows else self.factor.value * self.line.ms(rows)
+        return 0.0 if not rows else self.line.ms(rows)
 
     def catch_up_ms(self, lag: int, open_ms: float) -> float:
         """Time until the draft has computed `lag` rows, on which it has worked for `open_ms`."""
@@ -135,9 +133,7 @@ class DraftTimes:
     def learn(self, record: RoundRecord) -> None:
         """Learn from a round that waited for its proposal; not for the session's first, which computes the text."""
         said_ms = max(1, record.proposed) * self.line.ms(max(1, record.draft.rows))
-        # Rows that were there already took no time, so a draft that was faster than its line counts as 1.
-        self.factor.learn(max(said_ms, record.draft.forward_ms), said_ms)
-        _learn_wait(self.wire, record.draft_wait_ms - record.draft.forward_ms, said_ms)
+        _learn_wait(self.wire, record.draft_wait_ms - said_ms, said_ms)
 
 
 def _learn_wait(mean: RunningMean, wait_ms: float, said_ms: float) -> None:

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from paceline.costs.running_mean import PRIOR_WEIGHT, RunningMean
+from paceline.costs.running_mean import PRIOR_WEIGHT, RunningMean, children
 from paceline.protocol.proposal import ROOT, Proposal
 
 MAX_DEPTH = 16
@@ -45,31 +45,14 @@ def prior_chance(q: float, rank: int = 1) -> float:
     return first if rank == 1 else (1 - first) * HALF ** (rank - 1)
 
 
-@dataclass(frozen=True, slots=True)
-class BinnedChances:
-    """Chance that a token is right by a feature of it in [0, 1], such as its probability: a mean for each bin."""
+def binned_chances(prior: Callable[[float], float]) -> list[RunningMean]:
+    """Chances by a feature in [0, 1], such as a probability, that begin at `prior(feature)`, at each bin's least."""
+    return [RunningMean(prior(place / BINS)) for place in range(BINS)]
 
-    means: tuple[RunningMean, ...]
 
-    @classmethod
-    def of(cls, prior: Callable[[float], float]) -> BinnedChances:
-        """Chances that begin at `prior(feature)`, for the least feature of each bin."""
-        return cls(tuple(RunningMean(prior(place / BINS)) for place in range(BINS)))
-
-    def chance(self, feature: float) -> float:
-        """The chance at a feature."""
-        return self._mean(feature).value
-
-    def add(self, feature: float, right: bool) -> None:
-        """Count whether a token with this feature was right."""
-        self._mean(feature).add(float(right))
-
-    def child(self) -> BinnedChances:
-        """The chances that one request begins with."""
-        return BinnedChances(tuple(mean.child() for mean in self.means))
-
-    def _mean(self, feature: float) -> RunningMean:
-        return self.means[min(int(feature * BINS), BINS - 1)]
+def bin_of(feature: float) -> int:
+    """The place of a feature among binned chances."""
+    return min(int(feature * BINS), BINS - 1)
 
 
 @dataclass
@@ -85,13 +68,12 @@ class TokenAcceptance:
 
     by_depth: list[RunningMean] = field(default_factory=lambda: [RunningMean(PRIOR_CHANCE) for _ in range(MAX_DEPTH)])
     by_rank: list[RunningMean] = field(default_factory=lambda: [RunningMean(HALF) for _ in range(MAX_RANK - 1)])
-    by_q: BinnedChances = field(default_factory=lambda: BinnedChances.of(prior_chance))
+    by_q: list[RunningMean] = field(default_factory=lambda: binned_chances(prior_chance))
     positions: int = 0
 
     def child(self) -> TokenAcceptance:
         """The table that one request begins with."""
-        by_depth, by_rank = [mean.child() for mean in self.by_depth], [mean.child() for mean in self.by_rank]
-        return TokenAcceptance(by_depth, by_rank, self.by_q.child())
+        return TokenAcceptance(children(self.by_depth), children(self.by_rank), children(self.by_q))
 
     def upper_bound(self, positions: int) -> TokenAcceptance:
         """The table at its upper bound, which approaches the mean as the drafter is tried.
@@ -119,7 +101,7 @@ class TokenAcceptance:
         self.positions += 1
         for mean in self.by_depth[: run + 1]:
             mean.add(float(first))
-        self.by_q.add(q, first)
+        self.by_q[bin_of(q)].add(float(first))
         for place, mean in enumerate(() if first else self.by_rank, 2):
             mean.add(float(rank == place))
             if rank == place:
@@ -142,7 +124,7 @@ class TokenAcceptance:
 
     def chance(self, q: float, rank: int) -> float:
         """Chance of a rank behind an accepted node, by the first choice's q."""
-        return self._of_rank(self.by_q.chance(q), rank)
+        return self._of_rank(self.by_q[bin_of(q)].value, rank)
 
     def node_chances(self, proposal: Proposal, *, by_q: bool) -> list[float]:
         """Chance of each node of a proposal; `by_q`: its own probability may be used."""
@@ -152,7 +134,7 @@ class TokenAcceptance:
             ranks[parent] += 1
             first = self.by_depth[min(depth, MAX_DEPTH) - 1].value
             if by_q and ranks[parent] == 1:
-                first = self.by_q.chance(proposal.draft_probabilities[node])
+                first = self.by_q[bin_of(proposal.draft_probabilities[node])].value
             chances.append((1.0 if parent == ROOT else chances[parent]) * self._of_rank(first, ranks[parent]))
         return chances
 

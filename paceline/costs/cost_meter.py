@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from paceline.costs.cost_line import LEAST_STEP_MS, CostLine
-from paceline.costs.running_mean import SPEED_MEMORY, Correction, RunningMean
+from paceline.costs.running_mean import SPEED_MEMORY, RunningMean, speed
 from paceline.costs.service_costs import LEAST_MOVE, UNKNOWN_LINE
 
 MOST_ROWS = 4096
@@ -23,7 +23,7 @@ about as much, and a single pause moves a line by 4 %."""
 @dataclass
 class _StepsOfSize:
     rows: RunningMean
-    factor: Correction
+    factor: RunningMean
     """Of the base line at this size."""
 
 
@@ -42,7 +42,7 @@ class CostMeter:
         self.line = base
         """The line as stated now. It is replaced when a step moves a point by more than `LEAST_MOVE`."""
         self._sizes: dict[int, _StepsOfSize] = {}
-        self._speed = Correction(most=SURGE)
+        self._speed = speed()
 
     @property
     def is_measured(self) -> bool:
@@ -56,11 +56,11 @@ class CostMeter:
             self.base = CostLine(((rows, ms),))
         steps = self._sizes.get(_size(rows))
         if steps is None:
-            factor = Correction(RunningMean(self._factor(rows), 1.0, limit=SIZE_MEMORY))
+            factor = RunningMean(self._factor(rows), 1.0, SIZE_MEMORY)
             steps = self._sizes[_size(rows)] = _StepsOfSize(RunningMean(rows, 0.0), factor)
         steps.rows.add(min(rows, MOST_ROWS))
-        self._speed.learn(ms, self.base.ms(rows) * steps.factor.value)
-        steps.factor.learn(ms, self.base.ms(rows) * self._speed.value)
+        self._speed.add_ratio(ms, self.base.ms(rows) * steps.factor.value, SURGE)
+        steps.factor.add_ratio(ms, self.base.ms(rows) * self._speed.value)
         mean_rows = steps.rows.value
         new_ms = self.base.ms(mean_rows) * steps.factor.value * self._speed.value
         stated_ms = self.line.ms(mean_rows)
@@ -70,8 +70,7 @@ class CostMeter:
     def _points(self) -> list[tuple[float, float, float]]:
         """Rows, ms and weight of each size: the mean of its steps or, where it has none, the corrected base line."""
         points = {
-            size: (steps.rows.value, steps.factor.value, steps.factor.mean.weight)
-            for size, steps in self._sizes.items()
+            size: (steps.rows.value, steps.factor.value, steps.factor.weight) for size, steps in self._sizes.items()
         }
         for rows, _ in self.base.points:
             points.setdefault(_size(rows), (rows, self._factor(rows), 1.0))

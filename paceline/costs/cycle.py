@@ -7,38 +7,27 @@ drafted for waits for nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from operator import attrgetter
 from typing import NamedTuple
 
-from paceline.costs.acceptance import FAN_OUT, survival
+from paceline.costs.acceptance import FAN_OUT
 
 AHEAD_ROWS = float(FAN_OUT)
 """Rows of a session in a step that drafts for outcomes: the likeliest ones of a round with the usual fan-out."""
 
 
 class Cycle(NamedTuple):
-    """From one round to the next: tokens committed, and milliseconds in all, outside of steps, and of the draft."""
+    """From one round to the next: tokens committed, and milliseconds."""
 
     tokens: float
     ms: float
-    away_ms: float = 0.0
-    draft_ms: float = 0.0
 
     @property
     def rate(self) -> float:
         """Tokens a millisecond; 0 before any time is known."""
         return self.tokens / self.ms if self.ms > 0 else 0.0
-
-
-def expected_tokens(chances: Iterable[float]) -> list[float]:
-    """Tokens that a round commits, the target's own included, by the length of its chain from 0 on.
-
-    Args:
-        chances: that a chain's first token is accepted, its second behind that, and so on.
-    """
-    return [1.0, *(1.0 + total for total in accumulate(survival(chances)))]
 
 
 def proposal_ms(step_ms: Callable[[float], float], levels: Sequence[float], sessions: float = 1.0) -> list[float]:
@@ -54,19 +43,10 @@ def proposal_ms(step_ms: Callable[[float], float], levels: Sequence[float], sess
     return list(accumulate(times[nodes] for nodes in (2, *levels)))
 
 
-def wait_cycle(tokens: float, step_ms: float, draft_ms: float, trips_ms: float) -> Cycle:
-    """The cycle of rounds that wait for their proposals, and for the trips."""
-    away_ms = draft_ms + trips_ms
-    return Cycle(tokens, away_ms + step_ms, away_ms, draft_ms)
-
-
 def ahead_cycle(hits: float, hit: Cycle, misses: Sequence[Cycle]) -> Cycle:
     """The cycle of rounds whose outcomes are drafted for: a share of hits, and else the miss of the greatest rate."""
     miss = max(misses, key=attrgetter("rate"))
-    tokens, ms, away_ms = (
-        hits * of_hit + (1 - hits) * of_miss for of_hit, of_miss in zip(hit[:3], miss[:3], strict=True)
-    )
-    return Cycle(tokens, ms, away_ms)
+    return Cycle(*(hits * of_hit + (1 - hits) * of_miss for of_hit, of_miss in zip(hit, miss, strict=True)))
 
 
 def tokens_ahead(room_ms: float, level_ms: float, depth: int) -> int:

@@ -1,8 +1,9 @@
-"""Means that start from a prior and forget, and the correction of expected times by measured ones. Pure."""
+"""Means that start from a prior and forget, of observations and of measured times over expected ones. Pure."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 MEMORY = 50.0
 """Observations that a mean remembers. The last 50 tokens of a text tell more of the next ones than all of it."""
@@ -30,29 +31,21 @@ class RunningMean:
         self.weight = min(self.weight + 1, self.limit)
         self.value += (observation - self.value) / self.weight
 
+    def add_ratio(self, ms: float, expected_ms: float, most: float = OUTLIER) -> None:
+        """Count a time over the expected one, at most as `most` times the mean; nothing where none was expected."""
+        if expected_ms > 0:
+            self.add(min(ms / expected_ms, most * self.value))
+
     def child(self) -> RunningMean:
         """The mean that one request begins with: what it is so far counts as a prior."""
         return RunningMean(self.value, min(PRIOR_WEIGHT, self.weight))
 
 
-@dataclass(slots=True)
-class Correction:
-    """The factor by which measured times differ from expected ones; one rule for services and coordinators.
+def children(means: Iterable[RunningMean]) -> list[RunningMean]:
+    """The means that one request begins with."""
+    return [mean.child() for mean in means]
 
-    Attributes:
-        mean: of the ratios.
-        most: a ratio counts at most as this many times the mean.
-    """
 
-    mean: RunningMean = field(default_factory=lambda: RunningMean(1.0, 1.0, limit=SPEED_MEMORY))
-    most: float = OUTLIER
-
-    @property
-    def value(self) -> float:
-        """The factor."""
-        return self.mean.value
-
-    def learn(self, ms: float, expected_ms: float) -> None:
-        """Learn from a time; one that was expected to take nothing says nothing."""
-        if expected_ms > 0:
-            self.mean.add(min(ms / expected_ms, self.most * self.mean.value))
+def speed() -> RunningMean:
+    """The factor by which a machine's times differ from expected ones; one rule for services and coordinators."""
+    return RunningMean(1.0, 1.0, SPEED_MEMORY)

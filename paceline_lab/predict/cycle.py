@@ -21,7 +21,6 @@ from paceline.costs.cycle import (
     ahead_cycle,
     proposal_ms,
     tokens_ahead,
-    wait_cycle,
 )
 from paceline.protocol.errors import require
 from paceline.protocol.proposal import NGRAM
@@ -145,10 +144,12 @@ def target_only(times: StepTimes, sessions: int) -> PredictedSpeed:
 
 def just_in_time(times: StepTimes, drafter: str, rounds: ExpectedRounds, sessions: int) -> PredictedSpeed:
     """Predict rounds that wait for their proposals and the way to the target; matches are at hand."""
-    cycle = _wait_cycle(times, drafter, rounds, sessions)
-    busy = min(1.0, cycle.draft_ms / cycle.ms)
+    draft_ms = draft_time_ms(times, drafter, rounds, sessions)
+    away_ms = draft_ms + times.target_trip_ms + (0.0 if drafter == NGRAM else times.draft_trip_ms)
+    round_ms = away_ms + _step_ms(times, rounds, sessions, away_ms)
+    busy = min(1.0, draft_ms / round_ms)
     name, mode = rounds.shape.name, DraftingMode.WAIT
-    return PredictedSpeed(drafter, name, mode, sessions, cycle.tokens, cycle.ms, cycle.draft_ms, busy, rounds.error)
+    return PredictedSpeed(drafter, name, mode, sessions, rounds.tokens, round_ms, draft_ms, busy, rounds.error)
 
 
 def ahead(
@@ -167,8 +168,8 @@ def ahead(
     if not tokens:
         return waiting
     step_ms = _step_ms(times, whole, sessions, whole.hits * hit_away_ms + (1 - whole.hits) * missed_away_ms)
-    hit = wait_cycle(rounds_of(tokens).tokens, step_ms, 0.0, hit_away_ms)
-    cycle = ahead_cycle(whole.hits, hit, [wait_cycle(whole.tokens, step_ms, 0.0, missed_away_ms)])
+    hit = Cycle(rounds_of(tokens).tokens, step_ms + hit_away_ms)
+    cycle = ahead_cycle(whole.hits, hit, [Cycle(whole.tokens, step_ms + missed_away_ms)])
     return replace(waiting, tokens=cycle.tokens, round_ms=cycle.ms)
 
 
@@ -193,13 +194,6 @@ def draft_time_ms(times: StepTimes, drafter: str, rounds: ExpectedRounds, sessio
         return 0.0
     levels = [rounds.shape.level(depth) for depth in range(1, rounds.shape.depth)]
     return proposal_ms(partial(times.draft_ms, drafter, sessions), levels)[-1]
-
-
-def _wait_cycle(times: StepTimes, drafter: str, rounds: ExpectedRounds, sessions: int) -> Cycle:
-    draft_ms = draft_time_ms(times, drafter, rounds, sessions)
-    trips_ms = times.target_trip_ms + (0.0 if drafter == NGRAM else times.draft_trip_ms)
-    step_ms = _step_ms(times, rounds, sessions, draft_ms + trips_ms)
-    return wait_cycle(rounds.tokens, step_ms, draft_ms, trips_ms)
 
 
 def _step_ms(times: StepTimes, rounds: ExpectedRounds, sessions: int, away_ms: float) -> float:

@@ -61,8 +61,10 @@ class Case:
 
     def other(self, room: int = ROOM, length: int = 100) -> str | None:
         """What it changes to when it next looks."""
-        for _ in range(RATES_KEPT - 1):
+        for rounds in range(1, RATES_KEPT):
+            self.request.rounds = rounds
             assert self.choosing.other("", length, room) is None
+        self.request.rounds = RATES_KEPT
         found = self.choosing.other("", length, room)
         return None if found is None else found.name
 
@@ -128,12 +130,11 @@ def test_a_drafter_that_was_left_is_remembered() -> None:
     for drafter in (DEFAULT_NAME, OTHER):
         case.known(drafter, 1)
     case.request.stats.take_shadow(Shadow(1, 0, (2,) * 64, (0.8,) * 64))
-    own = case.request.stats.of(DEFAULT_NAME).tokens.chances(4)
+    own = case.request.stats.own.tokens.chances(4)
     case.request.stats.change(OTHER)
-    assert case.request.stats.of(DEFAULT_NAME).tokens.chances(4) == own
     case.request.stats.take_shadow(Shadow(1, 64, (2,) * 64, (0.8,) * 64))
     case.request.stats.change(DEFAULT_NAME)
-    assert case.request.stats.of(DEFAULT_NAME).tokens.chances(4) == own
+    assert case.request.stats.own.tokens.chances(4) == own
 
 
 def test_a_lone_drafter_is_never_left() -> None:
@@ -157,6 +158,6 @@ def test_what_is_known_of_texts_is_shared_by_all_drafters() -> None:
     for drafter in (DEFAULT_NAME, OTHER):
         following = RequestPlanner(case.planner, DEFAULT_NAME, Acceptance.COUPLED, greedy=True)
         following.stats.change(drafter)
-        assert following.stats.of(drafter).texts.ngrams.prefix_chances(match, 1)[0] < 0.3
+        assert following.stats.own.texts.ngrams.prefix_chances(match, 1)[0] < 0.3
     untold = NgramShadow()
     assert untold.prefix_chances(match, 1)[0] > 0.4

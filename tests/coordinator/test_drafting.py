@@ -129,9 +129,6 @@ class RandomPlanner:
     def learn(self, *_: object, **__: object) -> None:
         """Whatever comes of a round."""
 
-    def rest(self, lease: int, leased_rounds: int) -> None:
-        """Every plan is `plan`'s."""
-
     def plan(self, options: Options) -> Plan:
         if options.leased_rounds <= 1 and self._random.random() < 0.3:
             return Plan(fan_out=4, branch_depth=2, branch_nodes=2)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from statistics import fmean
+
 import pytest
 
 from coordinator.drafting.explaining import explain
@@ -9,8 +12,9 @@ from coordinator.policy.plan import Options, Source
 from coordinator.policy.planner import Planner, RequestPlanner
 from paceline.protocol.explanation import CandidateExplanation
 from paceline.protocol.proposal import NGRAM, Proposal
+from paceline.protocol.records import RoundRecord
 from paceline.sampling.match import Match
-from tests.coordinator.planned import ROW_MS, SENT_MS, STEP_MS, World, record
+from tests.coordinator.planned import STEP_MS, World, record
 
 MATCH = Match(8, tuple(range(32)))
 RIGHT = 7
@@ -18,61 +22,52 @@ RIGHT = 7
 OTHER = 99
 
 
-def followed(request: RequestPlanner, rounds: int, *, pause_at: int | None = None) -> tuple[float, float, float]:
-    """Rounds behind a match each; returns tokens proposed, tokens committed and milliseconds of those that copy."""
-    nodes, tokens, ms = list[int](), list[int](), list[float]()
+def followed(request: RequestPlanner, rounds: int) -> list[RoundRecord]:
+    """The records of rounds behind a match each."""
+    records = []
     for number in range(rounds):
-        right = RIGHT * (number % 2)
         plan = request.plan(Options(room=60, match=MATCH, lease=16))
         proposed = plan.nodes if plan.source is Source.NGRAM else 0
-        accepted = min(right, proposed)
-        took = record(1 + proposed, accepted, proposed, self_started=not proposed)
-        if number == pause_at:
-            took = record(1 + proposed, accepted, proposed, round_ms=1e6)
+        accepted = min(RIGHT * (number % 2), proposed)
+        drafter = NGRAM if proposed else ""
+        records.append(record(1 + proposed, accepted, proposed, self_started=not proposed, drafter=drafter))
         proposal = Proposal(1, MATCH.following[:proposed], (1.0,) * proposed, drafter=NGRAM) if proposed else None
-        request.learn(plan, took, proposal, tuple(range(accepted)))
+        request.learn(plan, records[-1], proposal, tuple(range(accepted)))
         request.stats.take_match(MATCH, (*MATCH.following[:accepted], OTHER))
-        if proposed:
-            nodes.append(proposed)
-            tokens.append(1 + accepted)
-            ms.append(STEP_MS + ROW_MS * proposed + SENT_MS)
-    assert len(nodes) > rounds // 2
-    return sum(nodes) / len(nodes), sum(tokens) / len(tokens), sum(ms) / len(ms)
+    return records
 
 
-def ways(request: RequestPlanner) -> dict[str, CandidateExplanation]:
+def ways(request: RequestPlanner, records: list[RoundRecord]) -> dict[str, CandidateExplanation]:
     """By name; of those of several lengths the longest."""
-    return {each.name: each for each in explain(request).candidates}
+    return {each.name: each for each in explain(request, records).candidates}
 
 
 def test_matches_are_shown_with_what_their_rounds_gave_and_target_only_with_its_one_token() -> None:
     request = World().request()
-    nodes, tokens, ms = followed(request, 200)
-    shown = ways(request)
+    records = followed(request, 200)
+    copies = [each for each in records if each.proposed]
+    assert len(copies) > 100
+    shown = ways(request, records)
     assert shown["none"].tokens == 1.0
     assert shown["none"].ms == pytest.approx(STEP_MS)
-    assert shown["ngram"].tokens == pytest.approx(tokens, rel=0.1)
-    assert shown["ngram"].ms == pytest.approx(ms, rel=0.1)
-    assert shown["ngram"].draft_tokens == pytest.approx(nodes, abs=1)
+    assert shown["none"].rounds == 200 - len(copies)
+    assert shown["ngram"].rounds == len(copies)
+    assert shown["ngram"].tokens == pytest.approx(fmean(1 + each.accepted for each in copies))
+    assert shown["ngram"].draft_tokens == pytest.approx(fmean(each.proposed for each in copies), abs=1)
     assert shown["ngram"].tokens_per_second > 2 * shown["none"].tokens_per_second
-
-
-def test_what_others_copied_is_what_a_request_expects_of_matches() -> None:
-    world = World()
-    _, tokens, ms = followed(world.request(), 200)
-    shown = ways(world.request())["ngram"]
-    assert shown.tokens == pytest.approx(tokens, rel=0.1)
-    assert shown.ms == pytest.approx(ms, rel=0.1)
-    assert shown.rounds == 0
+    pause = replace(copies[0], round_ms=1e6)
+    assert ways(request, [pause, *copies])["ngram"].ms == pytest.approx(shown["ngram"].ms, rel=0.01)
 
 
 def test_where_nothing_was_copied_no_time_of_it_is_known() -> None:
     request = World(Planner()).request()
     request.plan(Options(room=60, lease=16))
-    assert ways(request)["ngram"] == CandidateExplanation("ngram", 0, 1.0, 0.0, 0)
+    assert ways(request, [])["ngram"] == CandidateExplanation("ngram", 0, 1.0, 0.0, 0)
 
 
-def test_a_pause_of_the_machine_is_no_match_s_time() -> None:
+@pytest.mark.parametrize(("hit", "name"), [(False, "wait"), (True, "ahead")])
+def test_a_rounds_way_is_told_by_its_record(hit: bool, name: str) -> None:
     request = World().request()
-    _, _, ms = followed(request, 200, pause_at=150)
-    assert ways(request)["ngram"].ms == pytest.approx(ms, rel=0.1)
+    rounds = [record(4, 1, 3, drafter="model", cache_hit=hit), record(1)]
+    counts = {(each.name, each.draft_tokens): each.rounds for each in explain(request, rounds).candidates}
+    assert {key for key, count in counts.items() if count} == {(name, 3), ("none", 0)}

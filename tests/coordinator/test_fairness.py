@@ -13,6 +13,7 @@ from paceline.costs.goodput import ALLOWED_STEPS, FIRST_PAUSE, LOOK_STEPS, MARGI
 from paceline.costs.running_mean import SPEED_MEMORY
 from paceline.sampling.match import Match
 from tests.coordinator.planned import DRAFT_MS, STEP_MS, SaidByDraft, SaidByTarget, World
+from tests.coordinator.test_group import run
 
 SURE = Match(24, tuple(range(8)))
 OPTIONS = Options(room=60, lease=16)
@@ -41,6 +42,44 @@ def test_nobody_copies_while_another_has_lost_what_it_may_and_has_no_matches_of_
     assert (copier.worth_copying(SURE, 60, ends_lease=False) > 0) is expects_matches
     other.close()
     assert copier.worth_copying(SURE, 60, ends_lease=False), "an end leaves nobody to lose"
+
+
+@pytest.mark.parametrize(
+    ("mode", "sources"),
+    [
+        (Mode.REST, [Source.NONE, Source.NONE]),
+        (Mode.MATCHES, [Source.NONE, Source.NGRAM]),
+        (Mode.DRAFTS, [Source.WAIT, Source.NGRAM]),
+    ],
+)
+def test_a_mode_leaves_the_options_that_it_has(mode: Mode, sources: list[Source]) -> None:
+    request, *_ = together()
+    assert request.target is not None
+    group = request.target.group
+    look(group, 2, *Mode)
+    for other in (Mode.MATCHES, Mode.DRAFTS):
+        if other > mode:
+            group.account(2, other).opens_at = FIRST_PAUSE
+    group.promise = 2 * MARGIN
+    options = dataclasses.replace(OPTIONS, drafts=True)
+    plans = [request.plan(each) for each in (options, dataclasses.replace(options, match=SURE))]
+    assert [plan.source for plan in plans] == sources
+    assert {plan.mode for plan in plans} == {mode}
+    if mode is not Mode.DRAFTS:
+        assert plans[0].lease == OPTIONS.lease
+
+
+def test_no_lease_of_a_look_lasts_beyond_its_end_so_that_all_begin_to_draft_together() -> None:
+    requests, leases = together(4), list[int]()
+    assert requests[0].target is not None
+    group = requests[0].target.group
+    group.promise = 2 * MARGIN
+    while group.mode(4) is Mode.MATCHES:
+        leases.append(requests[0].plan(dataclasses.replace(OPTIONS, drafts=True)).lease)
+        run(group, 4, lambda mode: 1.0, 1)
+    assert leases == sorted(leases, reverse=True)
+    assert (leases[0], leases[-1]) == (LOOK_STEPS, 1)
+    assert group.mode(4) is Mode.DRAFTS
 
 
 def look(group: Group, sessions: int, *modes: Mode) -> None:

@@ -9,11 +9,9 @@ from dataclasses import replace
 import pytest
 
 from coordinator.policy.group import Group
-from coordinator.policy.plan import Options
 from paceline.costs.goodput import ALLOWED_STEPS, FIRST_PAUSE, LOOK_STEPS, MARGIN, SHORT_PAUSE, Mode
 from paceline.costs.running_mean import MEMORY, SPEED_MEMORY
 from paceline.protocol.records import RoundRecord, StepTimings
-from paceline.sampling.match import Match
 
 STEP_MS = 20.0
 WAVE = 96
@@ -209,25 +207,6 @@ def test_a_load_that_was_never_run_begins_with_what_the_nearest_one_knows() -> N
     other = Group()
     run(other, 16, losing, WAVE)
     assert other.mode(32) is Mode.REST
-
-
-def test_no_lease_of_a_look_lasts_beyond_its_end_so_that_all_begin_to_draft_together() -> None:
-    group = Group(promise=1.5)
-    leases: list[int] = []
-    while group.mode(4) is Mode.MATCHES:
-        leases.append(Options(room=60, lease=16).under(group.mode(4), group.steps_to_drafts(4)).lease)
-        run(group, 4, lambda mode: 1.0, 1)
-    assert leases == sorted(leases, reverse=True)
-    assert (leases[0], leases[-1]) == (LOOK_STEPS, 1)
-    assert group.mode(4) is Mode.DRAFTS
-
-
-def test_a_mode_leaves_the_options_that_it_has() -> None:
-    options = Options(room=60, match=Match(3, (1, 2)), drafts=True, lease=16)
-    rest, matches, drafts = (options.under(mode, None) for mode in Mode)
-    assert (rest.match, rest.drafts, rest.lease) == (None, False, 16)
-    assert (matches.match, matches.drafts) == (options.match, False)
-    assert drafts is options
 
 
 @pytest.mark.parametrize("sessions", [1, 4])

@@ -129,13 +129,13 @@ def test_whether_the_next_request_opens_its_draft_is_what_all_requests_know() ->
     assert not request.expects_drafts
 
 
-def test_of_a_burst_on_a_fresh_coordinator_one_request_opens_its_draft() -> None:
-    planner = Planner()
-    first = RequestPlanner(planner, "draft", Acceptance.COUPLED, greedy=True)
+def test_of_a_burst_on_a_fresh_coordinator_the_first_request_opens_its_draft() -> None:
+    world = World()
+    first, second = (RequestPlanner(world.planner, "draft", Acceptance.COUPLED, greedy=True) for _ in range(2))
     assert first.expects_drafts
-    second = RequestPlanner(planner, "draft", Acceptance.COUPLED, greedy=True)
     assert not second.expects_drafts
     first.close()
+    second.move(world.target, world.draft)
     assert second.expects_drafts
 
 
@@ -401,7 +401,7 @@ def test_an_explanation_names_every_way_and_how_often_it_was_taken() -> None:
         plan = request.plan(OPTIONS)
         rounds.append(record())
         request.learn(plan, rounds[-1], None, ())
-    explanation = explain(request)
+    explanation = explain(request, rounds)
     assert {candidate.name for candidate in explanation.candidates} >= {"none", "wait", "ngram"}
     assert sum(candidate.rounds for candidate in explanation.candidates) == 5
     assert explanation.acceptance[0] == pytest.approx(0.7, abs=0.15)

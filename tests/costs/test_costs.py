@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.costs.acceptance import BinnedChances, TokenAcceptance
-from paceline.costs.running_mean import MEMORY, RunningMean
+from paceline.costs.acceptance import TokenAcceptance, bin_of, binned_chances
+from paceline.costs.running_mean import MEMORY, RunningMean, children
 
 
 def test_a_mean_begins_at_its_prior_and_forgets() -> None:
@@ -21,24 +21,24 @@ def test_a_mean_begins_at_its_prior_and_forgets() -> None:
 
 
 def test_binned_chances_learn_each_bin_by_itself() -> None:
-    table = BinnedChances.of(lambda q: 0.5)
+    table = binned_chances(lambda q: 0.5)
     for _ in range(200):
-        table.add(0.49, False)
-        table.add(0.5, True)
-    assert table.chance(0.41) < 0.05
-    assert table.chance(0.59) > 0.95
-    assert table.chance(1.0) == 0.5, "the last bin holds it"
+        table[bin_of(0.49)].add(0.0)
+        table[bin_of(0.5)].add(1.0)
+    assert table[bin_of(0.41)].value < 0.05
+    assert table[bin_of(0.59)].value > 0.95
+    assert table[bin_of(1.0)].value == 0.5, "the last bin holds it"
 
 
 def test_a_child_starts_from_its_parent_and_leaves_it_alone() -> None:
-    parent = BinnedChances.of(lambda q: 0.5)
+    parent = RunningMean(0.5)
     for _ in range(100):
-        parent.add(0.5, True)
-    child = parent.child()
-    known = parent.chance(0.5)
+        parent.add(1.0)
+    (child,) = children([parent])
+    known = parent.value
     for _ in range(20):
-        child.add(0.5, False)
-    assert child.chance(0.5) < 0.5 < known == parent.chance(0.5)
+        child.add(0.0)
+    assert child.value < 0.5 < known == parent.value
 
 
 def test_a_table_learns_and_starts_sane() -> None:

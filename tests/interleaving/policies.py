@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from unittest import mock
 
+from coordinator.drafting.outcomes import OutcomeProposals
 from coordinator.policy.choosing import Choosing, OfferedDrafter
 from coordinator.policy.plan import Options, Plan, Source
 from coordinator.policy.planner import RequestPlanner
@@ -67,7 +68,6 @@ def any_policy(pick: Pick) -> Iterator[None]:
         "worth_copying": lambda _, match, room, ends_lease: (
             min(room, (not ends_lease) + pick(DEEPEST)) if match else 0
         ),
-        "verdict_due_ms": lambda *_, **__: float(10 * pick(2)),
         "expects_drafts": property(lambda _: pick(2) == 0),
         "mode": property(lambda _: [*Mode][min(pick(4), Mode.DRAFTS)]),
     }
@@ -75,4 +75,5 @@ def any_policy(pick: Pick) -> Iterator[None]:
         for name, change in changes.items():
             stack.enter_context(mock.patch.object(RequestPlanner, name, change))
         stack.enter_context(mock.patch.object(Choosing, "other", other))
+        stack.enter_context(mock.patch.object(OutcomeProposals, "due_ms", lambda *_: float(10 * pick(2))))
         yield
