@@ -80,7 +80,7 @@ class Drafting:
         self._rounds = 0
         if wish.drafter == AUTO and wish.uses_model and pool is not None:
             offers = partial(pool.offers, partial(self._may_read, targets))
-            self._choosing = Choosing(planner, self._planner, offers, text, can_ahead=wish.fan_out > 0)
+            self._choosing = Choosing(self._planner, offers, text, can_ahead=wish.fan_out > 0)
             self._draft_with(self._choosing.first())
         if wish.uses_model:
             features.need = self._session.need
@@ -114,7 +114,7 @@ class Drafting:
         self._session.dispatching(drafted)
         mode = plan.mode.name.lower() if self._settings.is_planned else ""
         return replace(
-            drafted, miss=self._cached_draft.miss, lease=plan.lease, drafts_ahead=plan.fan_out > 0, mode=mode
+            drafted, miss=self._cached_draft.miss, lease=plan.lease, drafts_ahead=plan.ahead.fan_out > 0, mode=mode
         )
 
     def verifying(self, round_: Round) -> OutcomeProposals | None:
@@ -124,9 +124,8 @@ class Drafting:
         """
         plan = self._plan
         self._send_due(plan)
-        if plan.fan_out:
-            budget = DraftBudget(plan.branch_depth, self._settings.widths, plan.branch_nodes, plan.fan_out)
-            self._session.verifying(round_, budget)
+        if plan.ahead.fan_out:
+            self._session.verifying(round_, replace(plan.ahead, tree_widths=self._settings.widths))
         proposals = self.outcomes(round_)
         return proposals if proposals.most else None
 
@@ -163,7 +162,7 @@ class Drafting:
         self._planner.move(target_next.peer, self._session.peer, self._session.drafter)
         if self._matches.exist:
             self._planner.stats.take_match(self._matches.best, tokens)
-        drafts_outcomes = plan.fan_out > 0
+        drafts_outcomes = plan.ahead.fan_out > 0
         self._cached_draft = self._session.settle(outcome) or RoundDraft(miss=drafts_outcomes)
         self._choose()
         self._plan = self._next_plan()
@@ -326,7 +325,7 @@ class Drafting:
 
     def _needs_session(self, plan: Plan) -> bool:
         """Whether the draft service needs the text: for this round, or because drafting is expected to pay later."""
-        asks_now = plan.source is Source.WAIT or plan.shadow or plan.fan_out > 0
+        asks_now = plan.source is Source.WAIT or plan.shadow or plan.ahead.fan_out > 0
         expects_drafts = self._settings.tokens is not None or self._planner.expects_drafts
         return self._settings.uses_model and (asks_now or (self._settings.fan_out > 0 and expects_drafts))
 

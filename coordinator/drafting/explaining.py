@@ -12,7 +12,7 @@ from coordinator.policy.group import Group
 from coordinator.policy.plan import Source
 from coordinator.policy.planner import RequestPlanner
 from coordinator.policy.round_times import TargetTimes
-from paceline.costs.acceptance import MAX_DEPTH, survival
+from paceline.costs.acceptance import MAX_DEPTH
 from paceline.costs.cycle import Cycle
 from paceline.costs.goodput import FIRST_PAUSE, MARGIN, Mode
 from paceline.protocol.explanation import (
@@ -45,7 +45,7 @@ def explain(planner: RequestPlanner, records: Sequence[RoundRecord] = ()) -> Pla
         draft_trip_ms=draft.wire.value if draft is not None else 0.0,
         target_sessions=target.sessions,
         positions=stats.tokens.positions,
-        acceptance=tuple(survival(stats.tokens.chances(MAX_DEPTH))),
+        acceptance=tuple(stats.tokens.reach(MAX_DEPTH)),
         ngram_acceptance=tuple(stats.texts.ngrams.prefix_chances(EXPLAINED_MATCH, MAX_DEPTH)),
         candidates=(*_model_candidates(cycles.all(), records), _match_candidate(records)),
         account_ms=planner.loss_budget.loss * target.step_ms(1),

@@ -60,7 +60,7 @@ class OutcomeProposals:
     @property
     def drafts_ahead(self) -> bool:
         """Whether the draft service prepares proposals."""
-        return self.plan.fan_out > 0
+        return self.plan.ahead.fan_out > 0
 
     @property
     def copies(self) -> bool:
@@ -84,7 +84,7 @@ class OutcomeProposals:
         match = self._match_candidate()
         if match is not None:
             yield match
-        longest = max(self.plan.branch_depth, self.plan.branch_nodes)
+        longest = max(self.plan.ahead.max_tokens, self.plan.ahead.max_nodes)
         for outcome, outcome_proposal in islice(self.list_prepared(self.round_), self.settings.max_prefetched):
             if match is None or outcome != match.outcome:
                 proposal = outcome_proposal.within(self._room(outcome)).first(

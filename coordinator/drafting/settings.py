@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from coordinator.policy.plan import Plan, Source
 from coordinator.text.sequence import GenerationTask
 from paceline.costs.acceptance import FAN_OUT
+from paceline.protocol.draft import DraftBudget
 from paceline.protocol.features import MAX_KEPT_FEATURE_BYTES, FeatureType
 from paceline.protocol.proposal import AUTO, NGRAM, NONE, Acceptance, Proposal
 from paceline.sampling.match import HALF_TRUSTED, Match
@@ -122,4 +123,5 @@ def fixed_plan(
         source = Source.WAIT if model else Source.NONE
     nodes = k if not widths or source is Source.NGRAM else 0
     cached_nodes = len(cached_proposal) if cached_proposal is not None else 0
-    return Plan(source, cached_nodes if source is Source.CACHED else nodes, k, fan_out=fan_out, branch_depth=k)
+    ahead = DraftBudget(k, fan_out=fan_out)
+    return Plan(source, cached_nodes if source is Source.CACHED else nodes, k, ahead=ahead)

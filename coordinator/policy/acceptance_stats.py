@@ -10,6 +10,7 @@ from operator import mul
 from coordinator.policy.plan import Source
 from paceline.costs.acceptance import BINS, HALF, PRIOR_CHANCE, SUREST, TokenAcceptance, bin_of, binned_chances
 from paceline.costs.running_mean import RunningMean, children
+from paceline.costs.service_costs import LEAST_MOVE
 from paceline.protocol.draft import Shadow
 from paceline.protocol.proposal import Acceptance, Proposal
 from paceline.protocol.records import RoundRecord
@@ -17,6 +18,10 @@ from paceline.sampling.match import ONCE_SHARE, Match
 
 DOUBT_POWER = 1.75
 """Of the doubt in a score. It fits 14 kinds of prompts (docs/reports/reliability-2026-11-26.md)."""
+
+SHADOW_SHARE = LEAST_MOVE / 2
+"""Largest share of time that drafts of all requests work for shadows alone: they may use the target's cores.
+No loss budget counts it, so it stays below what a loss budget allows."""
 
 
 def _prior_of_match(score: float) -> float:
@@ -75,12 +80,11 @@ class TextStats:
     Attributes:
         ngrams: how often n-gram matches are right.
         match_value: net worth of a round's n-gram match in tokens; 0 for rounds without one.
-        elapsed_ms, shadow_ms: the time of all requests, and that of drafts that worked for shadows alone.
+        shadow_ms: time for which drafts of all requests may still work for shadows alone.
     """
 
     ngrams: NgramShadow = field(default_factory=NgramShadow)
     match_value: RunningMean = field(default_factory=lambda: RunningMean(0.0))
-    elapsed_ms: float = 0.0
     shadow_ms: float = 0.0
 
     def child(self) -> TextStats:
@@ -183,7 +187,7 @@ class RequestStats:
     def take_round(self, source: Source, record: RoundRecord, proposal: Proposal | None, path: Sequence[int]) -> None:
         """Update from a round whose proposal, if there was one, came from `source`; `path` has the accepted nodes."""
         learns_depths = source is not Source.NGRAM and (self.reads_features or not self.is_coupled)
-        self.pool.texts.elapsed_ms += record.round_ms
+        self.pool.texts.shadow_ms += SHADOW_SHARE * record.round_ms
         if proposal is not None and learns_depths:
             for stats in self.both:
                 stats.tokens.take_proposal(proposal, path, first=1 if self.is_coupled else 0)

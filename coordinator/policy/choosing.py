@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from coordinator.policy.cycles import Cycles
-from coordinator.policy.planner import RATES_KEPT, Planner, RequestPlanner
-from coordinator.policy.round_times import DraftPeerCosts, DraftTimes
+from coordinator.policy.planner import RATES_KEPT, RequestPlanner
+from coordinator.policy.round_times import DraftTimes
 from paceline.costs.goodput import Mode
-from paceline.costs.service_costs import DEFAULT
+from paceline.costs.service_costs import DEFAULT, DraftPeerCosts
 from paceline.protocol.proposal import AUTO
 
 
@@ -41,8 +41,7 @@ class Choosing:
     """The drafter of one request, among all on offer.
 
     Args:
-        planner: what all requests share.
-        request: the request's own.
+        request: its planner.
         on_offer: lists the drafters offered now: name, service's model and service; a default first.
         text: what kind of text it is, if it is of a kind.
         can_ahead: whether outcomes may be drafted for.
@@ -50,14 +49,12 @@ class Choosing:
 
     def __init__(
         self,
-        planner: Planner,
         request: RequestPlanner,
         on_offer: Callable[[], Iterable[tuple[str, str, DraftPeerCosts]]],
         text: str = "",
         *,
         can_ahead: bool,
     ) -> None:
-        self._planner = planner
         self._request = request
         self._on_offer = on_offer
         self._text = text
@@ -90,7 +87,7 @@ class Choosing:
         for name, model, peer in self._on_offer():
             if name not in offers:
                 key = stats_key(AUTO if name == DEFAULT else f"{AUTO} {name}", model, self._text)
-                draft, stats = self._planner.draft(peer, name), self._request.stats.optimistic(key)
+                draft, stats = self._request.planner.draft(peer, name), self._request.stats.optimistic(key)
                 cycles = Cycles(target, draft, stats, can_ahead=self._can_ahead).all() if target is not None else {}
                 rate = max((cycle.rate for cycle in cycles.values()), default=0.0)
                 offers[name] = OfferedDrafter(name, key, draft, rate)

@@ -16,7 +16,7 @@ from itertools import accumulate
 from coordinator.policy.acceptance_stats import AcceptanceStats
 from coordinator.policy.plan import Source
 from coordinator.policy.round_times import DraftTimes, TargetTimes
-from paceline.costs.acceptance import MAX_DEPTH, survival
+from paceline.costs.acceptance import MAX_DEPTH
 from paceline.costs.cycle import AHEAD_ROWS, Cycle, ahead_cycle, tokens_ahead
 
 
@@ -29,8 +29,6 @@ class Strategy:
 
 
 TARGET_ONLY = Strategy()
-WAIT_STRATEGIES = tuple(Strategy(Source.WAIT, depth) for depth in range(1, MAX_DEPTH + 1))
-AHEAD_STRATEGIES = tuple(Strategy(Source.CACHED, depth) for depth in range(1, MAX_DEPTH + 1))
 
 
 @dataclass(frozen=True)
@@ -41,7 +39,6 @@ class Rates:
         own: the rate of this request at its best.
         others: that of all the others.
         rows: the others' rows in a step.
-        drafting: the number of sessions that draft at once, this one included.
         strategy: the best one.
         promise: the gain over matches that drafts promise, where all sessions do what is best for all; 0: not known.
     """
@@ -49,7 +46,6 @@ class Rates:
     own: float = 0.0
     others: float = 0.0
     rows: float = 0.0
-    drafting: float = 1.0
     strategy: Strategy = TARGET_ONLY
     promise: float = 0.0
 
@@ -69,53 +65,45 @@ class Cycles:
     stats: AcceptanceStats
     can_ahead: bool = False
 
-    def rates(self, pool: AcceptanceStats | None, *, drafts: bool) -> Rates:
-        """The rates where all do what is best for all by their statistics, `pool`; None: one that is alone, as known.
-
-        `drafts`: whether a draft may work now.
-        """
+    def rates(self, pool: AcceptanceStats, *, drafts: bool) -> Rates:
+        """The rates where all do what is best by the statistics of all, `pool`; `drafts`: a draft may work now."""
         others = self.target.sessions - 1
         strategy, own = _best(self.all(drafts=drafts))
-        rate, of_all = own.rate, {} if pool is None else replace(self, stats=pool).all()
+        rate, of_all = own.rate, replace(self, stats=pool).all()
         if others:  # a draft at work beside the step slows it for all, so only all together choose that
             strategy, cycle = _best(of_all if drafts else {TARGET_ONLY: of_all[TARGET_ONLY]})
             rate = cycle.rate
-        drafting = 1 + others if strategy.depth else 1
-        return Rates(own.rate, others * rate, others * (1 + strategy.depth), drafting, strategy, _promise(of_all))
+        return Rates(own.rate, others * rate, others * (1 + strategy.depth), strategy, _promise(of_all))
 
     def all(self, *, drafts: bool = True) -> dict[Strategy, Cycle]:
         """A session's cycle of every strategy, where all follow it and share every step."""
         target, sessions = self.target, self.target.sessions
         alone_ms, sent_ms = target.steps(), target.late_send_ms.value
         cycles = {TARGET_ONLY: Cycle(1.0 + self.stats.texts.match_value.value, alone_ms(sessions))}
-        if not drafts or self.draft is None or not self.draft.is_known:
+        if not drafts or self.draft is None or not self.draft.line.is_known:
             return cycles
-        waits_ms = self.draft.waits(sessions)
-        for strategy, draft_ms in zip(WAIT_STRATEGIES, waits_ms, strict=False):
-            step_ms = alone_ms(sessions * (1 + strategy.depth))
-            cycles[strategy] = Cycle(self._tokens[strategy.depth], draft_ms + sent_ms + step_ms)
-        if self.can_ahead:
-            level_ms = self.draft.step_ms(AHEAD_ROWS * sessions)
-            for strategy, draft_ms in zip(AHEAD_STRATEGIES, waits_ms, strict=False):
-                rows = (sessions - 1) * (1 + strategy.depth)
-                cycles[strategy] = self._ahead_cycle(strategy.depth, rows, draft_ms, level_ms)
+        level_ms = self.draft.step_ms(AHEAD_ROWS * sessions)
+        for depth, draft_ms in enumerate(self.draft.waits(sessions), 1):
+            step_ms = alone_ms(sessions * (1 + depth))
+            cycles[Strategy(Source.WAIT, depth)] = Cycle(self._tokens[depth], draft_ms + sent_ms + step_ms)
+            if self.can_ahead:
+                cycles[Strategy(Source.CACHED, depth)] = self._ahead_cycle(depth, draft_ms + sent_ms, level_ms)
         return cycles
 
     @cached_property
     def _tokens(self) -> list[float]:
         """Tokens that a round commits, the target's own included, by the length of its proposal from 0 on."""
-        return [*accumulate(survival(self.stats.tokens.chances(MAX_DEPTH)), initial=1.0)]
+        return [*accumulate(self.stats.tokens.reach(MAX_DEPTH), initial=1.0)]
 
-    def _ahead_cycle(self, depth: int, rows: float, draft_ms: float, level_ms: float) -> Cycle:
+    def _ahead_cycle(self, depth: int, away_ms: float, level_ms: float) -> Cycle:
         """The cycle with outcome drafting. Hits wait for nothing; misses wait for the draft, or go without it."""
-        target, tokens = self.target, self._tokens
+        target, tokens, others = self.target, self._tokens, self.target.sessions - 1
         beside_ms = target.steps(beside=True)
-        step_ms = beside_ms(rows + 1 + depth)
+        step_ms = beside_ms((1 + others) * (1 + depth))
         drafted = tokens_ahead(step_ms, level_ms, depth)
         hits = self.stats.hits.value if drafted else 0.0
-        without = Cycle(1.0, beside_ms(rows + 1) + target.send_ms.value)
-        waiting = Cycle(tokens[depth], draft_ms + target.late_send_ms.value + step_ms)
-        return ahead_cycle(hits, Cycle(tokens[drafted], step_ms), (without, waiting))
+        without = Cycle(1.0, beside_ms(others * (1 + depth) + 1) + target.send_ms.value)
+        return ahead_cycle(hits, Cycle(tokens[drafted], step_ms), (without, Cycle(tokens[depth], away_ms + step_ms)))
 
 
 def _best(cycles: Mapping[Strategy, Cycle]) -> tuple[Strategy, Cycle]:
@@ -123,5 +111,5 @@ def _best(cycles: Mapping[Strategy, Cycle]) -> tuple[Strategy, Cycle]:
 
 
 def _promise(cycles: Mapping[Strategy, Cycle]) -> float:
-    plain, *with_drafts = (cycle.rate for cycle in cycles.values()) if cycles else (0.0,)
+    plain, *with_drafts = (cycle.rate for cycle in cycles.values())
     return max(with_drafts, default=0.0) / plain if plain else 0.0

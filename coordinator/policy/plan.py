@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from paceline.costs.goodput import Mode
+from paceline.protocol.draft import DraftBudget
 from paceline.protocol.proposal import Proposal
 from paceline.sampling.match import Match
 
@@ -31,11 +33,11 @@ class Plan:
         depth: longest path of a proposal that is drafted just in time; fewer than `nodes` makes a tree.
         least_chance: a proposal drafted just in time ends before the first node that is reached more rarely.
         patience_ms: how long the round may wait for its proposal.
-        fan_out: next tokens per accepted node to draft for during the round; 0: none.
-        branch_depth, branch_nodes: longest path and most nodes of an outcome's proposal.
+        ahead: what to draft for the round's outcomes meanwhile; with a fan-out of 0 nothing.
         lease: rounds after this one that the target may start by itself.
         shadow: whether the draft is asked for the shadow of committed tokens, though it proposed none of them.
         mode: what the group let it do. The draft hears what is committed in `DRAFTS` alone.
+        value: tokens that its proposal brings beyond what it costs.
     """
 
     source: Source = Source.NONE
@@ -43,12 +45,11 @@ class Plan:
     depth: int = 0
     least_chance: float = 0.0
     patience_ms: float = float("inf")
-    fan_out: int = 0
-    branch_depth: int = 0
-    branch_nodes: int = 0
+    ahead: DraftBudget = field(default_factory=DraftBudget)
     lease: int = 0
     shadow: bool = False
     mode: Mode = Mode.DRAFTS
+    value: float = -math.inf
 
 
 @dataclass(frozen=True)

@@ -18,19 +18,17 @@ from coordinator.policy.acceptance_stats import AcceptanceStats, RequestStats
 from coordinator.policy.cycles import Cycles, Rates
 from coordinator.policy.group import LossBudget
 from coordinator.policy.plan import Options, Plan, Source
-from coordinator.policy.pricing import NOTHING, Choice, ProposalPricing
-from coordinator.policy.round_times import DraftPeerCosts, DraftTimes, TargetPeerCosts, TargetTimes
+from coordinator.policy.pricing import ProposalPricing
+from coordinator.policy.round_times import DraftTimes, TargetTimes
 from paceline.costs.goodput import MARGIN, Mode
 from paceline.costs.running_mean import MEMORY, SPEED_MEMORY
-from paceline.costs.service_costs import DEFAULT, LEAST_MOVE
+from paceline.costs.service_costs import DEFAULT, DraftPeerCosts, TargetPeerCosts
 from paceline.drafting.round_draft import MAX_PENDING_TOKENS
+from paceline.protocol.draft import DraftBudget
 from paceline.protocol.proposal import Acceptance, Proposal
 from paceline.protocol.records import RoundRecord
 from paceline.sampling.match import Match
 
-SHADOW_SHARE = LEAST_MOVE / 2
-"""Largest share of time that drafts of all requests work for shadows alone: they may use the target's cores.
-No loss budget counts it, so it stays below what a loss budget allows."""
 RATES_KEPT = round(SPEED_MEMORY)
 """Rounds for which a request's rates are kept once it has run as many: the machine's speed hardly moves meanwhile.
 Before, they are worked out in each round that may draft, or in rounds 1, 2, 4, 8 …"""
@@ -60,16 +58,12 @@ class Planner:
             times[drafter] = DraftTimes(proxy(peer), drafter)
         return times[drafter]
 
-    @property
-    def some_target(self) -> TargetTimes | None:
-        """The times of any target that has stated its costs, for a request that has no target yet."""
-        return next((times for times in self.targets.values() if times.is_known), None)
-
 
 class RequestPlanner:
     """Plans one request's rounds and learns from their results.
 
     Attributes:
+        planner: shared with the other requests.
         stats: what it learned of drafters and texts.
         target: the times of its target; before one has answered it, those of any, among whose requests it is counted.
         draft: the times of its draft; None: it has none.
@@ -79,7 +73,7 @@ class RequestPlanner:
     """
 
     def __init__(self, planner: Planner, drafter: str, acceptance: Acceptance, *, greedy: bool) -> None:
-        self._planner = planner
+        self.planner = planner
         self.stats = RequestStats(
             lambda key: planner.stats[acceptance, greedy, key], drafter, acceptance, greedy=greedy
         )
@@ -93,7 +87,7 @@ class RequestPlanner:
         """Whether the last plan drafts for outcomes."""
         self.rounds = self._sessions = 0
         self._is_first, planner.is_fresh = planner.is_fresh, False
-        self._move_to(planner.some_target)
+        self._move_to(next((times for times in planner.targets.values() if times.is_known), None))
 
     @property
     def _target(self) -> TargetTimes | None:
@@ -103,8 +97,8 @@ class RequestPlanner:
     def move(self, target: TargetPeerCosts | None, draft: DraftPeerCosts | None, drafter: str = DEFAULT) -> None:
         """Note the peers of the request's sessions, and the drafter of the draft's."""
         self._peers = target, draft
-        self._move_to(None if target is None else self._planner.target(target))
-        self.draft = None if draft is None else self._planner.draft(draft, drafter)
+        self._move_to(None if target is None else self.planner.target(target))
+        self.draft = None if draft is None else self.planner.draft(draft, drafter)
 
     def _move_to(self, target: TargetTimes | None) -> None:
         if target is not self.target:
@@ -124,14 +118,14 @@ class RequestPlanner:
 
         While no target is known the first request alone does: a burst's would all be computed beside the target's.
         """
-        if (target := self.target) is None:
+        if self.target is None:
             return self._is_first
-        return target.mode is Mode.DRAFTS and not 0 < target.group.promise <= MARGIN
+        return self.mode is Mode.DRAFTS and not 0 < self.target.group.promise <= MARGIN
 
     @property
     def mode(self) -> Mode:
         """What the request may do with the others of its target."""
-        return Mode.DRAFTS if self.target is None else self.target.mode
+        return Mode.DRAFTS if self.target is None else self.target.group.mode(self.target.sessions)
 
     @property
     def leaves_drafts(self) -> bool:
@@ -150,7 +144,7 @@ class RequestPlanner:
             plan = self._best(target, options)
         else:
             plan = self._plan_without_drafts(target, mode, options)
-        self._drafts_ahead, self._sessions = plan.fan_out > 0, 0 if target is None else target.sessions
+        self._drafts_ahead, self._sessions = plan.ahead.fan_out > 0, 0 if target is None else target.sessions
         return replace(plan, mode=mode)
 
     def _plan_without_drafts(self, target: TargetTimes, mode: Mode, options: Options) -> Plan:
@@ -196,7 +190,7 @@ class RequestPlanner:
         if (target := self._target) is not None and self._sessions == target.sessions:
             steps = target.group.learn(record, self._sessions, len(target.requests), target.steps())
             if not record.target.prefix_rows:
-                is_plain = record.self_started and proposal is None and not plan.fan_out
+                is_plain = record.self_started and proposal is None and not plan.ahead.fan_out
                 rests = plan.mode is Mode.REST or (is_plain and self._sessions == 1)
                 self.loss_budget.add(steps if rests else record.accepted + 1, steps)
         if plan.mode is Mode.REST and not record.proposed and self.rounds % RATES_KEPT:
@@ -205,12 +199,12 @@ class RequestPlanner:
         if self._target is None:
             return
         was_waiting = plan.source is Source.WAIT
-        self._target.learn(record, beside=plan.fan_out > 0, late=was_waiting)
+        self._target.learn(record, beside=plan.ahead.fan_out > 0, late=was_waiting)
         if was_waiting and proposal is not None and not first_draft and self.draft is not None:
             self.draft.learn(record)
 
     def _pricing(self, target: TargetTimes) -> ProposalPricing:
-        return ProposalPricing(target, self.draft, self.stats.own, self.rates, coupled=self.stats.is_coupled)
+        return ProposalPricing(target, self.draft, self.stats, self.rates)
 
     def _best(self, target: TargetTimes, options: Options) -> Plan:
         rounds = self.rounds
@@ -218,26 +212,26 @@ class RequestPlanner:
             self.rates = self._rates_now(target, drafts=options.drafts, can_ahead=options.fan_out > 0)
         pricing = self._pricing(target)
         if options.leased_rounds > 1:  # the target starts the next round and the one after it: there is no choice
-            self._take_match(pricing.match_choice(options))
+            self._match_plan(pricing, options)
             return Plan(shadow=self._may_shadow(options))
-        left_ms = self._left_ms(target)
+        # The group bounds the loss of its requests, whose own would be their share.
+        loss = self.loss_budget.loss if target.sessions == 1 else 0.0
+        left_ms = (self.loss_budget.bound - loss) * target.step_ms(1 + self.rates.rows)
         drafts_ahead = self.rates.strategy.source is Source.CACHED and options.drafts and left_ms > 0
-        ahead = pricing.ahead(options) if drafts_ahead else Plan()
+        ahead = pricing.ahead(options) if drafts_ahead else DraftBudget()
         if options.self_started:
-            return ahead
+            return Plan(ahead=ahead)
         if ahead.fan_out:
             options = replace(options, lease=0)  # the round is sent, whether it proposes anything or not
-        choice = self._choice(pricing, options, left_ms)
         tries = self._tries_drafts(target)
-        if (choice.risk_ms > left_ms or choice.value <= 0) and (options.lag or not tries):
-            choice = NOTHING
-        if choice is NOTHING and not ahead.fan_out:
+        plan = self._best_proposal(pricing, options, left_ms, tries=tries)
+        if (left_ms <= 0 or plan.value <= 0) and (options.lag or not tries):
+            plan = Plan()
+        if plan.source is Source.NONE and not ahead.fan_out:
             rest = self._rest(pricing, options)
             return replace(rest, shadow=True) if tries else rest
-        plan = Plan() if options.leased_rounds else choice.plan
-        if plan.source is Source.WAIT:
-            plan = pricing.open_ended(plan, options.room, left_ms)
-        return replace(plan, fan_out=ahead.fan_out, branch_depth=ahead.branch_depth, branch_nodes=ahead.branch_nodes)
+        plan = Plan() if options.leased_rounds else pricing.open_ended(plan, options.room)
+        return replace(plan, ahead=ahead)
 
     def _tries_drafts(self, target: TargetTimes) -> bool:
         """Whether it is the one request of the group that tries drafts which lost: each that does opens a session."""
@@ -253,31 +247,27 @@ class RequestPlanner:
             for each in target.requests
         )
 
-    def _left_ms(self, target: TargetTimes) -> float:
-        """The loss that is still allowed. The group bounds that of its requests, whose own would be their share."""
-        loss = self.loss_budget.loss if target.sessions == 1 else 0.0
-        return (self.loss_budget.bound - loss) * target.step_ms(1 + self.rates.rows)
-
     def _rates_now(self, target: TargetTimes, *, drafts: bool, can_ahead: bool) -> Rates:
         """The rates of the best strategy, where the others do what is best for all."""
-        is_due = target.sessions > 1 or not self.rounds  # one that is alone says what the next one begins with
         cycles = Cycles(target, self.draft, self.stats.own, can_ahead=can_ahead)
-        rates = cycles.rates(self.stats.pool if is_due else None, drafts=drafts)
-        if self.draft is not None and is_due:
+        rates = cycles.rates(self.stats.pool, drafts=drafts)
+        if self.draft is not None:
             target.group.promise = rates.promise
         return rates
 
-    def _choice(self, pricing: ProposalPricing, options: Options, left_ms: float) -> Choice:
-        """The proposal of greatest value, which may be below 0; `NOTHING` where there is none."""
-        match = pricing.match_choice(options)
-        self._take_match(match)
-        copy = match if match is NOTHING or self._may_copy(pricing.target) else NOTHING
-        choices = copy, pricing.cached_choice(options), pricing.wait_choice(options, left_ms)
-        return max(choices, key=attrgetter("value"))
+    def _best_proposal(self, pricing: ProposalPricing, options: Options, left_ms: float, *, tries: bool) -> Plan:
+        """The plan whose proposal has the greatest value, which may be below 0."""
+        match = self._match_plan(pricing, options)
+        copy = match if match.source is Source.NONE or self._may_copy(pricing.target) else Plan()
+        plans = copy, pricing.cached_plan(options), pricing.wait_plan(options, left_ms, tries=tries)
+        return max(plans, key=attrgetter("value"))
 
-    def _take_match(self, match: Choice) -> None:
+    def _match_plan(self, pricing: ProposalPricing, options: Options) -> Plan:
+        """The plan of the match, of which it learns whether or not it is followed."""
+        plan = pricing.match_plan(options)
         for stats in self.stats.both:
-            stats.texts.match_value.add(max(0.0, match.value))
+            stats.texts.match_value.add(max(0.0, plan.value))
+        return plan
 
     def _rest(self, pricing: ProposalPricing, options: Options) -> Plan:
         """A target-only plan under a lease, which ends when a match or draft is due.
@@ -303,7 +293,6 @@ class RequestPlanner:
         opening_ms = 0.0 if options.open_ms else self.draft.step_ms(options.lag)
         cost_ms = self.draft.step_ms(MAX_PENDING_TOKENS) / MAX_PENDING_TOKENS + opening_ms
         texts = self.stats.pool.texts
-        if texts.shadow_ms + cost_ms > SHADOW_SHARE * texts.elapsed_ms:
-            return False
-        texts.shadow_ms += cost_ms
-        return True
+        if may_shadow := cost_ms <= texts.shadow_ms:
+            texts.shadow_ms -= cost_ms
+        return may_shadow

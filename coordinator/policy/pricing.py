@@ -9,16 +9,17 @@ and its wait, if it is drafted just in time (`exactness` §7, marginal rule):
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 
-from coordinator.policy.acceptance_stats import AcceptanceStats
+from coordinator.policy.acceptance_stats import RequestStats
 from coordinator.policy.cycles import Rates
 from coordinator.policy.plan import Options, Plan, Source
 from coordinator.policy.round_times import DraftTimes, TargetTimes
-from paceline.costs.acceptance import MAX_DEPTH, survival
+from paceline.costs.acceptance import MAX_DEPTH
 from paceline.costs.running_mean import MEMORY
+from paceline.protocol.draft import DraftBudget
 from paceline.protocol.proposal import MAX_PROPOSAL_NODES, Proposal
 from paceline.sampling.match import Match
 
@@ -32,97 +33,78 @@ SMALLEST_CHANCE = 1 / MEMORY
 
 
 @dataclass(frozen=True)
-class Choice:
-    """A proposal that the round could carry: its `value` in tokens, and its cost where nothing is accepted."""
-
-    value: float = -math.inf
-    risk_ms: float = 0.0
-    plan: Plan = field(default_factory=Plan)
-
-
-NOTHING = Choice()
-
-
-@dataclass(frozen=True)
 class ProposalPricing:
     """Values the proposals that a round may choose from.
 
     Attributes:
         target, draft: their times; draft None: no model drafts.
-        stats: the drafter's acceptance statistics.
+        stats: of the request.
         rates: the worth of time.
-        coupled: whether a proposal's own probabilities may be used.
     """
 
     target: TargetTimes
     draft: DraftTimes | None
-    stats: AcceptanceStats
+    stats: RequestStats
     rates: Rates
-    coupled: bool
 
-    def match_choice(self, options: Options) -> Choice:
+    def match_plan(self, options: Options) -> Plan:
         """The match's best continuation."""
         match = options.match
-        return NOTHING if match is None else self._ready(Source.NGRAM, self.match_value(match, options.room), options)
+        return Plan() if match is None else self._ready(Source.NGRAM, self.match_value(match, options.room), options)
 
-    def cached_choice(self, options: Options) -> Choice:
+    def cached_plan(self, options: Options) -> Plan:
         """The cached proposal's first nodes that are worth their rows."""
         proposal = options.cached_proposal
-        return self._ready(Source.CACHED, self.draft_value(proposal), options) if proposal else NOTHING
+        return self._ready(Source.CACHED, self.draft_value(proposal), options) if proposal else Plan()
 
-    def _ready(self, source: Source, worth: tuple[float, int], options: Options) -> Choice:
-        """The choice of a proposal that is there already."""
+    def _ready(self, source: Source, worth: tuple[float, int], options: Options) -> Plan:
+        """The plan of a proposal that is there already."""
         value, nodes = worth
-        if not nodes:
-            return NOTHING
-        risk_ms = self.target.send_ms.value + self._rows_ms(nodes)[-1]
-        cost = self.sending_cost if options.lease else 0.0
-        return Choice(value - cost, risk_ms, Plan(source, nodes, nodes))
+        sending_cost = self.sending_cost if options.lease else 0.0
+        return Plan(source, nodes, nodes, value=value - sending_cost) if nodes else Plan()
 
-    def wait_choice(self, options: Options, left_ms: float) -> Choice:
-        """The best proposal to draft just in time. Its risk must be allowed twice, since it may be as late again.
+    def wait_plan(self, options: Options, left_ms: float, *, tries: bool) -> Plan:
+        """The best proposal to draft just in time; the round waits for half of the loss that is allowed at most.
 
-        Nothing is drafted where a proposal is there already.
+        Nothing is drafted where a proposal is there already. `tries`: one token is asked for, however long it takes.
         """
         if not options.drafts or options.cached_proposal is not None or self.draft is None:
-            return NOTHING
+            return Plan()
         sent_price = self.rates.own * (self.target.late_send_ms.value if options.lease else 0.0)
-        first_ms, way_ms = self.draft.catch_up_ms(options.lag, options.open_ms), self.target.send_ms.value
-        waits_ms = self.draft.waits(self.rates.drafting)
+        most_ms, first_ms = left_ms / 2, self.draft.catch_up_ms(options.lag, options.open_ms)
         trees = self.trees(min(options.room, MAX_DEPTH), options)
-        rows_ms = self._rows_ms(trees[-1][1] if trees else 0)
-        prices = self._prices(rows_ms)
-        best = NOTHING
-        for depth, (accepted, nodes) in enumerate(trees, 1):
-            wait_ms = waits_ms[depth - 1] + first_ms
+        prices, best = self._prices(trees[-1][1] if trees else 0), Plan()
+        for depth, ((accepted, nodes), draft_ms) in enumerate(zip(trees, self._waits_ms, strict=False), 1):
+            wait_ms = draft_ms + first_ms
             value = accepted - prices[nodes] - wait_ms * self.rates.own - sent_price
-            risk_ms = wait_ms + way_ms + rows_ms[nodes]
-            if value > best.value and (2 * risk_ms <= left_ms or nodes == 1):
-                best = Choice(value, risk_ms, Plan(Source.WAIT, nodes, depth, patience_ms=wait_ms))
+            if value > best.value and (wait_ms <= most_ms or (tries and nodes == 1)):
+                best = Plan(Source.WAIT, nodes, depth, patience_ms=most_ms, value=value)
         return best
 
-    def open_ended(self, plan: Plan, room: int, left_ms: float) -> Plan:
-        """A waiting plan with its limits: the wait is at most twice the expected one, or half of the allowed loss.
+    def open_ended(self, plan: Plan, room: int) -> Plan:
+        """A chain that is drafted while its next token is worth its cost, where probabilities may be used.
 
-        Where probabilities may be used, the draft goes on while the next token is worth its cost. So a sure stretch
-        may be longer than the average one, and an unsure one ends sooner.
+        So a sure stretch may be longer than the average one, and an unsure one ends sooner.
         """
-        assert self.draft is not None, "only a draft is waited for"
-        most_ms = min(max(2 * plan.patience_ms, left_ms / 2), left_ms)
-        if self.coupled and plan.nodes == plan.depth:
-            waits_ms = self.draft.waits(self.rates.drafting)[: min(room, MAX_DEPTH)]
-            depth = max(plan.depth, sum(ms <= most_ms for ms in waits_ms))
-            price = self._row_price + self.draft.step_ms(self.rates.drafting) * self.rates.own
-            plan = replace(plan, depth=depth, nodes=depth, least_chance=min(1.0, price))
-        return replace(plan, patience_ms=most_ms)
+        if plan.source is not Source.WAIT or not self.stats.is_coupled or plan.nodes > plan.depth:
+            return plan
+        depth = max(plan.depth, sum(ms <= plan.patience_ms for ms in self._waits_ms[: min(room, MAX_DEPTH)]))
+        price = self._row_price + (self._waits_ms[1] - self._waits_ms[0]) * self.rates.own
+        return replace(plan, depth=depth, nodes=depth, least_chance=min(1.0, price))
+
+    @cached_property
+    def _waits_ms(self) -> list[float]:
+        """Waits for chains of 1, 2, … tokens, where all sessions draft or this one alone."""
+        sessions = self.target.sessions if self.rates.strategy.depth else 1
+        return [] if self.draft is None else self.draft.waits(sessions)
 
     def trees(self, most: int, options: Options) -> list[tuple[float, int]]:
         """Expected accepted tokens and nodes of a tree by its depth, from 1 to `most`.
 
         A chain gets a second child where its chance exceeds a row's price.
         """
-        reached = (1.0, *survival(self.stats.tokens.chances(most)))
-        second = self.stats.tokens.by_rank[0].value if options.trees else 0.0
+        reached = (1.0, *self.stats.own.tokens.reach(most))
+        second = self.stats.own.tokens.by_rank[0].value if options.trees else 0.0
         price, tokens, nodes, trees = max(self._row_price, SMALLEST_CHANCE), 0.0, 0, []
         for parent, child in itertools.pairwise(reached):
             extra = (parent - child) * second
@@ -134,21 +116,19 @@ class ProposalPricing:
 
     def match_value(self, match: Match, room: int) -> tuple[float, int]:
         """Value and length of the best continuation of a match."""
-        chances = self.stats.texts.ngrams.prefix_chances(match, min(room, MAX_MATCH_TOKENS))
+        chances = self.stats.own.texts.ngrams.prefix_chances(match, min(room, MAX_MATCH_TOKENS))
         return self._best_first(chances, OTHERS_WEIGHT)
 
     def draft_value(self, proposal: Proposal) -> tuple[float, int]:
         """Value and number of the first nodes of a model's proposal that are worth their rows."""
-        return self._best_first(self.stats.tokens.node_chances(proposal, by_q=self.coupled))
+        return self._best_first(self.stats.own.tokens.node_chances(proposal, by_q=self.stats.is_coupled))
 
-    def ahead(self, options: Options) -> Plan:
-        """Drafts for outcomes, as long as the average chain that is worth its rows."""
-        _, depth = self._best_first(survival(self.stats.tokens.chances(min(options.room, MAX_DEPTH))))
-        return (
-            Plan(fan_out=options.fan_out, branch_depth=depth, branch_nodes=self.trees(depth, options)[-1][1])
-            if depth
-            else Plan()
-        )
+    def ahead(self, options: Options) -> DraftBudget:
+        """Proposals for outcomes that are as long as the average chain that is worth its rows."""
+        _, depth = self._best_first(self.stats.own.tokens.reach(min(options.room, MAX_DEPTH)))
+        if not depth:
+            return DraftBudget()
+        return DraftBudget(depth, max_nodes=self.trees(depth, options)[-1][1], fan_out=options.fan_out)
 
     @property
     def sending_cost(self) -> float:
@@ -157,27 +137,22 @@ class ProposalPricing:
         The others of the step wait for it, or it misses the step, whichever costs less (`target_service.batching`).
         """
         send_ms, step_ms = self.target.send_ms.value, self.target.step_ms(1 + self.rates.rows)
-        return min(self._prices([send_ms])[0], self.rates.own * max(send_ms, step_ms))
+        return min((self.rates.own + self.rates.others) * send_ms, self.rates.own * max(send_ms, step_ms))
 
     def _best_first(self, chances: Sequence[float], weight: float = 1.0) -> tuple[float, int]:
         """The greatest value of the first n nodes, n ≥ 1, and that n; (0, 0) when none is worth anything."""
         likely = list(itertools.takewhile(lambda chance: chance >= SMALLEST_CHANCE, chances))
-        prices = self._prices(self._rows_ms(len(likely)), weight)
+        prices = self._prices(len(likely), weight)
         values = ((tokens - prices[nodes], nodes) for nodes, tokens in enumerate(itertools.accumulate(likely), 1))
         return max((0.0, 0), *values) if likely else (0.0, 0)
 
     @property
     def _row_price(self) -> float:
         """Tokens that one more row takes."""
-        return self._prices(self._rows_ms(1))[1]
+        return self._prices(1)[1]
 
-    def _rows_ms(self, most: int) -> list[float]:
-        """Milliseconds that n more rows add to a step, for n = 0 to `most`."""
+    def _prices(self, most: int, weight: float = 1.0) -> list[float]:
+        """Tokens that all sessions of the step lose by n more rows, n = 0 to `most`; `weight`: of the others'."""
         rows, step_ms = 1 + self.rates.rows, self.target.steps()
-        base_ms = step_ms(rows)
-        return [step_ms(rows + more) - base_ms for more in range(most + 1)]
-
-    def _prices(self, rows_ms: Sequence[float], weight: float = 1.0) -> list[float]:
-        """Tokens that all sessions of the step lose in these times; `weight`: of those of the others."""
-        rate = self.rates.own + weight * self.rates.others
-        return [rate * more_ms for more_ms in rows_ms]
+        rate, base_ms = self.rates.own + weight * self.rates.others, step_ms(rows)
+        return [rate * (step_ms(rows + more) - base_ms) for more in range(most + 1)]

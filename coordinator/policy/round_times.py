@@ -9,32 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from coordinator.policy.group import Group
 from paceline.costs.acceptance import MAX_DEPTH
 from paceline.costs.cost_line import CostLine
 from paceline.costs.cycle import proposal_ms
-from paceline.costs.goodput import Mode
 from paceline.costs.running_mean import OUTLIER, RunningMean, speed
-from paceline.costs.service_costs import DEFAULT, DraftCosts, TargetCosts
+from paceline.costs.service_costs import DEFAULT, DraftPeerCosts, TargetPeerCosts
 from paceline.protocol.records import RoundRecord
 
-StatedCosts = TypeVar("StatedCosts", TargetCosts, DraftCosts, covariant=True)
 _trips = partial(RunningMean, 1.0, 0.0)
-
-
-class CostSource(Protocol[StatedCosts]):
-    """A service that states its costs."""
-
-    @property
-    def costs(self) -> StatedCosts:
-        """The latest stated costs."""
-
-
-TargetPeerCosts: TypeAlias = CostSource[TargetCosts]
-DraftPeerCosts: TypeAlias = CostSource[DraftCosts]
 
 
 @dataclass
@@ -66,11 +52,6 @@ class TargetTimes:
     def sessions(self) -> int:
         """The number of all coordinators' sessions that share its steps, as far as it is known."""
         return max(1, len(self.requests), self.peer.costs.sessions)
-
-    @property
-    def mode(self) -> Mode:
-        """What the requests may do now."""
-        return self.group.mode(self.sessions)
 
     def step_ms(self, rows: float, *, beside: bool = False) -> float:
         """Time of a self-started round whose step has so many rows; `beside`: a draft works during the step."""
@@ -112,11 +93,6 @@ class DraftTimes:
     def line(self) -> CostLine:
         """The cost line that the draft service states now."""
         return self.peer.costs.line_of(self.drafter)
-
-    @property
-    def is_known(self) -> bool:
-        """Whether the draft service has stated a cost line."""
-        return self.line.is_known
 
     def step_ms(self, rows: float) -> float:
         """Time of a step of so many rows; 0 without rows."""

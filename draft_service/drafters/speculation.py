@@ -219,7 +219,7 @@ class Speculation:
     def _odds(self) -> Odds:
         if not self._draws.pre_drawn:
             return self._calibration.chance
-        (average,) = self._calibration.chances(1)
+        (average,) = self._calibration.reach(1)
         return lambda best, rank: average
 
     def _read(self, outcome: _OutcomeBranch) -> PreparedProposal:

@@ -8,12 +8,12 @@ averages by depth only, never from a token that was dropped.
 
 from __future__ import annotations
 
-import itertools
 import math
 import operator
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 
 from paceline.costs.running_mean import PRIOR_WEIGHT, RunningMean, children
 from paceline.protocol.proposal import ROOT, Proposal
@@ -32,16 +32,17 @@ Spec-Bench the real pair's k = 4 accepts .8 to 2.7 tokens a round, chances of .4
 (docs/reports/spec-bench-pair-2026-11-24.md). The loss budget bounds the cost of trying."""
 HALF = 0.5
 """A middling draft's chances halve with each rank."""
-UNSURE, SUREST = 0.4, 1 - HALF / BINS
-"""Acceptance of a first choice before anything is known, by its q: at 0, and at 1, the last bin's middle."""
+SUREST = 1 - HALF / BINS
+"""Highest chance before anything is known: the middle of the last bin."""
 
 
 def prior_chance(q: float, rank: int = 1) -> float:
     """Chance of a rank before anything is learned, by the first choice's q; it halves with each rank behind it.
 
-    Under shared noise even a token of small q often is the target's (`exactness` §1a).
+    On a line through the prior at a middling q and 1 at the surest: under shared noise even a token of small q often
+    is the target's (`exactness` §1a).
     """
-    first = UNSURE + (SUREST - UNSURE) * q
+    first = min(SUREST, 1 - (1 - PRIOR_CHANCE) * (1 - q) / HALF)
     return first if rank == 1 else (1 - first) * HALF ** (rank - 1)
 
 
@@ -118,9 +119,9 @@ class TokenAcceptance:
         for depth in range(first, min(max(proposal.depths), len(path) + 1, MAX_DEPTH)):
             self.by_depth[depth].add(float(depth < len(path)))
 
-    def chances(self, most: int) -> list[float]:
-        """`by_depth` at depths 1 to `most`."""
-        return [mean.value for mean in self.by_depth[:most]]
+    def reach(self, most: int) -> list[float]:
+        """Chance that the first 1, 2, … `most` tokens of a chain are all accepted."""
+        return [*accumulate((mean.value for mean in self.by_depth[:most]), operator.mul)]
 
     def chance(self, q: float, rank: int) -> float:
         """Chance of a rank behind an accepted node, by the first choice's q."""
@@ -144,8 +145,3 @@ class TokenAcceptance:
             return first
         others = [self.by_rank[min(place, MAX_RANK) - 2].value for place in range(2, rank + 1)]
         return (1 - first) * math.prod(1 - other for other in others[:-1]) * others[-1]
-
-
-def survival(chances: Iterable[float]) -> list[float]:
-    """Chance that the first j tokens are all accepted, for j = 1, 2, …"""
-    return list(itertools.accumulate(chances, operator.mul))

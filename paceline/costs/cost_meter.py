@@ -10,8 +10,6 @@ from paceline.costs.cost_line import LEAST_STEP_MS, CostLine
 from paceline.costs.running_mean import SPEED_MEMORY, RunningMean, speed
 from paceline.costs.service_costs import LEAST_MOVE, UNKNOWN_LINE
 
-MOST_ROWS = 4096
-"""Rows beyond which steps are of one size. Sizes are octaves: steps of 1 row, of 2 and 3, of 4 to 7, …"""
 SIZE_MEMORY = SPEED_MEMORY / LEAST_MOVE
 """Steps that the factor of one size remembers. A change of the machine's speed is known after `SPEED_MEMORY` steps.
 In the factor of the size that ran meanwhile it leaves no more of itself than a line may move by unsaid."""
@@ -58,7 +56,7 @@ class CostMeter:
         if steps is None:
             factor = RunningMean(self._factor(rows), 1.0, SIZE_MEMORY)
             steps = self._sizes[_size(rows)] = _StepsOfSize(RunningMean(rows, 0.0), factor)
-        steps.rows.add(min(rows, MOST_ROWS))
+        steps.rows.add(rows)
         self._speed.add_ratio(ms, self.base.ms(rows) * steps.factor.value, SURGE)
         steps.factor.add_ratio(ms, self.base.ms(rows) * self._speed.value)
         mean_rows = steps.rows.value
@@ -88,4 +86,5 @@ class CostMeter:
 
 
 def _size(rows: float) -> int:
-    return int(min(rows, MOST_ROWS)).bit_length()
+    """Sizes are octaves: steps of 1 row, of 2 and 3, of 4 to 7, …"""
+    return int(rows).bit_length()

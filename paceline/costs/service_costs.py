@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Self, TypeVar, cast
+from typing import Protocol, Self, TypeAlias, TypeVar, cast
 
 from paceline.costs.cost_line import CostLine
 from paceline.protocol.errors import require
@@ -108,6 +108,19 @@ class DraftCosts:
 
 
 Costs = TypeVar("Costs", bound=TargetCosts | DraftCosts)
+StatedCosts = TypeVar("StatedCosts", TargetCosts, DraftCosts, covariant=True)
+
+
+class CostSource(Protocol[StatedCosts]):
+    """A service that states its costs."""
+
+    @property
+    def costs(self) -> StatedCosts:
+        """The latest stated costs."""
+
+
+TargetPeerCosts: TypeAlias = CostSource[TargetCosts]
+DraftPeerCosts: TypeAlias = CostSource[DraftCosts]
 
 
 def has_moved(old: CostLine, new: CostLine) -> bool:

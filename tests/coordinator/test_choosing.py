@@ -52,7 +52,7 @@ class Case:
     @cached_property
     def choosing(self) -> Choosing:
         on_offer = [(name, "m", self.draft) for name in self.names]
-        return Choosing(self.planner, self.request, lambda: on_offer, can_ahead=False)
+        return Choosing(self.request, lambda: on_offer, can_ahead=False)
 
     def known(self, drafter: str, *ranks: int) -> None:
         """Requests before this one had the drafter's tokens at these ranks, over and over."""
@@ -130,11 +130,11 @@ def test_a_drafter_that_was_left_is_remembered() -> None:
     for drafter in (DEFAULT_NAME, OTHER):
         case.known(drafter, 1)
     case.request.stats.take_shadow(Shadow(1, 0, (2,) * 64, (0.8,) * 64))
-    own = case.request.stats.own.tokens.chances(4)
+    own = case.request.stats.own.tokens.reach(4)
     case.request.stats.change(OTHER)
     case.request.stats.take_shadow(Shadow(1, 64, (2,) * 64, (0.8,) * 64))
     case.request.stats.change(DEFAULT_NAME)
-    assert case.request.stats.own.tokens.chances(4) == own
+    assert case.request.stats.own.tokens.reach(4) == own
 
 
 def test_a_lone_drafter_is_never_left() -> None:

@@ -13,7 +13,7 @@ from coordinator.policy.plan import Options, Plan
 from draft_service.session import DraftingSession
 from paceline.costs.goodput import Mode
 from paceline.drafting.round_draft import MAX_PENDING_TOKENS
-from paceline.protocol.draft import Commit, DraftOpen, Verifying
+from paceline.protocol.draft import Commit, DraftBudget, DraftOpen, Verifying
 from paceline.protocol.errors import PeerUnavailable
 from paceline.protocol.features import FeatureNeed
 from paceline.protocol.generation import SpeculationSettings
@@ -131,7 +131,7 @@ class RandomPlanner:
 
     def plan(self, options: Options) -> Plan:
         if options.leased_rounds <= 1 and self._random.random() < 0.3:
-            return Plan(fan_out=4, branch_depth=2, branch_nodes=2)
+            return Plan(ahead=DraftBudget(2, max_nodes=2, fan_out=4))
         return Plan(lease=min(options.lease, self._random.choice((0, 0, 1, 3, 20))))
 
 

@@ -97,7 +97,7 @@ def trial(requests: list[RequestPlanner]) -> None:
     look(target.group, len(requests), *Mode)
     target.group.account(len(requests), Mode.DRAFTS).steps = 0.0
     target.group.promise = MARGIN / 2
-    assert target.mode is Mode.DRAFTS
+    assert requests[0].mode is Mode.DRAFTS
 
 
 def test_one_request_tries_drafts_that_lost_and_waits_for_none_that_computes_its_text() -> None:

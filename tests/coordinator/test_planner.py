@@ -111,7 +111,7 @@ def test_the_account_holds_though_the_draft_becomes_ten_times_slower() -> None:
         world.said_draft = SaidByDraft()
         over, plans = world.run(lambda _: 0.4, seed=seed, before_round=slower)
         assert over <= 1 / 0.95
-        assert [plan.source for plan in plans[-40:]].count(Source.WAIT) <= 6, "trials alone are left"
+        assert [plan.source for plan in plans[-40:]].count(Source.WAIT) <= 8, "trials alone are left"
 
 
 def test_whether_the_next_request_opens_its_draft_is_what_all_requests_know() -> None:
@@ -157,7 +157,7 @@ def test_a_draft_that_turns_useless_is_left_and_taken_again_when_it_is_good() ->
 def test_a_proposal_of_which_no_node_pays_is_no_choice_though_drafts_that_lost_are_tried_again() -> None:
     _, request = taught(0.5)
     assert request.target is not None
-    assert request._pricing(request.target)._ready(Source.CACHED, (0.0, 0), OPTIONS).plan.source is Source.NONE
+    assert request._pricing(request.target)._ready(Source.CACHED, (0.0, 0), OPTIONS).source is Source.NONE
 
 
 def test_rows_are_dearer_where_others_share_the_step() -> None:
@@ -181,10 +181,10 @@ def test_outcomes_are_drafted_ahead_where_that_is_free_and_not_where_it_slows_th
     options = dataclasses.replace(OPTIONS, fan_out=4)
     _, apart = taught(0.8, World(draft=SaidByDraft(4.0)))
     plan = apart.plan(options)
-    assert plan.fan_out == 4
-    assert plan.branch_depth >= 2
+    assert plan.ahead.fan_out == 4
+    assert plan.ahead.max_tokens >= 2
     _, shared = taught(0.8, World(draft=SaidByDraft(4.0), target=SaidByTarget(slower=2.0)))
-    assert shared.plan(options).fan_out == 0
+    assert shared.plan(options).ahead.fan_out == 0
 
 
 def test_a_long_match_is_copied_at_length_and_a_short_unsure_one_is_not() -> None:
@@ -416,7 +416,7 @@ def test_a_match_must_bring_more_than_its_rows_take_from_the_others_and_a_draft_
 
     def value_of(others_rate: float) -> tuple[float, float]:
         rates = Rates(rate, others_rate, rows=1)
-        pricing = ProposalPricing(request.target, None, request.stats.own, rates, coupled=True)  # type: ignore[arg-type]
+        pricing = ProposalPricing(request.target, None, request.stats, rates)  # type: ignore[arg-type]
         proposal = Proposal(0, (5,), (0.9,))
         return pricing.match_value(match, 1)[0], pricing.draft_value(proposal)[0]
 

@@ -50,7 +50,7 @@ def test_a_table_learns_and_starts_sane() -> None:
     assert fresh.chance(0.95, 2) == pytest.approx(0.5, abs=0.02)
     assert fresh.chance(0.95, 1) == pytest.approx(0.25, abs=0.02)
     assert fresh.chance(0.3, 1) == TokenAcceptance().chance(0.3, 1)
-    assert fresh.chances(1)[0] == pytest.approx(0.25, abs=0.02)
+    assert fresh.reach(1)[0] == pytest.approx(0.25, abs=0.02)
     for _ in range(2000):
         fresh.take_rank(1, 0.95)
     assert fresh.chance(0.95, 1) > 0.95
@@ -60,7 +60,7 @@ def test_ranks_say_what_every_length_would_have_brought() -> None:
     table = TokenAcceptance()
     for position in range(2000):
         table.take_rank(0 if position % 4 == 3 else 1, 0.8, position % 4)
-    depths = table.chances(4)
+    depths = [mean.value for mean in table.by_depth[:4]]
     assert depths[0] == pytest.approx(3 / 4, abs=0.05)
     assert depths[1] == pytest.approx(2 / 3, abs=0.05)
     assert depths[2] == pytest.approx(1 / 2, abs=0.05)

@@ -9,9 +9,10 @@ from functools import partial
 import pytest
 
 from coordinator.policy.planner import Planner
-from coordinator.policy.round_times import TargetPeerCosts, TargetTimes
+from coordinator.policy.round_times import TargetTimes
 from draft_service.drafters.model import ModelDrafter
 from paceline.costs.goodput import Mode
+from paceline.costs.service_costs import TargetPeerCosts
 from paceline.engine.table.engine import load_table
 from paceline.protocol.generation import GenerateRequest, SpeculationSettings
 from paceline.runtime import metrics

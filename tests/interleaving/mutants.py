@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 from unittest import mock
@@ -14,7 +14,6 @@ from coordinator.sessions.target import TargetSession
 from draft_service.scheduler import FeatureWaits
 from paceline.drafting.session import DraftSession
 from paceline.drafting.speculation_cache import SpeculationCache
-from paceline.protocol.draft import DraftBudget
 from paceline.protocol.errors import PacelineError
 from paceline.protocol.target import Round, Verdict
 from paceline.rpc.frames import FrameWriter
@@ -68,8 +67,8 @@ def _everything_is_urgent(original: Any) -> Any:
 
 
 def _commits_late(self: Drafting, round_: Round) -> None:
-    if self._plan.fan_out:
-        self._session.verifying(round_, DraftBudget(self._plan.branch_depth, (), 0, self._plan.fan_out))
+    if self._plan.ahead.fan_out:
+        self._session.verifying(round_, replace(self._plan.ahead, max_nodes=0))
     self._send_pending()
 
 

@@ -15,6 +15,7 @@ from coordinator.policy.choosing import Choosing, OfferedDrafter
 from coordinator.policy.plan import Options, Plan, Source
 from coordinator.policy.planner import RequestPlanner
 from paceline.costs.goodput import Mode
+from paceline.protocol.draft import DraftBudget
 
 Pick = Callable[[int], int]
 """One of so many choices."""
@@ -30,7 +31,7 @@ def any_plan(options: Options, pick: Pick) -> Plan:
     fan_out = options.fan_out if options.drafts and pick(3) else 0
     depth = min(options.room, 1 + pick(DEEPEST))
     nodes = depth + (pick(2) if options.trees else 0)
-    ahead = Plan(fan_out=fan_out, branch_depth=depth, branch_nodes=nodes) if fan_out else Plan()
+    ahead = Plan(ahead=DraftBudget(depth, max_nodes=nodes, fan_out=fan_out)) if fan_out else Plan()
     if options.self_started:
         return ahead
     source = Source.NONE if options.leased_rounds else _any_source(options, pick)
