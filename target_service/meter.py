@@ -13,7 +13,8 @@ class TargetMeter:
 
     def __init__(self, line: CostLine) -> None:
         self._plain_meter = CostMeter(line)
-        self._drafting_meter = CostMeter(line)
+        self._drafting_meter: CostMeter | None = None
+        """Of steps beside a draft; None: there were none."""
         self._sessions = self._rows = 0
 
     def observe(self, step: Step, ms: float) -> None:
@@ -22,6 +23,7 @@ class TargetMeter:
         if step.prefixes:
             return
         if any(work.session.drafting for work in step.rounds):
+            self._drafting_meter = self._drafting_meter or CostMeter()
             self._drafting_meter.base = self._plain_meter.line
             self._drafting_meter.observe(self._rows, ms)
         else:
@@ -29,5 +31,5 @@ class TargetMeter:
 
     def costs(self, queue: int) -> TargetCosts:
         """The costs now; `queue`: the sessions and rounds that wait."""
-        drafting_meter = self._drafting_meter if self._drafting_meter.is_measured else self._plain_meter
-        return TargetCosts(self._plain_meter.line, drafting_meter.line, self._sessions, self._rows, queue)
+        alone, beside = self._plain_meter, self._drafting_meter or self._plain_meter
+        return TargetCosts(alone.line, beside.line, self._sessions, self._rows, queue)

@@ -15,6 +15,7 @@ from coordinator.policy.round_times import TargetTimes
 from paceline.costs.acceptance import MAX_DEPTH
 from paceline.costs.cycle import Cycle
 from paceline.costs.goodput import FIRST_PAUSE, MARGIN, Mode
+from paceline.costs.running_mean import OUTLIER
 from paceline.protocol.explanation import (
     EXPLAINED_ROWS,
     CandidateExplanation,
@@ -105,13 +106,14 @@ def _model_candidates(cycles: dict[Strategy, Cycle], records: Sequence[RoundReco
 
 
 def _match_candidate(records: Sequence[RoundRecord]) -> CandidateExplanation:
-    """The candidate of matches. They differ in length and worth, so it has the means of the request's own."""
+    """The candidate of matches. They differ in length and worth, so it has means; a machine's pause is an outlier."""
     copies = [record for record in records if _source(record) is Source.NGRAM]
     if not copies:
         return CandidateExplanation(_NAMES[Source.NGRAM], tokens=1.0)
     proposed, tokens = fmean(record.proposed for record in copies), fmean(1 + record.accepted for record in copies)
-    usual_ms = median(record.round_ms for record in copies)
-    return CandidateExplanation(_NAMES[Source.NGRAM], round(proposed), tokens, usual_ms, len(copies))
+    most_ms = OUTLIER * median(record.round_ms for record in copies)
+    ms = fmean(min(record.round_ms, most_ms) for record in copies)
+    return CandidateExplanation(_NAMES[Source.NGRAM], round(proposed), tokens, ms, len(copies))
 
 
 def _source(record: RoundRecord) -> Source:

@@ -18,7 +18,6 @@ from paceline.sampling.match import ONCE_SHARE, Match
 
 DOUBT_POWER = 1.75
 """Of the doubt in a score. It fits 14 kinds of prompts (docs/reports/reliability-2026-11-26.md)."""
-
 SHADOW_SHARE = LEAST_MOVE / 2
 """Largest share of time that drafts of all requests work for shadows alone: they may use the target's cores.
 No loss budget counts it, so it stays below what a loss budget allows."""

@@ -42,8 +42,6 @@ class Planner:
         self._drafts: WeakKeyDictionary[DraftPeerCosts, dict[str, DraftTimes]] = WeakKeyDictionary()
         self.stats: defaultdict[tuple[Acceptance, bool, str], AcceptanceStats] = defaultdict(AcceptanceStats)
         """By acceptance rule, whether texts are greedy (sampled ones differ too much to share them), and drafter."""
-        self.is_fresh = True
-        """Whether no request has come yet."""
 
     def target(self, peer: TargetPeerCosts) -> TargetTimes:
         """The times of rounds at a target."""
@@ -73,7 +71,7 @@ class RequestPlanner:
     """
 
     def __init__(self, planner: Planner, drafter: str, acceptance: Acceptance, *, greedy: bool) -> None:
-        self.planner = planner
+        self.planner, self._is_first = planner, not planner.stats
         self.stats = RequestStats(
             lambda key: planner.stats[acceptance, greedy, key], drafter, acceptance, greedy=greedy
         )
@@ -86,7 +84,6 @@ class RequestPlanner:
         self._drafts_ahead = False
         """Whether the last plan drafts for outcomes."""
         self.rounds = self._sessions = 0
-        self._is_first, planner.is_fresh = planner.is_fresh, False
         self._move_to(next((times for times in planner.targets.values() if times.is_known), None))
 
     @property

@@ -42,11 +42,6 @@ class CostMeter:
         self._sizes: dict[int, _StepsOfSize] = {}
         self._speed = speed()
 
-    @property
-    def is_measured(self) -> bool:
-        """Whether a step has been observed."""
-        return bool(self._sizes)
-
     def observe(self, rows: int, ms: float) -> None:
         """Learn from a step of `rows` that took `ms`."""
         ms = max(ms, LEAST_STEP_MS)

@@ -56,7 +56,7 @@ def test_matches_are_shown_with_what_their_rounds_gave_and_target_only_with_its_
     assert shown["ngram"].draft_tokens == pytest.approx(fmean(each.proposed for each in copies), abs=1)
     assert shown["ngram"].tokens_per_second > 2 * shown["none"].tokens_per_second
     pause = replace(copies[0], round_ms=1e6)
-    assert ways(request, [pause, *copies])["ngram"].ms == pytest.approx(shown["ngram"].ms, rel=0.01)
+    assert ways(request, [pause, *copies])["ngram"].ms == pytest.approx(shown["ngram"].ms, rel=0.1)
 
 
 def test_where_nothing_was_copied_no_time_of_it_is_known() -> None:
