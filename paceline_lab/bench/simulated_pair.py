@@ -22,16 +22,18 @@ class SimulatedPair:
     draft_distribution: str
     verify_ms: float
     draft_ms: float
+    target_row_ms: float = 0.0
+    draft_row_ms: float = 0.0
 
     @property
     def target(self) -> str:
         """Return the target's model name."""
-        return _model_name("distribution=text", self.verify_ms)
+        return _model_name("distribution=text", self.verify_ms, self.target_row_ms)
 
     @property
     def draft(self) -> str:
         """Return the draft's model name."""
-        return _model_name(self.draft_distribution, self.draft_ms)
+        return _model_name(self.draft_distribution, self.draft_ms, self.draft_row_ms)
 
     @property
     def drafter(self) -> str:
@@ -39,8 +41,8 @@ class SimulatedPair:
         return f"{AUTO}:{self.draft}"
 
 
-def _model_name(distribution: str, step_ms: float) -> str:
-    return f"table:{distribution},step_ms={step_ms:g}"
+def _model_name(distribution: str, step_ms: float, row_ms: float) -> str:
+    return f"table:{distribution},step_ms={step_ms:g},row_ms={row_ms:g}"
 
 
 def request(number: int, tokens: int, speculation: SpeculationSettings) -> GenerateRequest:

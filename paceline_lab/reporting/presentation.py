@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,11 @@ def markdown_table(rows: Sequence[Mapping[str, object]]) -> str:
         return "not run\n"
     lines = [rows[0].keys(), ["---"] * len(rows[0]), *(row.values() for row in rows)]
     return "".join(f"| {' | '.join(_markdown_cell(cell) for cell in line)} |\n" for line in lines)
+
+
+def titled_row(row: Any, **more: object) -> dict[str, object]:
+    """Return a table's row from a dataclass: its fields by name, then more columns, or others in their place."""
+    return {name.replace("_", " "): value for name, value in (asdict(row) | more).items()}
 
 
 class ModelText(str):
