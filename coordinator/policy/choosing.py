@@ -72,15 +72,15 @@ class Choosing:
             length: tokens that another one has to compute first.
             room: tokens that are left to write.
         """
-        request = self._request
-        if request.rounds % RATES_KEPT or request.target is None or request.mode is not Mode.DRAFTS:
+        if self._request.rounds % RATES_KEPT or self._request.target is None or self._request.mode is not Mode.DRAFTS:
             return None
-        offers = {offer.name: offer for offer in self._offers()}
-        own = offers.pop(current, None)
-        if own is None or not offers:
+        offers = self._offers()
+        own = next((offer for offer in offers if offer.name == current), None)
+        if own is None:
             return None
-        best = max(offers.values(), key=attrgetter("rate"))
-        return best if room / best.rate + best.draft.step_ms(length) < room / own.rate else None
+        best = max(offers, key=attrgetter("rate"))
+        # The times that what is left takes with each, times both rates, of which either may be 0.
+        return best if own.rate * (room + best.draft.step_ms(length) * best.rate) < room * best.rate else None
 
     def _offers(self) -> list[OfferedDrafter]:
         target, offers = self._request.target, dict[str, OfferedDrafter]()

@@ -12,7 +12,7 @@ from coordinator.policy.acceptance_stats import NgramShadow
 from coordinator.policy.choosing import Choosing
 from coordinator.policy.planner import RATES_KEPT, Planner, RequestPlanner
 from paceline.costs.acceptance import TokenAcceptance
-from paceline.costs.service_costs import DraftCosts, DrafterLine
+from paceline.costs.service_costs import DraftCosts, DrafterLine, TargetCosts
 from paceline.protocol.draft import Shadow
 from paceline.protocol.proposal import Acceptance
 from paceline.sampling.match import Match
@@ -32,6 +32,15 @@ class SaidOfTwo:
     @property
     def costs(self) -> DraftCosts:
         return DraftCosts(line(self.default_ms, 0.1), others=(DrafterLine("eagle", line(self.other_ms, 0.1)),))
+
+
+@dataclass(eq=False)
+class SaidNothing(SaidByTarget):
+    """A target's peer that has stated no costs."""
+
+    @property
+    def costs(self) -> TargetCosts:
+        return TargetCosts()
 
 
 class Case:
@@ -161,3 +170,9 @@ def test_what_is_known_of_texts_is_shared_by_all_drafters() -> None:
         assert following.stats.own.texts.ngrams.prefix_chances(match, 1)[0] < 0.3
     untold = NgramShadow()
     assert untold.prefix_chances(match, 1)[0] > 0.4
+
+
+def test_no_drafter_is_better_at_a_target_that_has_stated_no_costs() -> None:
+    case = Case()
+    case.target = SaidNothing()
+    assert case.choosing.other("", 10, ROOM) is None

@@ -239,7 +239,7 @@ def test_what_has_no_room_in_the_static_buffers_goes_to_the_host(room: int, monk
 
 def test_a_start_with_graphs_keeps_some_in_all_three_ways(monkeypatch: pytest.MonkeyPatch) -> None:
     runner = Noting()
-    monkeypatch.setattr(decoder, "GraphRunner", Noting)
+    monkeypatch.setattr(static_engine, "GraphRunner", Noting)
     replayed(monkeypatch, runner)
     watching = [shape for shape in runner.shapes if shape.feature_layers]
     assert {shape.feature_layers for shape in watching} == {(FINAL, EMBEDDING)}
