@@ -19,7 +19,7 @@ RUNS = {"1": 1, "8": 8, "slow": 8, "aborted": 8, "stopped": 8, "killed": 8}
 SETTLED_S = 3.0
 STEPS_BEFORE_ABORT = 6
 ABORTED = 1000
-"""Requests, most of them one of the prompts again."""
+"""Requests, of the shortest prompts again and again."""
 HURT_S = 2.0
 """How long after the beginning of a run something happens to the draft."""
 STOPPED_S = 5.0
@@ -71,7 +71,7 @@ def admit(llm: Any, prompts: list[str], tokens: int) -> dict[str, list[int]]:
 def abort(llm: Any, prompts: list[str], tokens: int) -> tuple[list[list[int]], list[tuple[float, int]]]:
     """Abort requests after a few steps of them all; no texts."""
     began = time.perf_counter()
-    asked = [*islice(cycle(prompts), ABORTED)]
+    asked = [*islice(cycle(sorted(prompts, key=len)[: max(AT_ONCE)]), ABORTED)]
     for first in range(0, ABORTED, max(AT_ONCE)):
         requests = admit(llm, asked[first : first + max(AT_ONCE)], tokens)
         for _ in range(STEPS_BEFORE_ABORT):
