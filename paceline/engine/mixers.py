@@ -177,11 +177,11 @@ def _products_at_the_ends(mixer: Mixer, row: torch.Tensor) -> dict[str, Any]:
     linears = {name: each for name, each in mixer.module.named_modules() if isinstance(each, nn.Linear)}
     hooks = [linear.register_forward_hook(partial(note, name)) for name, linear in linears.items()]
     try:
-        written = mixer.compute(mixer.empty.copy(), row[0])
+        last_output = mixer.compute(mixer.empty.copy(), row[0])
     finally:
         for hook in hooks:
             hook.remove()
-    writing = [name for name, output in outputs.items() if output.data_ptr() == written.data_ptr()]
+    writing = [name for name, output in outputs.items() if output.data_ptr() == last_output.data_ptr()]
     once = tuple(name for name in reading if reading.count(name) == 1)
     return {"reading": once, "writing": writing[0] if len(writing) == 1 and writing[0] not in once else ""}
 

@@ -141,7 +141,7 @@ class SessionStates:
         if self._last_row is not None:
             states[self._last_row - self.base] = self._behind_last[layer]
         heirs = {item.parent_of(row): row for row in range(item.kept_tree, item.tree_rows)}
-        next_base = self._settled - 1
+        next_base = self._firm_rows - 1
         rows, outputs = MixerRows(mixer, inputs, item.kept_tree), []
         for row, end in self._pieces(in_blocks=mixer.in_blocks):
             parent = item.parent_of(row)
@@ -157,12 +157,12 @@ class SessionStates:
 
     def end(self) -> None:
         """Settle what has been computed."""
-        settled, rows = self._settled, self._item.tree_rows
-        self._behind_last, self._last_row = self._next_last, self.base + rows - 1 if settled < rows else None
-        if settled:
+        firm_rows, rows = self._firm_rows, self._item.tree_rows
+        self._behind_last, self._last_row = self._next_last, self.base + rows - 1 if firm_rows < rows else None
+        if firm_rows:
             self._at_base = self._next_base
-            self._inputs = [inputs[settled:].clone() for inputs in self._inputs]
-            self.base += settled
+            self._inputs = [inputs[firm_rows:].clone() for inputs in self._inputs]
+            self.base += firm_rows
 
     @property
     def _blocks(self) -> range:
@@ -185,7 +185,7 @@ class SessionStates:
             row = end
 
     @property
-    def _settled(self) -> int:
+    def _firm_rows(self) -> int:
         """Rows behind the base that can't be rolled back any more: a prompt's blocks, and those beyond the window."""
         blocks = self._blocks
         return max(blocks[-1] + BLOCK_ROWS if blocks else 0, self._item.tree_rows - WINDOW)

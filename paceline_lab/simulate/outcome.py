@@ -194,11 +194,11 @@ def _cost(scenario: Scenario, cells: Sequence[CellRecord], speed: float) -> floa
 
 
 def _group(scenario: Scenario, cells: Sequence[CellRecord], number: int) -> GroupOutcome:
-    ended = (each for cell in cells for each in cell.totals)
+    totals_at_end = (each for cell in cells for each in cell.totals)
     running = (each for cell in cells for each in cell.running)
     mine, left = (
         [each for each in totals if each.group == number and _is_counted(scenario, each)]
-        for totals in (ended, running)
+        for totals in (totals_at_end, running)
     )
     served = [each for each in mine if each.rounds]
     first = [each.first_ms - each.arrival_ms for each in served]

@@ -51,8 +51,8 @@ class SimulatedRun:
     @property
     def decode_tokens_per_second(self) -> float:
         """Of one request, behind its first round: all tokens over the sum of all requests' times."""
-        decoded = sum(each.tokens - each.first_tokens for each in self.requests)
-        return 1e3 * decoded / max(1e-9, sum(each.end_ms - each.first_ms for each in self.requests))
+        later_tokens = sum(each.tokens - each.first_tokens for each in self.requests)
+        return 1e3 * later_tokens / max(1e-9, sum(each.end_ms - each.first_ms for each in self.requests))
 
     def least_over(self, other: SimulatedRun) -> float:
         """The request that gains least, or loses most, beside another run of the same: its speed over the other's."""
