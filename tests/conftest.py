@@ -6,7 +6,6 @@ import gc
 import os
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,30 +15,6 @@ from tests.warm import compile_in_turn, warm_processes
 
 settings.register_profile("no deadline", deadline=None)  # a busy machine takes its time
 settings.load_profile("no deadline")
-FOLDER = Path(__file__).parent
-LONGEST_FILES = (
-    "ray/test_deployment.py",
-    "cli/test_install.py",
-    "chaos/test_chaos.py",
-    "e2e/test_real_model.py",
-    "e2e/test_self_started.py",
-    "lab/simulate/test_planner_bars.py",
-    "e2e/test_outcome_drafting.py",
-    "e2e/test_distribution.py",
-    "e2e/test_tensor_parallel.py",
-    "vllm/test_proposer.py",
-    "lab/test_ab.py",
-    "lab/simulate/test_cluster.py",
-    "engine/test_reproducible.py",
-    "e2e/test_sampling.py",
-    "e2e/test_recurrent.py",
-    "e2e/test_tight_kv.py",
-    "e2e/test_lifecycle.py",
-    "mutants/test_mutants.py",
-    "gateway/test_failures.py",
-    "e2e/test_many.py",
-)
-"""Several workers begin with these: the end of a run waits for no long file."""
 os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported, which torch does where it is installed
 YOUNG_OBJECTS = 20_000
 """Between looks for garbage; the interpreter's 700 take a twentieth of a run's time."""
@@ -62,13 +37,6 @@ def pytest_collection() -> Iterator[Any]:
     finally:
         gc.freeze()
         gc.enable()
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of several workers, each has the longest files first."""
-    ranks = {FOLDER / file: rank for rank, file in enumerate(LONGEST_FILES)}
-    if hasattr(config, "workerinput"):
-        items.sort(key=lambda item: ranks.get(item.path, len(ranks)))
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -32,17 +32,16 @@ Spec-Bench the real pair's k = 4 accepts .8 to 2.7 tokens a round, chances of .4
 (docs/reports/spec-bench-pair-2026-11-24.md). The loss budget bounds the cost of trying."""
 HALF = 0.5
 """A middling draft's chances halve with each rank."""
-SUREST = 1 - HALF / BINS
-"""Highest chance before anything is known: the middle of the last bin."""
+UNSURE, SUREST = 0.4, 1 - HALF / BINS
+"""Acceptance of a first choice before anything is known, by its q: at 0, and at 1, the last bin's middle."""
 
 
 def prior_chance(q: float, rank: int = 1) -> float:
     """Chance of a rank before anything is learned, by the first choice's q; it halves with each rank behind it.
 
-    On a line through the prior at a middling q and 1 at the surest: under shared noise even a token of small q often
-    is the target's (`exactness` §1a).
+    Under shared noise even a token of small q often is the target's (`exactness` §1a).
     """
-    first = min(SUREST, 1 - (1 - PRIOR_CHANCE) * (1 - q) / HALF)
+    first = UNSURE + (SUREST - UNSURE) * q
     return first if rank == 1 else (1 - first) * HALF ** (rank - 1)
 
 
