@@ -76,6 +76,7 @@ class Admission:
         max_sessions: most sessions that have rows at once.
         max_queue: most sessions that wait; no tenant may have so many of them that others find no place.
         max_link_rows: most KV rows of the sessions of one link, unless it has only one session.
+        session_rows: KV rows whose room each session takes beside its own.
         grammars: follows grammars; None: this target has no tokenizer.
         make_room: frees and reserves rows.
         on_admitted: called with each session whose rows are reserved.
@@ -88,6 +89,7 @@ class Admission:
         max_sessions: int,
         max_queue: int,
         max_link_rows: int,
+        session_rows: int,
         grammars: Grammars | None,
         *,
         make_room: MakeRoom,
@@ -99,7 +101,7 @@ class Admission:
         self._places = Places("max_queue", max_queue, RETRY_AFTER_MS)
         self._queue_keys: set[int] = set()
         """Keys of the sessions that have a place in the queue."""
-        self._max_link_rows = max_link_rows
+        self._max_link_rows, self._session_rows = max_link_rows, session_rows
         self._grammars = grammars
         self._make_room, self._on_admitted, self._on_failed, self._wake = make_room, on_admitted, on_failed, wake
         self._compiling: dict[int, asyncio.Task[None]] = {}
@@ -195,7 +197,7 @@ class Admission:
         closing, self._closing = self._closing, []
         self._holding -= len(closing)
         for session in closing:
-            self._hold(session.owner, -session.max_rows)
+            self._hold(session.owner, -self._rows_of(session))
             self._turns.free(session)
         self._no_room = self._no_room and not closing
         opening = self._next_to_open()
@@ -221,8 +223,8 @@ class Admission:
             return sessions
         link_rows = Counter(self._link_rows)
         for session in self._turns.order(self._waiting, sessions):
-            rows = link_rows[session.owner] + session.max_rows
-            only_one = rows == session.max_rows
+            rows = link_rows[session.owner] + self._rows_of(session)
+            only_one = rows == self._rows_of(session)
             if (only_one or rows <= self._max_link_rows) and not self.prefixes.holds(session):
                 self.prefixes.claim(session)
                 link_rows[session.owner] = rows
@@ -230,6 +232,9 @@ class Admission:
             if len(sessions) >= room:
                 break
         return sessions
+
+    def _rows_of(self, session: Session) -> int:
+        return session.max_rows + self._session_rows
 
     def _hold(self, owner: SessionOwner, rows: int) -> None:
         """Add rows to a link's count; a link without rows is forgotten."""
@@ -245,7 +250,7 @@ class Admission:
 
     def _admit(self, session: Session, reused_rows: int) -> None:
         self._holding += 1
-        self._hold(session.owner, session.max_rows)
+        self._hold(session.owner, self._rows_of(session))
         self._turns.hold(session)
         self._leave_queue(session)
         session.is_admitted = True

@@ -91,6 +91,7 @@ class TargetScheduler(SessionScheduler[Session]):
             config.engine.max_num_seqs,
             config.max_queue,
             int(config.max_link_share * engine.info.max_kv_rows),
+            engine.info.session_rows,
             grammars,
             make_room=lambda closing, opening: self._engage(make_room, engine, closing, opening),
             on_admitted=self._on_admitted,

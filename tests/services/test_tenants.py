@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -78,6 +79,19 @@ async def test_a_link_holds_its_share_of_the_rows_and_its_further_sessions_wait(
         assert (waiting, greedy.has(TargetOpened)) == ((1, False) if waits else (0, True))
         greedy.send(Close(1))
         await greedy.of(TargetOpened, 3)
+
+
+@pytest.mark.parametrize(("states", "waits"), [(0, False), (50, True)])
+async def test_a_link_s_share_has_its_sessions_states_too(states: int, waits: bool) -> None:
+    engine = RecordingEngine(LIMITED)
+    engine.info = replace(engine.info, session_rows=states)
+    async with linked_target(engine, max_link_share=0.5) as greedy, greedy.another() as other:
+        greedy.send(*(target_open(session, (session,), max_length=100) for session in (1, 2)))
+        await greedy.of(TargetOpened, 1)
+        await other.open(target_open(1, (9,), max_length=100))
+        assert greedy.has(TargetOpened) is not waits
+        greedy.send(Close(1))
+        await greedy.of(TargetOpened, 2)
 
 
 async def test_a_session_that_alone_exceeds_the_share_is_served_alone() -> None:
