@@ -9,7 +9,7 @@ from operator import mul
 
 from coordinator.policy.plan import Source
 from paceline.costs.acceptance import BINS, HALF, PRIOR_CHANCE, SUREST, TokenAcceptance, bin_of, binned_chances
-from paceline.costs.running_mean import RunningMean, children
+from paceline.costs.running_mean import RunningMean
 from paceline.costs.service_costs import LEAST_MOVE
 from paceline.protocol.draft import Shadow
 from paceline.protocol.proposal import Acceptance, Proposal
@@ -61,7 +61,7 @@ class NgramShadow:
 
     def child(self) -> NgramShadow:
         """The chances that one request begins with."""
-        return NgramShadow({drafter: children(chances) for drafter, chances in self.by_drafter.items()})
+        return NgramShadow({drafter: [mean.child() for mean in means] for drafter, means in self.by_drafter.items()})
 
     def _bin_of(self, match: Match, right: int) -> int:
         return bin_of(max(0.0, match.score(right) + (self.rightness.value - HALF) / BINS))

@@ -65,10 +65,12 @@ class Cycles:
     stats: AcceptanceStats
     can_ahead: bool = False
 
-    def rates(self, pool: AcceptanceStats, *, drafts: bool) -> Rates:
-        """The rates where all do what is best by the statistics of all, `pool`; `drafts`: a draft may work now."""
+    def rates(self, pool: AcceptanceStats | None, *, drafts: bool) -> Rates:
+        """The rates where all do what is best by the statistics of all; `pool` None: alone, nothing is promised."""
         others = self.target.sessions - 1
         strategy, own = _best(self.all(drafts=drafts))
+        if pool is None:
+            return Rates(own.rate, strategy=strategy)
         rate, of_all = own.rate, replace(self, stats=pool).all()
         if others:  # a draft at work beside the step slows it for all, so only all together choose that
             strategy, cycle = _best(of_all if drafts else {TARGET_ONLY: of_all[TARGET_ONLY]})

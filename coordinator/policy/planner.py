@@ -45,16 +45,11 @@ class Planner:
 
     def target(self, peer: TargetPeerCosts) -> TargetTimes:
         """The times of rounds at a target."""
-        if peer not in self.targets:
-            self.targets[peer] = TargetTimes(proxy(peer))  # the times of a peer that has gone go with it
-        return self.targets[peer]
+        return self.targets.setdefault(peer, TargetTimes(proxy(peer)))  # the times of a peer that has gone go with it
 
     def draft(self, peer: DraftPeerCosts, drafter: str = DEFAULT) -> DraftTimes:
         """The times of one drafter at a draft service."""
-        times = self._drafts.setdefault(peer, {})
-        if drafter not in times:
-            times[drafter] = DraftTimes(proxy(peer), drafter)
-        return times[drafter]
+        return self._drafts.setdefault(peer, {}).setdefault(drafter, DraftTimes(proxy(peer), drafter))
 
 
 class RequestPlanner:
@@ -245,10 +240,11 @@ class RequestPlanner:
         )
 
     def _rates_now(self, target: TargetTimes, *, drafts: bool, can_ahead: bool) -> Rates:
-        """The rates of the best strategy, where the others do what is best for all."""
+        """The rates of the best strategy. One that is alone asks more rarely what drafts promise to all."""
         cycles = Cycles(target, self.draft, self.stats.own, can_ahead=can_ahead)
-        rates = cycles.rates(self.stats.pool, drafts=drafts)
-        if self.draft is not None:
+        pool = self.stats.pool if target.sessions > 1 or self.rounds % RATES_KEPT == 0 else None
+        rates = cycles.rates(pool, drafts=drafts)
+        if self.draft is not None and pool is not None:
             target.group.promise = rates.promise
         return rates
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
-from paceline.costs.running_mean import PRIOR_WEIGHT, RunningMean, children
+from paceline.costs.running_mean import PRIOR_WEIGHT, RunningMean
 from paceline.protocol.proposal import ROOT, Proposal
 
 MAX_DEPTH = 16
@@ -73,7 +73,7 @@ class TokenAcceptance:
 
     def child(self) -> TokenAcceptance:
         """The table that one request begins with."""
-        return TokenAcceptance(children(self.by_depth), children(self.by_rank), children(self.by_q))
+        return TokenAcceptance(*([mean.child() for mean in row] for row in (self.by_depth, self.by_rank, self.by_q)))
 
     def upper_bound(self, positions: int) -> TokenAcceptance:
         """The table at its upper bound, which approaches the mean as the drafter is tried.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 MEMORY = 50.0
@@ -39,11 +38,6 @@ class RunningMean:
     def child(self) -> RunningMean:
         """The mean that one request begins with: what it is so far counts as a prior."""
         return RunningMean(self.value, min(PRIOR_WEIGHT, self.weight))
-
-
-def children(means: Iterable[RunningMean]) -> list[RunningMean]:
-    """The means that one request begins with."""
-    return [mean.child() for mean in means]
 
 
 def speed() -> RunningMean:

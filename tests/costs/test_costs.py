@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from paceline.costs.acceptance import TokenAcceptance, bin_of, binned_chances
-from paceline.costs.running_mean import MEMORY, RunningMean, children
+from paceline.costs.running_mean import MEMORY, RunningMean
 
 
 def test_a_mean_begins_at_its_prior_and_forgets() -> None:
@@ -34,7 +34,7 @@ def test_a_child_starts_from_its_parent_and_leaves_it_alone() -> None:
     parent = RunningMean(0.5)
     for _ in range(100):
         parent.add(1.0)
-    (child,) = children([parent])
+    child = parent.child()
     known = parent.value
     for _ in range(20):
         child.add(0.0)
