@@ -37,10 +37,11 @@ def explain(planner: RequestPlanner, records: Sequence[RoundRecord] = ()) -> Pla
     target, draft, stats = planner.target, planner.draft, planner.stats.own
     if target is None:
         return PlanExplanation()
+    alone_ms, beside_ms = target.steps(), target.steps(beside=True)
     cycles = Cycles(target, draft, stats, can_ahead=draft is not None)
     return PlanExplanation(
-        target_alone_ms=tuple(target.step_ms(rows) for rows in EXPLAINED_ROWS),
-        target_beside_ms=tuple(target.step_ms(rows, beside=True) for rows in EXPLAINED_ROWS),
+        target_alone_ms=tuple(alone_ms(rows) for rows in EXPLAINED_ROWS),
+        target_beside_ms=tuple(beside_ms(rows) for rows in EXPLAINED_ROWS),
         draft_ms=draft.step_ms(1) if draft is not None else 0.0,
         target_trip_ms=target.send_ms.value,
         draft_trip_ms=draft.wire.value if draft is not None else 0.0,
@@ -49,8 +50,8 @@ def explain(planner: RequestPlanner, records: Sequence[RoundRecord] = ()) -> Pla
         acceptance=tuple(stats.tokens.reach(MAX_DEPTH)),
         ngram_acceptance=tuple(stats.texts.ngrams.prefix_chances(EXPLAINED_MATCH, MAX_DEPTH)),
         candidates=(*_model_candidates(cycles.all(), records), _match_candidate(records)),
-        account_ms=planner.loss_budget.loss * target.step_ms(1),
-        account_bound_ms=planner.loss_budget.bound * target.step_ms(1),
+        account_ms=planner.loss_budget.loss * alone_ms(1),
+        account_bound_ms=planner.loss_budget.bound * alone_ms(1),
         group=group_report(target),
     )
 

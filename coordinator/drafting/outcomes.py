@@ -76,7 +76,7 @@ class OutcomeProposals:
         proposal = self.round_.proposal
         if (target := self.planner.target) is None:
             return 0.0
-        step_ms = target.step_ms(1 + self.planner.rates.rows + (len(proposal) if proposal else 0))
+        step_ms = target.steps()(1 + self.planner.rates.rows + (len(proposal) if proposal else 0))
         return step_ms if self.was_sent else max(0.0, step_ms - target.send_ms.value) - since_verdict_ms
 
     def candidates(self) -> Iterator[PrefetchCandidate]:

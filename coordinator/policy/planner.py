@@ -20,7 +20,7 @@ from coordinator.policy.group import LossBudget
 from coordinator.policy.plan import Options, Plan, Source
 from coordinator.policy.pricing import ProposalPricing
 from coordinator.policy.round_times import DraftTimes, TargetTimes
-from paceline.costs.goodput import MARGIN, Mode
+from paceline.costs.goodput import LOOK_STEPS, MARGIN, Mode
 from paceline.costs.running_mean import MEMORY, SPEED_MEMORY
 from paceline.costs.service_costs import DEFAULT, DraftPeerCosts, TargetPeerCosts
 from paceline.drafting.round_draft import MAX_PENDING_TOKENS
@@ -131,7 +131,7 @@ class RequestPlanner:
                 stats.hits.add(float(options.cached_proposal is not None))
         target, mode = self._target, self.mode
         if target is None or not target.is_known:
-            plan = Plan(lease=0 if target is None and mode is Mode.DRAFTS else options.lease)
+            plan = Plan(lease=self._lease(options) if target is None else options.lease)
         elif mode is Mode.DRAFTS:
             plan = self._best(target, options)
         else:
@@ -140,14 +140,18 @@ class RequestPlanner:
         return replace(plan, mode=mode)
 
     def _plan_without_drafts(self, target: TargetTimes, mode: Mode, options: Options) -> Plan:
-        """No lease lasts beyond the step at which drafts begin. Who rests needs no more CPU than target-only."""
-        steps = target.group.steps_to_drafts(target.sessions)
-        lease = options.lease if steps is None else min(options.lease, steps)
+        lease = self._lease(options)
         if mode is Mode.MATCHES:
             return self._best(target, replace(options, cached_proposal=None, drafts=False, lease=lease))
         if self.rounds % RATES_KEPT == 0:
             self.rates = self._rates_now(target, drafts=False, can_ahead=options.fan_out > 0)
         return Plan(lease=0 if options.leased_rounds > 1 else lease)
+
+    def _lease(self, options: Options) -> int:
+        """No lease lasts beyond the step at which drafts begin; the first, by a load of the past, beyond a look."""
+        most = options.lease if self._target is not None else min(options.lease, LOOK_STEPS)
+        steps = 0 if self.target is None else self.target.group.steps_to_drafts(self.target.sessions)
+        return most if steps is None else min(most, steps)
 
     def worth_verifying(self, proposal: Proposal) -> Proposal | None:
         """The first nodes of a model's proposal that pay for their rows if its outcome comes true."""
@@ -208,7 +212,7 @@ class RequestPlanner:
             return Plan(shadow=self._may_shadow(options))
         # The group bounds the loss of its requests, whose own would be their share.
         loss = self.loss_budget.loss if target.sessions == 1 else 0.0
-        left_ms = (self.loss_budget.bound - loss) * target.step_ms(1 + self.rates.rows)
+        left_ms = (self.loss_budget.bound - loss) * target.steps()(1 + self.rates.rows)
         drafts_ahead = self.rates.strategy.source is Source.CACHED and options.drafts and left_ms > 0
         ahead = pricing.ahead(options) if drafts_ahead else DraftBudget()
         if options.self_started:
@@ -272,7 +276,7 @@ class RequestPlanner:
         if missed_tokens > 0:
             lease = int(min(lease, 2 * pricing.sending_cost / missed_tokens))
         if self.draft is not None and options.drafts and options.lag and options.open_ms:
-            step_ms = pricing.target.step_ms(1 + self.rates.rows)
+            step_ms = pricing.target.steps()(1 + self.rates.rows)
             lease = int(min(lease, self.draft.catch_up_ms(options.lag, options.open_ms) / step_ms))
         return Plan(lease=lease, shadow=self._may_shadow(options))
 

@@ -136,7 +136,7 @@ class ProposalPricing:
 
         The others of the step wait for it, or it misses the step, whichever costs less (`target_service.batching`).
         """
-        send_ms, step_ms = self.target.send_ms.value, self.target.step_ms(1 + self.rates.rows)
+        send_ms, step_ms = self.target.send_ms.value, self.target.steps()(1 + self.rates.rows)
         return min((self.rates.own + self.rates.others) * send_ms, self.rates.own * max(send_ms, step_ms))
 
     def _best_first(self, chances: Sequence[float], weight: float = 1.0) -> tuple[float, int]:

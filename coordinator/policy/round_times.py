@@ -53,12 +53,8 @@ class TargetTimes:
         """The number of all coordinators' sessions that share its steps, as far as it is known."""
         return max(1, len(self.requests), self.peer.costs.sessions)
 
-    def step_ms(self, rows: float, *, beside: bool = False) -> float:
-        """Time of a self-started round whose step has so many rows; `beside`: a draft works during the step."""
-        return self.steps(beside=beside)(rows)
-
     def steps(self, *, beside: bool = False) -> Callable[[float], float]:
-        """`step_ms` as a function, for callers with many numbers of rows."""
+        """Time of a self-started round by its step's rows; `beside`: a draft works during the step."""
         factor, line_ms = self.factor.value, self._line(beside).ms
         return lambda rows: factor * line_ms(rows)
 

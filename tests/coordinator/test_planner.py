@@ -16,7 +16,7 @@ from coordinator.policy.pricing import OTHERS_WEIGHT, ProposalPricing
 from coordinator.policy.round_times import DraftTimes, TargetTimes
 from paceline.costs.acceptance import MAX_DEPTH
 from paceline.costs.cost_line import LEAST_STEP_MS
-from paceline.costs.goodput import ALLOWED_STEPS
+from paceline.costs.goodput import ALLOWED_STEPS, LOOK_STEPS
 from paceline.costs.service_costs import LEAST_MOVE, TargetCosts
 from paceline.protocol.draft import Shadow
 from paceline.protocol.proposal import Acceptance, Proposal
@@ -288,6 +288,18 @@ def test_where_the_target_says_nothing_of_its_steps_nothing_is_drafted() -> None
     assert request.plan(OPTIONS) == Plan(lease=16)
 
 
+def test_the_first_lease_lasts_no_longer_than_a_look_since_the_load_that_was_stated_may_be_gone() -> None:
+    world = World(target=SaidByTarget(sessions=16))
+    first = world.request()
+    assert first.target is not None
+    first.target.group.promise = 0.5
+    first.close()
+    request = RequestPlanner(world.planner, "auto", Acceptance.COUPLED, greedy=True)
+    assert request.plan(OPTIONS).lease == LOOK_STEPS < OPTIONS.lease
+    request.move(world.said_target, world.said_draft)
+    assert request.plan(OPTIONS).lease == OPTIONS.lease
+
+
 def rested(request: RequestPlanner, rounds: int, options: Options) -> list[int]:
     """Leases of rounds that were all target-only."""
     leases = []
@@ -365,8 +377,8 @@ def test_the_factor_of_a_line_that_lies_is_found() -> None:
     target, _ = times(SaidByTarget(2 * STEP_MS, 2 * ROW_MS))
     for _ in range(50):
         target.learn(record(self_started=True, round_ms=STEP_MS), beside=False, late=False)
-    assert target.step_ms(1) == pytest.approx(STEP_MS, rel=0.05)
-    assert target.step_ms(9) == pytest.approx(STEP_MS + 8 * ROW_MS, rel=0.05)
+    assert target.steps()(1) == pytest.approx(STEP_MS, rel=0.05)
+    assert target.steps()(9) == pytest.approx(STEP_MS + 8 * ROW_MS, rel=0.05)
 
 
 def test_an_account_forgives_in_time_and_banks_no_more_than_it_lends() -> None:
