@@ -231,10 +231,8 @@ class RequestPlanner:
 
     def _tries_drafts(self, target: TargetTimes) -> bool:
         """Whether it is the one request of the group that tries drafts which lost: each that does opens a session."""
-        if not target.group.tries_drafts(target.sessions):
-            return False
         able = (each for each in target.requests if each.draft is not None and not each.loss_budget.is_spent())
-        return self is next(able, None)
+        return target.group.tries_drafts(target.sessions) and self is next(able, None)
 
     def _may_copy(self, target: TargetTimes) -> bool:
         """Whether its matches may lengthen the others' steps: they have lost little, or their own win it back."""

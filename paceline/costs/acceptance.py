@@ -73,7 +73,8 @@ class TokenAcceptance:
 
     def child(self) -> TokenAcceptance:
         """The table that one request begins with."""
-        return TokenAcceptance(*([mean.child() for mean in row] for row in (self.by_depth, self.by_rank, self.by_q)))
+        depths, ranks, bins = ([mean.child() for mean in row] for row in (self.by_depth, self.by_rank, self.by_q))
+        return TokenAcceptance(depths, ranks, bins)
 
     def upper_bound(self, positions: int) -> TokenAcceptance:
         """The table at its upper bound, which approaches the mean as the drafter is tried.
