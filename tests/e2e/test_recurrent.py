@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -17,12 +18,13 @@ from tests.chaos.proxy import Proxy
 from tests.e2e.cluster import Cluster
 from tests.e2e.streams import output_of, stream
 from tests.engine import test_families, tiny
-from tests.engine.families import named
+from tests.engine.families import Family, named
 from tests.engine.test_families import sampled
 from tests.engine.test_states import SPECS, TOKENS, longer
 from tests.models.saving import save_with_tokenizer
 
-FAMILY = longer(named("Qwen 3 Next"))
+FAMILIES = ("Qwen 3 Next", "Kimi Linear", "Nemotron-H", "Falcon-H1", "Mamba 2", "Mamba", "Jamba", "LFM 2")
+"""One of each kind of layer, alone and beside attention. The first is in every run."""
 PROMPT = test_families.PROMPT * 8
 """Whole blocks, and some rows."""
 NOISE = 0.02
@@ -42,10 +44,19 @@ SPECULATIONS = (
 request = partial(GenerateRequest, token_ids=PROMPT, seed=11, max_new_tokens=TOKENS, ignore_eos=True)
 
 
-def save_pair(folder: Path) -> tuple[str, str]:
+@dataclass(frozen=True)
+class Served:
+    """Services whose coordinator reaches the target through what may be cut."""
+
+    family: Family
+    cluster: Cluster
+    proxy: Proxy
+
+
+def save_pair(family: Family, folder: Path) -> tuple[str, str]:
     """A target, and a draft whose weights are off."""
     target, draft = folder / "target", folder / "draft"
-    model = tiny.random_model(FAMILY.config())
+    model = tiny.random_model(family.config())
     save_with_tokenizer(model, target)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
@@ -55,25 +66,24 @@ def save_pair(folder: Path) -> tuple[str, str]:
     return str(target), str(draft)
 
 
-@pytest.fixture(scope="module")
-def recurrent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cluster, Proxy]]:
-    """Services whose coordinator reaches the target through what may be cut."""
-    folder = tmp_path_factory.mktemp("recurrent")
-    target, draft = save_pair(folder)
+@pytest.fixture(
+    scope="module", params=[FAMILIES[0], *(pytest.param(each, marks=pytest.mark.full) for each in FAMILIES[1:])]
+)
+def recurrent(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    family, folder = longer(named(request.param)), tmp_path_factory.mktemp("recurrent")
+    target, draft = save_pair(family, folder)
     flags: Flags = {"engine.threads": 1, "engine.kv_bytes": 1 << 26}
     cluster = Cluster(folder, target, (f"model:{draft}",), target_flags=flags, draft_flags=flags)
     with Proxy(("127.0.0.1", cluster.ports["target"])) as proxy:
         cluster.target_proxy = proxy.address
         with cluster:
-            yield cluster, proxy
+            yield Served(family, cluster, proxy)
 
 
 @pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.full), 0.8])
-async def test_any_speculation_writes_the_text_of_forward_passes(
-    recurrent: tuple[Cluster, Proxy], temperature: float
-) -> None:
+async def test_any_speculation_writes_the_text_of_forward_passes(recurrent: Served, temperature: float) -> None:
     """One request after another, then eight at once, whose prompts are one prefix."""
-    cluster, _ = recurrent
+    cluster = recurrent.cluster
     asked = partial(request, sampling=SamplingParams(temperature=temperature))
     async with cluster.async_client() as client:
         plain = await client.generate(asked(speculation=OFF))
@@ -83,14 +93,14 @@ async def test_any_speculation_writes_the_text_of_forward_passes(
         assert output_of(each) == output_of(plain)
     assert any(Provenance.ACCEPTED in each.provenance for each in (*one_by_one, *at_once))
     spec = SPECS["T 0.8" if temperature else "greedy"]
-    whole = sampled(tiny.Plain(tiny.random_model(FAMILY.config())), spec, len(PROMPT) + TOKENS, PROMPT)
+    whole = sampled(tiny.Plain(tiny.random_model(recurrent.family.config())), spec, len(PROMPT) + TOKENS, PROMPT)
     assert (*PROMPT, *plain.token_ids) == tuple(whole)
     cluster.wait_idle()
 
 
-async def test_sessions_lost_in_mid_round_go_on(recurrent: tuple[Cluster, Proxy]) -> None:
-    """The link to the target is cut twice, then the draft is killed: states are rebuilt from committed tokens."""
-    cluster, proxy = recurrent
+async def test_sessions_lost_in_mid_round_go_on(recurrent: Served) -> None:
+    """The link to the target is cut twice, the draft is killed, then the target: states are rebuilt from the text."""
+    cluster, proxy = recurrent.cluster, recurrent.proxy
     asked = partial(request, speculation=SPECULATIONS[1], sampling=SamplingParams(temperature=0.8))
     blows = ((STRUCK_AT, proxy.cut), (2 * STRUCK_AT, proxy.cut), (50, lambda: cluster.kill("draft")))
     async with cluster.async_client() as client:
@@ -99,5 +109,6 @@ async def test_sessions_lost_in_mid_round_go_on(recurrent: tuple[Cluster, Proxy]
         assert text.token_ids == beside.token_ids == plain.token_ids
         await asyncio.to_thread(cluster.restart, "draft")
         cluster.await_links()
-        assert (await client.generate(asked())).token_ids == plain.token_ids
+        struck = await stream(client, asked(), (STRUCK_AT, partial(cluster.restart, "target")))
+        assert struck.token_ids == (await client.generate(asked())).token_ids == plain.token_ids
     cluster.wait_idle()
