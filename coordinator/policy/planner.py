@@ -140,6 +140,7 @@ class RequestPlanner:
         return replace(plan, mode=mode)
 
     def _plan_without_drafts(self, target: TargetTimes, mode: Mode, options: Options) -> Plan:
+        """Who rests needs no more CPU than target-only."""
         lease = self._lease(options)
         if mode is Mode.MATCHES:
             return self._best(target, replace(options, cached_proposal=None, drafts=False, lease=lease))

@@ -95,8 +95,13 @@ class Late:
 
 def noise(plain: Mapping[str, Any], again: Mapping[str, Any]) -> str:
     """What the other ratios are read beside."""
-    over = again["settled_tokens_per_second"] / (plain["settled_tokens_per_second"] or 1.0)
+    over = settled_over(again, plain)
     return f"plain again, 8 at once, behind all others: {over:.2f} of plain from the third second on"
+
+
+def settled_over(results: Mapping[str, Any], plain: Mapping[str, Any]) -> float:
+    """A run's speed from the third second on over plain's."""
+    return float(results["settled_tokens_per_second"] / (plain["settled_tokens_per_second"] or 1.0))
 
 
 def compare(plain: Runs, drafted: Runs) -> list[str]:
@@ -114,12 +119,11 @@ def compare(plain: Runs, drafted: Runs) -> list[str]:
             continue
         own, counts = plain.get(name, plain["8"]), results["counts"]
         assert results["ids"] == own["ids"], f"{name}: {differing(own['ids'], results['ids'])} of {PROMPTS} differ"
-        over_plain = results["settled_tokens_per_second"] / (own["settled_tokens_per_second"] or 1.0)
         lines.append(
             f"{name}: {len(own['ids'])} texts equal; {counts['hits']} of {counts['rounds']} rounds served from what "
             f"was drafted ahead, {counts['accepted']} of {counts['proposed']} tokens accepted; "
             f"{results['tokens_per_second']:.1f} tokens/s, {own['tokens_per_second']:.1f} without; "
-            f"from the third second on {over_plain:.2f} of plain"
+            f"from the third second on {settled_over(results, own):.2f} of plain"
         )
     return lines
 
