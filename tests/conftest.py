@@ -6,6 +6,7 @@ import gc
 import os
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -15,7 +16,9 @@ from tests.warm import compile_in_turn, warm_processes
 
 settings.register_profile("no deadline", deadline=None)  # a busy machine takes its time
 settings.load_profile("no deadline")
-os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported, which torch does where it is installed
+ON_CPU = os.environ.get("PACELINE_TEST_DEVICE", "cpu") == "cpu"
+if ON_CPU:
+    os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported, which torch does where it is installed
 YOUNG_OBJECTS = 20_000
 """Between looks for garbage; the interpreter's 700 take a twentieth of a run's time."""
 
@@ -46,7 +49,7 @@ def pytest_runtestloop() -> Iterator[Any]:
         sys.modules["torch"].set_num_threads(1)  # other tests have the other cores
     if (worker := os.environ.get("PYTEST_XDIST_WORKER")) is not None:
         compile_in_turn(int(worker.removeprefix("gw")))
-    with warm_processes():
+    with warm_processes() if ON_CPU else nullcontext():  # CUDA works in no fork of a process that has asked for it
         gc.set_threshold(YOUNG_OBJECTS)  # in this process alone: services collect as they do for a user
         return (yield)
 

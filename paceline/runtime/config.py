@@ -164,8 +164,8 @@ class EngineSettings(ModelSettings):
         16, ge=8, le=64, multiple_of=8, description="Rows of a reproducible step; others are padded or cut to it."
     )
     cuda_graphs: bool = Field(True, description="Capture each shape of a step on a GPU once, and replay it.")
-    race_kernel: Literal["torch", "triton"] = Field(
-        "torch", description="Kernels that race tokens on a GPU; the one of Triton has never run on one."
+    kernels: Literal["auto", "torch", "triton"] = Field(
+        "auto", description="What attends and races in steps: torch, or our kernels in Triton; auto: those, on a GPU."
     )
 
 

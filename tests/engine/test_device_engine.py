@@ -109,7 +109,7 @@ def test_common_steps_have_graphs_from_the_start(
     engine, plain = static(tiny.llama(), max_num_seqs=4)
     shapes = buckets.common_shapes(4, tiny.CONTEXT, tiny.VOCAB, 1)
     captured_shapes = [shape for shape in shapes if shape in replaying._bodies]
-    assert (len(captured_shapes) == len(shapes) == 3 * 2 * 3) is captured_at_start
+    assert (len(captured_shapes) == len(shapes) == 3 * 2 * 3 + 6) is captured_at_start
     assert [shape.rows for shape in shapes] == sorted((shape.rows for shape in shapes), reverse=True)
     for sessions, rows, base in ((1, 1, 100), (3, 1, 140), (2, 7, 200), (4, 8, 100)):
         draw_together(engine, sessions, rows, base)
@@ -117,8 +117,8 @@ def test_common_steps_have_graphs_from_the_start(
         assert (newest.raced_rows == 0) is captured_at_start, "of what drew, nothing is new"
     run_writers(engine, plain, 1)
     most = buckets.common_shapes(1 << 16, 1 << 20, 128_000, 2)
-    assert len({*most}) == len(most) == 90
-    assert len(most) < MAX_GRAPHS / 2, "they leave room for the others"
+    assert len({*most}) == len(most) == 96
+    assert len(most) <= MAX_GRAPHS / 2, "they leave room for the others"
 
 
 @pytest.mark.parametrize(("rows", "has_graph"), [(1024, True), (256, False)])

@@ -1,7 +1,8 @@
-"""The device's noise and races, on a CPU's torch: the stored integers, and the very tokens of the definition."""
+"""The device's noise and races, on a CPU unless told otherwise: stored integers, and tokens by the definition."""
 
 from __future__ import annotations
 
+import copy
 import importlib
 import json
 import sys
@@ -18,7 +19,9 @@ from numpy.typing import NDArray
 
 from paceline.engine.cuda import candidates, noise
 from paceline.engine.cuda.candidates import RacedRows, clear_winners
-from paceline.engine.cuda.noise import Race, check_race, counter_of, log_exponentials, race_by, race_candidates, words
+from paceline.engine.cuda.graphs import StepRunner
+from paceline.engine.cuda.kernels import TORCH, triton_kernels
+from paceline.engine.cuda.noise import Race, check_race, counter_of, log_exponentials, race_candidates, words
 from paceline.engine.cuda.static_engine import StaticEngine
 from paceline.engine.interface import Ranking, StepItem, StepPlan
 from paceline.protocol.errors import InvalidInput, Unsupported
@@ -32,7 +35,7 @@ from paceline.sampling.racing import race_best, race_values
 from target_service.verifier import draw_of, drawn_verdict, verify
 from tests.engine import tiny
 from tests.engine.parallel.test_parallel_engine import drawn_text, plain_text
-from tests.engine.tiny import step
+from tests.engine.tiny import DEVICE, step
 from tests.sampling.field import exponentials
 
 VECTORS: dict[str, Any] = json.loads((Path(__file__).parents[1] / "vectors" / "noise.json").read_text())
@@ -48,9 +51,9 @@ assert len(IN_ROUND_ZERO) >= 2, "of more than one stream and seed"
 def test_stored_vectors(case: dict[str, Any]) -> None:
     key, stream = NoiseKey(int(case["seed"], 16), case["sample_index"]), Stream(case["stream"])
     ids = case["ids"]
-    drawn = words(torch.tensor([counter_of(key, case["position"], stream)]), max(ids) + 1)[:, ids]
+    drawn = words(on_device([counter_of(key, case["position"], stream)]), max(ids) + 1)[:, ids]
     assert drawn[0].tolist() == [int(word, 16) for word in case["words"]]
-    logs = log_exponentials(drawn)[0].numpy()
+    logs = log_exponentials(drawn)[0].numpy(force=True)
     stored = np.log([float.fromhex(value) for value in case["exponentials"]])
     np.testing.assert_allclose(logs, stored, atol=2.0**-20, rtol=2.0**-21)
 
@@ -58,18 +61,20 @@ def test_stored_vectors(case: dict[str, Any]) -> None:
 def test_logarithms_at_the_ends_of_the_integers() -> None:
     edges = np.array([0, 1, 2, 2**24 - 1, 2**24 + 1, 2**31 - 1, 2**31, 2**32 - 257, 2**32 - 2, 2**32 - 1])
     exact = np.log(-np.log1p(-(edges + 0.5) / 2.0**32))
-    np.testing.assert_allclose(log_exponentials(torch.from_numpy(edges)).numpy(), exact, atol=2.0**-20, rtol=2.0**-21)
+    np.testing.assert_allclose(
+        log_exponentials(on_device(edges)).numpy(force=True), exact, atol=2.0**-20, rtol=2.0**-21
+    )
 
 
 def test_logarithms_of_many() -> None:
-    drawn = words(torch.tensor([counter_of(KEY, 3)]), 60_000)
+    drawn = words(on_device([counter_of(KEY, 3)]), 60_000)
     exact = np.log(exponentials(KEY, Stream.DRAFT, 3, 60_000).astype(np.float64))
-    assert np.abs(log_exponentials(drawn)[0].numpy() - exact).max() < 2.0**-19
+    assert np.abs(log_exponentials(drawn)[0].numpy(force=True) - exact).max() < 2.0**-19
 
 
 @pytest.fixture(scope="module")
 def kernel() -> Iterator[Any]:
-    """The module of Triton's race, which is interpreted, in blocks so small that rows have several."""
+    """The module of Triton's race, interpreted on a CPU, in blocks so small that rows have several."""
     with pytest.MonkeyPatch.context() as patch:
         pytest.importorskip("triton", reason="Triton, which comes with torch for GPUs, is not installed")
         module = importlib.import_module("paceline.engine.cuda.race_kernel")
@@ -80,18 +85,23 @@ def kernel() -> Iterator[Any]:
 @pytest.fixture(scope="module", params=["torch", "triton"])
 def race(request: pytest.FixtureRequest) -> Race:
     """Each of the races."""
-    if request.param == "triton":
-        request.getfixturevalue("kernel")
-    return race_by(request.param)
+    if request.param == "torch":
+        return TORCH.race
+    request.getfixturevalue("kernel")
+    return triton_kernels().race
+
+
+def on_device(numbers: Any) -> torch.Tensor:
+    return torch.as_tensor(numbers, device=DEVICE)
 
 
 def raced(logits: Row, ranking: Ranking, vocab_size: int, count: int, race: Race = race_candidates) -> RacedRows:
-    counters = torch.tensor([counter_of(ranking.noise, position) for position in ranking.positions])
-    temperatures = torch.full((len(logits),), ranking.temperature)
+    counters = [counter_of(ranking.noise, position) for position in ranking.positions]
+    temperatures = np.full(len(logits), ranking.temperature, np.float32)
     with np.errstate(**LIKE_A_DEVICE):
-        found = race(torch.from_numpy(logits), counters, temperatures, min(count, vocab_size))
-    winners = clear_winners(found.numpy(), temperatures.numpy())
-    return RacedRows(ranking, found.numpy(), vocab_size, lambda: logits, winners)
+        found = race(on_device(logits), on_device(counters), on_device(temperatures), min(count, vocab_size))
+    ranked = found.numpy(force=True)
+    return RacedRows(ranking, ranked, vocab_size, lambda: logits, clear_winners(ranked, temperatures))
 
 
 def defined(logits: Row, ranking: Ranking) -> list[tuple[int, ...]]:
@@ -261,7 +271,7 @@ def _seed_words_swapped(key: NoiseKey, position: int, stream: Stream = Stream.DR
 
 
 def _always_one(counters: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    return torch.ones((len(counters), vocab_size), dtype=torch.int64)
+    return torch.ones((len(counters), vocab_size), dtype=torch.int64, device=counters.device)
 
 
 @pytest.mark.parametrize(
@@ -277,6 +287,7 @@ def test_the_texts_catch(
     engine: StaticEngine, monkeypatch: pytest.MonkeyPatch, name: str, mutant: Callable[..., Any]
 ) -> None:
     expected = plain_text(engine)
+    monkeypatch.setattr(engine, "_runner", StepRunner())  # a graph would go on with what it was made of
     monkeypatch.setattr(f"paceline.engine.cuda.{name}", mutant)
     assert drawn_text(engine) != expected
 
@@ -289,9 +300,10 @@ def test_the_kernel_has_the_values_of_the_definition_bit_for_bit(kernel: Any) ->
     logits[3] = logits[0]
     temperatures = np.array([1.0, 0.37, 0.7, 0.0], np.float32)
     positions = (5, 0, (1 << 32) - 1, 9)
-    counters = torch.tensor([counter_of(KEY, position) for position in positions])
+    counters = on_device([counter_of(KEY, position) for position in positions])
     with np.errstate(**LIKE_A_DEVICE):
-        found = kernel.race_candidates(torch.from_numpy(logits), counters, torch.from_numpy(temperatures), 40).numpy()
+        ranked = kernel.race_candidates(on_device(logits), counters, on_device(temperatures), 40)
+    found = ranked.numpy(force=True)
     for row, temperature, position, candidates_ in zip(logits, temperatures, positions, found, strict=True):
         ids = np.arange(777)
         scores = row / (temperature or np.float32(1))
@@ -305,12 +317,13 @@ def test_the_kernel_has_the_values_of_the_definition_bit_for_bit(kernel: Any) ->
 
 
 def test_other_noise_is_refused_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    check_race(torch.device("cpu"))
+    check_race(DEVICE)
     monkeypatch.setattr(noise, "ROUNDS", 9)
     with pytest.raises(Unsupported, match="other noise"):
-        check_race(torch.device("cpu"))
+        check_race(DEVICE)
 
 
+@pytest.mark.skipif(DEVICE.type != "cpu", reason="a compiled kernel keeps the functions that it was made of")
 @pytest.mark.parametrize(
     ("name", "mutate"),
     [
@@ -322,34 +335,35 @@ def test_other_noise_is_refused_at_the_start(monkeypatch: pytest.MonkeyPatch) ->
 def test_other_noise_of_the_kernel_is_refused_at_the_start(
     kernel: Any, monkeypatch: pytest.MonkeyPatch, name: str, mutate: Callable[..., Any]
 ) -> None:
-    check_race(torch.device("cpu"), kernel.race_candidates)
+    check_race(DEVICE, kernel.race_candidates)
     monkeypatch.setattr(kernel.tl, name, mutate(getattr(kernel.tl, name)))
     with pytest.raises(Unsupported, match="other noise"):
-        check_race(torch.device("cpu"), kernel.race_candidates)
+        check_race(DEVICE, kernel.race_candidates)
 
 
-def test_an_engine_draws_by_the_kernel(kernel: Any) -> None:
-    engine = tiny.static(tiny.random_model(tiny.llama()), kv_bytes=1 << 20, race_kernel="triton")
-    assert engine._race is kernel.race_candidates
-    assert drawn_text(engine) == plain_text(engine)
+def test_an_engine_attends_and_draws_by_the_kernels(kernel: Any) -> None:
+    model = tiny.random_model(tiny.llama(num_hidden_layers=1))
+    engine = tiny.static(copy.deepcopy(model), kv_bytes=1 << 20, kernels="triton")
+    assert engine._kernels == triton_kernels()
+    assert drawn_text(engine) == plain_text(tiny.static(model, kv_bytes=1 << 20, kernels="torch"))
 
 
 def test_a_kernel_that_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr("paceline.engine.cuda.race_kernel", raising=False)
     monkeypatch.delitem(sys.modules, "paceline.engine.cuda.race_kernel", raising=False)
     monkeypatch.setitem(sys.modules, "triton", None)
-    with pytest.raises(Unsupported, match=r"race_kernel = triton: .*triton"):
-        race_by("triton")
+    with pytest.raises(Unsupported, match=r"kernels = triton: .*triton"):
+        triton_kernels()
 
 
 def test_a_device_that_rounds_otherwise_changes_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
     """Values off by up to half the margin may only change who is a candidate. The margin is widened to see it."""
     logits = np.random.default_rng(2).standard_normal((300, 100)).astype(np.float32)
     ranking = Ranking(KEY, 1.0, tuple(range(300)), 4)
-    exact, generator = noise.log_exponentials, torch.Generator().manual_seed(3)
+    exact, generator = noise.log_exponentials, torch.Generator(DEVICE).manual_seed(3)
 
     def rounded(drawn: torch.Tensor) -> torch.Tensor:
-        return exact(drawn) + 0.099 * (torch.rand(drawn.shape, generator=generator) - 0.5)
+        return exact(drawn) + 0.099 * (torch.rand(drawn.shape, generator=generator, device=DEVICE) - 0.5)
 
     monkeypatch.setattr(noise, "log_exponentials", rounded)
     monkeypatch.setattr(candidates, "margin", lambda value: 0.1)

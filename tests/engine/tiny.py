@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -26,6 +27,8 @@ from paceline.engine.transformer import TransformerEngine
 from paceline.models.tokenizer import TableTokenizer
 from paceline.runtime.config import EngineSettings
 
+DEVICE = torch.device(os.environ.get("PACELINE_TEST_DEVICE", "cpu"))
+"""Of the engines that tests make: `cuda` holds those of a GPU to the plain pass, which stays on the CPU."""
 VOCAB = 97
 PADDED_WIDTH = 128
 CONTEXT = 256
@@ -125,8 +128,11 @@ class Plain:
 
 def build(model: PreTrainedModel, settings: EngineSettings = THREAD, *, static: bool = False, **more: Any) -> Engine:
     """An engine of a model, whose layers it may replace."""
-    changed = EngineSettings.model_validate({**dict(settings), **more})
-    return build_engine(model, TableTokenizer(VOCAB, None), changed, "tiny", static=static)
+    # A share of a GPU's memory that leaves room for the engines of other workers.
+    on_gpu = {"gpu_memory_utilization": 0.05, "kernels": os.environ.get("PACELINE_TEST_KERNELS", "auto")}
+    changed = EngineSettings.model_validate({**dict(settings), **on_gpu, **more})
+    on_device: Any = model.to(DEVICE)  # type: ignore[arg-type]  # what transformers annotates is not its own
+    return build_engine(on_device, TableTokenizer(VOCAB, None), changed, "tiny", static=static)
 
 
 def transformer(model: PreTrainedModel, settings: EngineSettings = THREAD, **more: Any) -> TransformerEngine:

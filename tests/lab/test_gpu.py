@@ -34,9 +34,9 @@ def test_the_whole_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
     pools: list[weakref.ref[torch.Tensor]] = []
     make, step = Bench.engine, StaticEngine._step
 
-    def make_engine(self: Bench, *, graphs: bool) -> StaticEngine:
+    def make_engine(self: Bench, **settings: Any) -> StaticEngine:
         assert all(pool() is None for pool in pools), "one engine at a time has memory"
-        engine = make(self, graphs=graphs)
+        engine = make(self, **settings)
         pools.append(weakref.ref(engine._pool.rows))
         threads.add(threading.current_thread().name)
         return engine
@@ -50,7 +50,7 @@ def test_the_whole_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
     gpu.main([*ARGUMENTS, "--sessions", "1,3", "--rows", "1,4", "--out", str(tmp_path)])
     text = capsys.readouterr().out
     assert "no figure for any GPU" in text
-    assert len(pools) == 2
+    assert len(pools) == 3
     assert threads == {"gpu-benchmark"}, "the executor's, on which engines are made, too"
     for number, claim, _ in FINDINGS:
         assert f"| {number} | {claim} |" in text

@@ -1,4 +1,7 @@
-"""Attention of one step over the pages of its sessions, as a function of the step's integers; shapes are fixed."""
+"""Attention of one step over the pages of its sessions, as a function of the step's integers; shapes are fixed.
+
+The library attends here, over copies of the keys; `attention_kernel.py` reads them where they are.
+"""
 
 from __future__ import annotations
 
@@ -9,61 +12,80 @@ import torch
 from paceline.engine.attention import AttentionFacts, packed_attention
 from paceline.engine.cuda.buckets import BITS, PAGE_ROWS, GroupShape
 from paceline.engine.cuda.layout import GroupFields, Layout, part
+from paceline.engine.cuda.pages import PagePool
 from paceline.engine.forward import AttentionCall
 
 
-@dataclass(frozen=True)
-class _GroupPages:
-    """Sessions that attend together, with the inputs that are the same in every layer."""
+@dataclass(frozen=True, eq=False)
+class GatheredGroup:
+    """Sessions that attend together: their keys are copied next to each other, for attention of the library's."""
 
     shape: GroupShape
     source: torch.Tensor  # [queries]
     pool_rows: torch.Tensor  # [sessions · length] rows of the pool; the zero row behind a session's last
     masks: tuple[torch.Tensor, ...]  # by kind of layer [sessions, 1, groups · rows, length] additive
 
+    def attend(
+        self, kind: int, call: AttentionCall, layer_kv: torch.Tensor
+    ) -> torch.Tensor:  # [queries, heads, head_dim]
+        """The heads that share keys become rows of one head, which reads each key once."""
+        sessions, rows, query = self.shape.sessions, self.shape.rows, call.query[0]
+        heads, _, head_dim = query.shape
+        kv_heads = layer_kv.shape[2]
+        group_size = heads // kv_heads
+        queries = query.index_select(1, self.source).view(kv_heads, group_size, sessions, rows, head_dim)
+        packed_queries = queries.permute(2, 0, 1, 3, 4).reshape(sessions, kv_heads, group_size * rows, head_dim)
+        keys_values = layer_kv.index_select(1, self.pool_rows).view(2, sessions, -1, kv_heads, head_dim)
+        keys, values = keys_values.transpose(2, 3)  # each [sessions, kv_heads, length, head_dim]
+        attention = packed_attention(call, packed_queries, keys, values, self.masks[kind])
+        by_row = attention.view(sessions, kv_heads, group_size, rows, head_dim).permute(0, 3, 1, 2, 4)
+        return by_row.reshape(sessions * rows, heads, head_dim)
 
-@dataclass(frozen=True)
-class StaticAttention:
-    """Attention of one step: new rows are written to their places, then each group gathers what it reads."""
+
+@dataclass(frozen=True, eq=False)
+class GatheredAttention:
+    """Attention of one step: new rows are written to their places, then each group gathers what its rows see."""
 
     pool: torch.Tensor  # [layers, 2, pool rows, kv_heads, head_dim]
     write: torch.Tensor  # [rows]
     query: torch.Tensor  # [rows]
-    groups: tuple[_GroupPages, ...]
+    groups: tuple[GatheredGroup, ...]
     kind_of_layer: tuple[int, ...]
 
     def attend(self, call: AttentionCall) -> torch.Tensor:
         """Attention of one layer: [1, rows, heads, head_dim]."""
-        layer_kv = self.pool[call.layer]
-        layer_kv[0].index_copy_(0, self.write, call.key[0].transpose(0, 1))
-        layer_kv[1].index_copy_(0, self.write, call.value[0].transpose(0, 1))
-        outputs = [_attend_group(group, self.kind_of_layer[call.layer], call, layer_kv) for group in self.groups]
+        layer_kv = write_rows(self.pool, self.write, call)
+        outputs = [group.attend(self.kind_of_layer[call.layer], call, layer_kv) for group in self.groups]
         attention = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
         return attention.index_select(0, self.query)[None]
 
 
-def static_attention(
-    inputs: torch.Tensor,
-    layout: Layout,
-    shapes: tuple[GroupShape, ...],
-    pool: torch.Tensor,
-    zero_row: int,
-    facts: AttentionFacts,
-) -> StaticAttention:
+def write_rows(
+    pool: torch.Tensor, write: torch.Tensor, call: AttentionCall
+) -> torch.Tensor:  # [2, pool rows, kv_heads, head_dim]
+    """Write a layer's new keys and values to their places; returns the layer's part of the pool."""
+    layer_kv = pool[call.layer]
+    layer_kv[0].index_copy_(0, write, call.key[0].transpose(0, 1))
+    layer_kv[1].index_copy_(0, write, call.value[0].transpose(0, 1))
+    return layer_kv
+
+
+def gathered_attention(
+    inputs: torch.Tensor, layout: Layout, shapes: tuple[GroupShape, ...], pool: PagePool, facts: AttentionFacts
+) -> GatheredAttention:
     """The attention of a step, as far as all layers share it."""
+    dtype = pool.rows.dtype
     groups = tuple(
-        _GroupPages(
+        GatheredGroup(
             shape,
             part(inputs, fields.source),
-            _pool_rows(inputs, fields, shape, zero_row),
-            tuple(
-                _mask(inputs, fields, shape, kind, facts.kinds[kind].groups, pool.dtype)
-                for kind in range(len(facts.kinds))
-            ),
+            _pool_rows(inputs, fields, shape, pool.zero_row),
+            tuple(_mask(inputs, fields, shape, kind, each.groups, dtype) for kind, each in enumerate(facts.kinds)),
         )
         for shape, fields in zip(shapes, layout.groups, strict=True)
     )
-    return StaticAttention(pool, part(inputs, layout.write), part(inputs, layout.query), groups, facts.kind_of_layer)
+    write, query = part(inputs, layout.write), part(inputs, layout.query)
+    return GatheredAttention(pool.rows, write, query, groups, facts.kind_of_layer)
 
 
 def _pool_rows(inputs: torch.Tensor, fields: GroupFields, shape: GroupShape, zero_row: int) -> torch.Tensor:
@@ -89,20 +111,3 @@ def _mask(
         visible = visible | (inside[:, None, :] & ((bits & 1) == 1))
     mask = torch.zeros(visible.shape, dtype=dtype, device=inputs.device).masked_fill(~visible, float("-inf"))
     return mask[:, None].repeat(1, 1, heads, 1)
-
-
-def _attend_group(
-    group: _GroupPages, kind: int, call: AttentionCall, layer_kv: torch.Tensor
-) -> torch.Tensor:  # [queries, heads, head_dim]
-    """The heads that share keys become rows of one head, which reads each key once."""
-    sessions, rows, query = group.shape.sessions, group.shape.rows, call.query[0]
-    heads, _, head_dim = query.shape
-    kv_heads = layer_kv.shape[2]
-    group_size = heads // kv_heads
-    queries = query.index_select(1, group.source).view(kv_heads, group_size, sessions, rows, head_dim)
-    packed_queries = queries.permute(2, 0, 1, 3, 4).reshape(sessions, kv_heads, group_size * rows, head_dim)
-    keys_values = layer_kv.index_select(1, group.pool_rows).view(2, sessions, -1, kv_heads, head_dim)
-    keys, values = keys_values.transpose(2, 3)  # each [sessions, kv_heads, length, head_dim]
-    attention = packed_attention(call, packed_queries, keys, values, group.masks[kind])
-    by_row = attention.view(sessions, kv_heads, group_size, rows, head_dim).permute(0, 3, 1, 2, 4)
-    return by_row.reshape(sessions * rows, heads, head_dim)

@@ -26,10 +26,12 @@ SKEW = 4
 """A session joins no group whose length is this many times its own."""
 BITS = 64
 """Rows of a tree that one word of a mask covers."""
-LEAST_CANDIDATES = 8
+LEAST_CANDIDATES = 7
 """Candidates of a raced row beyond the number of tokens that its caller needs."""
 COMMON_SESSIONS, COMMON_LENGTH, COMMON_ROWS = 16, 2048, (1, 8)
 """Most sessions and keys of the steps whose graphs are captured at the start, and their rows: a token, or a round."""
+TREE_ROWS = (2, 4, 8, 16, 32, 64)
+"""Rows of one session's trees that are captured as well, so that every kernel has been compiled by then."""
 
 
 def count_bucket(count: int) -> int:
@@ -116,6 +118,7 @@ def common_shapes(
     lengths = sorted({length_bucket(rows) for rows in range(1, min(max_length, COMMON_LENGTH) + 1, MIN_LENGTH // 2)})
     sessions = [1 << power for power in range(count_bucket(min(max_sessions, COMMON_SESSIONS)).bit_length())]
     groups = [GroupShape(each, rows, length, 0) for each in sessions for rows in COMMON_ROWS for length in lengths]
+    groups += [GroupShape(1, rows, MIN_LENGTH, 1) for rows in TREE_ROWS]
     groups.sort(key=lambda group: (group.queries, group.sessions * group.length), reverse=True)
     count = candidate_count(1, vocab_size) if with_race else 0
     rows = [(group.queries, 0) if with_race else (0, group.queries) for group in groups]
@@ -137,11 +140,14 @@ class SessionGroup:
     items: tuple[int, ...]
 
 
-def groups_of(items: Sequence[StepItem]) -> tuple[SessionGroup, ...]:
-    """Divide the items of a step: few new rows from many, and short sessions from long ones."""
+def groups_of(items: Sequence[StepItem], gathered_rows: int = GATHERED_ROWS) -> tuple[SessionGroup, ...]:
+    """Divide the items of a step: few new rows from many, and short sessions from long ones.
+
+    `gathered_rows`: the most of several sessions in one group.
+    """
     few = [i for i, item in enumerate(items) if len(item.token_ids) <= FEW_ROWS]
     many = [i for i, item in enumerate(items) if len(item.token_ids) > FEW_ROWS]
-    return tuple(_group(items, part) for indices in (few, many) for part in _by_length(items, indices))
+    return tuple(_group(items, part) for indices in (few, many) for part in _by_length(items, indices, gathered_rows))
 
 
 def mask_words(item: StepItem) -> int:
@@ -153,13 +159,13 @@ def _length(item: StepItem) -> int:
     return length_bucket(item.base_length + len(item.token_ids))
 
 
-def _by_length(items: Sequence[StepItem], indices: Sequence[int]) -> list[list[int]]:
+def _by_length(items: Sequence[StepItem], indices: Sequence[int], gathered_rows: int) -> list[list[int]]:
     parts: list[list[int]] = []
     longest = 0  # of the last part
     lengths = {index: _length(items[index]) for index in indices}
     for index in sorted(indices, key=lambda i: -lengths[i]):
         part = parts[-1] if parts else []
-        if part and lengths[index] * SKEW > longest and count_bucket(len(part) + 1) * longest <= GATHERED_ROWS:
+        if part and lengths[index] * SKEW > longest and count_bucket(len(part) + 1) * longest <= gathered_rows:
             part.append(index)
         else:
             parts.append([index])

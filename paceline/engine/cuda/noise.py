@@ -97,21 +97,6 @@ def race_candidates(
     return torch.cat(columns, dim=1)
 
 
-def race_by(kernel: str) -> Race:
-    """The race of a setting's name: this one, or another that answers alike.
-
-    Raises:
-        Unsupported: Triton is not installed.
-    """
-    if kernel == "torch":
-        return race_candidates
-    try:
-        from paceline.engine.cuda import race_kernel
-    except ModuleNotFoundError as error:
-        raise Unsupported(f"race_kernel = {kernel}: {error}") from error
-    return race_kernel.race_candidates
-
-
 def check_race(device: torch.device, race: Race = race_candidates) -> None:
     """Compare the best of some races on a device, and their values, with the definition.
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from paceline.engine.attention import Horizon, visible_keys
 from paceline.engine.cuda.buckets import (
     BITS,
+    GATHERED_ROWS,
     SessionGroup,
     StepShape,
     candidate_count,
@@ -46,6 +47,7 @@ def pack(
     vocab_size: int,
     horizons: Sequence[Horizon | None] = (None,),
     feature_layers: Collection[int] = (),
+    gathered_rows: int = GATHERED_ROWS,
 ) -> PackedStep:
     """Lay a checked plan out.
 
@@ -56,9 +58,10 @@ def pack(
         vocab_size: bounds the candidates of a row.
         horizons: how far back rows see, by kind of layer.
         feature_layers: layers whose hidden states are returned.
+        gathered_rows: as for `groups_of`.
     """
     items = plan.items
-    groups = groups_of(items)
+    groups = groups_of(items, gathered_rows)
     rows = _rows_of_items(items, pool)
     raced_rows, plain_rows, starts = _logit_rows(items, races, rows.lows.tolist())
     most_tokens = max((race.count for race in races if race is not None), default=0)

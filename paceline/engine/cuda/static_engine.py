@@ -10,19 +10,17 @@ from typing import NamedTuple
 import torch
 
 from paceline.engine.blocks import BlockStore
-from paceline.engine.cuda.attention import static_attention
 from paceline.engine.cuda.buckets import StepShape
 from paceline.engine.cuda.candidates import RacedRows, clear_winners
 from paceline.engine.cuda.footprint import (
     CANDIDATE_NUMBERS,
     INPUT_INTEGERS,
-    RACED_AT_ONCE,
     STATIC_STATES,
     static_rows,
 )
 from paceline.engine.cuda.graphs import GraphRunner, StepRunner, download, host_buffer, upload
+from paceline.engine.cuda.kernels import kernels_of
 from paceline.engine.cuda.layout import layout_of, part
-from paceline.engine.cuda.noise import check_race, race_by
 from paceline.engine.cuda.packing import PackedStep, blank_step, pack
 from paceline.engine.cuda.pages import PagePool, whole_pages
 from paceline.engine.forward import forward
@@ -72,8 +70,7 @@ class StaticEngine(DecoderEngine[_PageBlock]):
             Unsupported: the device's race is not the reference's.
         """
         device = decoder.kv_shape.device
-        self._race = race_by(decoder.settings.race_kernel)
-        check_race(device, self._race)
+        self._kernels = kernels_of(decoder.settings.kernels, device)
         with torch.inference_mode():
             self._pool = pool = PagePool(decoder.kv_shape, decoder.info.max_kv_rows)
         # Not `self`: in a cycle, an engine and its graphs would keep their memory until a collection.
@@ -136,7 +133,8 @@ class StaticEngine(DecoderEngine[_PageBlock]):
         self._ledger.apply(plan)
         horizons = [kind.horizon for kind in self.attention.kinds]
         layers = self._states.begin(plan)
-        step = pack(plan, rankings, self._pool, self.info.fingerprint.vocab_size, horizons, layers)
+        vocab_size, gathered_rows = self.info.fingerprint.vocab_size, self._kernels.gathered_rows
+        step = pack(plan, rankings, self._pool, vocab_size, horizons, layers, gathered_rows)
         buffers = self._run(step)
         raced_rows = step.shape.raced_rows
         candidates, logits = download(
@@ -174,9 +172,7 @@ class StaticEngine(DecoderEngine[_PageBlock]):
     def _compute(self, shape: StepShape, buffers: _Buffers) -> None:
         """The whole step as a function of its buffers; nothing here may wait for the device."""
         layout, inputs = layout_of(shape), buffers.inputs
-        attention = static_attention(
-            inputs, layout, shape.groups, self._pool.rows, self._pool.zero_row, self.attention
-        )
+        attention = self._kernels.attention(inputs, layout, shape.groups, self._pool, self.attention)
         ids, positions = part(inputs, layout.token_ids), part(inputs, layout.positions)
         states = dict(zip(shape.feature_layers, buffers.states, strict=True))
         with capture_states(self._model, shape.feature_layers, out=states):
@@ -184,9 +180,12 @@ class StaticEngine(DecoderEngine[_PageBlock]):
         buffers.logits.copy_(logits[:, : self._width])
         counters = part(inputs, layout.counters)
         temperatures = part(inputs, layout.temperatures).to(torch.int32).view(torch.float32)
-        for start in range(0, shape.raced_rows, RACED_AT_ONCE):
-            rows = slice(start, min(start + RACED_AT_ONCE, shape.raced_rows))
-            candidates = self._race(buffers.logits[rows], counters[rows], temperatures[rows], shape.candidates)
+        at_once = self._kernels.raced_at_once
+        for start in range(0, shape.raced_rows, at_once):
+            rows = slice(start, min(start + at_once, shape.raced_rows))
+            candidates = self._kernels.race(
+                buffers.logits[rows], counters[rows], temperatures[rows], shape.candidates
+            )
             buffers.candidates[rows].copy_(candidates)
 
     def _make_buffers(self, integers: int, rows: int, candidate_numbers: int, states: torch.Tensor) -> _Buffers:

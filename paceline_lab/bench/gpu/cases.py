@@ -39,6 +39,7 @@ class GpuCase:
         service_ms: of a round through the service.
         overhead_ms: of that, what the service's own forward pass and draws don't take.
         direct_ms: of a step without graphs; None: there are none.
+        torch_ms: of a step in graphs by torch's own kernels; None: there are no graphs.
         logits_ms: of a step whose logits are brought to the host; None: every step's are.
     """
 
@@ -50,6 +51,7 @@ class GpuCase:
     service_ms: float
     overhead_ms: float
     direct_ms: float | None = None
+    torch_ms: float | None = None
     logits_ms: float | None = None
 
     @property
@@ -144,13 +146,13 @@ def case_of(
     step_ms: float,
     rounds: RoundTimes,
     direct_ms: float | None = None,
+    torch_ms: float | None = None,
     logits_ms: float | None = None,
 ) -> GpuCase:
     """Return the case of a load; `GpuCase` says what the times are."""
     overhead_ms = rounds.round_ms - rounds.step_ms
-    return GpuCase(
-        model, load.sessions, load.rows, floor_ms, step_ms, rounds.round_ms, overhead_ms, direct_ms, logits_ms
-    )
+    times_ms = (step_ms, rounds.round_ms, overhead_ms, direct_ms, torch_ms, logits_ms)
+    return GpuCase(model, load.sessions, load.rows, floor_ms, *times_ms)
 
 
 def table(cases: Sequence[GpuCase], *, graphs: bool) -> str:
@@ -161,7 +163,7 @@ def table(cases: Sequence[GpuCase], *, graphs: bool) -> str:
         row |= {"floor ms": case.floor_ms, "graph ms" if graphs else "step ms": case.step_ms}
         row |= {"÷ floor": case.over_floor}
         if graphs:
-            row["no graph ms"] = case.direct_ms
+            row |= {"no graph ms": case.direct_ms, "torch's kernels ms": case.torch_ms}
         if case.logits_ms is not None:
             row["logits ms"] = case.logits_ms
         row |= {"round ms": case.service_ms, "service overhead ms": case.overhead_ms}

@@ -19,7 +19,8 @@ from torch.nn import functional
 from paceline.engine.cuda.buckets import PAGE_ROWS, common_shapes
 from paceline.engine.cuda.footprint import static_bytes
 from paceline.engine.cuda.graphs import GraphRunner
-from paceline.engine.cuda.noise import Race, check_race, race_by, race_candidates
+from paceline.engine.cuda.kernels import triton_kernels
+from paceline.engine.cuda.noise import Race, check_race, race_candidates
 from paceline.engine.cuda.static_engine import StaticEngine
 from paceline.engine.interface import Ranking, StepItem, StepPlan
 from paceline.engine.memory import workspace_bytes
@@ -140,7 +141,7 @@ def races(ground: Ground) -> tuple[str, bool]:
     text, shows = _race_ms(ground, race_candidates)
     if ground.device.type == "cuda":
         try:
-            race = race_by("triton")
+            race = triton_kernels().race
             check_race(ground.device, race)
             text += f"; in Triton's kernel, which is right: {_race_ms(ground, race)[0]}"
         except Exception as error:  # noqa: BLE001  # it has never run: what it raises is what a report should tell

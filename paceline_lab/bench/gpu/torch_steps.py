@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from typing import ParamSpec, TypeVar
+from typing import Any, Literal, ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -63,6 +63,11 @@ def _synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+def kernels_for(device: torch.device) -> Literal["torch", "triton"]:
+    """Return the kernels that are measured on a device beside torch's: Triton's compile for GPUs alone."""
+    return "triton" if device.type == "cuda" else "torch"
+
+
 class Bench:
     """One model, and the engines on it; one engine at a time holds a pool."""
 
@@ -76,18 +81,20 @@ class Bench:
         self._rows = max(load.sessions * whole_pages(max_length) for load in loads)
         model = random_model(shape, dtype, device, max_length)
         self.weights = weights_read(model)
-        self.settings = EngineSettings(max_num_seqs=max(load.sessions for load in loads), prefix_reuse=False)
+        sessions = max(load.sessions for load in loads)
+        self.settings = EngineSettings(max_num_seqs=sessions, prefix_reuse=False, kernels=kernels_for(device))
         tokenizer = TableTokenizer(SHAPES[shape]["vocab_size"], None)
         self.facts: DecoderFacts = examine(model, tokenizer, self.settings, shape, static=True)
         self._reference = plain_reference(model, self.facts.info(self._rows), self.facts.attention)
         fuse_layers(model)
         self._model: PreTrainedModel = model
 
-    def engine(self, *, graphs: bool) -> StaticEngine:
+    def engine(self, *, graphs: bool, **settings: Any) -> StaticEngine:
         """Return an engine that has passed the check of every engine."""
         runner = runner_for(self.device, graphs=graphs)
         facts, info = self.facts, self.facts.info(self._rows)
-        engine = StaticEngine(ServedDecoder(self._model, info, facts.attention, self.settings), runner)
+        changed = self.settings.model_copy(update=settings)
+        engine = StaticEngine(ServedDecoder(self._model, info, facts.attention, changed), runner)
         for _ in range(WARM_UP):
             self_check(engine, self._reference)
         return engine
@@ -121,20 +128,22 @@ def measure(
     def run(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         return asyncio.run(executor.run(work, *args, **kwargs))
 
-    def without_graphs() -> list[float]:
-        engine = bench.engine(graphs=False)
+    def step_times(**settings: Any) -> list[float]:
+        engine = bench.engine(**settings)
         return [steps_ms(engine, load, steps)[0] for load in loads]
 
-    direct_times = run(without_graphs)
+    direct_times = run(step_times, graphs=False)
+    empty_caches(bench.device)
+    torch_times = run(step_times, graphs=True, kernels="torch")
     empty_caches(bench.device)
     engine = run(bench.engine, graphs=True)
     graph_times = [run(steps_ms, engine, load, steps) for load in loads]
     round_times = rounds_of(engine, executor, bench.settings, loads, steps)
     findings = run(measure_findings, Ground(engine, bench.settings, bandwidth))
     cases = [
-        case_of(bench.shape, load, bench.floor_ms(load, bandwidth), graph_ms, rounds, direct_ms, logits_ms)
-        for load, (graph_ms, logits_ms), direct_ms, rounds in zip(
-            loads, graph_times, direct_times, round_times, strict=True
+        case_of(bench.shape, load, bench.floor_ms(load, bandwidth), graph_ms, rounds, direct_ms, torch_ms, logits_ms)
+        for load, (graph_ms, logits_ms), direct_ms, torch_ms, rounds in zip(
+            loads, graph_times, direct_times, torch_times, round_times, strict=True
         )
     ]
     return cases, findings

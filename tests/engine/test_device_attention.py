@@ -1,0 +1,169 @@
+"""The attention kernel, interpreted on a CPU, beside attention over gathered keys."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from paceline.engine.attention import SINKS, SOFTCAP, AttentionFacts, LayerKind, whole_context
+from paceline.engine.cuda.attention import gathered_attention
+from paceline.engine.cuda.buckets import PAGE_ROWS, GroupShape, StepShape
+from paceline.engine.cuda.layout import layout_of
+from paceline.engine.cuda.pages import PagePool
+from paceline.engine.forward import AttentionCall
+from paceline.engine.kv import KVShape, LayerShape
+from tests.engine.tiny import DEVICE
+
+ROOM = 8 * PAGE_ROWS
+HELD = (70, 44, 128)
+"""Rows of each session, the new ones included."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """Sessions in one group, and what a layer asks for; `width`: of a head."""
+
+    heads: int = 4
+    kv_heads: int = 2
+    width: int = 16
+    rows: int = 5
+    has_trees: bool = False
+    horizon: int = 0
+    extras: dict[str, Any] = field(default_factory=dict)
+    dtype: torch.dtype = torch.float32
+
+
+CASES = {
+    "one row each": Case(rows=1),
+    "chains": Case(),
+    "chunks of several tiles": Case(rows=40),
+    "trees": Case(has_trees=True),
+    "windows": Case(horizon=9),
+    "odd widths, three heads a key head": Case(heads=6, kv_heads=2, width=20),
+    "soft-caps": Case(extras={SOFTCAP: 2.0}),
+    "sinks": Case(extras={SINKS: torch.tensor([0.5, -1.0, 2.0, 3.0], device=DEVICE)}),
+}
+
+
+@pytest.fixture(scope="module")
+def kernel() -> Iterator[Any]:
+    """The kernel's module, in blocks so small that sessions have several, in parts."""
+    with pytest.MonkeyPatch.context() as patch:
+        from paceline.engine.cuda import attention_kernel
+
+        if DEVICE.type == "cpu":
+            patch.setattr(attention_kernel, "BLOCK_KEYS", 32)
+            patch.setattr(attention_kernel, "PROGRAMS", 24)
+        yield attention_kernel
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """A step of three sessions in two groups, and one layer's call."""
+
+    shape: StepShape
+    pool: PagePool
+    inputs: torch.Tensor
+    call: AttentionCall
+    facts: AttentionFacts
+
+    def attention(self, made_by: Any) -> np.ndarray[Any, Any]:
+        attention = made_by(self.inputs, layout_of(self.shape), self.shape.groups, self.pool, self.facts)
+        rows: np.ndarray[Any, Any] = attention.attend(self.call)[0].float().numpy(force=True)
+        return rows
+
+
+def step_of(case: Case, elsewhere: float) -> Step:
+    """Sessions whose pages lie anywhere; `elsewhere`: what rows hold that nobody wrote."""
+    generator = torch.Generator().manual_seed(1)
+    source = np.random.default_rng(1)
+    layer = LayerShape(case.kv_heads, case.width, case.width, case.heads // case.kv_heads)
+    facts = whole_context(KVShape((layer,), case.dtype, DEVICE))
+    facts = replace(facts, kinds=(LayerKind(None, layer.groups),))
+    pool = PagePool(facts.shape, 4 * ROOM)
+    pool.rows[:, :, : 4 * ROOM] = elsewhere
+    pages = source.permutation(4 * ROOM // PAGE_ROWS)
+    words = int(case.has_trees)
+    groups = (GroupShape(2, case.rows, ROOM, words), GroupShape(2, case.rows, ROOM, words))
+    rows = len(HELD) * case.rows
+    shape = StepShape(rows, groups, 0, 0, 0)
+    layout = layout_of(shape)
+    integers = np.zeros(layout.size, np.int64)
+
+    def view(place: Any) -> np.ndarray[Any, Any]:
+        return integers[place.start : place.end].reshape(place.shape)
+
+    for fields in layout.groups:
+        view(fields.pages)[:] = pool.pages
+        view(fields.end)[:] = 1
+    for session, held in enumerate(HELD):
+        group, place = divmod(session, 2)
+        fields, base = layout.groups[group], held - case.rows
+        own = pages[session * ROOM // PAGE_ROWS : (session + 1) * ROOM // PAGE_ROWS]
+        view(fields.pages)[place] = own
+        packed = np.arange(case.rows) + session * case.rows
+        view(fields.source)[place * case.rows : (place + 1) * case.rows] = packed
+        view(layout.query)[packed] = group * groups[0].queries + place * case.rows + np.arange(case.rows)
+        view(fields.length)[place], view(fields.trunk)[place] = held, base
+        view(fields.end)[place] = base if case.has_trees else base + 1 + np.arange(case.rows)
+        if case.horizon:
+            view(fields.first)[0, place] = np.maximum(base + 1 + np.arange(case.rows) - case.horizon, 0)
+        if case.has_trees:
+            view(fields.bits)[0, place, :, 0] = [1 << row | 1 << row // 2 for row in range(case.rows)]
+        places = own[np.arange(held) // PAGE_ROWS] * PAGE_ROWS + np.arange(held) % PAGE_ROWS
+        view(layout.write)[packed] = places[base:]
+        written = torch.randn((1, 2, held, case.kv_heads, case.width), generator=generator).to(pool.rows)
+        pool.rows[:, :, torch.from_numpy(places).to(DEVICE)] = written
+
+    def random(heads: int) -> torch.Tensor:  # as projections are: rows before heads
+        return torch.randn((1, rows, heads, case.width), generator=generator).to(pool.rows).transpose(1, 2)
+
+    module: Any = torch.nn.Module()
+    module.layer_idx = 0
+    call = AttentionCall(
+        module, random(case.heads), random(case.kv_heads), random(case.kv_heads), None, dict(case.extras)
+    )
+    return Step(shape, pool, torch.from_numpy(integers).to(DEVICE), call, facts)
+
+
+def difference(kernel: Any, case: Case, elsewhere: float = float("nan")) -> float:
+    """The largest, of all rows."""
+    step = step_of(case, elsewhere)
+    return float(np.abs(step.attention(kernel.paged_attention) - step.attention(gathered_attention)).max())
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_rows_see_what_they_see_in_gathered_keys(kernel: Any, case: Case) -> None:
+    assert difference(kernel, case) < 1e-5
+
+
+@pytest.mark.skipif(DEVICE.type == "cpu", reason="numpy, which interprets, has no bfloat16")
+def test_bfloat16_is_near(kernel: Any) -> None:
+    assert difference(kernel, Case(rows=8, dtype=torch.bfloat16)) < 0.03
+
+
+@pytest.mark.parametrize(
+    ("name", "case"),
+    [
+        ("pages", Case()),
+        ("first", CASES["windows"]),
+        ("end", Case()),
+        ("bits", CASES["trees"]),
+        ("trunk", CASES["trees"]),
+    ],
+)
+def test_the_comparison_catches(kernel: Any, monkeypatch: pytest.MonkeyPatch, name: str, case: Case) -> None:
+    """A step whose integers are read one place too far: what they say is another's."""
+    whole = kernel.PagedGroup
+
+    def shifted(*fields: Any) -> Any:
+        group = whole(*fields)
+        return replace(group, **{name: getattr(group, name).roll(1, -2 if name == "bits" else -1)})
+
+    monkeypatch.setattr(kernel, "PagedGroup", shifted)
+    assert difference(kernel, case, elsewhere=7.0) > 1e-2
