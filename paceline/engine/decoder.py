@@ -203,7 +203,8 @@ def _build_static(decoder: ServedDecoder, reference: PlainReference) -> Engine:
     """A static engine whose steps have been checked as they are, while they are captured, and replayed."""
     engine = StaticEngine(decoder, runner_for(decoder.kv_shape.device, graphs=decoder.settings.cuda_graphs))
     with _attending(engine, reference.attention):
-        self_check(engine, reference)
+        with _compiling(reference.model):
+            self_check(engine, reference)
         if capture_common(engine, decoder.settings, reference.model):
             _check_captured(engine, reference)
     return engine
@@ -231,6 +232,16 @@ def _check_captured(engine: StaticEngine, reference: PlainReference) -> None:
     with _capturing(reference.model):
         for need in (NO_FEATURES, NO_FEATURES, watching, watching, watching):
             self_check(engine, reference, need)
+
+
+@contextmanager
+def _compiling(name: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        if not type(error).__module__.startswith("triton"):
+            raise
+        raise Unsupported(f"{name}: our kernels don't compile for it ({error}); set kernels = torch") from error
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -11,12 +12,15 @@ import pytest
 import torch
 
 from paceline.engine.attention import SINKS, SOFTCAP, AttentionFacts, LayerKind, whole_context
+from paceline.engine.cuda import kernels
 from paceline.engine.cuda.attention import gathered_attention
 from paceline.engine.cuda.buckets import PAGE_ROWS, GroupShape, StepShape
 from paceline.engine.cuda.layout import layout_of
 from paceline.engine.cuda.pages import PagePool
 from paceline.engine.forward import AttentionCall
 from paceline.engine.kv import KVShape, LayerShape
+from paceline.protocol.errors import Unsupported
+from tests.engine import tiny
 from tests.engine.tiny import DEVICE
 
 ROOM = 8 * PAGE_ROWS
@@ -167,3 +171,28 @@ def test_the_comparison_catches(kernel: Any, monkeypatch: pytest.MonkeyPatch, na
 
     monkeypatch.setattr(kernel, "PagedGroup", shifted)
     assert difference(kernel, case, elsewhere=7.0) > 1e-2
+
+
+def test_where_kernels_do_not_compile_steps_use_torchs(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def failing() -> Any:
+        raise RuntimeError("Failed to find C compiler")
+
+    monkeypatch.setattr(kernels, "triton_kernels", failing)
+    monkeypatch.setattr(kernels, "check_race", lambda device, race: None)
+    assert kernels.kernels_of("auto", torch.device("cuda")) == kernels.TORCH
+    assert "Triton's kernels fail on cuda (Failed to find C compiler); steps use torch's" in caplog.text
+    with pytest.raises(RuntimeError, match="C compiler"):
+        kernels.kernels_of("triton", torch.device("cuda"))
+
+
+def test_a_model_that_kernels_do_not_compile_for_is_refused(kernel: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    errors = importlib.import_module("triton.runtime.errors")
+
+    def out_of_memory(*_: Any) -> Any:
+        raise errors.OutOfResources(300_000, 232_448, "shared memory")
+
+    monkeypatch.setattr(kernel.PagedGroup, "attend", out_of_memory)
+    with pytest.raises(Unsupported, match=r"our kernels don't compile for it .*set kernels = torch"):
+        tiny.static(tiny.random_model(tiny.llama(num_hidden_layers=1)), kv_bytes=1 << 20, kernels="triton")

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Hashable
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from paceline.engine import decoder
+from paceline.engine import checks, decoder
 from paceline.engine.cuda import attention, buckets
 from paceline.engine.cuda.buckets import PAGE_ROWS, groups_of, length_bucket
-from paceline.engine.cuda.graphs import MAX_GRAPHS, GraphRunner
+from paceline.engine.cuda.graphs import MAX_GRAPHS, GraphRunner, StepRunner
+from paceline.engine.cuda.kernels import TORCH
 from paceline.engine.cuda.pages import PagePool
 from paceline.engine.cuda.static_engine import StaticEngine
 from paceline.engine.interface import Prefix, Ranking, StepItem, StepPlan
@@ -270,6 +272,8 @@ def test_the_comparison_catches(
     llama: tuple[StaticEngine, tiny.Plain], monkeypatch: pytest.MonkeyPatch, name: str, mutant: Callable[..., Any]
 ) -> None:
     monkeypatch.setattr(PagePool, "rows_before", PagePool.rows_of, raising=False)
+    monkeypatch.setattr(llama[0], "_runner", StepRunner())  # a graph would go on with what it was made of
+    monkeypatch.setattr(llama[0], "_kernels", TORCH)
     monkeypatch.setattr(f"paceline.engine.cuda.{name}", mutant)
     with pytest.raises(AssertionError, match="Not equal to tolerance"):
         run_writers(*llama, seed=1)
@@ -278,4 +282,17 @@ def test_the_comparison_catches(
 def test_a_wrong_engine_is_refused_at_its_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "_pool_rows", _a_key_short)
     with pytest.raises(Unsupported, match="packed logits differ"):
-        static(tiny.llama())
+        static(tiny.llama(), kernels="torch")
+
+
+@pytest.mark.parametrize("mutant", ["", "rounding", "keys"])
+def test_rounding_of_16_bits_refuses_no_deep_model_and_hides_no_wrong_one(
+    monkeypatch: pytest.MonkeyPatch, mutant: str
+) -> None:
+    """Twelve layers in bfloat16 round by 7 % of the largest logit, as real models do; keys one row off are 130 %."""
+    if mutant == "rounding":  # a check that knows nothing of it
+        monkeypatch.setattr(checks, "ROUNDING_SHARES", 0)
+    if mutant == "keys":
+        monkeypatch.setattr(attention, "_pool_rows", _a_key_short)
+    with pytest.raises(Unsupported, match="packed logits differ") if mutant else nullcontext():
+        static(tiny.llama(num_hidden_layers=12), torch.bfloat16, kernels="torch")

@@ -288,6 +288,7 @@ def test_the_texts_catch(
 ) -> None:
     expected = plain_text(engine)
     monkeypatch.setattr(engine, "_runner", StepRunner())  # a graph would go on with what it was made of
+    monkeypatch.setattr(engine, "_kernels", TORCH)
     monkeypatch.setattr(f"paceline.engine.cuda.{name}", mutant)
     assert drawn_text(engine) != expected
 

@@ -24,8 +24,9 @@ from paceline.engine.cuda.layout import Layout, part
 from paceline.engine.cuda.pages import PagePool
 from paceline.engine.forward import AttentionCall
 
-BLOCK_KEYS = 128
-"""Keys that a program reads at once: of 32, 64 and 128 the fastest for chains on an H200."""
+BLOCK_KEYS, BLOCK_BYTES = 128, 1 << 15
+"""Keys that a program reads at once, and bytes of them: of 32, 64 and 128 the fastest for chains on an H200, in
+bfloat16 at a width of 128. A multiprocessor has room for seven such blocks; the compiler plans with six."""
 QUERY_BLOCKS = (16, 32, 64)
 """Query rows of a program: the least of these that holds all rows of a session and key head, or the last."""
 PROGRAMS = 264
@@ -60,6 +61,7 @@ class PagedGroup:
         queries = call.query[0] if call.query.stride(3) == 1 else call.query[0].contiguous()
         partial = queries.new_empty((parts, shape.queries, heads, width), dtype=torch.float32)
         log_sums = queries.new_empty((parts, shape.queries, heads), dtype=torch.float32)
+        block_width = max(16, triton.next_power_of_2(width))
         softcap, sinks = call.extras.get(SOFTCAP), call.extras.get(SINKS)
         integers = (self.source, self.pages, self.length, self.trunk, self.first[kind], self.end, self.bits[kind])
         strides = (*queries.stride()[:2], layer_kv.stride(0))
@@ -75,8 +77,8 @@ class PagedGroup:
             page_rows=PAGE_ROWS,
             word_bits=BITS,
             block_rows=block,
-            block_keys=BLOCK_KEYS,
-            block_width=max(16, triton.next_power_of_2(width)),
+            block_keys=min(BLOCK_KEYS, BLOCK_BYTES // (block_width * layer_kv.itemsize)),
+            block_width=block_width,
         )
         _combine[(len(output), heads)](
             *(partial, log_sums, log_sums if sinks is None else sinks, query, output),
@@ -84,7 +86,7 @@ class PagedGroup:
             heads=heads,
             width=width,
             has_sinks=sinks is not None,
-            block_width=triton.next_power_of_2(width),
+            block_width=block_width,
         )
 
 

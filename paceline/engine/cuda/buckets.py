@@ -2,8 +2,8 @@
 
 A graph serves one shape, so shapes are few: counts are rounded up to powers of two, KV lengths to half steps between
 them (at most a third is padding). Sessions attend in groups of one shape; a group's padded length times its sessions
-is what attention reads, so sessions of very different lengths don't share one. The limits below are chosen, not
-tuned: nothing has been measured on a GPU yet (docs/decisions/2026-11-21-a-gpu-names-candidates.md).
+is what attention reads where it gathers, so sessions of very different lengths don't share one. The limits below are
+chosen, not tuned (docs/decisions/2026-11-21-a-gpu-names-candidates.md).
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 NO_LIMIT = 1 << 62
 
 
-class StepAttention(Protocol):
+class AttentionMaker(Protocol):
     """Makes the attention of a step from its integers."""
 
     def __call__(
@@ -49,7 +49,7 @@ class Kernels:
         gathered_rows: KV rows that a group may have, where memory has to hold copies of them.
     """
 
-    attention: StepAttention
+    attention: AttentionMaker
     race: Race
     raced_at_once: int
     gathered_rows: int

@@ -1,4 +1,4 @@
-"""Never run on a GPU: `noise.race_candidates` in one Triton kernel, which tests run under Triton's interpreter.
+"""`noise.race_candidates` in one Triton kernel, which tests on a CPU run under Triton's interpreter.
 
 A program races one block of a row's ids and hands on the best of them, so noise and values never leave the chip; what
 remains for the library is to choose among the blocks. Noise is made in float64, as the definition makes it: a value

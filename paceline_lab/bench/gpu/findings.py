@@ -144,7 +144,7 @@ def races(ground: Ground) -> tuple[str, bool]:
             race = triton_kernels().race
             check_race(ground.device, race)
             text += f"; in Triton's kernel, which is right: {_race_ms(ground, race)[0]}"
-        except Exception as error:  # noqa: BLE001  # it has never run: what it raises is what a report should tell
+        except Exception as error:  # noqa: BLE001  # what a compiler raises is what a report should tell
             text += f"; Triton's kernel: {error!r}"
     return text, shows
 
@@ -254,13 +254,17 @@ def tree_moves(ground: Ground) -> tuple[str, bool]:
 
 FINDINGS: tuple[tuple[int, str, Measurement], ...] = (
     (1, "cuDNN makes a plan for each length of keys (mended: off where lengths grow)", cudnn_plans),
-    (3, "the copy of gathered keys costs more than attention over them", gathered_keys),
-    (4, "one long session is far from the bandwidth: attention is not split over keys", long_session),
-    (5, "a race costs .4 ms and more a row", races),
+    (
+        3,
+        "torch's kernels: copying keys costs more than attention over them (mended by ours)",
+        gathered_keys,
+    ),
+    (4, "torch's kernels: one long session is far from the bandwidth, unsplit (mended by ours)", long_session),
+    (5, "torch's kernels: a race costs .4 ms and more a row (mended by ours)", races),
     (8, "a capture takes 50 ms and more (mended: common ones at the start)", captures),
     (7, "shapes of mixed traffic go on being captured (mended: by use)", mixed_traffic),
     (9, "prompts by chunks of 128 are bound by memory", prefill_chunks),
-    (10, "a mask costs a long prompt more than its attention", prefill_masks),
+    (10, "torch's kernels: a mask costs a long prompt more than its attention (mended by ours)", prefill_masks),
     (15, "graphs hold more memory than was planned (14: cached parts, mended)", memory_of_graphs),
     (22, "a row's last bits depend on the rows beside it", bits_of_rows),
     (23, "moving a tree's rows costs .2 ms and more", tree_moves),
