@@ -44,12 +44,13 @@ class Planner:
         """By acceptance rule, whether texts are greedy (sampled ones differ too much to share them), and drafter."""
 
     def target(self, peer: TargetPeerCosts) -> TargetTimes:
-        """The times of rounds at a target."""
-        return self.targets.setdefault(peer, TargetTimes(proxy(peer)))  # the times of a peer that has gone go with it
+        """The times of rounds at a target; those of a peer that has gone go with it."""
+        return self.targets.get(peer) or self.targets.setdefault(peer, TargetTimes(proxy(peer)))
 
     def draft(self, peer: DraftPeerCosts, drafter: str = DEFAULT) -> DraftTimes:
         """The times of one drafter at a draft service."""
-        return self._drafts.setdefault(peer, {}).setdefault(drafter, DraftTimes(proxy(peer), drafter))
+        by_drafter = self._drafts.setdefault(peer, {})
+        return by_drafter.get(drafter) or by_drafter.setdefault(drafter, DraftTimes(proxy(peer), drafter))
 
 
 class RequestPlanner:
@@ -144,7 +145,7 @@ class RequestPlanner:
         lease = self._lease(options)
         if mode is Mode.MATCHES:
             return self._best(target, replace(options, cached_proposal=None, drafts=False, lease=lease))
-        if self.rounds % RATES_KEPT == 0:
+        if self.rounds % (RATES_KEPT * target.sessions) == 0:  # what it asks for all, each asks
             self.rates = self._rates_now(target, drafts=False, can_ahead=options.fan_out > 0)
         return Plan(lease=0 if options.leased_rounds > 1 else lease)
 
@@ -193,10 +194,9 @@ class RequestPlanner:
         if plan.mode is Mode.REST and not record.proposed and self.rounds % RATES_KEPT:
             return  # a token may cost no more CPU than target-only's
         self.stats.take_round(plan.source, record, proposal, path)
-        if self._target is None:
-            return
         was_waiting = plan.source is Source.WAIT
-        self._target.learn(record, beside=plan.ahead.fan_out > 0, late=was_waiting)
+        if target is not None:
+            target.learn(record, beside=plan.ahead.fan_out > 0, late=was_waiting)
         if was_waiting and proposal is not None and not first_draft and self.draft is not None:
             self.draft.learn(record)
 
