@@ -14,7 +14,7 @@ from coordinator.policy.planner import RequestPlanner
 from coordinator.policy.round_times import TargetTimes
 from paceline.costs.acceptance import MAX_DEPTH
 from paceline.costs.cycle import Cycle
-from paceline.costs.goodput import FIRST_PAUSE, MARGIN, Mode
+from paceline.costs.goodput import FIRST_PAUSE, MARGIN, Mode, load_of
 from paceline.costs.running_mean import OUTLIER
 from paceline.protocol.explanation import (
     EXPLAINED_ROWS,
@@ -44,7 +44,7 @@ def explain(planner: RequestPlanner, records: Sequence[RoundRecord] = ()) -> Pla
         target_beside_ms=tuple(beside_ms(rows) for rows in EXPLAINED_ROWS),
         draft_ms=draft.step_ms(1) if draft is not None else 0.0,
         target_trip_ms=target.send_ms.value,
-        draft_trip_ms=draft.wire.value if draft is not None else 0.0,
+        draft_trip_ms=draft.wires[load_of(target.sessions)].value if draft is not None else 0.0,
         target_sessions=target.sessions,
         positions=stats.tokens.positions,
         acceptance=tuple(stats.tokens.reach(MAX_DEPTH)),

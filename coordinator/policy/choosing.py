@@ -55,10 +55,8 @@ class Choosing:
         *,
         can_ahead: bool,
     ) -> None:
-        self._request = request
-        self._on_offer = on_offer
-        self._text = text
-        self._can_ahead = can_ahead
+        self._request, self._on_offer = request, on_offer
+        self._text, self._can_ahead = text, can_ahead
 
     def first(self) -> OfferedDrafter | None:
         """The drafter to begin with; None: none is on offer."""
@@ -75,8 +73,7 @@ class Choosing:
         if self._request.rounds % RATES_KEPT or self._request.target is None or self._request.mode is not Mode.DRAFTS:
             return None
         offers = self._offers()
-        own = next((offer for offer in offers if offer.name == current), None)
-        if own is None:
+        if (own := next((offer for offer in offers if offer.name == current), None)) is None:
             return None
         best = max(offers, key=attrgetter("rate"))
         # The times that what is left takes with each, times both rates, of which either may be 0.

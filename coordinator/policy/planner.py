@@ -181,8 +181,7 @@ class RequestPlanner:
     ) -> None:
         """Learn from a round's times and its proposal, of which `path` has the accepted nodes.
 
-        It must not be called for a request's first round, which waits for the prompt. The wait for the first draft
-        (`first_draft`) is left out, since the draft service computed the whole text for it.
+        Not from a request's first round, which waits for the prompt; `first_draft`: its draft, too, computed a text.
         """
         self.rounds += 1
         if (target := self._target) is not None and self._sessions == target.sessions:
@@ -194,11 +193,11 @@ class RequestPlanner:
         if plan.mode is Mode.REST and not record.proposed and self.rounds % RATES_KEPT:
             return  # a token may cost no more CPU than target-only's
         self.stats.take_round(plan.source, record, proposal, path)
-        was_waiting = plan.source is Source.WAIT
         if target is not None:
+            was_waiting = plan.source is Source.WAIT
             target.learn(record, beside=plan.ahead.fan_out > 0, late=was_waiting)
-        if was_waiting and proposal is not None and not first_draft and self.draft is not None:
-            self.draft.learn(record)
+            if was_waiting and proposal is not None and not first_draft and self.draft is not None:
+                self.draft.learn(record, target.sessions)
 
     def _pricing(self, target: TargetTimes) -> ProposalPricing:
         return ProposalPricing(target, self.draft, self.stats, self.rates)

@@ -89,7 +89,7 @@ class ProposalPricing:
         if plan.source is not Source.WAIT or not self.stats.is_coupled or plan.nodes > plan.depth:
             return plan
         depth = max(plan.depth, sum(ms <= plan.patience_ms for ms in self._waits_ms[: min(room, MAX_DEPTH)]))
-        price = self._row_price + (self._waits_ms[1] - self._waits_ms[0]) * self.rates.own
+        price = self._prices(1)[1] + (self._waits_ms[1] - self._waits_ms[0]) * self.rates.own
         return replace(plan, depth=depth, nodes=depth, least_chance=min(1.0, price))
 
     @cached_property
@@ -105,7 +105,7 @@ class ProposalPricing:
         """
         reached = (1.0, *self.stats.own.tokens.reach(most))
         second = self.stats.own.tokens.by_rank[0].value if options.trees else 0.0
-        price, tokens, nodes, trees = max(self._row_price, SMALLEST_CHANCE), 0.0, 0, []
+        price, tokens, nodes, trees = max(self._prices(1)[1], SMALLEST_CHANCE), 0.0, 0, []
         for parent, child in itertools.pairwise(reached):
             extra = (parent - child) * second
             tokens, nodes = tokens + child, nodes + 1
@@ -145,11 +145,6 @@ class ProposalPricing:
         prices = self._prices(len(likely), weight)
         values = ((tokens - prices[nodes], nodes) for nodes, tokens in enumerate(itertools.accumulate(likely), 1))
         return max((0.0, 0), *values) if likely else (0.0, 0)
-
-    @property
-    def _row_price(self) -> float:
-        """Tokens that one more row takes."""
-        return self._prices(1)[1]
 
     def _prices(self, most: int, weight: float = 1.0) -> list[float]:
         """Tokens that all sessions of the step lose by n more rows, n = 0 to `most`; `weight`: of the others'."""

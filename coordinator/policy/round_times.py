@@ -6,6 +6,7 @@ there and back, and the error of a stated line. So one factor corrects a line th
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,11 +17,13 @@ from coordinator.policy.group import Group
 from paceline.costs.acceptance import MAX_DEPTH
 from paceline.costs.cost_line import CostLine
 from paceline.costs.cycle import proposal_ms
+from paceline.costs.goodput import load_of
 from paceline.costs.running_mean import OUTLIER, RunningMean, speed
 from paceline.costs.service_costs import DEFAULT, DraftPeerCosts, TargetPeerCosts
 from paceline.protocol.records import RoundRecord
 
 _trips = partial(RunningMean, 1.0, 0.0)
+_by_load = partial(defaultdict[int, RunningMean], _trips)
 
 
 @dataclass
@@ -31,7 +34,7 @@ class TargetTimes:
         peer: states the costs.
         factor: corrects the line for self-started rounds: its error, and the round's overhead.
         send_ms: additional time of a round that the coordinator sends: the trips, and the wait for a step.
-        late_send_ms: the same for rounds that waited for their draft, which may miss the step that others share.
+        late: the same, by load, for rounds that waited for their draft, which may miss the step that others share.
         requests: this coordinator's requests there, in the order of their coming.
         group: what they may do, by what they gain together.
     """
@@ -39,7 +42,7 @@ class TargetTimes:
     peer: TargetPeerCosts
     factor: RunningMean = field(default_factory=speed)
     send_ms: RunningMean = field(default_factory=_trips)
-    late_send_ms: RunningMean = field(default_factory=_trips)
+    late: defaultdict[int, RunningMean] = field(default_factory=_by_load)
     requests: WeakKeyDictionary[Any, None] = field(default_factory=WeakKeyDictionary)
     group: Group = field(default_factory=Group)
 
@@ -52,6 +55,11 @@ class TargetTimes:
     def sessions(self) -> int:
         """The number of all coordinators' sessions that share its steps, as far as it is known."""
         return max(1, len(self.requests), self.peer.costs.sessions)
+
+    @property
+    def late_send_ms(self) -> RunningMean:
+        """That of `late` under the load of now."""
+        return self.late[load_of(self.sessions)]
 
     def steps(self, *, beside: bool = False) -> Callable[[float], float]:
         """Time of a self-started round by its step's rows; `beside`: a draft works during the step."""
@@ -78,12 +86,12 @@ class DraftTimes:
     Attributes:
         peer: states the costs.
         drafter: its name; empty: the service's default.
-        wire: the wait for a draft beyond what its line says.
+        wires: the wait for a draft beyond what its line says, by load: who is alone must not expect a crowd's queue.
     """
 
     peer: DraftPeerCosts
     drafter: str = DEFAULT
-    wire: RunningMean = field(default_factory=_trips)
+    wires: defaultdict[int, RunningMean] = field(default_factory=_by_load)
 
     @property
     def line(self) -> CostLine:
@@ -100,12 +108,13 @@ class DraftTimes:
 
     def waits(self, sessions: float = 1.0) -> list[float]:
         """Waits of a round for chains of 1 to `MAX_DEPTH` tokens, when so many sessions draft at once."""
-        return [self.wire.value + ms for ms in proposal_ms(self.step_ms, (1,) * (MAX_DEPTH - 1), sessions)]
+        wire_ms = self.wires[load_of(sessions)].value
+        return [wire_ms + ms for ms in proposal_ms(self.step_ms, (1,) * (MAX_DEPTH - 1), sessions)]
 
-    def learn(self, record: RoundRecord) -> None:
-        """Learn from a round that waited for its proposal; not for the session's first, which computes the text."""
+    def learn(self, record: RoundRecord, sessions: int) -> None:
+        """Learn from a wait among so many sessions; not from a session's first, for which the text is computed."""
         said_ms = max(1, record.proposed) * self.line.ms(max(1, record.draft.rows))
-        _learn_wait(self.wire, record.draft_wait_ms - said_ms, said_ms)
+        _learn_wait(self.wires[load_of(sessions)], record.draft_wait_ms - said_ms, said_ms)
 
 
 def _learn_wait(mean: RunningMean, wait_ms: float, said_ms: float) -> None:

@@ -350,11 +350,11 @@ def test_the_wait_for_a_first_draft_is_no_measure_of_the_next() -> None:
         3, 1, 2, draft_wait_ms=500.0, round_ms=STEP_MS + 501, draft=StepTimings(forward_ms=2 * DRAFT_MS, rows=1)
     )
     proposal = Proposal(1, (1, 2), (0.5, 0.5), drafter="model")
-    before = times.wire.value
+    before = times.wires[0].value
     request.learn(plan, late, proposal, (0,), first_draft=True)
-    assert times.wire.value == before
+    assert times.wires[0].value == before
     request.learn(plan, late, proposal, (0,))
-    assert times.wire.value > before + 5
+    assert times.wires[0].value > before + 5
 
 
 def times(target: SaidByTarget, draft: SaidByDraft | None = None) -> tuple[TargetTimes, DraftTimes | None]:
