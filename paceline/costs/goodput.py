@@ -149,6 +149,6 @@ class Goodput:
         return self._rest_ms[nearest].value * step_ms(sessions) / step_ms(nearest)
 
 
-def load_of(sessions: int) -> int:
+def load_of(sessions: float) -> int:
     """The load of so many sessions."""
     return round(math.log2(sessions))

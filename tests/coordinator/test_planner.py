@@ -357,6 +357,27 @@ def test_the_wait_for_a_first_draft_is_no_measure_of_the_next() -> None:
     assert times.wires[0].value > before + 5
 
 
+@pytest.mark.parametrize("by_load", [True, False])
+def test_what_a_crowd_waits_for_is_not_expected_by_one_alone(monkeypatch: pytest.MonkeyPatch, by_load: bool) -> None:
+    if not by_load:  # a mutant
+        monkeypatch.setattr("coordinator.policy.round_times.load_of", lambda sessions: 0)
+    said = SaidByTarget()
+    target, draft = times(said, SaidByDraft())
+    assert draft is not None
+    alone_ms = target.late_send_ms.value, draft.waits()[0]
+    said.sessions = 16
+    crowded = record(
+        1, 0, 16, draft_wait_ms=400.0, round_ms=STEP_MS + 450, draft=StepTimings(forward_ms=DRAFT_MS, rows=1)
+    )
+    for _ in range(20):
+        target.learn(crowded, beside=False, late=True)
+        draft.learn(crowded, 16)
+    assert target.late_send_ms.value > alone_ms[0] + 20
+    assert draft.waits(16)[0] > alone_ms[1] + 5
+    said.sessions = 1
+    assert ((target.late_send_ms.value, draft.waits()[0]) == alone_ms) is by_load
+
+
 def times(target: SaidByTarget, draft: SaidByDraft | None = None) -> tuple[TargetTimes, DraftTimes | None]:
     return TargetTimes(target), None if draft is None else DraftTimes(draft)
 
