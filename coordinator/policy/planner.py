@@ -145,7 +145,7 @@ class RequestPlanner:
         lease = self._lease(options)
         if mode is Mode.MATCHES:
             return self._best(target, replace(options, cached_proposal=None, drafts=False, lease=lease))
-        if self.rounds % (RATES_KEPT * target.sessions) == 0:  # what it asks for all, each asks
+        if self.rounds % (RATES_KEPT * target.sessions) == 0:  # each works it out for all
             self.rates = self._rates_now(target, drafts=False, can_ahead=options.fan_out > 0)
         return Plan(lease=0 if options.leased_rounds > 1 else lease)
 

@@ -30,7 +30,7 @@ HELD = (70, 44, 128)
 
 @dataclass(frozen=True)
 class Case:
-    """Sessions in one group, and what a layer asks for; `width`: of a head."""
+    """New rows of each session, and what a layer asks for; `width`: of a head."""
 
     heads: int = 4
     kv_heads: int = 2

@@ -5,7 +5,9 @@ The library attends here, over copies of the keys; `attention_kernel.py` reads t
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Generic, Self, TypeVar
 
 import torch
 
@@ -14,6 +16,8 @@ from paceline.engine.cuda.buckets import BITS, PAGE_ROWS, GroupShape
 from paceline.engine.cuda.layout import GroupFields, Layout, part
 from paceline.engine.cuda.pages import PagePool
 from paceline.engine.forward import AttentionCall
+
+Group = TypeVar("Group")
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,31 +47,40 @@ class GatheredGroup:
 
 
 @dataclass(frozen=True, eq=False)
-class GatheredAttention:
-    """Attention of one step: new rows are written to their places, then each group gathers what its rows see."""
+class PoolAttention(Generic[Group]):
+    """What the attention of one step has, whatever computes it: places of new rows, and its groups."""
 
     pool: torch.Tensor  # [layers, 2, pool rows, kv_heads, head_dim]
     write: torch.Tensor  # [rows]
     query: torch.Tensor  # [rows]
-    groups: tuple[GatheredGroup, ...]
+    groups: tuple[Group, ...]
     kind_of_layer: tuple[int, ...]
+
+    @classmethod
+    def of(
+        cls, inputs: torch.Tensor, layout: Layout, pool: PagePool, groups: Iterable[Group], facts: AttentionFacts
+    ) -> Self:
+        """The attention of a step by its integers."""
+        write, query = part(inputs, layout.write), part(inputs, layout.query)
+        return cls(pool.rows, write, query, tuple(groups), facts.kind_of_layer)
+
+    def write_rows(self, call: AttentionCall) -> torch.Tensor:  # [2, pool rows, kv_heads, head_dim]
+        """Write a layer's new keys and values to their places; returns the layer's part of the pool."""
+        layer_kv = self.pool[call.layer]
+        layer_kv[0].index_copy_(0, self.write, call.key[0].transpose(0, 1))
+        layer_kv[1].index_copy_(0, self.write, call.value[0].transpose(0, 1))
+        return layer_kv
+
+
+class GatheredAttention(PoolAttention[GatheredGroup]):
+    """Each group gathers what its rows see."""
 
     def attend(self, call: AttentionCall) -> torch.Tensor:
         """Attention of one layer: [1, rows, heads, head_dim]."""
-        layer_kv = write_rows(self.pool, self.write, call)
+        layer_kv = self.write_rows(call)
         outputs = [group.attend(self.kind_of_layer[call.layer], call, layer_kv) for group in self.groups]
         attention = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
         return attention.index_select(0, self.query)[None]
-
-
-def write_rows(
-    pool: torch.Tensor, write: torch.Tensor, call: AttentionCall
-) -> torch.Tensor:  # [2, pool rows, kv_heads, head_dim]
-    """Write a layer's new keys and values to their places; returns the layer's part of the pool."""
-    layer_kv = pool[call.layer]
-    layer_kv[0].index_copy_(0, write, call.key[0].transpose(0, 1))
-    layer_kv[1].index_copy_(0, write, call.value[0].transpose(0, 1))
-    return layer_kv
 
 
 def gathered_attention(
@@ -75,7 +88,7 @@ def gathered_attention(
 ) -> GatheredAttention:
     """The attention of a step, as far as all layers share it."""
     dtype = pool.rows.dtype
-    groups = tuple(
+    groups = (
         GatheredGroup(
             shape,
             part(inputs, fields.source),
@@ -84,8 +97,7 @@ def gathered_attention(
         )
         for shape, fields in zip(shapes, layout.groups, strict=True)
     )
-    write, query = part(inputs, layout.write), part(inputs, layout.query)
-    return GatheredAttention(pool.rows, write, query, groups, facts.kind_of_layer)
+    return GatheredAttention.of(inputs, layout, pool, groups, facts)
 
 
 def _pool_rows(inputs: torch.Tensor, fields: GroupFields, shape: GroupShape, zero_row: int) -> torch.Tensor:

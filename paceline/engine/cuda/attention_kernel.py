@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 
 from paceline.engine.attention import SINKS, SOFTCAP, AttentionFacts
-from paceline.engine.cuda.attention import write_rows
+from paceline.engine.cuda.attention import PoolAttention
 from paceline.engine.cuda.buckets import BITS, PAGE_ROWS, GroupShape
 from paceline.engine.cuda.layout import Layout, part
 from paceline.engine.cuda.pages import PagePool
@@ -55,8 +55,9 @@ class PagedGroup:
         """Write the attention of the group's rows to `output` [rows, heads, head_dim]; `query` as in the layout."""
         heads, _, width = call.query.shape[1:]
         kv_heads, shape = layer_kv.shape[2], self.shape
-        block = block_rows(heads // kv_heads * shape.rows)
-        tiles = -(-heads // kv_heads * shape.rows // block)
+        rows = heads // kv_heads * shape.rows
+        block = _query_block(rows)
+        tiles = -(-rows // block)
         parts = _parts(shape, kv_heads * tiles)
         queries = call.query[0] if call.query.stride(3) == 1 else call.query[0].contiguous()
         partial = queries.new_empty((parts, shape.queries, heads, width), dtype=torch.float32)
@@ -90,19 +91,12 @@ class PagedGroup:
         )
 
 
-@dataclass(frozen=True, eq=False)
-class PagedAttention:
-    """As `GatheredAttention`."""
-
-    pool: torch.Tensor  # [layers, 2, pool rows, kv_heads, head_dim]
-    write: torch.Tensor  # [rows]
-    query: torch.Tensor  # [rows]
-    groups: tuple[PagedGroup, ...]
-    kind_of_layer: tuple[int, ...]
+class PagedAttention(PoolAttention[PagedGroup]):
+    """Each group reads what its rows see where it lies."""
 
     def attend(self, call: AttentionCall) -> torch.Tensor:
         """Attention of one layer: [1, rows, heads, head_dim]."""
-        layer_kv = write_rows(self.pool, self.write, call)
+        layer_kv = self.write_rows(call)
         heads, rows, width = call.query.shape[1:]
         output = call.query.new_empty((rows, heads, width))
         for group in self.groups:
@@ -115,16 +109,14 @@ def paged_attention(
 ) -> PagedAttention:
     """The attention of a step, as far as all layers share it."""
     firsts = accumulate((shape.queries for shape in shapes), initial=0)
-    groups = tuple(
+    groups = (
         PagedGroup(shape, first, *(part(inputs, getattr(fields, field.name)) for field in dataclass_fields(fields)))
         for shape, fields, first in zip(shapes, layout.groups, firsts, strict=False)
     )
-    return PagedAttention(
-        pool.rows, part(inputs, layout.write), part(inputs, layout.query), groups, facts.kind_of_layer
-    )
+    return PagedAttention.of(inputs, layout, pool, groups, facts)
 
 
-def block_rows(rows: int) -> int:
+def _query_block(rows: int) -> int:
     """Query rows of a program, where a session and key head have so many."""
     return next((size for size in QUERY_BLOCKS if size >= rows), QUERY_BLOCKS[-1])
 
