@@ -26,14 +26,10 @@ MAX_RANK = 1 + FAN_OUT
 """The number of ranks with statistics of their own: of what is drafted for behind a node, its child is left out."""
 BINS = 10
 """Equal bins of a probability or score, each with a mean of its own."""
-PRIOR_CHANCE = 0.7
-"""Acceptance before anything is known: drafts are made to be accepted, and one that isn't tried stays unknown. On
-Spec-Bench the real pair's k = 4 accepts .8 to 2.7 tokens a round, chances of .47 to .84 a token
-(docs/reports/spec-bench-pair-2026-11-24.md). The loss budget bounds the cost of trying."""
 HALF = 0.5
 """A middling draft's chances halve with each rank."""
 UNSURE, SUREST = 0.4, 1 - HALF / BINS
-"""Acceptance of a first choice before anything is known, by its q: at 0, and at 1, the last bin's middle."""
+"""Acceptance of a first choice before anything is learned, by its q: at 0, and at 1, the last bin's middle."""
 
 
 def prior_chance(q: float, rank: int = 1) -> float:
@@ -43,6 +39,11 @@ def prior_chance(q: float, rank: int = 1) -> float:
     """
     first = UNSURE + (SUREST - UNSURE) * q
     return first if rank == 1 else (1 - first) * HALF ** (rank - 1)
+
+
+PRIOR_CHANCE = prior_chance(HALF)
+"""Acceptance before anything is known, not even a q: one that isn't tried stays unknown, and the loss budget bounds
+the cost. The real pair's k = 4 accepts .47 to .84 a token (docs/reports/spec-bench-pair-2026-11-24.md)."""
 
 
 def binned_chances(prior: Callable[[float], float]) -> list[RunningMean]:
@@ -79,8 +80,7 @@ class TokenAcceptance:
     def upper_bound(self, positions: int) -> TokenAcceptance:
         """The table at its upper bound, which approaches the mean as the drafter is tried.
 
-        What hope counts as right is worth a prior: what is untried is judged halfway from its prior to perfect. A
-        dear drafter at its prior may look no better than what is known of a cheap one, and would never be tried
+        What is untried is judged halfway from its prior to perfect, or a dear drafter would never be tried
         (docs/decisions/2026-11-23-which-drafter-is-found-out.md: 1.6 × where the untried one brings 3.2 ×).
 
         Args:

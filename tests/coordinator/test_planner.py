@@ -14,7 +14,7 @@ from coordinator.policy.plan import Options, Plan, Source
 from coordinator.policy.planner import Planner, RequestPlanner
 from coordinator.policy.pricing import OTHERS_WEIGHT, ProposalPricing
 from coordinator.policy.round_times import DraftTimes, TargetTimes
-from paceline.costs.acceptance import MAX_DEPTH
+from paceline.costs.acceptance import MAX_DEPTH, PRIOR_CHANCE
 from paceline.costs.cost_line import LEAST_STEP_MS
 from paceline.costs.goodput import ALLOWED_STEPS, LOOK_STEPS
 from paceline.costs.service_costs import LEAST_MOVE, TargetCosts
@@ -387,7 +387,7 @@ def test_a_cycle_is_its_steps_and_its_waits() -> None:
     assert draft is not None
     cycles = Cycles(target, draft, AcceptanceStats()).all()
     waiting = cycles[Strategy(Source.WAIT, 3)]
-    assert waiting.tokens == pytest.approx(1 + 0.7 + 0.7**2 + 0.7**3)
+    assert waiting.tokens == pytest.approx(sum(PRIOR_CHANCE**depth for depth in range(4)))
     step_ms = STEP_MS + 3 * ROW_MS
     assert waiting.ms == pytest.approx(step_ms + target.late_send_ms.value + draft.waits()[2])
     assert cycles[Strategy()].ms == STEP_MS
