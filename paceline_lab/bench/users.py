@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import time
 from collections.abc import Sequence
@@ -90,10 +91,10 @@ class UserRequest:
 
 
 class GrpcUsers:
-    """Users of a coordinator, over one channel."""
+    """Users of coordinators, who ask each in turn, over one channel to each."""
 
-    def __init__(self, client: AsyncClient) -> None:
-        self._client = client
+    def __init__(self, *clients: AsyncClient) -> None:
+        self._clients = itertools.cycle(clients)
 
     async def connect(self, count: int) -> None:
         """Do nothing: all requests share the channel, which is there."""
@@ -102,7 +103,7 @@ class GrpcUsers:
         """Send one request."""
         user = UserRequest(GRPC, time.perf_counter())
         try:
-            async for event in self._client.stream(request):
+            async for event in next(self._clients).stream(request):
                 if isinstance(event, Tokens):
                     user.arrive(event.token_ids)
                 elif isinstance(event, Finished):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from paceline.cli.request_options import read_api_key
 from paceline.cli.support import example, split_commas
 from paceline.protocol.errors import require
 from paceline.protocol.proposal import AUTO, Acceptance
@@ -230,6 +231,7 @@ def ab(
         "paceline bench load qwen2.5-coder-1.5b --drafter auto:qwen2.5-coder-0.5b --cores target=1,draft=1",
         "paceline bench load table:distribution=text,step_ms=20,row_ms=0.05 "
         "--drafter auto:table:distribution=middling,step_ms=2 --sessions 8,64 --k 4",
+        "paceline bench load --url 127.0.0.1:50051 --sessions 1,8",
     )
 )
 def load(
@@ -246,6 +248,13 @@ def load(
     arrivals: Annotated[str, typer.Option(help="together, or poisson: at --rate.")] = "together",
     rate: Annotated[float, typer.Option(help="Requests a second.")] = 4.0,
     via: Annotated[str, typer.Option(help="grpc, or http: streamed chat completions.")] = "grpc",
+    url: Annotated[
+        str,
+        typer.Option(
+            help="HOST:PORT of a coordinator that is running, several with commas between.",
+            show_default="one is started",
+        ),
+    ] = "",
     waves: Annotated[int, typer.Option(help="Waves that count, each under every arm.")] = 4,
     cores: ServeCores = "",
     quantization: Annotated[str, typer.Option(help="Of the target.", show_default="none")] = "",
@@ -261,6 +270,7 @@ def load(
 
     for field, text, choices in (("arrivals", arrivals, [*Arrivals]), ("via", via, ["grpc", "http"])):
         require(text in choices, field, text, f"one of: {', '.join(choices)}")
+    require(not url or via == "grpc", "via", via, "grpc, with --url")
     by_kind = _prompts(kind, prompts, category, per_category)
     plan = LoadPlan(
         prompts=[one for group in zip_longest(*by_kind.values()) for one in group if one is not None],
@@ -274,7 +284,14 @@ def load(
         waves=waves,
         seed=seed,
     )
-    services = ArmServices(model, drafter, cores=cores, quantization=quantization)
+    services = ArmServices(
+        f"what runs at {url}" if url else model,
+        drafter,
+        cores=cores,
+        quantization=quantization,
+        urls=split_commas(url),
+        api_key=read_api_key(None),
+    )
     facts = {"prompts": f"{', '.join(by_kind)}: the first of each, then the second"}
     typer.echo(f"report: {measure_load(plan, services, facts, out, name)}")
 

@@ -10,7 +10,6 @@ from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import psutil
@@ -280,7 +279,7 @@ class LostUsers:
 
 
 async def test_a_request_that_is_not_served_ends_the_run_and_says_why() -> None:
-    lost: Any = RunningServices(SimpleNamespace(processes={}), LostUsers(), None)  # type: ignore[arg-type]
+    lost: Any = RunningServices({}, LostUsers(), None)  # type: ignore[arg-type]
     with pytest.raises(PacelineError, match="of the arm 'a' was lost: gone"):
         await lost.run(A, [request(1, 4, OFF)])
 

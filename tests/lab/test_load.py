@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +12,11 @@ import pytest
 from typer.testing import CliRunner
 
 from paceline.cli.main import app
+from paceline.client import AsyncClient
+from paceline.local.settings import local_settings
+from paceline.local.supervisor import SupervisedServices
 from paceline.protocol.errors import InvalidInput
-from paceline.protocol.generation import ChatMessage
+from paceline.protocol.generation import ChatMessage, GenerateEvent, GenerateRequest
 from paceline_lab.bench.ab.arms import ArmServices
 from paceline_lab.bench.ab.load import Arrivals, LoadPlan
 from paceline_lab.bench.prompts import Prompt
@@ -84,3 +89,29 @@ def test_an_unknown_way_is_refused_by_name() -> None:
     result = runner.invoke(app, ["bench", "load", TABLE, "--via", "pigeon"])
     assert result.exit_code != 0
     assert "via = 'pigeon': must be one of: grpc, http" in result.output
+
+
+def test_coordinators_that_run_are_asked_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = ["--sessions", "4", "--tokens", "8", "--waves", "1", "--kind", "chat", "--out", str(tmp_path)]
+    asked, stream = Counter[int](), AsyncClient.stream
+
+    def count(client: AsyncClient, *request: GenerateRequest) -> AsyncGenerator[GenerateEvent, None]:
+        asked[id(client)] += 1
+        return stream(client, *request)
+
+    monkeypatch.setattr(AsyncClient, "stream", count)
+    with SupervisedServices(local_settings(TABLE, "none"), tmp_path / "services") as services:
+        addresses = f"{services.address},{services.address}"
+        result = runner.invoke(app, ["bench", "load", "--url", addresses, *options])
+    assert result.exit_code == 0, result.output
+    (report,) = tmp_path.glob("load-*.json")
+    values = json.loads(report.read_text())
+    assert addresses in values["facts"]["services"]
+    assert all(run["tokens_per_second"] > 0 for run in values["turns"][0]["runs"].values())
+    first, second = asked.values()
+    assert first == second >= 12
+
+
+def test_a_coordinator_is_reached_over_grpc() -> None:
+    result = runner.invoke(app, ["bench", "load", "--url", "127.0.0.1:1", "--via", "http"])
+    assert (result.exit_code, "via = 'http': must be grpc, with --url" in result.output) == (2, True)

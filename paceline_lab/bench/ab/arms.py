@@ -7,7 +7,7 @@ import statistics
 import time
 import zlib
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 
 from paceline.client import AsyncClient
+from paceline.local.service_process import ServiceProcess
 from paceline.local.settings import local_settings
 from paceline.local.supervisor import SupervisedServices
 from paceline.models.table_names import TableSpec, is_table
@@ -34,7 +35,8 @@ class ArmServices:
     """How services are started; arms with the same label share services.
 
     `coordinator` has settings of the coordinator alone; `environment` has variables of all services, beside ours.
-    `cores` and `quantization` are as `paceline serve` takes them; empty: its own.
+    `cores` and `quantization` are as `paceline serve` takes them; empty: its own. With `urls`, addresses
+    of coordinators that are running, nothing is started, and requests go to each in turn, with `api_key`.
     """
 
     model: str
@@ -45,17 +47,28 @@ class ArmServices:
     opens_http: bool = False
     cores: str = ""
     quantization: str = ""
+    urls: Sequence[str] = ()
+    api_key: str | None = field(default=None, repr=False)
 
     @asynccontextmanager
     async def running(self, folder: Path) -> AsyncIterator[RunningServices]:
         """Run the services while the context is open."""
+        if self.urls:
+            async with AsyncExitStack() as stack:
+                yield RunningServices({}, GrpcUsers(*[await self._reach(url, stack) for url in self.urls]), None)
+            return
         options: dict[str, Any] = {"environment": self.environment, "coordinator": self.coordinator}
         settings = local_settings(self.model, self.drafter, self.quantization or NOT_QUANTIZED, self.cores or None)
         with SupervisedServices(settings, folder, opens_http=self.opens_http, **options) as services:
             async with AsyncClient(services.address) as client:
                 http = HttpUsers(services.address_of("gateway")) if self.opens_http else None
                 step_ms = TableSpec.parse(self.model).step_ms if is_table(self.model) else 0.0
-                yield RunningServices(services, GrpcUsers(client), http, step_ms)
+                yield RunningServices(services.processes, GrpcUsers(client), http, step_ms)
+
+    async def _reach(self, url: str, stack: AsyncExitStack) -> AsyncClient:
+        client = await stack.enter_async_context(AsyncClient(url, api_key=self.api_key))
+        await client.describe_models()  # fails at once if nobody listens; a generation would wait
+        return client
 
 
 @dataclass(frozen=True)
@@ -168,9 +181,12 @@ class ArmRun:
 
 @dataclass(frozen=True)
 class RunningServices:
-    """Services that run, and their users; `step_ms`: how long a step of a simulated target waits, else 0."""
+    """Services that run, and their users.
 
-    services: SupervisedServices
+    `processes` are those of this machine; `step_ms`: how long a step of a simulated target waits, else 0.
+    """
+
+    processes: Mapping[str, ServiceProcess]
     grpc: GrpcUsers
     http: HttpUsers | None
     step_ms: float = 0.0
@@ -199,7 +215,7 @@ class RunningServices:
 
     def _cpu_s(self) -> dict[str, float]:
         """Return the CPU seconds that each process has used so far; this process counts as the clients'."""
-        times = {label: psutil.Process(each.pid).cpu_times() for label, each in self.services.processes.items()}
+        times = {label: psutil.Process(each.pid).cpu_times() for label, each in self.processes.items()}
         return {label: each.user + each.system for label, each in times.items()} | {"clients": time.process_time()}
 
 
