@@ -90,8 +90,11 @@ function peerCard(peer) {
 export function groupLine(group) {
   if (group.sessions <= 1) return "one request at most, by its own account";
   const gain = group.modes.find((mode) => mode.name === group.mode)?.gain;
-  const does = { rest: "rest", matches: "copy matches", drafts: "draft" }[group.mode] ?? group.mode;
-  return gain ? `${does}, ${gain.toFixed(2)} × resting` : does;
+  const does = (name) => ({ rest: "rest", matches: "copy matches", drafts: "draft" })[name] ?? name;
+  const facts = gain ? [does(group.mode), `${gain.toFixed(2)} × resting`] : [does(group.mode)];
+  const [next] = group.modes.filter((mode) => mode.wait_steps > 0).sort((one, other) => one.wait_steps - other.wait_steps);
+  if (next) facts.push(`may ${does(next.name)} in ${counted(Math.ceil(next.wait_steps), "step")}`);
+  return facts.join(", ");
 }
 
 function state(up, yes, no) {

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx2
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from tests.docs.stream_picture import FOLDER, MODEL, PROMPT
@@ -17,6 +20,8 @@ from tests.gateway.gateways import GatewayCluster
 EXAMPLE = ".text .recovered, .text .accepted"
 """What the pictures point at: the first of these tokens."""
 DONE_MS = 90_000
+CROWD, CROWD_TOKENS = 4, 256
+GROUP = re.compile(r"group(rest|copy matches|draft)")
 WIDE, PHONE = {"width": 1200, "height": 900}, {"width": 360, "height": 740}
 
 
@@ -40,7 +45,9 @@ def take_all(browser: Browser, url: str) -> None:
         generate(page, "Run both")
         page.locator(EXAMPLE).first.hover()
         shoot(page, "page-light")
-        page.locator(".cluster").screenshot(path=FOLDER / "page-cluster.png")
+        with crowd(url):
+            expect(page.locator(".cluster")).to_contain_text(GROUP, timeout=DONE_MS)
+            page.locator(".cluster").screenshot(path=FOLDER / "page-cluster.png")
     with opened(browser, url, "dark", WIDE) as page:
         generate(page, "Generate")
         page.locator(EXAMPLE).first.hover()
@@ -50,6 +57,16 @@ def take_all(browser: Browser, url: str) -> None:
         page.locator("#output").scroll_into_view_if_needed()
         page.locator(".text .accepted").first.click()
         shoot(page, "page-phone")
+
+
+@contextmanager
+def crowd(url: str) -> Iterator[None]:
+    """Users of one target, whose requests are judged together."""
+    body = {"model": MODEL, "prompt": PROMPT, "max_tokens": CROWD_TOKENS, "ignore_eos": True}
+    with ThreadPoolExecutor(CROWD) as pool:
+        for _ in range(CROWD):
+            pool.submit(httpx2.post, f"{url}/v1/completions", json=body, timeout=None)
+        yield
 
 
 @contextmanager

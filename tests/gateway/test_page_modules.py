@@ -124,6 +124,18 @@ def test_partings_show_the_end_of_a_long_text(modules: Path) -> None:
     [
         ({"mode": "drafts", "sessions": 4, "modes": [{"name": "drafts", "gain": 1.318}]}, "draft, 1.32 × resting"),
         ({"mode": "rest", "sessions": 4, "modes": [{"name": "rest", "gain": None}]}, "rest"),
+        (
+            {
+                "mode": "matches",
+                "sessions": 4,
+                "modes": [
+                    {"name": "rest", "gain": None, "wait_steps": 200.0},
+                    {"name": "matches", "gain": 1.02, "wait_steps": 0.0},
+                    {"name": "drafts", "gain": 0.9, "wait_steps": 12.5},
+                ],
+            },
+            "copy matches, 1.02 × resting, may draft in 13 steps",
+        ),
         ({"mode": "sideways", "sessions": 4, "modes": []}, "sideways"),
         ({"mode": "drafts", "sessions": 1, "modes": []}, "one request at most, by its own account"),
     ],
