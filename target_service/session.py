@@ -37,10 +37,17 @@ class AnsweredRound:
 
 @dataclass(frozen=True)
 class Lease:
-    """The last position that a session may draw without its coordinator, and the parent of those rounds' spans."""
+    """How far a session may go on without its coordinator.
+
+    Attributes:
+        last_position: that it may draw so.
+        traceparent: the parent of those rounds' spans.
+        is_mixed: whether rounds with proposals may be among them. Then each is named: the coordinator can't count them.
+    """
 
     last_position: int = 0
     traceparent: str = ""
+    is_mixed: bool = False
 
 
 @dataclass(eq=False)
@@ -176,9 +183,10 @@ class Session(ServedSession):
         Returns:
             The verdict. It names the next round if a prefetched proposal starts it.
         """
-        self.next = self._find_prefetched(round_, verdict, info)
-        if self.next is not None and self.next.proposal is not None:
-            verdict = replace(verdict, self_started=SelfStarted(self.next.base_length, len(self.next.proposal)))
+        self.next = self._named_next(round_, verdict, info)
+        if self.next is not None:
+            nodes = len(self.next.proposal) if self.next.proposal else 0
+            verdict = replace(verdict, self_started=SelfStarted(self.next.base_length, nodes))
         self.pending = None
         self.prefetched_rounds = {}
         self.last = AnsweredRound(round_, verdict)
@@ -196,7 +204,7 @@ class Session(ServedSession):
         round_, self.next = self.next, None
         if round_ is None:
             round_ = self._leased_round(self.last, info)
-        else:
+        elif not self.lease.is_mixed:
             # It ends the lease: the coordinator that prefetched it knows no later round of the run.
             self.lease = _lease_of(round_)
         if round_ is None:
@@ -207,7 +215,7 @@ class Session(ServedSession):
     def _leased_round(self, last: AnsweredRound, info: EngineInfo) -> Round | None:
         token_id = last.verdict.token_ids[-1]
         position = last.round_.first_position + 1
-        is_leased = last.round_.proposal is None and position <= self.lease.last_position
+        is_leased = not self.lease.is_mixed and position <= self.lease.last_position and last.round_.proposal is None
         if not is_leased or self._has_ended(token_id, position, info):
             return None
         return last.round_.following(token_id, self.lease.traceparent)
@@ -216,17 +224,24 @@ class Session(ServedSession):
         """Whether the text ends with this token, which is followed by `position`."""
         return token_id in self.facts.end_token_ids or position >= (self.facts.max_length or info.longest_session)
 
-    def _find_prefetched(self, round_: Round, verdict: Verdict, info: EngineInfo) -> Round | None:
-        """The round that was prefetched for the verdict's outcome; None: there is none, or the text ends."""
-        if not self.prefetched_rounds:
+    def _named_next(self, round_: Round, verdict: Verdict, info: EngineInfo) -> Round | None:
+        """The next round that the verdict names: the one that was prefetched for its outcome, or one of a mixed lease.
+
+        None: there is none, or the text ends.
+        """
+        if not self.prefetched_rounds and not self.lease.is_mixed:
             return None
         decision = acceptance.decide(self.facts.acceptance, round_, verdict, self.facts.noise)
-        prefetched_round = self.prefetched_rounds.get(decision.outcome(round_.base_length))
-        if prefetched_round is None or any(
-            self._has_ended(each, prefetched_round.first_position, info) for each in decision.committed
+        outcome = decision.outcome(round_.base_length)
+        next_round = self.prefetched_rounds.get(outcome)
+        if next_round is None and self.lease.is_mixed:
+            target_only = replace(round_.behind(outcome, None), traceparent=self.lease.traceparent)
+            next_round = target_only if target_only.first_position <= self.lease.last_position else None
+        if next_round is None or any(
+            self._has_ended(each, next_round.first_position, info) for each in decision.committed
         ):
             return None
-        return prefetched_round
+        return next_round
 
     def _extend(self, round_: Round, count: int) -> None:
         """Extend the lease by a repeated round, and drop the first `count` rounds of the run.
@@ -372,7 +387,8 @@ def shared_prefix(
 
 
 def _lease_of(round_: Round) -> Lease:
-    return Lease(round_.first_position + round_.lease, round_.traceparent)
+    is_mixed = round_.drafting and round_.lease > 0
+    return Lease(round_.first_position + round_.lease, round_.traceparent, is_mixed)
 
 
 def _require_same(earlier: Round, repeat: Round, state: str) -> None:

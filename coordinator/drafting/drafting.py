@@ -264,7 +264,7 @@ class Drafting:
         pending = self._pending
         if pending is None:
             return
-        in_lease = self._next.leased_rounds > 1 or plan.lease > 0
+        in_lease = self._next.leased_rounds > 1 or (plan.lease > 0 and not plan.ahead.fan_out)
         waits = plan.mode is not Mode.DRAFTS and not pending.is_awaited
         if waits and (pending.must_leave or self._planner.leaves_drafts):
             self._pending = None
@@ -286,7 +286,8 @@ class Drafting:
         if proposal is None:
             return plan
         source = Source.NGRAM if proposal.drafter in COPYING else Source.CACHED
-        return replace(plan, source=source, nodes=len(proposal), depth=max(proposal.depths), lease=0)
+        lease = plan.lease if plan.ahead.fan_out else 0
+        return replace(plan, source=source, nodes=len(proposal), depth=max(proposal.depths), lease=lease)
 
     def _open_plan(self) -> Plan:
         wish, session, text_room = self._settings, self._session, self._sequence.room

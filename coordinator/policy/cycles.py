@@ -22,10 +22,14 @@ from paceline.costs.cycle import AHEAD_ROWS, Cycle, ahead_cycle, tokens_ahead
 
 @dataclass(frozen=True)
 class Strategy:
-    """How rounds are run: the source of most proposals, and their length. Cached ones are drafted ahead."""
+    """How rounds are run: the source of most proposals, and their length.
+
+    Cached ones are drafted ahead. Where none was drafted for an outcome the round waits for one, or `goes_on` without.
+    """
 
     source: Source = Source.NONE
     depth: int = 0
+    goes_on: bool = False
 
 
 TARGET_ONLY = Strategy()
@@ -90,6 +94,7 @@ class Cycles:
             cycles[Strategy(Source.WAIT, depth)] = Cycle(self._tokens[depth], draft_ms + sent_ms + step_ms)
             if self.can_ahead:
                 cycles[Strategy(Source.CACHED, depth)] = self._ahead_cycle(depth, draft_ms + sent_ms, level_ms)
+                cycles[Strategy(Source.CACHED, depth, goes_on=True)] = self._ahead_cycle(depth, None, level_ms)
         return cycles
 
     @cached_property
@@ -97,15 +102,19 @@ class Cycles:
         """Tokens that a round commits, the target's own included, by the length of its proposal from 0 on."""
         return [*accumulate(self.stats.tokens.reach(MAX_DEPTH), initial=1.0)]
 
-    def _ahead_cycle(self, depth: int, away_ms: float, level_ms: float) -> Cycle:
-        """The cycle with outcome drafting. Hits wait for nothing; misses wait for the draft, or go without it."""
+    def _ahead_cycle(self, depth: int, away_ms: float | None, level_ms: float) -> Cycle:
+        """The cycle with outcome drafting. Hits wait for nothing; misses wait for the draft, or go without it.
+
+        `away_ms` None: the target starts rounds without a proposal by itself.
+        """
         target, tokens, others = self.target, self._tokens, self.target.sessions - 1
         beside_ms = target.steps(beside=True)
         step_ms = beside_ms((1 + others) * (1 + depth))
         drafted = tokens_ahead(step_ms, level_ms, depth)
         hits = self.stats.hits.value if drafted else 0.0
-        without = Cycle(1.0, beside_ms(others * (1 + depth) + 1) + target.send_ms.value)
-        return ahead_cycle(hits, Cycle(tokens[drafted], step_ms), (without, Cycle(tokens[depth], away_ms + step_ms)))
+        without = Cycle(1.0, beside_ms(others * (1 + depth) + 1) + (0.0 if away_ms is None else target.send_ms.value))
+        misses = [without, *([] if away_ms is None else [Cycle(tokens[depth], away_ms + step_ms)])]
+        return ahead_cycle(hits, Cycle(tokens[drafted], step_ms), misses)
 
 
 def _best(cycles: Mapping[Strategy, Cycle]) -> tuple[Strategy, Cycle]:

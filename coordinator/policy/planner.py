@@ -215,9 +215,10 @@ class RequestPlanner:
         left_ms = (self.loss_budget.bound - loss) * target.steps()(1 + self.rates.rows)
         drafts_ahead = self.rates.strategy.source is Source.CACHED and options.drafts and left_ms > 0
         ahead = pricing.ahead(options) if drafts_ahead else DraftBudget()
+        lease = options.lease if ahead.fan_out and self.rates.strategy.goes_on else 0
         if options.self_started:
-            return Plan(ahead=ahead)
-        if ahead.fan_out:
+            return Plan(ahead=ahead, lease=lease)
+        if ahead.fan_out and not lease:
             options = replace(options, lease=0)  # the round is sent, whether it proposes anything or not
         tries = self._tries_drafts(target)
         plan = self._best_proposal(pricing, options, left_ms, tries=tries)
@@ -227,7 +228,7 @@ class RequestPlanner:
             rest = self._rest(pricing, options)
             return replace(rest, shadow=True) if tries else rest
         plan = Plan() if options.leased_rounds else pricing.open_ended(plan, options.room)
-        return replace(plan, ahead=ahead)
+        return replace(plan, ahead=ahead, lease=lease or plan.lease)
 
     def _tries_drafts(self, target: TargetTimes) -> bool:
         """Whether it is the one request of the group that tries drafts which lost: each that does opens a session."""

@@ -66,6 +66,8 @@ class TargetSession:
         self._id: int | None = None
         self._answers: dict[int, asyncio.Future[Verdict]] = {}
         self._prefetched_proposals = PrefetchedProposals()
+        self._lease_end = 0
+        """The last position that the target may draw by itself."""
         self._refusal: InvalidInput | None = None
         self._no_prefetch_at = -1
         self.on_refused: Callable[[PacelineError], None] = lambda error: None
@@ -120,7 +122,8 @@ class TargetSession:
         if verdict.self_started is None:
             return TargetNext(self.leased_rounds, can_prefetch=self.max_prefetched > 0, peer=self._peer)
         proposal = self._prefetched_proposals.find_started(round_, outcome, verdict.self_started)
-        return TargetNext(self_started=proposal, can_prefetch=True, peer=self._peer)
+        leased_rounds = 0 if proposal else self.leased_rounds
+        return TargetNext(leased_rounds, self_started=proposal, can_prefetch=True, peer=self._peer)
 
     async def verify(
         self,
@@ -271,7 +274,7 @@ class TargetSession:
         """
         self._prefetched_proposals.clear()
         base_length = len(committed) - 1
-        self_started, rounds_ahead = base_length in self._answers, len(self._answers) - 1
+        self_started = base_length in self._answers
         fresh = self._id is None and not self_started
         if fresh:
             self._open(committed, traceparent)
@@ -285,8 +288,10 @@ class TargetSession:
             lease=min(lease, self._max_lease),
             drafting=drafting,
         )
-        extends = self._id is not None and rounds_ahead <= round_.lease // 2 < round_.lease
+        positions_ahead = self._lease_end - round_.first_position
+        extends = self._id is not None and positions_ahead <= round_.lease // 2 < round_.lease
         if not self_started or extends:
+            self._lease_end = round_.first_position + round_.lease
             self._expect(round_)
             assert self._peer is not None
             # A session's first round must not overtake its open.
@@ -320,7 +325,8 @@ class TargetSession:
     def _expect(self, round_: Round) -> None:
         """Expect verdicts for the round and for those that it leases."""
         loop = asyncio.get_running_loop()
-        for base_length in range(round_.base_length, round_.base_length + round_.lease + 1):
+        lease = 0 if round_.drafting else round_.lease  # else its verdicts name the next ones
+        for base_length in range(round_.base_length, round_.base_length + lease + 1):
             if base_length not in self._answers:
                 self._answers[base_length] = loop.create_future()
 

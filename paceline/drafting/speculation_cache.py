@@ -93,19 +93,18 @@ class PrefetchedProposals:
         return new_proposals
 
     def find_started(self, round_: Round, outcome: Outcome, self_started: SelfStarted) -> Proposal | None:
-        """The proposal of the round after `round_`, which the target has started by itself.
+        """The proposal of the round after `round_`, which the target has started by itself; None: it has none.
 
         Raises:
             ProtocolMismatch: no such proposal was left with the target.
         """
-        own_proposal = self._proposals.get(outcome)
+        own_proposal = self._proposals.get(outcome) if self_started.nodes else None
         subject = f"session {round_.session_id}: the target started round {self_started.base_length} by itself"
-        if own_proposal is None or self_started.nodes > len(own_proposal):
-            nodes = len(own_proposal or ())
+        if self_started.nodes > (nodes := len(own_proposal or ())):
             raise ProtocolMismatch(
                 f"{subject} with {self_started.nodes} nodes for {outcome}, {nodes} were prefetched for it"
             )
-        next_round = round_.behind(outcome, own_proposal.first(self_started.nodes))
+        next_round = round_.behind(outcome, own_proposal and own_proposal.first(self_started.nodes))
         if next_round.base_length != self_started.base_length:
             raise ProtocolMismatch(f"{subject} behind {outcome}, expected {next_round.base_length}")
         return next_round.proposal

@@ -53,7 +53,9 @@ class Round:
 
     `base_length` counts KV rows kept (accepted rows of the previous round
     included) and is the round key of rejection and block acceptance. `lease`
-    counts the target-only rounds that the target may start by itself behind it.
+    counts the positions behind its first one up to which the target may start
+    rounds by itself: target-only ones, or such with prefetched proposals while
+    `drafting`; only then may it have a proposal of its own.
     `drafting`: whether a draft works for the session meanwhile. It holds for the
     rounds that the target starts by itself, too, until one that is sent says otherwise.
     """
@@ -72,8 +74,8 @@ class Round:
         require(self.base_length >= 0, "base_length", self.base_length, "at least 0")
         require(self.accepted_node >= ROOT, "accepted_node", self.accepted_node, "at least -1")
         require(0 <= self.lease <= MAX_LEASE, "lease", self.lease, f"in [0, {MAX_LEASE}]")
-        alone = self.proposal is None or not self.lease
-        require(alone, "lease", self.lease, "0 with a proposal")
+        alone = self.proposal is None or not self.lease or self.drafting
+        require(alone, "lease", self.lease, "0 with a proposal, unless a draft works")
 
     @property
     def first_position(self) -> int:
@@ -87,8 +89,8 @@ class Round:
         """
         return Round(self.session_id, self.first_position, ROOT, (token_id,), traceparent=traceparent)
 
-    def behind(self, outcome: Outcome, proposal: Proposal) -> Round:
-        """The round that a coordinator would send with this proposal if this one ended so.
+    def behind(self, outcome: Outcome, proposal: Proposal | None) -> Round:
+        """The round that a coordinator would send with this proposal, or with none, if this one ended so.
 
         Raises:
             InvalidInput: the outcome's node is none of this round's.
@@ -123,7 +125,7 @@ class Prefetch:
 
 @dataclass(frozen=True)
 class SelfStarted:
-    """The round that the target started by itself with the first `nodes` nodes prefetched for the outcome."""
+    """The round that the target started by itself, with the first `nodes` nodes prefetched for the outcome or none."""
 
     base_length: int
     nodes: int
