@@ -83,8 +83,8 @@ def opposite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 @pytest.mark.parametrize(
     ("acceptance", "drafter"),
     [
-        # One drafter: `test_coupled_identity` has it that a coupled text is the same with any.
-        (Acceptance.COUPLED, "model"),
+        # `test_coupled_identity` has it that a coupled text is target-only's, and `test_race` whose draws those are.
+        pytest.param(Acceptance.COUPLED, "model", marks=pytest.mark.full),
         *itertools.product((Acceptance.REJECTION, Acceptance.BLOCK), ("model", "ngram")),
     ],
 )
