@@ -70,6 +70,15 @@ async def sample(
     return list(await asyncio.gather(*map(one, range(samples))))
 
 
+async def check_text(services: Cluster, acceptance: Acceptance, drafter: str, samples: int = SAMPLES) -> None:
+    """Texts of single drafted tokens have the target's distribution."""
+    speculation = SpeculationSettings(drafter=drafter, num_draft_tokens=1)
+    drafted = partial(request, sampling=SAMPLING, acceptance=acceptance, speculation=speculation)
+    async with services.async_client() as client:
+        texts = await sample(client, drafted, samples)
+    assert p_value(texts, SAMPLING) > LEVEL
+
+
 @pytest.fixture(scope="module")
 def opposite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with Cluster(
@@ -92,12 +101,7 @@ def opposite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     ],
 )
 async def test_text_has_the_targets_distribution(opposite: Cluster, acceptance: Acceptance, drafter: str) -> None:
-    speculation = SpeculationSettings(drafter=drafter, num_draft_tokens=1)
-    async with opposite.async_client() as client:
-        texts = await sample(
-            client, partial(request, sampling=SAMPLING, acceptance=acceptance, speculation=speculation)
-        )
-    assert p_value(texts, SAMPLING) > LEVEL
+    await check_text(opposite, acceptance, drafter)
 
 
 @pytest.mark.full
