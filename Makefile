@@ -41,10 +41,11 @@ demo: pull
 
 demo: export DEMO_PROMPT = $(value PROMPT)
 
-# Tests wait for a third of their time: a worker more than the two cores that they are tried on.
+# Tests wait for a third of their time: a worker more than the two cores that they are tried on, and files in the order
+# of tests/conftest.py.
 # A test that no signal ends, since it hangs in C, ends its process with the stacks of all threads.
 test: pull
-	$(BIN)/python -m pytest -q -n 3 --dist loadfile -m 'not full' --durations=40 \
+	$(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder -m 'not full' --durations=40 \
 		-o faulthandler_timeout=660 -o faulthandler_exit_on_timeout=true
 
 test-full: pull

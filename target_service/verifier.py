@@ -7,8 +7,9 @@ All draws of the target happen here, before acceptance is decided
 from __future__ import annotations
 
 import math
+from dataclasses import astuple
 
-from paceline.engine.interface import Draw, Drawing, DrawnTokens, Logits
+from paceline.engine.interface import NO_FILTERS, Draw, Drawing, DrawnTokens, Filters, Logits
 from paceline.protocol.errors import InvalidInput
 from paceline.protocol.proposal import ROOT, Acceptance
 from paceline.protocol.sampling import SamplingParams
@@ -77,16 +78,20 @@ def drafted_paths(round_: Round) -> list[list[int]]:
 def draw_of(facts: SessionSpec, round_: Round, vocab_size: int) -> Draw | None:
     """How an engine may draw the round where its logits are; None: whole rows are needed here.
 
-    With temperature alone every id's score depends on its own logit. Anything else (filters,
-    log-probabilities) needs the scores of other ids, so whole rows come here.
+    With temperature alone every id's score depends on its own logit, and a coupled draw needs little more of filters:
+    what stands before a few ids. Anything else (penalties, log-probabilities) needs whole rows here.
     """
-    temperature = facts.sampling.temperature
-    if facts.sampling != SamplingParams(temperature=temperature):
+    sampling, is_coupled = facts.sampling, facts.acceptance is Acceptance.COUPLED
+    temperature, filters = sampling.temperature, Filters(sampling.top_k, sampling.top_p, sampling.min_p)
+    if sampling != SamplingParams(temperature, *astuple(filters)):
         return None
-    greedy_chain = temperature == 0 and facts.acceptance is Acceptance.COUPLED
+    greedy_chain = temperature == 0 and is_coupled
     if not greedy_chain and temperature < LEAST_SHARED_TEMPERATURE:
         return None
-    return Draw(facts.acceptance, temperature, facts.noise, round_, vocab_size)
+    if filters != NO_FILTERS and not is_coupled:
+        return None
+    own = NO_FILTERS if greedy_chain else filters
+    return Draw(facts.acceptance, temperature, facts.noise, round_, vocab_size, own)
 
 
 def drawn_verdict(drawing: Drawing, round_: Round) -> Verdict:

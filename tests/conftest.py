@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +20,10 @@ settings.load_profile("no deadline")
 ON_CPU = os.environ.get("PACELINE_TEST_DEVICE", "cpu") == "cpu"
 if ON_CPU:
     os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported, which torch does where it is installed
+FOLDERS_THAT_WAIT = ("chaos", "cli", "e2e", "gateway", "ray")
+"""Tests of whole services, which mostly wait: beside others, which compute, they leave no core idle."""
+LAST_WAIT = 0.9
+"""Of a run, by its files: where the last of them begins, so that a short one ends it."""
 YOUNG_OBJECTS = 20_000
 """Between looks for garbage; the interpreter's 700 take a twentieth of a run's time."""
 
@@ -40,6 +45,23 @@ def pytest_collection() -> Iterator[Any]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+@pytest.hookimpl(trylast=True)  # behind those that deselect
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Spread the files that wait evenly over a run of several workers; Ray's, the longest, come first."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return
+    files = dict.fromkeys(item.path for item in items)
+    waiting = [file for file in reversed(files) if _folder(file) in FOLDERS_THAT_WAIT]
+    others = [file for file in files if _folder(file) not in FOLDERS_THAT_WAIT]
+    places = {file: LAST_WAIT * place / len(waiting) for place, file in enumerate(waiting)}
+    places |= {file: place / len(others) for place, file in enumerate(others)}
+    items.sort(key=lambda item: places[item.path])
+
+
+def _folder(file: Path) -> str:
+    return file.relative_to(Path(__file__).parent).parts[0]
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -7,7 +7,7 @@ broadcast it and every rank run the same step.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from paceline.protocol.features import FeatureOffer
 from paceline.protocol.handshake import Fingerprint
 from paceline.protocol.proposal import Acceptance
-from paceline.protocol.sampling import NoiseKey
+from paceline.protocol.sampling import NoiseKey, SamplingParams
 from paceline.protocol.target import Round
 
 Logits = NDArray[np.float32]
@@ -169,14 +169,30 @@ class Engine(Protocol):
 
 
 @dataclass(frozen=True)
+class Filters:
+    """The part of `SamplingParams` that leaves ids out, which a draw needs the scores of other ids for."""
+
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+
+
+NO_FILTERS = Filters()
+
+
+@dataclass(frozen=True)
 class Draw:
-    """The parameters of a round's draws from logits that temperature alone shapes; 0 is greedy."""
+    """The parameters of a round's draws from logits that temperature and filters alone shape.
+
+    Temperature 0 is greedy, and has no filters.
+    """
 
     acceptance: Acceptance
     temperature: float
     noise: NoiseKey
     round_: Round
     vocab_size: int
+    filters: Filters = NO_FILTERS
 
     @property
     def greedy(self) -> bool:
@@ -216,7 +232,7 @@ class DrawingEngine(Protocol):
             draws: for the first items of the plan how to draw from their logits; None: their logits are returned.
 
         Returns:
-            For each item its draws or its logits, as for `Engine.step`.
+            For each item its draws or its logits, as for `Engine.step`; logits, too, where the engine can't draw so.
 
         Raises:
             PeerUnavailable: a rank is gone, and the engine with it.
@@ -228,18 +244,24 @@ class Ranking:
     """The parameters of a ranking of the tokens after an item's logit rows, by the race of shared noise.
 
     `positions` are those of the tokens, one for each logit row; `count` is the number of tokens to return for each.
-    Temperature alone shapes the scores; 0 ranks by the logits themselves.
+    Temperature and filters alone shape the scores; 0 ranks by the logits themselves, and has no filters.
     """
 
     noise: NoiseKey
     temperature: float
     positions: tuple[int, ...]
     count: int = 1
+    filters: Filters = NO_FILTERS
 
     @property
     def greedy(self) -> bool:
         """Whether tokens are ranked by their logits alone, without noise."""
         return self.temperature == 0
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """The chain that shapes the scores."""
+        return SamplingParams(self.temperature, *astuple(self.filters))
 
 
 @dataclass(frozen=True)

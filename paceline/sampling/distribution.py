@@ -97,6 +97,11 @@ def log_softmax(scores: Scores) -> NDArray[np.float64]:
     return np.asarray(relative - math.log(np.exp(relative).sum()), np.float64)
 
 
+def ratios_to(largest: NDArray[np.float32], scores: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Probabilities of log-weights [n, m] over those of the rows' largest ones [n, 1]. Returns [n, m]."""
+    return np.asarray(np.exp((scores - largest).astype(np.float64)), np.float64)
+
+
 def sparse_support(
     scores: Scores, max_entries: int = MAX_SUPPORT_ENTRIES, mass: float = SUPPORT_MASS
 ) -> SparseDistribution:
@@ -190,8 +195,7 @@ def _apply_top_p(row: NDArray[np.float32], top_p: float) -> None:
 
 def _apply_min_p(scores: NDArray[np.float32], min_p: float) -> None:
     """Drop ids less probable than `min_p` times the most probable one."""
-    ratios = np.exp((scores - scores.max(axis=1, keepdims=True)).astype(np.float64))
-    scores[ratios < min_p] = -np.inf
+    scores[ratios_to(scores.max(axis=1, keepdims=True), scores) < min_p] = -np.inf
 
 
 def _largest_first(values: Scores, count: int) -> NDArray[np.intp]:

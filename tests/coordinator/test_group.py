@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
@@ -58,8 +59,7 @@ def share(modes: list[Mode], mode: Mode) -> float:
     return modes.count(mode) / len(modes)
 
 
-@pytest.mark.parametrize("sessions", [2, 4, 16, 64])
-@pytest.mark.parametrize("worst", [0.3, 0.7, 0.9])
+@pytest.mark.parametrize(("sessions", "worst"), [*product((2, 4, 16), (0.3, 0.7, 0.9)), (64, 0.7)])
 def test_modes_that_lose_cost_a_bounded_trial_whose_share_falls(sessions: int, worst: float) -> None:
     group = Group(promise=2.0)
     losing = {Mode.REST: 1.0, Mode.MATCHES: worst, Mode.DRAFTS: worst}.__getitem__

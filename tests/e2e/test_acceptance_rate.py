@@ -20,8 +20,8 @@ from paceline.sampling.distribution import probabilities, processed_scores, spar
 from tests.e2e.cluster import NEAR, TARGET, Cluster
 from tests.sampling import plain
 
-ROUNDS = 1000
-REQUESTS = 10
+ROUNDS = 500
+REQUESTS = 5
 SIGMAS = 5.0
 """A right implementation strays so far once in a million; the seeds are fixed."""
 

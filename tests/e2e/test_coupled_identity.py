@@ -38,7 +38,7 @@ async def test_any_speculation_writes_the_target_only_text(cluster: Cluster, sam
     rng = np.random.default_rng(11)
     async with cluster.async_client() as client:
         for prompt in PROMPTS:
-            request = partial(GenerateRequest, token_ids=prompt, sampling=sampling, seed=17, max_new_tokens=48)
+            request = partial(GenerateRequest, token_ids=prompt, sampling=sampling, seed=17, max_new_tokens=32)
             plain = await client.generate(request(speculation=TARGET_ONLY))
             assert set(plain.provenance) == {Provenance.TARGET}
             settings = [random_speculation(rng) for _ in range(8)]

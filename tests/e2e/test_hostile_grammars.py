@@ -28,6 +28,8 @@ ORDINARY = SamplingParams(grammar=Grammar(GrammarKind.REGEX, "([a-f][g-k]+)+"))
 DRAFTED = SpeculationSettings(drafter="model", num_draft_tokens=3)
 
 
+LIMITED = ("multiple", "options")
+"""One of time and one of memory; `test_workers` tries all of them on the workers alone."""
 services = cluster_fixture(TARGET, NEAR, target_flags=LIMITS, draft_flags=LIMITS)
 
 
@@ -35,7 +37,9 @@ def request(sampling: SamplingParams, speculation: SpeculationSettings = DRAFTED
     return GenerateRequest(prompt="abc", sampling=sampling, seed=4, max_new_tokens=24, speculation=speculation)
 
 
-@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize(
+    "name", [each if each in LIMITED else pytest.param(each, marks=pytest.mark.full) for each in HOSTILE]
+)
 async def test_a_hostile_grammar_costs_its_own_request_alone(services: Cluster, name: str) -> None:
     target = services.processes["target"].pid
     hostile = request(SamplingParams(grammar=HOSTILE[name]))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 
 import pytest
 
@@ -12,8 +11,7 @@ from paceline.protocol.generation import GenerateRequest, SpeculationSettings
 from paceline.protocol.proposal import Acceptance
 from paceline.protocol.sampling import SamplingParams
 from tests.e2e.cluster import Cluster, cluster_fixture
-from tests.e2e.statistics import LEVEL
-from tests.e2e.test_distribution import SAMPLING, TARGET, p_value, request, sample
+from tests.e2e.test_distribution import TARGET, check_text
 
 BYTES = "table:vocab=300,seed=9,contexts=101,sharpness=1.0"
 """A draft that has the target's three letters among its bytes, with ids of its own."""
@@ -40,12 +38,7 @@ def _honest(in_bytes: Cluster) -> Iterator[None]:
     ],
 )
 async def test_text_has_the_targets_distribution(in_bytes: Cluster, acceptance: Acceptance, drafter: str) -> None:
-    speculation = SpeculationSettings(drafter=drafter, num_draft_tokens=1)
-    async with in_bytes.async_client() as client:
-        texts = await sample(
-            client, partial(request, sampling=SAMPLING, acceptance=acceptance, speculation=speculation), 400
-        )
-    assert p_value(texts, SAMPLING) > LEVEL
+    await check_text(in_bytes, acceptance, drafter, samples=400)
 
 
 def test_coupled_text_is_target_onlys(in_bytes: Cluster) -> None:

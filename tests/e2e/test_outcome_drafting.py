@@ -22,7 +22,7 @@ TIMED = "table:vocab=64,seed=1,step_ms=30"
 NEAR = "table:vocab=64,seed=1,noise=0.3,step_ms=1"
 QUICK = "table:vocab=64,seed=1,step_ms=10"
 USELESS = "table:vocab=64,seed=1,invert=1,step_ms=1"
-LENGTH = 48
+LENGTH = 32
 MODEL = SpeculationSettings(drafter="model", num_draft_tokens=4)
 OFF = SpeculationSettings(off=True)
 AUTO = SpeculationSettings(drafter="auto")

@@ -61,17 +61,15 @@ async def test_the_text_is_that_without_a_prediction_and_takes_fewer_rounds(
     cluster: Cluster, drafter: str, sampling: SamplingParams
 ) -> None:
     settings = [SpeculationSettings(drafter=drafter, num_draft_tokens=k) for k in (1, 6, 40, None)]
+    edits = (0, 0, 1, 1)
     async with cluster.async_client() as client:
         plain = await client.generate(request(sampling=sampling))
-        predictions = [edited(plain.token_ids, seed) for seed in range(2)]
-        predicted = await asyncio.gather(
-            *(
-                client.generate(request(sampling=sampling, prediction=prediction, speculation=each))
-                for prediction in predictions
-                for each in settings
-            )
-        )
-    for one, each in zip(predicted, settings * 2, strict=True):
+        asked = [
+            request(sampling=sampling, prediction=edited(plain.token_ids, seed), speculation=each)
+            for seed, each in zip(edits, settings, strict=True)
+        ]
+        predicted = await asyncio.gather(*map(client.generate, asked))
+    for one, each in zip(predicted, settings, strict=True):
         assert output_of(one) == output_of(plain)
         if each.num_draft_tokens == 6:
             assert one.stats.prediction_accepted > 0.6 * LENGTH

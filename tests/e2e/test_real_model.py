@@ -123,6 +123,7 @@ def test_json_of_a_schema_always_parses(real: Cluster) -> None:
     check_json(real, JSON_PROMPTS[0], range(1))
 
 
+@pytest.mark.full
 def test_penalised_text_is_the_target_only_text(real: Cluster) -> None:
     check(real, PROMPTS[1], 24, 3, tuple(replace(each, **EVERYTHING) for each in SAMPLINGS[:1]))
 
@@ -138,13 +139,16 @@ def test_the_models_own_draft_is_there_and_changes_no_text(real: Cluster) -> Non
     assert drafted.stats.num_accepted_draft_tokens > 2
 
 
-@pytest.mark.parametrize("acceptance", [Acceptance.REJECTION, Acceptance.BLOCK])
-def test_what_it_draws_from_int8_weights_is_drawn_again(real: Cluster, acceptance: Acceptance) -> None:
-    samplings = (SamplingParams(1.5), SamplingParams(0.8, top_k=20, top_p=0.9))
+@pytest.mark.parametrize(
+    ("acceptance", "sampling"),
+    [(Acceptance.REJECTION, SamplingParams(1.5)), (Acceptance.BLOCK, SamplingParams(0.8, top_k=20, top_p=0.9))],
+)
+def test_what_it_draws_from_int8_weights_is_drawn_again(
+    real: Cluster, acceptance: Acceptance, sampling: SamplingParams
+) -> None:
     with real.client() as client:
-        for sampling in samplings:
-            drafted = client.generate(replace(RIVERS, sampling=sampling, acceptance=acceptance))
-            assert drafted.stats.num_draft_tokens > 20
+        drafted = client.generate(replace(RIVERS, sampling=sampling, acceptance=acceptance))
+    assert drafted.stats.num_draft_tokens > 20
     assert "mistake" not in real.processes["coordinator"].log_tail(1_000_000)
 
 

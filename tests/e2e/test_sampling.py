@@ -107,7 +107,7 @@ async def test_any_speculation_writes_the_target_only_text(
 ) -> None:
     long = partial(request, sampling=replace(params, temperature=temperature, logprobs=2), max_new_tokens=40)
     async with services.async_client() as client:
-        for seed in range(4):
+        for seed in range(2):
             plain = await client.generate(long(seed=seed, speculation=TARGET_ONLY))
             for speculation in SPECULATIONS:
                 drafted = await client.generate(long(seed=seed, speculation=speculation))
@@ -148,7 +148,7 @@ async def test_a_reopened_or_resumed_text_goes_on_the_same(services: Cluster) ->
         for params in (PENALISED, repeated):
             base = request(sampling=params, seed=5, speculation=CHAIN, max_new_tokens=18)
             whole = (await client.generate(base)).token_ids
-            for arrived in range(1, len(whole)):
+            for arrived in range(1, len(whole), 2):
                 rest = await client.generate(replace(base, resume_token_ids=whole[:arrived]))
                 assert whole[:arrived] + rest.token_ids == whole
 

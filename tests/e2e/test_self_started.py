@@ -30,8 +30,9 @@ TREE = SpeculationSettings(drafter="model", tree_widths=(3, 2, 1))
 SAMPLINGS = {
     "greedy": SamplingParams(temperature=0, repetition_penalty=1.3),
     "sampled": SamplingParams(temperature=0.9, top_p=0.95, logprobs=2),
-    "penalties": SamplingParams(repetition_penalty=1.4, presence_penalty=0.6, frequency_penalty=0.8),
-    "min tokens": SamplingParams(min_tokens=10, logit_bias=((END, 3.0),)),
+    "penalties": SamplingParams(
+        repetition_penalty=1.4, presence_penalty=0.6, frequency_penalty=0.8, min_tokens=10, logit_bias=((END, 3.0),)
+    ),
     "grammar": SamplingParams(grammar=Grammar(GrammarKind.REGEX, "([a-f][g-k]+)+")),
 }
 text = partial(GenerateRequest, token_ids=(10, 20, 30), seed=23, max_new_tokens=60)

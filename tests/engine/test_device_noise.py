@@ -7,6 +7,7 @@ import importlib
 import json
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from paceline.engine.cuda import candidates, noise
-from paceline.engine.cuda.candidates import RacedRows, clear_winners
+from paceline.engine.cuda import candidates, filters, noise
+from paceline.engine.cuda.candidates import RacedRows, candidates_of, clear_winners
 from paceline.engine.cuda.graphs import StepRunner
 from paceline.engine.cuda.kernels import TORCH, triton_kernels
 from paceline.engine.cuda.noise import Race, check_race, counter_of, log_exponentials, race_candidates, words
 from paceline.engine.cuda.static_engine import StaticEngine
-from paceline.engine.interface import Ranking, StepItem, StepPlan
+from paceline.engine.interface import NO_FILTERS, Ranking, StepItem, StepPlan
 from paceline.protocol.errors import InvalidInput, Unsupported
 from paceline.protocol.proposal import ROOT, Acceptance, Proposal
 from paceline.protocol.sampling import NoiseKey, SamplingParams
@@ -95,17 +96,25 @@ def on_device(numbers: Any) -> torch.Tensor:
     return torch.as_tensor(numbers, device=DEVICE)
 
 
-def raced(logits: Row, ranking: Ranking, vocab_size: int, count: int, race: Race = race_candidates) -> RacedRows:
+def raced(logits: Row, ranking: Ranking, count: int, race: Race = race_candidates) -> RacedRows:
+    """What an engine makes of rows; `count` candidates of each."""
+    count = min(count, logits.shape[1])
     counters = [counter_of(ranking.noise, position) for position in ranking.positions]
     temperatures = np.full(len(logits), ranking.temperature, np.float32)
     with np.errstate(**LIKE_A_DEVICE):
-        found = race(on_device(logits), on_device(counters), on_device(temperatures), min(count, vocab_size))
-    ranked = found.numpy(force=True)
-    return RacedRows(ranking, ranked, vocab_size, lambda: logits, clear_winners(ranked, temperatures))
+        numbers = race(on_device(logits), on_device(counters), on_device(temperatures), count)
+    if ranking.filters != NO_FILTERS:
+        top_k = on_device([ranking.filters.top_k] * len(logits))
+        ids = numbers[:, 2 + count : 2 + 2 * count].long()
+        shares = filters.shares_before(on_device(logits), on_device(temperatures), top_k, ids)
+        numbers = torch.cat((numbers, shares), dim=1)
+    row_filters = np.array([astuple(ranking.filters)] * len(logits))
+    best = candidates_of(numbers.numpy(force=True), count, logits.shape[1], temperatures, row_filters)
+    return RacedRows(ranking, best, lambda: logits, clear_winners(best, temperatures))
 
 
 def defined(logits: Row, ranking: Ranking) -> list[tuple[int, ...]]:
-    scores = processed_scores(logits, SamplingParams(temperature=ranking.temperature))
+    scores = processed_scores(logits, ranking.sampling)
     if ranking.greedy:
         orders = np.argsort(-logits, axis=1, kind="stable")
         best = [order[logits[i, order] > -np.inf] for i, order in enumerate(orders)]
@@ -134,7 +143,7 @@ def test_the_device_draws_what_the_definition_draws(
     positions = tuple(int(each) for each in rng.integers(1 << 32, size=rows))
     ranking = Ranking(NoiseKey(seed, 3), temperature, positions, count)
     expected = defined(logits, ranking)
-    found = raced(logits, ranking, vocab_size, count + 8, race)
+    found = raced(logits, ranking, count + 8, race)
     assert found.drawn_tokens().token_ids == tuple(tokens[0] for tokens in expected)
     for each, tokens, row in zip(found.ranked_tokens(), expected, logits, strict=True):
         assert each.token_ids == tokens
@@ -161,7 +170,7 @@ def test_a_winner_is_clear_where_no_other_can_have_won(monkeypatch: pytest.Monke
         (2.0, NAN, 4.0, 1.0): -1,
         (3e38, 5.0, 4.0, 0.01): -1,
     }
-    columns = [(largest, 0.0, best, second, 7.0, 3.0, 1.0, 1.0) for largest, best, second, _ in rows]
+    columns = [(-INF, largest, 0.0, best, second, 7.0, 3.0, 1.0, 1.0) for largest, best, second, _ in rows]
     temperatures = np.array([temperature for *_, temperature in rows], np.float32)
     assert clear_winners(np.array(columns), temperatures).tolist() == list(rows.values())
 
@@ -172,13 +181,13 @@ def test_rows_with_nothing_to_draw_are_refused(race: Race, bad: float, temperatu
     logits = np.full((1, 20), bad if bad < 0 else 0.0, np.float32)
     logits[0, 7] = bad
     with pytest.raises(InvalidInput, match="largest logit"):
-        raced(logits, Ranking(KEY, temperature, (4,)), 20, 9, race).drawn_tokens()
+        raced(logits, Ranking(KEY, temperature, (4,)), 9, race).drawn_tokens()
 
 
 def test_scores_that_overflow_are_read_whole(race: Race) -> None:
     logits = np.array([[3e38, 2.9e38, *[0.0] * 30]], np.float32)
     ranking = Ranking(KEY, 0.01, (4,), 2)
-    (ranked,) = raced(logits, ranking, 32, 9, race).ranked_tokens()
+    (ranked,) = raced(logits, ranking, 9, race).ranked_tokens()
     assert ranked.token_ids == defined(logits, ranking)[0]
     assert ranked.probabilities[0] == 1
 
@@ -187,16 +196,15 @@ def test_a_row_is_read_whole_only_where_its_candidates_do_not_suffice() -> None:
     rng = np.random.default_rng(1)
     logits = rng.standard_normal((40, 500)).astype(np.float32)
     ranking = Ranking(KEY, 0.7, tuple(range(40)), 1)
-    found = raced(logits, ranking, 500, 9)
+    found = raced(logits, ranking, 9)
 
     def never() -> Row:
         raise AssertionError("read whole")
 
-    enough = RacedRows(ranking, found.candidates, 500, never)
+    enough = RacedRows(ranking, found.candidates, never)
     assert enough.drawn_tokens().token_ids == tuple(tokens[0] for tokens in defined(logits, ranking))
-    ties = RacedRows(
-        Ranking(KEY, 0.0, (0,)), raced(0 * logits[:1], Ranking(KEY, 0.0, (0,)), 500, 9).candidates, 500, never
-    )
+    greedy = Ranking(KEY, 0.0, (0,))
+    ties = RacedRows(greedy, raced(0 * logits[:1], greedy, 9).candidates, never)
     with pytest.raises(AssertionError, match="read whole"):
         ties.drawn_tokens()
 
@@ -209,7 +217,12 @@ def engine() -> StaticEngine:
 CASES = [
     (Acceptance.COUPLED, SamplingParams(temperature=0.8), True),
     (Acceptance.COUPLED, SamplingParams(temperature=0.0), True),
-    (Acceptance.COUPLED, SamplingParams(temperature=0.8, top_p=0.9), False),
+    (Acceptance.COUPLED, SamplingParams(temperature=0.8, top_p=0.9), True),
+    (Acceptance.COUPLED, SamplingParams(temperature=1.3, top_k=9, top_p=0.6, min_p=0.01), True),
+    (Acceptance.COUPLED, SamplingParams(temperature=0.0, top_k=9, top_p=0.6), True),
+    (Acceptance.COUPLED, SamplingParams(temperature=0.8, top_k=129), False),
+    (Acceptance.COUPLED, SamplingParams(temperature=0.8, top_p=0.9, frequency_penalty=0.1), False),
+    (Acceptance.REJECTION, SamplingParams(temperature=0.8, top_p=0.9), False),
     (Acceptance.REJECTION, SamplingParams(temperature=0.8), False),
     (Acceptance.BLOCK, SamplingParams(temperature=1.0), False),
 ]
@@ -368,7 +381,7 @@ def test_a_device_that_rounds_otherwise_changes_no_token(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(noise, "log_exponentials", rounded)
     monkeypatch.setattr(candidates, "margin", lambda value: 0.1)
-    found = raced(logits, ranking, 100, 12)
+    found = raced(logits, ranking, 12)
     assert [each.token_ids for each in found.ranked_tokens()] == defined(logits, ranking)
     monkeypatch.setattr(candidates, "margin", lambda value: 0.0)
     assert [each.token_ids for each in found.ranked_tokens()] != defined(logits, ranking)

@@ -10,7 +10,6 @@ from contextlib import asynccontextmanager, contextmanager
 from types import SimpleNamespace
 from typing import Any, cast
 
-import anthropic
 import httpx2
 import openai
 
@@ -108,10 +107,12 @@ class CannedCoordinator:
 
 @asynccontextmanager
 async def serving(template: str, text: str, *, defective: bool = False) -> AsyncIterator[SimpleNamespace]:
-    """Official clients of a gateway before such a coordinator.
+    """Official clients of a gateway before such a coordinator; `anthropic`: that client's module, with its errors.
 
     defective: the application will raise, which is left to the server, after its answer; otherwise that fails a test.
     """
+    import anthropic  # 3,000 modules: no worker reads them to collect tests
+
     tokenizer = templated(template)
     canned = CannedCoordinator(tokenizer, text)
     prompts = PromptReader(tokenizer)
@@ -123,6 +124,7 @@ async def serving(template: str, text: str, *, defective: bool = False) -> Async
             canned=canned,
             http=http,
             openai=openai.AsyncOpenAI(api_key="k", base_url="http://localhost/v1", http_client=http),
+            anthropic=anthropic,
             claude=anthropic.AsyncAnthropic(api_key="k", base_url="http://localhost", http_client=http),
         )
     prompts.close()

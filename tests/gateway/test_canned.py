@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-import anthropic
 import pydantic
 import pytest
 
@@ -104,9 +103,9 @@ async def test_reasoning_text_and_a_call_are_each_apis_own_whole_and_streamed(te
 async def test_a_failure_is_each_clients_exception_in_mid_stream_too() -> None:
     async with serving(PLAIN, "Yes.") as served:
         served.canned.failure = InternalError("a defect")
-        with pytest.raises(anthropic.InternalServerError, match="a defect"):
+        with pytest.raises(served.anthropic.InternalServerError, match="a defect"):
             await served.claude.messages.create(model="m", max_tokens=9, messages=ASKED)
-        with pytest.raises(anthropic.APIStatusError, match="a defect"):
+        with pytest.raises(served.anthropic.APIStatusError, match="a defect"):
             async for _ in await served.claude.messages.create(model="m", max_tokens=9, messages=ASKED, stream=True):
                 pass
         events = [event async for event in await served.openai.responses.create(model="m", input="q", stream=True)]

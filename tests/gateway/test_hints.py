@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-import anthropic
 import pytest
 
 from tests.gateway.canned import serving
@@ -258,7 +257,7 @@ async def test_what_would_change_a_text_is_refused_by_its_own_path(stream: bool)
 @pytest.mark.parametrize("stream", [False, True])
 async def test_anthropics_errors_have_its_own_paths(fields: dict[str, Any], message: str, stream: bool) -> None:
     async with serving(HERMES, "Yes.") as served:
-        with pytest.raises(anthropic.BadRequestError) as caught:
+        with pytest.raises(served.anthropic.BadRequestError) as caught:
             await served.claude.messages.create(
                 model="m", max_tokens=9, messages=[USER], stream=stream, extra_body=fields
             )

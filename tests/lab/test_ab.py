@@ -8,7 +8,6 @@ import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
-from itertools import product
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -244,9 +243,9 @@ def test_http_and_grpc_write_the_same_texts_and_each_process_is_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(experiments, "PAIR", FAST)
-    turns = measured(tmp_path, "http", "--users", "2", "--tokens", "24", "--turns", "2")["turns"]
+    turns = measured(tmp_path, "http", "--users", "2", "--tokens", "24", "--turns", "1")["turns"]
     stages = ("target-only", "drafts of 4")
-    assert [(each["stage"], each["number"]) for each in turns] == [*product(stages, (0, 1))]
+    assert [(each["stage"], each["number"]) for each in turns] == [(stage, 0) for stage in stages]
     for each in turns:
         assert set(each["runs"]) == {"gRPC", "HTTP", "gRPC again"}
         assert len({run["text"] for run in each["runs"].values()}) == 1

@@ -54,7 +54,7 @@ def test_the_whole_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
     assert threads == {"gpu-benchmark"}, "the executor's, on which engines are made, too"
     for number, claim, _ in FINDINGS:
         assert f"| {number} | {claim} |" in text
-    assert text.count("| no GPU |") == len(FINDINGS) == 11
+    assert text.count("| no GPU |") == len(FINDINGS) == 12
     (file,) = tmp_path.glob("gpu-*.json")
     results = json.loads(file.read_text())["results"]
     assert [(case["sessions"], case["rows"]) for case in results] == [(1, 1), (1, 4), (3, 1), (3, 4)]

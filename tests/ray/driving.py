@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -50,10 +51,11 @@ class TwoNodes:
 
 
 @contextmanager
-def two_nodes() -> Iterator[TwoNodes]:
-    """A cluster that ends with the context."""
+def two_nodes(programs: Path) -> Iterator[TwoNodes]:
+    """A cluster that ends with the context; its nodes have the programs of a folder."""
     argv = [sys.executable, "-m", "tests.ray.two_nodes"]
-    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT) as process:
+    own = ENVIRONMENT | {"PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"}
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=own) as process:
         try:
             yield TwoNodes(process)
         finally:

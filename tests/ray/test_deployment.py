@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +17,7 @@ from pathlib import Path
 from threading import Event
 
 import grpc
+import psutil
 import pytest
 
 from paceline.client import AsyncClient, Client
@@ -23,6 +25,7 @@ from paceline.protocol.generation import Finished, GenerateRequest, Provenance, 
 from paceline.rpc.link_kinds import service_status
 from tests.e2e.cluster import Cluster, eventually
 from tests.ray.driving import BACK_SECONDS, ENVIRONMENT, RAY, Deployed, TwoNodes, controller_pids, two_nodes
+from tests.ray.test_vllm import FILE as VLLM
 from tests.ray.two_nodes import CPUS_OF_A_NODE
 
 pytestmark = pytest.mark.timeout(300)
@@ -38,6 +41,10 @@ LACK = "1 of 3 draft services waits for 0.5 CPU and 3 small: the cluster has 6 C
 LENGTH = 160
 CLIENTS = 4
 TAKES_SESSIONS_S = 10.0
+STANDS_IN = """#!/bin/sh
+echo "$(basename "$0") $* pid $$" >> {notes}
+test "$(basename "$0")" = vllm || exec sleep 100
+"""
 
 
 def request(length: int = LENGTH, client: int = 0) -> GenerateRequest:
@@ -51,8 +58,18 @@ def request(length: int = LENGTH, client: int = 0) -> GenerateRequest:
 
 
 @pytest.fixture(scope="module")
-def nodes() -> Iterator[TwoNodes]:
-    with two_nodes() as running:
+def stand_ins(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of programs that note what they were told: vLLM's ends at once, the draft's would go on."""
+    folder = tmp_path_factory.mktemp("programs")
+    for name in ("vllm", "paceline"):
+        (folder / name).write_text(STANDS_IN.format(notes=folder / "notes"))
+        (folder / name).chmod(0o755)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def nodes(stand_ins: Path) -> Iterator[TwoNodes]:
+    with two_nodes(stand_ins) as running:
         yield running
 
 
@@ -228,6 +245,19 @@ def test_bad_commands_are_refused(deployed: Deployed, command: str, arguments: t
     done = deployed.run(command, *arguments)
     assert done.returncode == 2
     assert error in done.stderr
+
+
+def test_ray_places_a_draft_beside_vllm_and_ends_it_with_the_server(nodes: TwoNodes, stand_ins: Path) -> None:
+    flags = ["--address", nodes.address, "--model", "M", "--degree", "0", "--draft-gpus", "0", "--draft-resource", ""]
+    done = subprocess.run(
+        [sys.executable, VLLM, *flags], capture_output=True, text=True, env=ENVIRONMENT, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    (draft, pid), (vllm, _) = (line.rsplit(" pid ", 1) for line in (stand_ins / "notes").read_text().splitlines())
+    assert draft.startswith("paceline draft-service --target-model M ")
+    node = done.stdout.partition("draft service at ")[2].partition(",")[0]
+    assert f'"address": "{node}"' in vllm
+    eventually(lambda: not psutil.pid_exists(int(pid)), "the draft has ended")
 
 
 @pytest.mark.full

@@ -82,6 +82,7 @@ class StepShape:
         kinds: kinds of layers, which differ in how far back their rows see.
         feature_layers: layers whose hidden states are returned, ascending. Each such set has a graph of its own, so
             steps without features copy nothing.
+        has_filters: whether any raced row has filters: then all of them return what those need.
     """
 
     rows: int
@@ -91,6 +92,12 @@ class StepShape:
     candidates: int
     kinds: int = 1
     feature_layers: tuple[int, ...] = ()
+    has_filters: bool = False
+
+    @property
+    def row_numbers(self) -> int:
+        """Numbers that each raced row returns."""
+        return 2 + (4 if self.has_filters else 3) * self.candidates
 
     @property
     def logit_rows(self) -> int:

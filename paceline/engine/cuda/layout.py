@@ -65,6 +65,8 @@ class Layout:
     """[raced_rows, 4]: position, tag, and the two words of the key."""
     temperatures: Field
     """[raced_rows]: the bits of a float32; 0: greedy."""
+    top_k: Field
+    """[raced_rows]: 0: all ids."""
     groups: tuple[GroupFields, ...]
     size: int
 
@@ -82,7 +84,7 @@ def layout_of(shape: StepShape) -> Layout:
 
     rows = shape.rows
     head = (place(rows), place(rows), place(rows), place(rows), place(shape.logit_rows))
-    race = (place(shape.raced_rows, 4), place(shape.raced_rows))
+    race = (place(shape.raced_rows, 4), place(shape.raced_rows), place(shape.raced_rows))
     groups = tuple(
         GroupFields(
             source=place(group.queries),

@@ -23,7 +23,7 @@ from paceline.engine.cuda.buckets import (
 from paceline.engine.cuda.layout import Field, GroupFields, Layout, layout_of
 from paceline.engine.cuda.noise import counter_of
 from paceline.engine.cuda.pages import Ids, PagePool
-from paceline.engine.interface import Ranking, StepItem, StepPlan
+from paceline.engine.interface import NO_FILTERS, Ranking, StepItem, StepPlan
 from paceline.engine.ledger import depths
 
 
@@ -38,6 +38,8 @@ class PackedStep:
     plain_rows: int = 0
     temperatures: NDArray[np.float32] = field(default_factory=lambda: np.empty(0, np.float32))
     """[raced_rows] 0: greedy."""
+    filters: NDArray[np.float64] = field(default_factory=lambda: np.empty((0, 3)))
+    """[raced_rows, 3]: top_k, top_p, min_p."""
 
 
 def pack(
@@ -73,6 +75,7 @@ def pack(
         candidates=candidate_count(most_tokens, vocab_size) if raced_rows else 0,
         kinds=len(horizons),
         feature_layers=tuple(sorted(feature_layers)),
+        has_filters=any(race is not None and race.filters != NO_FILTERS for race in races),
     )
     layout, integers = layout_of(shape), _blank_integers(shape, pool)
     _put(integers, layout.logit_rows, raced_rows)
@@ -80,7 +83,7 @@ def pack(
     _put(integers, layout.token_ids, list(chain.from_iterable(item.token_ids for item in items)))
     _put(integers, layout.positions, rows.positions)
     _put(integers, layout.write, rows.write)
-    temperatures = _put_races(integers, races, layout)
+    temperatures, filters = _put_races(integers, races, layout)
     query = _view(integers, layout.query)
     first_query = 0
     for group, fields in zip(groups, layout.groups, strict=True):
@@ -89,7 +92,7 @@ def pack(
         _put_visible(integers, group_rows, fields, items, rows, horizons)
         query[group_rows.packed] = first_query + np.flatnonzero(group_rows.new)
         first_query += group.shape.queries
-    return PackedStep(shape, integers, starts, len(raced_rows), len(plain_rows), temperatures)
+    return PackedStep(shape, integers, starts, len(raced_rows), len(plain_rows), temperatures, filters)
 
 
 def blank_step(shape: StepShape, pool: PagePool) -> PackedStep:
@@ -158,7 +161,10 @@ def _view(integers: Ids, field: Field) -> Ids:
     return integers[field.start : field.end].reshape(field.shape)
 
 
-def _put_races(integers: Ids, races: Sequence[Ranking | None], layout: Layout) -> NDArray[np.float32]:  # [raced rows]
+def _put_races(
+    integers: Ids, races: Sequence[Ranking | None], layout: Layout
+) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
+    """Enter how rows are raced; returns temperatures [raced rows] and filters [raced rows, 3]."""
     rankings = [race for race in races if race is not None]
     counters = [counter_of(race.noise, position) for race in rankings for position in race.positions]
     # Words of the key need 32 bits of the 64, so signs don't matter.
@@ -166,7 +172,10 @@ def _put_races(integers: Ids, races: Sequence[Ranking | None], layout: Layout) -
         _view(integers, layout.counters)[: len(counters)] = counters
     temperatures = np.array([race.temperature for race in rankings for _ in race.positions], np.float32)
     _put(integers, layout.temperatures, temperatures.view(np.int32).astype(np.int64))
-    return temperatures
+    rows = [race.filters for race in rankings for _ in race.positions]
+    filters = np.array([(row.top_k, row.top_p, row.min_p) for row in rows], np.float64).reshape(-1, 3)
+    _put(integers, layout.top_k, filters[:, 0].astype(np.int64))
+    return temperatures, filters
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,10 +11,12 @@ import torch
 
 from paceline.engine.blocks import BlockStore
 from paceline.engine.cuda.buckets import StepShape
-from paceline.engine.cuda.candidates import RacedRows, clear_winners
+from paceline.engine.cuda.candidates import RacedRows, candidates_of, clear_winners
+from paceline.engine.cuda.filters import MOST_K, shares_before
 from paceline.engine.cuda.footprint import (
     CANDIDATE_NUMBERS,
     INPUT_INTEGERS,
+    RACED_AT_ONCE,
     STATIC_STATES,
     static_rows,
 )
@@ -53,14 +55,15 @@ class _Buffers:
 
     inputs: torch.Tensor  # [layout.size] int64
     logits: torch.Tensor  # [logit rows, V] float32; the raced rows first
-    candidates: torch.Tensor  # [raced, 2 + 3 · candidates] float64
+    candidates: torch.Tensor  # [raced, row numbers] float64: as `race_candidates`, then as `shares_before`
     states: torch.Tensor  # [feature layers, rows, hidden]; [states, hidden] until cut to a shape
 
 
 class StaticEngine(DecoderEngine[_PageBlock]):
     """A decoder behind the engine interface; `Engine`, `DrawingEngine` and `RankingEngine` say what it promises.
 
-    Coupled draws that temperature alone shapes are raced on the device; whatever else is asked for gets logits.
+    Coupled draws that temperature and filters alone shape are raced on the device; whatever else is asked for gets
+    logits.
     """
 
     def __init__(self, decoder: ServedDecoder, runner: StepRunner) -> None:
@@ -137,11 +140,12 @@ class StaticEngine(DecoderEngine[_PageBlock]):
         step = pack(plan, rankings, self._pool, vocab_size, horizons, layers, gathered_rows)
         buffers = self._run(step)
         raced_rows = step.shape.raced_rows
-        candidates, logits = download(
+        numbers, logits = download(
             (buffers.candidates[: step.raced_rows], buffers.logits[raced_rows : raced_rows + step.plain_rows])
         )
         self._states.take_packed(plan, dict(zip(step.shape.feature_layers, buffers.states, strict=True)))
         self._ledger.share(plan, self._copy_block)
+        candidates = candidates_of(numbers, step.shape.candidates, logits.shape[1], step.temperatures, step.filters)
         winners = clear_winners(candidates, step.temperatures)
         answers: list[Logits | RacedRows] = []
         for item, ranking, start in zip(plan.items, rankings, step.starts, strict=True):
@@ -150,7 +154,7 @@ class StaticEngine(DecoderEngine[_PageBlock]):
                 answers.append(logits[rows])
                 continue
             whole = partial(_download, buffers.logits, rows)
-            answers.append(RacedRows(ranking, candidates[rows], logits.shape[1], whole, winners[rows]))
+            answers.append(RacedRows(ranking, candidates[rows], whole, winners[rows]))
         return answers
 
     def _run(self, step: PackedStep) -> _Buffers:
@@ -178,14 +182,22 @@ class StaticEngine(DecoderEngine[_PageBlock]):
         with capture_states(self._model, shape.feature_layers, out=states):
             logits = forward(self._model, attention, ids[None], positions[None], part(inputs, layout.logit_rows))
         buffers.logits.copy_(logits[:, : self._width])
-        counters = part(inputs, layout.counters)
+        self._race(shape, buffers)
+
+    def _race(self, shape: StepShape, buffers: _Buffers) -> None:
+        layout, inputs = layout_of(shape), buffers.inputs
+        counters, top_k = part(inputs, layout.counters), part(inputs, layout.top_k)
         temperatures = part(inputs, layout.temperatures).to(torch.int32).view(torch.float32)
-        at_once = self._kernels.raced_at_once
+        count, at_once = shape.candidates, RACED_AT_ONCE if shape.has_filters else self._kernels.raced_at_once
         for start in range(0, shape.raced_rows, at_once):
             rows = slice(start, min(start + at_once, shape.raced_rows))
-            candidates = self._kernels.race(
-                buffers.logits[rows], counters[rows], temperatures[rows], shape.candidates
-            )
+            logits = buffers.logits[rows]
+            candidates = self._kernels.race(logits, counters[rows], temperatures[rows], count)
+            if shape.has_filters:
+                ids = candidates[:, 2 + count : 2 + 2 * count].long()
+                candidates = torch.cat(
+                    (candidates, shares_before(logits, temperatures[rows], top_k[rows], ids)), dim=1
+                )
             buffers.candidates[rows].copy_(candidates)
 
     def _make_buffers(self, integers: int, rows: int, candidate_numbers: int, states: torch.Tensor) -> _Buffers:
@@ -207,7 +219,7 @@ def _download(logits: torch.Tensor, rows: slice) -> Logits:
 
 
 def _candidate_numbers(shape: StepShape) -> int:
-    return shape.raced_rows * (2 + 3 * shape.candidates)
+    return shape.raced_rows * shape.row_numbers
 
 
 def _fits(shape: StepShape, room: _Buffers) -> bool:
@@ -222,12 +234,12 @@ def _cut_buffers(buffers: _Buffers, shape: StepShape) -> _Buffers:
     return _Buffers(
         buffers.inputs[: layout_of(shape).size],
         buffers.logits[: shape.logit_rows],
-        buffers.candidates[: _candidate_numbers(shape)].view(shape.raced_rows, 2 + 3 * shape.candidates),
+        buffers.candidates[: _candidate_numbers(shape)].view(shape.raced_rows, shape.row_numbers),
         buffers.states[: shape.states].view(len(shape.feature_layers), shape.rows, buffers.states.shape[1]),
     )
 
 
 def _ranking_of(draw: Draw | None) -> Ranking | None:
-    if draw is None or draw.acceptance is not Acceptance.COUPLED:
+    if draw is None or draw.acceptance is not Acceptance.COUPLED or draw.filters.top_k > MOST_K:
         return None
-    return Ranking(draw.noise, draw.temperature, draw_positions(draw.round_))
+    return Ranking(draw.noise, draw.temperature, draw_positions(draw.round_), filters=draw.filters)

@@ -16,7 +16,17 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.engine.interface import NO_PREFIX, Draw, Drawing, DrawnTokens, Engine, Logits, Prefix, StepPlan
+from paceline.engine.interface import (
+    NO_FILTERS,
+    NO_PREFIX,
+    Draw,
+    Drawing,
+    DrawnTokens,
+    Engine,
+    Logits,
+    Prefix,
+    StepPlan,
+)
 from paceline.engine.parallel.draws import Share, combine, draw_part, summarise, vocabulary_shares
 from paceline.engine.parallel.group import Bytes, RankGroup
 from paceline.engine.parallel.wire import Beat, CloseCommand, Command, Open, StepCommand, Stop, decode, encode
@@ -70,7 +80,8 @@ class ParallelEngine(WrappedEngine):
         return [answer for answer in answers if isinstance(answer, np.ndarray)]
 
     def step_and_draw(self, plan: StepPlan, draws: Sequence[Draw | None]) -> Sequence[Logits | Drawing]:  # noqa: D102
-        step = StepCommand(plan, tuple(draws))
+        # Filters need the scores of ids that other ranks have.
+        step = StepCommand(plan, tuple(draw if draw and draw.filters == NO_FILTERS else None for draw in draws))
         command = encode(step)
         with self._calling():
             self._group.tell(command)

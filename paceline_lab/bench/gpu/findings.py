@@ -17,21 +17,25 @@ import torch
 from torch.nn import functional
 
 from paceline.engine.cuda.buckets import PAGE_ROWS, common_shapes
+from paceline.engine.cuda.candidates import RacedRows
 from paceline.engine.cuda.footprint import static_bytes
 from paceline.engine.cuda.graphs import GraphRunner
 from paceline.engine.cuda.kernels import triton_kernels
 from paceline.engine.cuda.noise import Race, check_race, race_candidates
 from paceline.engine.cuda.static_engine import StaticEngine
-from paceline.engine.interface import Ranking, StepItem, StepPlan
+from paceline.engine.interface import NO_FILTERS, Filters, Ranking, StepItem, StepPlan
 from paceline.engine.memory import workspace_bytes
-from paceline.protocol.sampling import NoiseKey
+from paceline.protocol.sampling import NoiseKey, SamplingParams
 from paceline.runtime.config import EngineSettings
+from paceline.sampling.distribution import processed_scores
+from paceline.sampling.noise import Stream
+from paceline.sampling.racing import race_rows
 from paceline_lab.bench.gpu.cases import median_ms
 
 REPEATS = 10
 MIXED_STEPS = 200
-PLAN_MS, CAPTURE_MS, RACE_MS, TREE_MS = 5.0, 50.0, 0.4, 0.2
-"""What the reading expects at least: of a plan of cuDNN's, a capture, a race, a tree's moves."""
+PLAN_MS, CAPTURE_MS, RACE_MS, TREE_MS, TOP_P_MS = 5.0, 50.0, 0.4, 0.2, 2.0
+"""What the reading expects at least: of a plan of cuDNN's, a capture, a race, a tree's moves, top-p of a row."""
 
 
 Finding = dict[str, object]
@@ -188,6 +192,33 @@ def mixed_traffic(ground: Ground) -> tuple[str, bool]:
     return f"{count} captures in {MIXED_STEPS} steps of 1 to 16 sessions", count > MIXED_STEPS // 10
 
 
+def filtered_draws(ground: Ground) -> tuple[str, bool]:
+    """Draw a token of every session, by temperature alone, with top-p, and with top-p on the host."""
+    engine, sessions, noise = ground.engine, range(ground.sessions), NoiseKey(1)
+    plan = StepPlan(tuple(StepItem(session, 0, (1,), logit_rows=(0,)) for session in sessions))
+    top_p = Filters(top_p=0.95)
+
+    def draw(filters: Filters) -> None:
+        rankings = [Ranking(noise, 1.0, (session,), 1, filters) for session in sessions]
+        for answer in engine.step_and_rank(plan, rankings):
+            assert isinstance(answer, RacedRows)
+            answer.drawn_tokens()
+
+    def draw_on_host() -> None:
+        for session, logits in zip(sessions, engine.step(plan), strict=True):
+            scores = processed_scores(logits, SamplingParams(top_p=top_p.top_p))
+            race_rows(scores, 1, noise, Stream.DRAFT, (session,))
+
+    for session in sessions:
+        engine.open(session, PAGE_ROWS)
+    alone_ms, top_p_ms = (ground.ms(partial(draw, filters)) for filters in (NO_FILTERS, top_p))
+    host_ms = ground.ms(draw_on_host)
+    for session in sessions:
+        engine.close(session)
+    text = f"a step of {len(sessions)} rows: temperature alone {alone_ms:.2f} ms, top-p {top_p_ms:.2f}, on the host "
+    return f"{text}{host_ms:.2f}", top_p_ms - alone_ms > TOP_P_MS * len(sessions)
+
+
 def prefill_masks(ground: Ground) -> tuple[str, bool]:
     """Attend a chunk over many keys with a mask, and causally without one."""
     queries, keys = (512, 32_768) if ground.device.type == "cuda" else (8, 64)
@@ -265,6 +296,7 @@ FINDINGS: tuple[tuple[int, str, Measurement], ...] = (
     (7, "shapes of mixed traffic go on being captured (mended: by use)", mixed_traffic),
     (9, "prompts by chunks of 128 are bound by memory", prefill_chunks),
     (10, "torch's kernels: a mask costs a long prompt more than its attention (mended by ours)", prefill_masks),
+    (11, "top-p costs 2 ms a row and more, on the host (mended: tokens are drawn on the device)", filtered_draws),
     (15, "graphs hold more memory than was planned (14: cached parts, mended)", memory_of_graphs),
     (22, "a row's last bits depend on the rows beside it", bits_of_rows),
     (23, "moving a tree's rows costs .2 ms and more", tree_moves),

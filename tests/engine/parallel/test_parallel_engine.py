@@ -148,7 +148,10 @@ def test_ranks_that_read_bfloat16_serve_in_float32(family: str) -> None:
         np.testing.assert_allclose(mine, theirs, atol=tiny.TOLERANCE, rtol=0)
 
 
-def drawn_text(engine: ParallelEngine | StaticEngine) -> list[int]:
+WARM = SamplingParams(temperature=0.8)
+
+
+def drawn_text(engine: ParallelEngine | StaticEngine, sampling: SamplingParams = WARM) -> list[int]:
     """A text of 40 tokens, each drawn by the engine."""
 
     def step(plan: StepPlan, draw: Draw) -> Any:
@@ -156,22 +159,24 @@ def drawn_text(engine: ParallelEngine | StaticEngine) -> list[int]:
         assert not isinstance(answer, np.ndarray), "no logits leave it"
         return answer
 
-    return _text(engine, step)
+    return _text(engine, step, sampling)
 
 
-def plain_text(engine: Engine) -> list[int]:
+def plain_text(engine: Engine, sampling: SamplingParams = WARM) -> list[int]:
     """The same text, drawn from the engine's logits."""
-    return _text(engine, lambda plan, _: engine.step(plan)[0])
+    return _text(engine, lambda plan, _: engine.step(plan)[0], sampling)
 
 
-def _text(engine: Engine, step: Callable[[StepPlan, Draw], Any]) -> list[int]:
+def _text(engine: Engine, step: Callable[[StepPlan, Draw], Any], sampling: SamplingParams) -> list[int]:
     tokens, base = [5, 6, 7], 0
-    facts = SessionSpec((5, 6, 7), 3, SamplingParams(temperature=0.8), NoiseKey(9), Acceptance.COUPLED)
+    facts = SessionSpec((5, 6, 7), 3, sampling, NoiseKey(9), Acceptance.COUPLED)
     engine.open(1, 64)
     for _ in range(40):
         round_ = Round(1, base, ROOT, tuple(tokens[base:]))
         item = StepItem(1, base, round_.committed, logit_rows=(len(round_.committed) - 1,))
-        answer = step(StepPlan((item,)), Draw(Acceptance.COUPLED, 0.8, facts.noise, round_, tiny.VOCAB))
+        draw = draw_of(facts, round_, tiny.VOCAB)
+        assert draw is not None
+        answer = step(StepPlan((item,)), draw)
         drawn = verify(answer, facts, round_) if isinstance(answer, np.ndarray) else answer.drawn_tokens()
         base = len(tokens)
         tokens.append(drawn.token_ids[0])
@@ -217,7 +222,7 @@ def test_rounds_of_every_kind_share_a_step(degree: int) -> None:
 
     def draw_all(engine: ParallelEngine, _: ThreadRanks) -> list[Verdict]:
         draws = [draw_of(facts, round_, tiny.VOCAB) for facts, round_ in work]
-        assert [draw is None for draw in draws] == [False, False, True, False, False]
+        assert [draw is None for draw in draws] == [False] * 5, "of filters, ranks bring the logits all the same"
         opened(engine)
         answers = engine.step_and_draw(plan, draws)
         return [

@@ -19,7 +19,7 @@ FEW_CONSTANTS = (TARGET_ONLY, Policy(2, 0), Policy(4, 0))
 QUICK = (
     GridCase("hopeless", fewest=3),
     GridCase("poor", 1, "dear", "slow", shared=True, fewest=3),
-    GridCase("middling", 4, fewest=4),
+    GridCase("middling", 2, fewest=4),
     GridCase("good", 1, "cheap", "slow", shared=True, fewest=3),
     GridCase("copies", 1, fewest=3),
 )
