@@ -24,7 +24,7 @@ from paceline.costs.cycle import AHEAD_ROWS, Cycle, ahead_cycle, tokens_ahead
 class Strategy:
     """How rounds are run: the source of most proposals, and their length.
 
-    Cached ones are drafted ahead. Where none was drafted for an outcome the round waits for one, or `goes_on` without.
+    Cached ones are drafted ahead; where there is none for an outcome the round waits for one, or `goes_on` without.
     """
 
     source: Source = Source.NONE
@@ -62,12 +62,14 @@ class Cycles:
         target, draft: their times; draft None: no model drafts.
         stats: the drafter's acceptance statistics.
         can_ahead: whether outcomes may be drafted for.
+        can_go_on: whether the target starts rounds without a proposal by itself, too.
     """
 
     target: TargetTimes
     draft: DraftTimes | None
     stats: AcceptanceStats
     can_ahead: bool = False
+    can_go_on: bool = False
 
     def rates(self, pool: AcceptanceStats | None, *, drafts: bool) -> Rates:
         """The rates where all do what is best by the statistics of all; `pool` None: alone, nothing is promised."""
@@ -93,8 +95,8 @@ class Cycles:
             step_ms = alone_ms(sessions * (1 + depth))
             cycles[Strategy(Source.WAIT, depth)] = Cycle(self._tokens[depth], draft_ms + sent_ms + step_ms)
             if self.can_ahead:
-                cycles[Strategy(Source.CACHED, depth)] = self._ahead_cycle(depth, draft_ms + sent_ms, level_ms)
-                cycles[Strategy(Source.CACHED, depth, goes_on=True)] = self._ahead_cycle(depth, None, level_ms)
+                goes_on, cycle = self._ahead_cycle(depth, draft_ms + sent_ms, level_ms)
+                cycles[Strategy(Source.CACHED, depth, goes_on)] = cycle
         return cycles
 
     @cached_property
@@ -102,19 +104,20 @@ class Cycles:
         """Tokens that a round commits, the target's own included, by the length of its proposal from 0 on."""
         return [*accumulate(self.stats.tokens.reach(MAX_DEPTH), initial=1.0)]
 
-    def _ahead_cycle(self, depth: int, away_ms: float | None, level_ms: float) -> Cycle:
-        """The cycle with outcome drafting. Hits wait for nothing; misses wait for the draft, or go without it.
-
-        `away_ms` None: the target starts rounds without a proposal by itself.
-        """
+    def _ahead_cycle(self, depth: int, away_ms: float, level_ms: float) -> tuple[bool, Cycle]:
+        """The cycle with outcome drafting, and whether its misses go on without a draft; hits wait for nothing."""
         target, tokens, others = self.target, self._tokens, self.target.sessions - 1
         beside_ms = target.steps(beside=True)
         step_ms = beside_ms((1 + others) * (1 + depth))
         drafted = tokens_ahead(step_ms, level_ms, depth)
         hits = self.stats.hits.value if drafted else 0.0
-        without = Cycle(1.0, beside_ms(others * (1 + depth) + 1) + (0.0 if away_ms is None else target.send_ms.value))
-        misses = [without, *([] if away_ms is None else [Cycle(tokens[depth], away_ms + step_ms)])]
-        return ahead_cycle(hits, Cycle(tokens[drafted], step_ms), misses)
+        sent_ms = 0.0 if self.can_go_on else target.send_ms.value
+        without, waiting = (
+            Cycle(1.0, beside_ms(others * (1 + depth) + 1) + sent_ms),
+            Cycle(tokens[depth], away_ms + step_ms),
+        )
+        cycle = ahead_cycle(hits, Cycle(tokens[drafted], step_ms), (without, waiting))
+        return self.can_go_on and without.rate >= waiting.rate, cycle
 
 
 def _best(cycles: Mapping[Strategy, Cycle]) -> tuple[Strategy, Cycle]:

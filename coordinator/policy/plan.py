@@ -68,7 +68,7 @@ class Options:
         leased_rounds: rounds, this one included, that the target may have started: they are target-only in any case.
         lease: most rounds after this one that the target may start.
         self_started: whether the target has started the round, so that only outcome drafting is to be chosen.
-        can_prefetch: whether matches may be prefetched for the rounds of a lease, which then misses none.
+        can_prefetch: whether proposals may be prefetched for the rounds of a lease, which then misses no match.
     """
 
     room: int

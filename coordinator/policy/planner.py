@@ -129,7 +129,7 @@ class RequestPlanner:
         """The plan of the next round."""
         if self._drafts_ahead:
             for stats in self.stats.both:
-                stats.hits.add(float(options.cached_proposal is not None))
+                stats.hits.add(float(options.cached_proposal is not None and not options.leased_rounds))
         target, mode = self._target, self.mode
         if target is None or not target.is_known:
             plan = Plan(lease=self._lease(options) if target is None else options.lease)
@@ -146,7 +146,7 @@ class RequestPlanner:
         if mode is Mode.MATCHES:
             return self._best(target, replace(options, cached_proposal=None, drafts=False, lease=lease))
         if self.rounds % (RATES_KEPT * target.sessions) == 0:  # each works it out for all
-            self.rates = self._rates_now(target, drafts=False, can_ahead=options.fan_out > 0)
+            self.rates = self._rates_now(target, replace(options, drafts=False))
         return Plan(lease=0 if options.leased_rounds > 1 else lease)
 
     def _lease(self, options: Options) -> int:
@@ -205,7 +205,7 @@ class RequestPlanner:
     def _best(self, target: TargetTimes, options: Options) -> Plan:
         rounds = self.rounds
         if rounds % RATES_KEPT == 0 or (rounds < RATES_KEPT and (options.drafts or not rounds & (rounds - 1))):
-            self.rates = self._rates_now(target, drafts=options.drafts, can_ahead=options.fan_out > 0)
+            self.rates = self._rates_now(target, options)
         pricing = self._pricing(target)
         if options.leased_rounds > 1:  # the target starts the next round and the one after it: there is no choice
             self._match_plan(pricing, options)
@@ -218,8 +218,8 @@ class RequestPlanner:
         lease = options.lease if ahead.fan_out and self.rates.strategy.goes_on else 0
         if options.self_started:
             return Plan(ahead=ahead, lease=lease)
-        if ahead.fan_out and not lease:
-            options = replace(options, lease=0)  # the round is sent, whether it proposes anything or not
+        if ahead.fan_out:  # the round is sent, whether it proposes anything or not
+            options = replace(options, lease=0, drafts=not lease)
         tries = self._tries_drafts(target)
         plan = self._best_proposal(pricing, options, left_ms, tries=tries)
         if (left_ms <= 0 or plan.value <= 0) and (options.lag or not tries):
@@ -228,7 +228,7 @@ class RequestPlanner:
             rest = self._rest(pricing, options)
             return replace(rest, shadow=True) if tries else rest
         plan = Plan() if options.leased_rounds else pricing.open_ended(plan, options.room)
-        return replace(plan, ahead=ahead, lease=lease or plan.lease)
+        return replace(plan, ahead=ahead, lease=lease)
 
     def _tries_drafts(self, target: TargetTimes) -> bool:
         """Whether it is the one request of the group that tries drafts which lost: each that does opens a session."""
@@ -242,11 +242,12 @@ class RequestPlanner:
             for each in target.requests
         )
 
-    def _rates_now(self, target: TargetTimes, *, drafts: bool, can_ahead: bool) -> Rates:
+    def _rates_now(self, target: TargetTimes, options: Options) -> Rates:
         """The rates of the best strategy. One that is alone asks more rarely what drafts promise to all."""
-        cycles = Cycles(target, self.draft, self.stats.own, can_ahead=can_ahead)
+        may = {"can_ahead": options.fan_out > 0, "can_go_on": options.can_prefetch}
+        cycles = Cycles(target, self.draft, self.stats.own, **may)
         pool = self.stats.pool if target.sessions > 1 or self.rounds % RATES_KEPT == 0 else None
-        rates = cycles.rates(pool, drafts=drafts)
+        rates = cycles.rates(pool, drafts=options.drafts)
         if self.draft is not None and pool is not None:
             target.group.promise = rates.promise
         return rates

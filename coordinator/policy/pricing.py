@@ -70,8 +70,6 @@ class ProposalPricing:
         """
         if not options.drafts or options.cached_proposal is not None or self.draft is None:
             return Plan()
-        if self.rates.strategy.goes_on:
-            return Plan()
         sent_price = self.rates.own * (self.target.late_send_ms.value if options.lease else 0.0)
         most_ms, first_ms = left_ms / 2, self.draft.catch_up_ms(options.lag, options.open_ms)
         trees = self.trees(min(options.room, MAX_DEPTH), options)
