@@ -1,9 +1,8 @@
 """The cycles that a session can run, and the balance of those that share a target. Pure.
 
 A token costs a wait only where it is drafted just in time. A row costs all who share the step. What the others do
-decides what either costs, so there is more than one balance: where nobody waits, steps are small and waiting is
-dear; where all wait, steps are full and it is cheap. So the balance of each plan that all follow together is worked
-out, and the one of greatest goodput says what time is worth.
+decides what either costs. So the balance of each plan that all follow together is worked out, and the one of greatest
+goodput says what time is worth.
 """
 
 from __future__ import annotations
@@ -112,10 +111,8 @@ class Cycles:
         drafted = tokens_ahead(step_ms, level_ms, depth)
         hits = self.stats.hits.value if drafted else 0.0
         sent_ms = 0.0 if self.can_go_on else target.send_ms.value
-        without, waiting = (
-            Cycle(1.0, beside_ms(others * (1 + depth) + 1) + sent_ms),
-            Cycle(tokens[depth], away_ms + step_ms),
-        )
+        without = Cycle(1.0, beside_ms(others * (1 + depth) + 1) + sent_ms)
+        waiting = Cycle(tokens[depth], away_ms + step_ms)
         cycle = ahead_cycle(hits, Cycle(tokens[drafted], step_ms), (without, waiting))
         return self.can_go_on and without.rate >= waiting.rate, cycle
 

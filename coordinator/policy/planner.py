@@ -244,8 +244,7 @@ class RequestPlanner:
 
     def _rates_now(self, target: TargetTimes, options: Options) -> Rates:
         """The rates of the best strategy. One that is alone asks more rarely what drafts promise to all."""
-        may = {"can_ahead": options.fan_out > 0, "can_go_on": options.can_prefetch}
-        cycles = Cycles(target, self.draft, self.stats.own, **may)
+        cycles = Cycles(target, self.draft, self.stats.own, options.fan_out > 0, options.can_prefetch)
         pool = self.stats.pool if target.sessions > 1 or self.rounds % RATES_KEPT == 0 else None
         rates = cycles.rates(pool, drafts=options.drafts)
         if self.draft is not None and pool is not None:

@@ -82,10 +82,7 @@ class ProposalPricing:
         return best
 
     def open_ended(self, plan: Plan, room: int) -> Plan:
-        """A chain that is drafted while its next token is worth its cost, where probabilities may be used.
-
-        So a sure stretch may be longer than the average one, and an unsure one ends sooner.
-        """
+        """A chain that is drafted while its next token is worth its cost, where probabilities may be used."""
         if plan.source is not Source.WAIT or not self.stats.is_coupled or plan.nodes > plan.depth:
             return plan
         depth = max(plan.depth, sum(ms <= plan.patience_ms for ms in self._waits_ms[: min(room, MAX_DEPTH)]))
