@@ -198,7 +198,7 @@ FAMILIES = (
     Family("Nemotron-H", "NemotronHConfig", {
         **_EXPERTS, "mamba_num_heads": 4, "mamba_head_dim": 16, "ssm_state_size": 8, "n_groups": 2, "chunk_size": 16,
         "layers_block_type": ["mamba", "attention", "mlp", "moe"], "num_hidden_layers": 4, "n_routed_experts": 4,
-        "moe_shared_expert_intermediate_size": 16,
+        "moe_shared_expert_intermediate_size": 16, "initializer_range": 0.25,
     }, (STATE_SPACE,)),
     Family("Granite 4 hybrid", "GraniteMoeHybridConfig", {
         **_STATE_SPACE, "layer_types": ["mamba", "attention"], "num_local_experts": 4, "num_experts_per_tok": 2,
@@ -226,8 +226,10 @@ FAMILIES = (
     Family("Falcon Mamba", "FalconMambaConfig", _FIRST_STATE_SPACE, (STATE_SPACE,)),
     Family("Lara Mini", "LaraMiniConfig", {}, (STATE_SPACE,)),
     Family("LFM 2", "Lfm2Config", _SHORT, (SHORT,)),
-    Family("LFM 2 MoE", "Lfm2MoeConfig", {**_SHORT, **_EXPERTS, "num_experts": 4, "num_dense_layers": 1}, (SHORT,)),
-    Family("LFM 3", "Lfm3Config", _SHORT, (SHORT,)),
+    Family("LFM 2 MoE", "Lfm2MoeConfig", {
+        **_SHORT, **_EXPERTS, "num_experts": 4, "num_dense_layers": 1, "initializer_range": 0.35,
+    }, (SHORT,)),
+    Family("LFM 3", "Lfm3Config", {**_SHORT, "initializer_range": 0.28}, (SHORT,)),
     Family("DeepSeek-V3.2", "DeepseekV32Config", {
         **_LATENT, **_ROUTED, "index_topk": 4, "index_n_heads": 2, "index_head_dim": 16,
     }, ("an index of keys",), "layers of type indexed_attention", "it chooses keys by what they hold"),
