@@ -13,6 +13,8 @@ from tests.engine import tiny
 
 WINDOW = 8
 """Positions of a tiny model's window or chunk."""
+CHOSEN = 6
+"""Keys that a row of a tiny model attends to, if it chooses them."""
 CONTEXT = 64
 _SHAPE: dict[str, Any] = {
     "vocab_size": tiny.VOCAB,
@@ -66,6 +68,13 @@ _SHORT = {"layer_types": ["conv", "full_attention"]}
 _SHARED_EXPERTS = {**_EXPERTS, "num_experts": 4, "shared_expert_intermediate_size": 16}
 _SMALL_GPT = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": CONTEXT}
 
+_INDEX: dict[str, Any] = {
+    "index_topk": CHOSEN,
+    "index_n_heads": 16,  # so that a key hardly ever has no score in all of them
+    "index_head_dim": 16,
+    "pad_token_id": None,  # whose embedding is 0, and so every score of such a row
+}
+
 _VISION = {
     "hidden_size": 16,
     "intermediate_size": 16,
@@ -77,7 +86,7 @@ _VISION = {
 
 WINDOWS, SOFTCAP, SINKS = "windows", "soft-cap", "sinks"
 CHUNKS, LATENT, UNEVEN = "chunks", "latent attention", "layers of different shapes"
-ALIBI = "ALiBi"
+ALIBI, INDEX = "ALiBi", "an index of keys"
 DELTA, STATE_SPACE, SHORT = "gated delta rule", "state space", "short convolutions"
 STATES = (DELTA, STATE_SPACE, SHORT)
 """What keeps a state."""
@@ -103,6 +112,7 @@ class Family:
         kind: type[PreTrainedConfig] = getattr(transformers, self.config_class)
         own = {name: value for name, value in {**_SHAPE, **self.changes}.items() if value is not None}
         text = kind(**own)
+        text.pad_token_id = own.get("pad_token_id")
         if not self.held_by:
             return text
         holder: Callable[..., PreTrainedConfig] = getattr(transformers, self.held_by)
@@ -230,14 +240,23 @@ FAMILIES = (
         **_SHORT, **_EXPERTS, "num_experts": 4, "num_dense_layers": 1, "initializer_range": 0.35,
     }, (SHORT,)),
     Family("LFM 3", "Lfm3Config", {**_SHORT, "initializer_range": 0.28}, (SHORT,)),
-    Family("DeepSeek-V3.2", "DeepseekV32Config", {
-        **_LATENT, **_ROUTED, "index_topk": 4, "index_n_heads": 2, "index_head_dim": 16,
-    }, ("an index of keys",), "layers of type indexed_attention", "it chooses keys by what they hold"),
+    Family("DeepSeek-V3.2", "DeepseekV32Config", {**_LATENT, **_ROUTED, **_INDEX}, (LATENT, INDEX), core=True),
+    Family("GLM-5", "GlmMoeDsaConfig", {
+        **_LATENT, **_ROUTED, **_INDEX, "indexer_types": ["full", "shared"],
+    }, (LATENT, INDEX)),
+    Family("A.X K2", "AXK2Config", {
+        **_LATENT, **_EXPERTS, **_INDEX, "n_routed_experts": 4, "gated_norm_rank": 4,
+    }, (LATENT, INDEX)),
+    Family("Hunyuan 4", "HYV4Config", {
+        **_LATENT, **_EXPERTS, **_INDEX, "n_routed_experts": 4, "num_hidden_layers": 3, "hc_mult": 2,
+        "indexer_types": ["full", "full", "shared"], "mlp_layer_types": ["dense", "sparse", "sparse"],
+    }, (LATENT, SINKS, INDEX)),
     Family("DiffLlama", "DiffLlamaConfig", {}, ("two attentions a layer",), "attends twice", "one a layer is built"),
     Family("Doge", "DogeConfig", {}, ("a mask of its own",), "mask of its own", "it masks keys by what they hold"),
 )  # fmt: skip
 
 STATEFUL = tuple(family for family in FAMILIES if {*family.asks} & {*STATES} and not family.refused)
+CHOOSING = tuple(family for family in FAMILIES if INDEX in family.asks and not family.refused)
 SERVED = tuple(family for family in FAMILIES if not family.refused)
 REFUSED = tuple(family for family in FAMILIES if family.refused)
 
