@@ -140,6 +140,7 @@ def probe_attention(model: PreTrainedModel, max_length: int) -> AttentionFacts:
         Unsupported: naming the module and what it asks of attention.
     """
     probe, config = _AttentionProbe(), model.config.get_text_config()
+    _number_attention(model)
     open_own_attention(model)
     open_indexers(model)
     with attention_of(model, PROBE_NAME) as is_set:
@@ -158,6 +159,15 @@ def probe_attention(model: PreTrainedModel, max_length: int) -> AttentionFacts:
             f"{type(model).__name__}: {len(known_layers)} of {layers} layers are attention or keep a state"
         )
     return _facts(model, probe, mixers, max_length)
+
+
+def _number_attention(model: PreTrainedModel) -> None:
+    """Number attention modules by their layer where they have no number, since several layers share the weights."""
+    decoder: Any = model.get_decoder()
+    for layer, decoder_layer in enumerate(getattr(decoder, "layers", ())):
+        for module in decoder_layer.modules():
+            if getattr(module, "layer_idx", 0) in (None, -1):
+                module.layer_idx = layer
 
 
 def _rowwise_layers(config: Any) -> list[int]:

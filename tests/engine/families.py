@@ -88,7 +88,8 @@ WINDOWS, SOFTCAP, SINKS = "windows", "soft-cap", "sinks"
 CHUNKS, LATENT, UNEVEN = "chunks", "latent attention", "layers of different shapes"
 ALIBI, INDEX = "ALiBi", "an index of keys"
 DELTA, STATE_SPACE, SHORT = "gated delta rule", "state space", "short convolutions"
-STATES = (DELTA, STATE_SPACE, SHORT)
+LIGHTNING = "lightning attention"
+STATES = (DELTA, STATE_SPACE, SHORT, LIGHTNING)
 """What keeps a state."""
 
 
@@ -120,7 +121,6 @@ class Family:
 
 
 _TWICE = "transformers' attentions differ in it"
-_SHARED = "layers share one attention"
 
 FAMILIES = (
     Family("Llama 2, 3", "LlamaConfig"),
@@ -205,6 +205,10 @@ FAMILIES = (
         **_LATENT, **_EXPERTS, "layer_types": _DELTA["layer_types"], "linear_num_heads": 4, "linear_head_dim": 8,
         "num_local_experts": 4, "q_lora_rank": None,
     }, (DELTA, LATENT)),
+    Family("MiniMax M1", "MiniMaxConfig", {
+        "layer_types": _DELTA["layer_types"], "num_local_experts": 4, "block_size": 16, "sliding_window": None,
+        "initializer_range": 0.25,
+    }, (LIGHTNING,)),
     Family("Nemotron-H", "NemotronHConfig", {
         **_EXPERTS, "mamba_num_heads": 4, "mamba_head_dim": 16, "ssm_state_size": 8, "n_groups": 2, "chunk_size": 16,
         "layers_block_type": ["mamba", "attention", "mlp", "moe"], "num_hidden_layers": 4, "n_routed_experts": 4,
@@ -219,11 +223,12 @@ FAMILIES = (
     Family("Zamba 2", "Zamba2Config", {
         "mamba_d_state": 8, "n_mamba_heads": 4, "mamba_headdim": 16, "mamba_ngroups": 2, "chunk_size": 16,
         "num_hidden_layers": 3, "layers_block_type": ["mamba", "hybrid", "hybrid"], "use_mem_rope": True,
-    }, (STATE_SPACE,), "attends twice", _SHARED),
+        "time_step_min": 1e-9,  # which generate leaves out
+    }, (STATE_SPACE,)),
     Family("Zamba", "ZambaConfig", {
         "mamba_d_state": 4, "mamba_dt_rank": 4, "num_hidden_layers": 3,
         "layers_block_type": ["mamba", "hybrid", "hybrid"],
-    }, (STATE_SPACE,), "attention without a layer_idx", _SHARED),
+    }, (STATE_SPACE,)),
     Family("Jamba", "JambaConfig", {
         "attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2, "num_experts": 4,
         "mamba_d_state": 4, "mamba_dt_rank": 4, "use_mamba_kernels": False,

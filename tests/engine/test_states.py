@@ -39,7 +39,7 @@ CONTEXT = 512
 SETTINGS = EngineSettings(threads=1, kv_bytes=1 << 24, max_model_len=CONTEXT)
 IN_EVERY_RUN = ("Qwen 3 Next", "Qwen 3.5", "Nemotron-H", "Falcon-H1", "LFM 2", "Mamba 2")
 PROMPT_ROWS = 2 * BLOCK_ROWS + 16
-ROW_BY_ROW = ("Jamba", "Mamba", "Falcon Mamba")
+ROW_BY_ROW = ("Jamba", "Mamba", "Falcon Mamba", "Zamba")
 SPECS = {
     "greedy": replace(SPEC, sampling=SamplingParams(temperature=0)),
     "T 0.8": replace(SPEC, sampling=SamplingParams(temperature=0.8)),
