@@ -68,7 +68,7 @@ class AttentionFacts:
     kind_of_layer: tuple[int, ...]
     """Each layer's kind."""
     terms: frozenset[str] = frozenset()
-    """`SOFTCAP` and `SINKS`, where any layer has them."""
+    """What else scores or keys depend on in any layer, as extras of its calls."""
     mixers: tuple[Mixer, ...] = ()
     """The recurrent layers beside them."""
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from paceline.engine.attention import AttentionFacts
+from paceline.engine.index import INDICES, choosing_few
 from paceline.engine.interface import Engine, EngineInfo
 from paceline.engine.own_attention import ALIBI, attention_of
 from paceline.engine.probe import ROWWISE, probe_attention
@@ -24,13 +26,17 @@ reaches 9e-4: Qwen2.5-Coder 0.5B on 32 random texts, whose median row differs by
 Qwen2.5-Coder 1.5B, so types of 16 bits have `ROUNDING_SHARES` of the model's own rounding where that is more."""
 ROUNDING_SHARES = 2.0
 """Differences that two correct passes may have, over that between the model's own two ways to attend."""
-_ATTENTION = ("full_attention", "sliding_attention", "chunked_attention")
+INDEX_LAYER = "indexed_attention"
+_ATTENTION = ("full_attention", "sliding_attention", "chunked_attention", INDEX_LAYER)
 _STATES = ("linear_attention", "conv", "hybrid", "hybrid_sliding")
 """Types of layers that have a state, those that attend beside it included."""
+RAGGED_TERMS = MappingProxyType({ALIBI: "ALiBi", INDICES: "an index of keys"})
+"""Terms of attention that only steps of any shape, in one process, have; in words."""
 _WINDOWS = ("sliding_window", "attention_chunk_size")
 """Settings of the length of windows and of chunks in transformers' configurations."""
 CHECKED_WINDOW = 5
-"""Positions of a window during the self-check, so that its tree begins where rows no longer see the first ones."""
+"""Positions of a window, or keys that an index chooses, during the self-check, so that its tree begins where rows no
+longer see the first ones."""
 _MOVING_ROPE = ("dynamic", "longrope")
 
 
@@ -49,18 +55,20 @@ def refuse_config(config: PreTrainedConfig) -> None:
 
 
 def refuse_states(model: PreTrainedModel, attention: AttentionFacts, *, reproducible: bool, static: bool) -> None:
-    """Refuse by name what recurrent layers and ALiBi are not implemented for, and a model that lacks such layers.
+    """Refuse by name what states, indices and ALiBi are not implemented for, and a model that lacks layers of a type.
 
     Raises:
         Unsupported: naming the mode, or the type of layers that a configuration has and the model hasn't.
     """
-    kinds = set(_STATES).intersection(getattr(model.config.get_text_config(), "layer_types", None) or ())
-    if kinds and not attention.mixers:  # it would be served as another model
+    kinds = set(getattr(model.config.get_text_config(), "layer_types", None) or ())
+    kinds &= {*(() if attention.mixers else _STATES), *(() if INDICES in attention.terms else (INDEX_LAYER,))}
+    if kinds:  # it would be served as another model
         raise Unsupported(f"model type {model.config.model_type}: layers of type {min(kinds)}, of which it has none")
+    lacks = ["recurrent layers"] if attention.mixers else []
+    lacks += [words for term, words in RAGGED_TERMS.items() if term in attention.terms]
     for applies, mode in ((reproducible, "in reproducible mode"), (static, "in steps of few shapes")):
-        if applies and (attention.mixers or ALIBI in attention.terms):
-            name = type(model).__name__
-            raise Unsupported(f"{name} {mode}: {'recurrent layers' if attention.mixers else 'ALiBi'}")
+        if applies and lacks:
+            raise Unsupported(f"{type(model).__name__} {mode}: {lacks[0]}")
 
 
 def refuse_rope(config: Any, max_length: int) -> None:
@@ -113,7 +121,8 @@ def plain_reference(model: PreTrainedModel, info: EngineInfo, attention: Attenti
     generator = torch.Generator().manual_seed(0)
     first, second = torch.randint(vocab_size, (2, length), generator=generator).tolist()
     texts = (tuple(first), tuple(second))
-    with _small_windows(model.config) if attention.has_windows else nullcontext():
+    windows = _small_windows(model.config) if attention.has_windows else nullcontext()
+    with windows, choosing_few(model, CHECKED_WINDOW):
         facts = probe_attention(model, info.max_length) if attention.has_windows else attention
         plain = "sdpa" if getattr(model, "_supports_sdpa", False) else "eager"
         logits = tuple(_plain_logits(model, text, vocab_size, plain) for text in texts)

@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 
 from paceline.engine.attention import AttentionFacts
 from paceline.engine.checks import (
+    CHECKED_WINDOW,
     PlainReference,
     plain_reference,
     refuse_config,
@@ -38,6 +39,7 @@ from paceline.engine.cuda.graphs import runner_for
 from paceline.engine.cuda.static_engine import StaticEngine
 from paceline.engine.fingerprint import RAGGED, STATIC, numeric_fingerprint
 from paceline.engine.hidden_states import feature_offer
+from paceline.engine.index import choosing_few
 from paceline.engine.interface import Engine, EngineInfo
 from paceline.engine.memory import MemoryPlan, plan_memory
 from paceline.engine.probe import probe_attention
@@ -158,7 +160,7 @@ def build_engine(
         return reproducible
     serve_mixers(facts.attention.mixers)
     engine = TransformerEngine(decoder, row_decoder)
-    with _attending(engine, reference.attention):
+    with _attending(engine, reference.attention), choosing_few(model, CHECKED_WINDOW):
         self_check(engine, reference)
         if engine.few_keys and row_decoder is None:
             _check_many_rows(engine, reference)

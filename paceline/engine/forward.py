@@ -26,6 +26,16 @@ PLACE = "paceline_place"
 """Attribute of an attention module: its number among the layers that attend, where others don't."""
 
 
+class _NoMask:
+    """What a module that takes a part of its mask is handed where there is none."""
+
+    def __getitem__(self, part: Any) -> _NoMask:
+        return self
+
+
+NO_MASK = _NoMask()
+
+
 class AttentionCall(NamedTuple):
     """One layer's call of attention."""
 
@@ -79,6 +89,11 @@ def is_attending() -> bool:
     return _ATTENDER.get(None) is not None
 
 
+def current_attender() -> Attender:
+    """The attender of the running forward pass."""
+    return _ATTENDER.get()
+
+
 def attend(call: AttentionCall) -> torch.Tensor:
     """Attention of one layer in the running forward pass."""
     return _ATTENDER.get().attend(call)
@@ -89,13 +104,13 @@ def _attention(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    attention_mask: torch.Tensor | None = None,
+    attention_mask: _NoMask | None = None,
     scaling: float | None = None,
     dropout: float = 0.0,
     **extras: Any,
 ) -> tuple[torch.Tensor, None]:
     """As transformers calls it."""
-    assert attention_mask is None, "transformers made a mask for an attention function that is ours"
+    assert attention_mask in (None, NO_MASK), "transformers made a mask for an attention function that is ours"
     return attend(AttentionCall(module, query, key, value, scaling, extras)), None
 
 

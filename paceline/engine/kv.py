@@ -29,11 +29,19 @@ class LayerShape:
     """Other than that of keys in multi-head latent attention (arXiv 2405.04434, section 2.1)."""
     groups: int
     """Query heads that share one key head."""
+    index_width: int = 0
+    """Of the key by which an index chooses (`paceline.engine.index`); 0: there is none."""
+
+    @property
+    def tensors(self) -> tuple[tuple[int, int], ...]:
+        """Count and width of keys, values and index keys."""
+        kv = (self.kv_heads, self.key_width), (self.kv_heads, self.value_width)
+        return (*kv, (1, self.index_width)) if self.index_width else kv
 
 
 @dataclass(frozen=True)
 class Planes:
-    """The place of a layer's keys or values: planes [start, end), one a head, of the tensor of this width."""
+    """The place of keys, values or index keys: planes [start, end), one a head, of the tensor of this width."""
 
     width: int
     start: int
@@ -50,8 +58,8 @@ class KVShape:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one row over all layers, keys and values; 1 where no layer attends, so that rows are counted."""
-        widths = sum(layer.kv_heads * (layer.key_width + layer.value_width) for layer in self.layers)
+        """Bytes of one row over all layers; 1 where no layer attends, so that rows are counted."""
+        widths = sum(count * width for layer in self.layers for count, width in layer.tensors)
         return max(1, widths * self.dtype.itemsize)
 
     @property
@@ -66,24 +74,24 @@ class KVShape:
 
     @property
     def uniform_layer(self) -> LayerShape | None:
-        """The shape of every layer, if all are alike and keys are as wide as values; otherwise None."""
+        """The shape of every layer, if all are alike and have keys and values of one width alone; otherwise None."""
         if not self.layers:
             return None
         first = self.layers[0]
-        is_uniform = first.key_width == first.value_width and all(layer == first for layer in self.layers)
-        return first if is_uniform else None
+        is_uniform = first.key_width == first.value_width and not first.index_width
+        return first if is_uniform and all(layer == first for layer in self.layers) else None
 
     @cached_property
-    def places(self) -> tuple[tuple[Planes, Planes], ...]:
-        """Places of each layer's keys and values, in an order in which uniform layers are [layers, 2, kv_heads]."""
+    def places(self) -> tuple[tuple[Planes, ...], ...]:
+        """Places of each layer's `tensors`, in an order in which uniform layers are [layers, 2, kv_heads]."""
         next_planes: Counter[int] = Counter()
         places = []
         for layer in self.layers:
-            pair = []
-            for width in (layer.key_width, layer.value_width):
-                pair.append(Planes(width, next_planes[width], next_planes[width] + layer.kv_heads))
-                next_planes[width] += layer.kv_heads
-            places.append((pair[0], pair[1]))
+            planes = []
+            for count, width in layer.tensors:
+                planes.append(Planes(width, next_planes[width], next_planes[width] + count))
+                next_planes[width] += count
+            places.append(tuple(planes))
         return tuple(places)
 
 
@@ -103,15 +111,14 @@ class SessionKV:
         self.capacity = max_rows
         """Rows that fit."""
         planes: dict[int, int] = {}
-        for place in (each for pair in shape.places for each in pair):
+        for place in (each for layer in shape.places for each in layer):
             planes[place.width] = max(planes.get(place.width, 0), place.end)
         rows = {
             width: torch.empty((count, max_rows, width), dtype=shape.dtype, device=shape.device)
             for width, count in planes.items()
         }
         self._rows: KVRows = tuple(rows.values())
-        self._keys = [rows[keys.width][keys.start : keys.end] for keys, _ in shape.places]
-        self._values = [rows[values.width][values.start : values.end] for _, values in shape.places]
+        self._layers = [[rows[each.width][each.start : each.end] for each in layer] for layer in shape.places]
         self._filled_rows = 0
 
     @property
@@ -122,11 +129,15 @@ class SessionKV:
 
     def keys(self, layer: int) -> torch.Tensor:
         """[kv_heads, capacity, key_width], to be read and written in place."""
-        return self._keys[layer]
+        return self._layers[layer][0]
 
     def values(self, layer: int) -> torch.Tensor:
         """[kv_heads, capacity, value_width], to be read and written in place."""
-        return self._values[layer]
+        return self._layers[layer][1]
+
+    def index_keys(self, layer: int) -> torch.Tensor:
+        """[capacity, index_width] of a layer that has some, to be read and written in place."""
+        return self._layers[layer][2][0]
 
     def keep(self, base_length: int, kept_rows: Sequence[int]) -> None:
         """Keep `base_length` rows, the last of them from `kept_rows`."""

@@ -12,6 +12,7 @@ import torch
 from paceline.engine.attention import PRODUCT_COPIES, AttentionFacts
 from paceline.engine.cuda.device import share_left
 from paceline.engine.cuda.footprint import static_bytes
+from paceline.engine.index import INDICES
 from paceline.engine.interface import prompt_logit_rows
 from paceline.engine.mixers import WINDOW
 from paceline.models.gguf_header import read_header
@@ -121,8 +122,9 @@ def workspace_bytes(
     inner = max(inner) if isinstance(inner, list) else inner
     activations = rows * (8 * hidden + 3 * inner) * shape.dtype.itemsize
     chunk = max(settings.prefill_chunk, MAX_PROPOSAL_NODES + 1)
-    mask = chunk * max_length * shape.groups * shape.dtype.itemsize * len(attention.kinds)
-    products = chunk * max_length * shape.heads * 4 * PRODUCT_COPIES if attention.terms else 0
+    masks = len(attention.kinds) + (INDICES in attention.terms)
+    mask = chunk * max_length * shape.groups * shape.dtype.itemsize * masks
+    products = chunk * max_length * shape.heads * 4 * PRODUCT_COPIES if attention.terms - {INDICES} else 0
     logits = (
         (settings.max_step_rows + min(settings.prefill_chunk, prompt_logit_rows(width)))
         * width

@@ -61,6 +61,14 @@ class RowState:
         """What a layer remembers [1, heads, …], to be moved on in place."""
         return self._memories[state_idx]
 
+    def get_linear_cache(self, layer_idx: int) -> torch.Tensor:
+        """As MiniMax's cache, which has a layer's one memory."""
+        return self._memories[0]
+
+    def set_linear_cache(self, layer_idx: int, linear_cache: torch.Tensor) -> None:
+        """As MiniMax's cache."""
+        self._memories[0].copy_(linear_cache)
+
     def update_conv_state(
         self, conv_states: torch.Tensor, layer_idx: int, state_idx: int = 0, **_: Any
     ) -> torch.Tensor:
@@ -87,6 +95,8 @@ class Mixer:
     """The module's own, whatever has taken its place."""
     empty: RowState
     width: int
+    others: int = 0
+    """How many things it returns behind its output, of which its model makes no use."""
     reading: tuple[str, ...] = ()
     """Its linear layers that read its input."""
     writing: str = ""
@@ -104,6 +114,17 @@ class Mixer:
         output = self.forward(rows[None], cache=state)
         hidden: torch.Tensor = output[0] if isinstance(output, tuple) else output
         return hidden[0]
+
+
+class _TrialCache(Cache):
+    """transformers' own, with what MiniMax's adds to it."""
+
+    def get_linear_cache(self, layer_idx: int) -> None:
+        return None
+
+    def set_linear_cache(self, layer_idx: int, linear_cache: torch.Tensor) -> None:
+        layer: Any = self.layers[layer_idx]
+        layer.lazy_initialization(recurrent_states=linear_cache)
 
 
 def state_bytes(mixers: Sequence[Mixer], itemsize: int) -> int:
@@ -144,17 +165,27 @@ def _takes_cache(module: nn.Module) -> bool:
     return is_layer and "cache" in inspect.signature(type(module).forward).parameters
 
 
+def _other_parameters(module: nn.Module) -> list[str]:
+    """What a module must be told beside rows and cache, and makes no use of: masks and rotations of attention."""
+    parameters = [*inspect.signature(type(module).forward).parameters.values()][2:]
+    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    needs = [each.name for each in parameters if each.default is each.empty and each.kind not in variable]
+    return [name for name in needs if name != "cache"]
+
+
 def _note(module: Any, mixers: list[Mixer], hidden: torch.Tensor) -> Any:
     """Run a module on one row, in a cache of transformers, and once more from there in its recurrent form."""
     forward = type(module).forward.__get__(module)
     if getattr(module, "chunk_size", 0) > BLOCK_ROWS:  # a block is filled up to it
         module.chunk_size = BLOCK_ROWS
     layer = LinearAttentionLayer(number_of_states=_MOST_STATES)
-    cache = Cache(layers=[*(DummyLayer() for _ in range(module.layer_idx)), layer])
+    forward = partial(forward, **dict.fromkeys(_other_parameters(module)))
+    cache = _TrialCache(layers=[*(DummyLayer() for _ in range(module.layer_idx)), layer])
     try:
         output = forward(hidden, cache=cache)
         empty = RowState(*(_zeros(tensors) for tensors in (layer.conv_states, layer.recurrent_states)))
-        mixer = Mixer(module, module.layer_idx, forward, empty, hidden.shape[-1])
+        others = len(output) - 1 if isinstance(output, tuple) else 0
+        mixer = Mixer(module, module.layer_idx, forward, empty, hidden.shape[-1], others)
         mixer = replace(mixer, **_products_at_the_ends(mixer, hidden[:, :1]))
         mixer = replace(mixer, in_blocks=_is_same_in_blocks(mixer, hidden))
     except (AttributeError, KeyError, TypeError, ValueError) as error:

@@ -17,6 +17,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 
 from paceline.engine.attention import SINKS, SOFTCAP, AttentionFacts, Horizon, LayerKind
 from paceline.engine.forward import PLACE, AttentionCall, SelfAttention, attend, packed_forward
+from paceline.engine.index import INDICES, index_width, open_indexers
 from paceline.engine.kv import KVShape, LayerShape
 from paceline.engine.mixers import Mixer, noting_mixers
 from paceline.engine.own_attention import ALIBI, OWN_ATTENTION, attention_of, open_own_attention
@@ -24,7 +25,7 @@ from paceline.protocol.errors import Unsupported
 
 PROBE_NAME = "paceline_probe"
 """Name of a probe's attention function and masks."""
-_TERMS = (SOFTCAP, SINKS, ALIBI)
+_TERMS = (SOFTCAP, SINKS, ALIBI, INDICES)
 _HARMLESS = re.compile(r"sliding_window|position_ids|is_causal|use_cache|output_\w+")
 """Extras that repeat what masks and positions say, or ask for more outputs."""
 _COMPARED_ROWS = 32
@@ -128,7 +129,7 @@ def _shape(name: str, call: AttentionCall) -> LayerShape:
     heads, kv_heads, key_width = call.query.shape[1], call.key.shape[1], call.key.shape[3]
     if call.value.shape[1] != kv_heads or call.query.shape[3] != key_width or heads % kv_heads:
         raise Unsupported(f"{name}: queries, keys and values that don't fit each other")
-    return LayerShape(kv_heads, key_width, call.value.shape[3], heads // kv_heads)
+    return LayerShape(kv_heads, key_width, call.value.shape[3], heads // kv_heads, index_width(call.module))
 
 
 @torch.inference_mode()
@@ -139,7 +140,9 @@ def probe_attention(model: PreTrainedModel, max_length: int) -> AttentionFacts:
         Unsupported: naming the module and what it asks of attention.
     """
     probe, config = _AttentionProbe(), model.config.get_text_config()
+    _number_attention(model)
     open_own_attention(model)
+    open_indexers(model)
     with attention_of(model, PROBE_NAME) as is_set:
         if not is_set:
             raise Unsupported(f"{type(model).__name__}: does not use transformers' attention interface")
@@ -147,6 +150,8 @@ def probe_attention(model: PreTrainedModel, max_length: int) -> AttentionFacts:
     mixers = _mixers(model, probe)
     for place, layer in enumerate(sorted(probe.modules)):
         setattr(probe.modules[layer], PLACE, place)
+        if index_width(probe.modules[layer]):
+            setattr(probe.modules[layer].indexer, PLACE, place)
     layers: int = config.num_hidden_layers
     known_layers = {*probe.shapes, *(mixer.layer for mixer in mixers), *_rowwise_layers(config)}
     if known_layers != set(range(layers)):
@@ -156,13 +161,22 @@ def probe_attention(model: PreTrainedModel, max_length: int) -> AttentionFacts:
     return _facts(model, probe, mixers, max_length)
 
 
+def _number_attention(model: PreTrainedModel) -> None:
+    """Number attention modules by their layer where they have no number, since several layers share the weights."""
+    decoder: Any = model.get_decoder()
+    for layer, decoder_layer in enumerate(getattr(decoder, "layers", ())):
+        for module in decoder_layer.modules():
+            if getattr(module, "layer_idx", 0) in (None, -1):
+                module.layer_idx = layer
+
+
 def _rowwise_layers(config: Any) -> list[int]:
     return [layer for layer, kind in enumerate(getattr(config, "layer_types", None) or ()) if kind in ROWWISE]
 
 
 def _mixers(model: PreTrainedModel, probe: _AttentionProbe) -> tuple[Mixer, ...]:
     """The recurrent layers, noted in a second pass: those of the first were computed without a cache."""
-    attending = {id(module) for module in probe.modules.values()}
+    attending = {id(part) for module in probe.modules.values() for part in (module, getattr(module, "indexer", None))}
     with noting_mixers(model, lambda module: id(module) in attending) as mixers:
         packed_forward(model, SelfAttention(), [0], [0], [0])
     return tuple(mixers)

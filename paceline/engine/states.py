@@ -244,8 +244,11 @@ def serve_mixers(mixers: Sequence[Mixer]) -> None:
     """Have a model's recurrent layers compute the rows of the running step."""
     for layer, mixer in enumerate(mixers):
         bound_time_steps(mixer.module)
-        replace_forward(mixer.module, partial(_advance, layer))
+        replace_forward(mixer.module, partial(_advance, layer, (None,) * mixer.others))
 
 
-def _advance(layer: int, hidden: torch.Tensor) -> torch.Tensor:
-    return _STEP.get().advance(layer, hidden)
+def _advance(
+    layer: int, others: tuple[None, ...], hidden: torch.Tensor
+) -> torch.Tensor | tuple[torch.Tensor | None, ...]:
+    output = _STEP.get().advance(layer, hidden)
+    return (output, *others) if others else output

@@ -15,13 +15,14 @@ import torch
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from paceline.engine.attention import AttentionFacts, View, packed_attention, position_bias, view_of
+from paceline.engine.attention import AttentionFacts, View, packed_attention, position_bias, view_of, visible_keys
 from paceline.engine.blocks import BlockStore, Rows
 from paceline.engine.cpu.row_attention import DTYPE as ROW_DTYPE
 from paceline.engine.cpu.row_attention import EVERY_KEY, FEW_KEYS, RowAttention, is_few
 from paceline.engine.features import FeatureRows
 from paceline.engine.forward import Attender, AttentionCall, packed_forward
 from paceline.engine.hidden_states import KeptStates, States, capture_states
+from paceline.engine.index import INDICES, IndexCall
 from paceline.engine.interface import NO_PREFIX, EngineInfo, Logits, Prefix, StepItem, StepPlan
 from paceline.engine.kv import KVRows, KVShape, SessionKV
 from paceline.engine.ledger import LedgerEngine, depths, key_positions
@@ -45,6 +46,7 @@ class _Segment:
     views: tuple[View, ...]
     """The keys that the rows see, by kind of layer."""
     positions: torch.Tensor | None  # [total] of the keys, where scores depend on them
+    visible: torch.Tensor | None  # [rows, total], where an index chooses keys
 
     @property
     def total(self) -> int:
@@ -66,10 +68,22 @@ class _StepAttention:
         kind = self.kind_of_layer[call.layer]
         if self.row_attention:
             self.row_attention[kind].attend(call, out)
-        for segment in self.segments:
-            attention = _attend_segment(segment, segment.views[kind], call)
+        groups = heads // call.key.shape[1]
+        views = [View(0, mask.repeat(groups, 1)) for mask in call.extras.get(INDICES) or ()]
+        for segment, view in zip(self.segments, views or [each.views[kind] for each in self.segments], strict=True):
+            attention = _attend_segment(segment, view, call)
             out[:, segment.low : segment.high] = attention.transpose(1, 2)
         return out
+
+    def choose(self, call: IndexCall) -> tuple[torch.Tensor, ...]:
+        """As `paceline.engine.index.Chooser`: an additive mask [rows, total] of each session."""
+        new, masks = call.keys(), []
+        for segment in self.segments:
+            assert segment.visible is not None, "an index chooses"
+            index_keys = segment.kv.index_keys(call.layer)[: segment.total]
+            index_keys[segment.base :] = new[segment.low : segment.high]
+            masks.append(call.mask(segment.low, index_keys, segment.visible))
+        return tuple(masks)
 
 
 def _attend_segment(
@@ -248,7 +262,9 @@ class TransformerEngine(DecoderEngine[KVRows]):
         views = tuple(view_of(item, kind, self._kv_shape, causal=causal) for kind in self.attention.kinds)
         has_bias = ALIBI in self.attention.terms
         positions = torch.from_numpy(key_positions(item)).to(self._kv_shape.device) if has_bias else None
-        return _Segment(kv, low, low + len(item.token_ids), item.base_length, views, positions)
+        chooses = INDICES in self.attention.terms
+        visible = torch.from_numpy(visible_keys(item, None)).to(self._kv_shape.device) if chooses else None
+        return _Segment(kv, low, low + len(item.token_ids), item.base_length, views, positions, visible)
 
     def _on_host(self, logits: torch.Tensor) -> Logits:
         """[rows, tensor width] → [rows, V]."""

@@ -41,7 +41,7 @@ def accepted(text: Generation) -> int:
     return sum(record.accepted for record in text.stats.records)
 
 
-@pytest.mark.parametrize("layout", ["deepseek_v3", "glm4_moe", "qwen3_next"])
+@pytest.mark.parametrize("layout", ["deepseek_v3", "deepseek_v32", "glm4_moe", "qwen3_next"])
 async def test_no_text_changes_and_tokens_are_accepted(layout: str, tmp_path: Path) -> None:
     async with services(save_target(tmp_path, layout)) as client:
         for temperature in (0.0, 0.8):

@@ -1,4 +1,4 @@
-"""A target and a draft with recurrent layers through all services: any speculation, any failure, one text."""
+"""Services of recurrent layers, or of an index: any speculation, any failure, one text."""
 
 from __future__ import annotations
 
@@ -23,8 +23,11 @@ from tests.engine.test_families import sampled
 from tests.engine.test_states import SPECS, TOKENS, longer
 from tests.models.saving import save_with_tokenizer
 
-FAMILIES = ("Qwen 3 Next", "Kimi Linear", "Nemotron-H", "Falcon-H1", "Mamba 2", "Mamba", "Jamba", "LFM 2")
-"""One of each kind of layer, alone and beside attention. The first is in every run."""
+FAMILIES = (
+    *("Qwen 3 Next", "Falcon-H1", "DeepSeek-V3.2"),
+    *("GLM-5", "Kimi Linear", "Nemotron-H", "Mamba 2", "Mamba", "Jamba", "LFM 2"),
+)
+"""One of each kind of layer, alone and beside attention."""
 PROMPT = test_families.PROMPT * 8
 """Whole blocks, and some rows."""
 NOISE = 0.02
@@ -66,9 +69,13 @@ def save_pair(family: Family, folder: Path) -> tuple[str, str]:
     return str(target), str(draft)
 
 
-@pytest.fixture(
-    scope="module", params=[FAMILIES[0], *(pytest.param(each, marks=pytest.mark.full) for each in FAMILIES[1:])]
-)
+def served(count: int) -> pytest.MarkDecorator:
+    """All families; the first `count` in every run."""
+    params = [*FAMILIES[:count], *(pytest.param(each, marks=pytest.mark.full) for each in FAMILIES[count:])]
+    return pytest.mark.parametrize("recurrent", params, indirect=True, scope="module")
+
+
+@pytest.fixture(scope="module")
 def recurrent(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     family, folder = longer(named(request.param)), tmp_path_factory.mktemp("recurrent")
     target, draft = save_pair(family, folder)
@@ -80,6 +87,7 @@ def recurrent(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
             yield Served(family, cluster, proxy)
 
 
+@served(1)
 @pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.full), 0.8])
 async def test_any_speculation_writes_the_text_of_forward_passes(recurrent: Served, temperature: float) -> None:
     """One request after another, then eight at once, whose prompts are one prefix."""
@@ -98,6 +106,7 @@ async def test_any_speculation_writes_the_text_of_forward_passes(recurrent: Serv
     cluster.wait_idle()
 
 
+@served(3)
 async def test_sessions_lost_in_mid_round_go_on(recurrent: Served) -> None:
     """The link to the target is cut twice, the draft is killed, then the target: states are rebuilt from the text."""
     cluster, proxy = recurrent.cluster, recurrent.proxy

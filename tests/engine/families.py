@@ -13,6 +13,8 @@ from tests.engine import tiny
 
 WINDOW = 8
 """Positions of a tiny model's window or chunk."""
+CHOSEN = 6
+"""Keys that a row of a tiny model attends to, if it chooses them."""
 CONTEXT = 64
 _SHAPE: dict[str, Any] = {
     "vocab_size": tiny.VOCAB,
@@ -66,6 +68,13 @@ _SHORT = {"layer_types": ["conv", "full_attention"]}
 _SHARED_EXPERTS = {**_EXPERTS, "num_experts": 4, "shared_expert_intermediate_size": 16}
 _SMALL_GPT = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": CONTEXT}
 
+_INDEX: dict[str, Any] = {
+    "index_topk": CHOSEN,
+    "index_n_heads": 16,  # so that a key hardly ever has no score in all of them
+    "index_head_dim": 16,
+    "pad_token_id": None,  # whose embedding is 0, and so every score of such a row
+}
+
 _VISION = {
     "hidden_size": 16,
     "intermediate_size": 16,
@@ -77,9 +86,10 @@ _VISION = {
 
 WINDOWS, SOFTCAP, SINKS = "windows", "soft-cap", "sinks"
 CHUNKS, LATENT, UNEVEN = "chunks", "latent attention", "layers of different shapes"
-ALIBI = "ALiBi"
+ALIBI, INDEX = "ALiBi", "an index of keys"
 DELTA, STATE_SPACE, SHORT = "gated delta rule", "state space", "short convolutions"
-STATES = (DELTA, STATE_SPACE, SHORT)
+LIGHTNING = "lightning attention"
+STATES = (DELTA, STATE_SPACE, SHORT, LIGHTNING)
 """What keeps a state."""
 
 
@@ -103,6 +113,7 @@ class Family:
         kind: type[PreTrainedConfig] = getattr(transformers, self.config_class)
         own = {name: value for name, value in {**_SHAPE, **self.changes}.items() if value is not None}
         text = kind(**own)
+        text.pad_token_id = own.get("pad_token_id")
         if not self.held_by:
             return text
         holder: Callable[..., PreTrainedConfig] = getattr(transformers, self.held_by)
@@ -110,7 +121,6 @@ class Family:
 
 
 _TWICE = "transformers' attentions differ in it"
-_SHARED = "layers share one attention"
 
 FAMILIES = (
     Family("Llama 2, 3", "LlamaConfig"),
@@ -195,10 +205,14 @@ FAMILIES = (
         **_LATENT, **_EXPERTS, "layer_types": _DELTA["layer_types"], "linear_num_heads": 4, "linear_head_dim": 8,
         "num_local_experts": 4, "q_lora_rank": None,
     }, (DELTA, LATENT)),
+    Family("MiniMax M1", "MiniMaxConfig", {
+        "layer_types": _DELTA["layer_types"], "num_local_experts": 4, "block_size": 16, "sliding_window": None,
+        "initializer_range": 0.25,
+    }, (LIGHTNING,)),
     Family("Nemotron-H", "NemotronHConfig", {
         **_EXPERTS, "mamba_num_heads": 4, "mamba_head_dim": 16, "ssm_state_size": 8, "n_groups": 2, "chunk_size": 16,
         "layers_block_type": ["mamba", "attention", "mlp", "moe"], "num_hidden_layers": 4, "n_routed_experts": 4,
-        "moe_shared_expert_intermediate_size": 16,
+        "moe_shared_expert_intermediate_size": 16, "initializer_range": 0.25,
     }, (STATE_SPACE,)),
     Family("Granite 4 hybrid", "GraniteMoeHybridConfig", {
         **_STATE_SPACE, "layer_types": ["mamba", "attention"], "num_local_experts": 4, "num_experts_per_tok": 2,
@@ -209,11 +223,12 @@ FAMILIES = (
     Family("Zamba 2", "Zamba2Config", {
         "mamba_d_state": 8, "n_mamba_heads": 4, "mamba_headdim": 16, "mamba_ngroups": 2, "chunk_size": 16,
         "num_hidden_layers": 3, "layers_block_type": ["mamba", "hybrid", "hybrid"], "use_mem_rope": True,
-    }, (STATE_SPACE,), "attends twice", _SHARED),
+        "time_step_min": 1e-9,  # which generate leaves out
+    }, (STATE_SPACE,)),
     Family("Zamba", "ZambaConfig", {
         "mamba_d_state": 4, "mamba_dt_rank": 4, "num_hidden_layers": 3,
         "layers_block_type": ["mamba", "hybrid", "hybrid"],
-    }, (STATE_SPACE,), "attention without a layer_idx", _SHARED),
+    }, (STATE_SPACE,)),
     Family("Jamba", "JambaConfig", {
         "attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2, "num_experts": 4,
         "mamba_d_state": 4, "mamba_dt_rank": 4, "use_mamba_kernels": False,
@@ -226,16 +241,27 @@ FAMILIES = (
     Family("Falcon Mamba", "FalconMambaConfig", _FIRST_STATE_SPACE, (STATE_SPACE,)),
     Family("Lara Mini", "LaraMiniConfig", {}, (STATE_SPACE,)),
     Family("LFM 2", "Lfm2Config", _SHORT, (SHORT,)),
-    Family("LFM 2 MoE", "Lfm2MoeConfig", {**_SHORT, **_EXPERTS, "num_experts": 4, "num_dense_layers": 1}, (SHORT,)),
-    Family("LFM 3", "Lfm3Config", _SHORT, (SHORT,)),
-    Family("DeepSeek-V3.2", "DeepseekV32Config", {
-        **_LATENT, **_ROUTED, "index_topk": 4, "index_n_heads": 2, "index_head_dim": 16,
-    }, ("an index of keys",), "layers of type indexed_attention", "it chooses keys by what they hold"),
+    Family("LFM 2 MoE", "Lfm2MoeConfig", {
+        **_SHORT, **_EXPERTS, "num_experts": 4, "num_dense_layers": 1, "initializer_range": 0.35,
+    }, (SHORT,)),
+    Family("LFM 3", "Lfm3Config", {**_SHORT, "initializer_range": 0.28}, (SHORT,)),
+    Family("DeepSeek-V3.2", "DeepseekV32Config", {**_LATENT, **_ROUTED, **_INDEX}, (LATENT, INDEX), core=True),
+    Family("GLM-5", "GlmMoeDsaConfig", {
+        **_LATENT, **_ROUTED, **_INDEX, "indexer_types": ["full", "shared"],
+    }, (LATENT, INDEX)),
+    Family("A.X K2", "AXK2Config", {
+        **_LATENT, **_EXPERTS, **_INDEX, "n_routed_experts": 4, "gated_norm_rank": 4,
+    }, (LATENT, INDEX)),
+    Family("Hunyuan 4", "HYV4Config", {
+        **_LATENT, **_EXPERTS, **_INDEX, "n_routed_experts": 4, "num_hidden_layers": 3, "hc_mult": 2,
+        "indexer_types": ["full", "full", "shared"], "mlp_layer_types": ["dense", "sparse", "sparse"],
+    }, (LATENT, SINKS, INDEX)),
     Family("DiffLlama", "DiffLlamaConfig", {}, ("two attentions a layer",), "attends twice", "one a layer is built"),
     Family("Doge", "DogeConfig", {}, ("a mask of its own",), "mask of its own", "it masks keys by what they hold"),
 )  # fmt: skip
 
 STATEFUL = tuple(family for family in FAMILIES if {*family.asks} & {*STATES} and not family.refused)
+CHOOSING = tuple(family for family in FAMILIES if INDEX in family.asks and not family.refused)
 SERVED = tuple(family for family in FAMILIES if not family.refused)
 REFUSED = tuple(family for family in FAMILIES if family.refused)
 

@@ -66,7 +66,7 @@ _REASONS = (
     ("mask of its own", "a mask that depends on what keys hold"),
     ("attention with", "a term of attention that isn't built"),
     ("model = ", "the network fails in a packed pass"),
-    ("layers of type", "layers that choose keys by what they hold"),
+    ("layers of type", "layers that attend to compressed keys"),
 )
 
 

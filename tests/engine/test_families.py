@@ -19,7 +19,9 @@ from paceline.engine.cpu import row_attention
 from paceline.engine.cuda import packing
 from paceline.engine.cuda.static_engine import StaticEngine
 from paceline.engine.forward import ATTENTION_NAME, AttentionCall
+from paceline.engine.index import IndexCall
 from paceline.engine.interface import Engine, Prefix, StepItem
+from paceline.engine.kv import SessionKV
 from paceline.engine.mixers import RowState
 from paceline.engine.states import SessionStates, StepStates
 from paceline.engine.transformer import TransformerEngine
@@ -260,6 +262,7 @@ def test_windows_are_reproducible(name: str) -> None:
     [
         ("Gemma 2", "attention with softcap"),
         ("DeepSeek-V3, R1, Kimi K2", "keys and values, or layers, of different shapes"),
+        ("DeepSeek-V3.2", "attention with indices"),
     ],
 )
 def test_what_reproducible_mode_does_not_know_is_refused(name: str, message: str) -> None:
@@ -268,7 +271,12 @@ def test_what_reproducible_mode_does_not_know_is_refused(name: str, message: str
 
 
 @pytest.mark.parametrize(
-    ("name", "message"), [("Mistral 7B v0.1", "sliding windows or chunks"), ("MiMo-V2-Flash", "sliding windows")]
+    ("name", "message"),
+    [
+        ("Mistral 7B v0.1", "sliding windows or chunks"),
+        ("MiMo-V2-Flash", "sliding windows"),
+        ("DeepSeek-V3.2", "an index of keys"),
+    ],
 )
 def test_what_ranks_do_not_know_is_refused(name: str, message: str) -> None:
     with pytest.raises(Unsupported, match=f"{message}.*: one process only"):
@@ -383,7 +391,54 @@ def _first_inputs(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SessionStates, "begin", first)
 
 
+def _choice(wrong: Callable[..., Any]) -> Callable[[pytest.MonkeyPatch], None]:
+    """An index that chooses so for a session's rows."""
+    mask = IndexCall.mask
+    return lambda patch: patch.setattr(IndexCall, "mask", lambda *arguments: wrong(mask, *arguments))
+
+
+def _among_all_rows(mask: Any, call: Any, low: int, keys: Any, visible: torch.Tensor) -> torch.Tensor:
+    among_all: torch.Tensor = mask(call, low, keys, torch.ones_like(visible))
+    return among_all.masked_fill_(~visible, float("-inf"))
+
+
+def _of_the_row_before(mask: Any, call: Any, low: int, keys: torch.Tensor, visible: Any) -> torch.Tensor:
+    of_others: torch.Tensor = mask(call, low, keys.roll(1, dims=0), visible)
+    return of_others
+
+
+def _one_key_too_many(patch: pytest.MonkeyPatch) -> None:
+    best = IndexCall.best
+
+    def one_more(call: IndexCall, *arguments: Any) -> torch.Tensor:
+        call.indexer.index_topk += 1
+        try:
+            return best(call, *arguments)
+        finally:
+            call.indexer.index_topk -= 1
+
+    patch.setattr(IndexCall, "best", one_more)
+
+
+def _index_keys_stay(patch: pytest.MonkeyPatch) -> None:
+    """Those of the rows that a tree had where its kept rows move to, a rejected branch's."""
+    keep = SessionKV.keep
+
+    def keep_others(kv: SessionKV, *arguments: Any) -> None:
+        index_keys = [kv.index_keys(layer) for layer, tensors in enumerate(kv._layers) if len(tensors) > 2]
+        own = [each.clone() for each in index_keys]
+        keep(kv, *arguments)
+        for each, before in zip(index_keys, own, strict=True):
+            each.copy_(before)
+
+    patch.setattr(SessionKV, "keep", keep_others)
+
+
 MUTANTS = {
+    "keys are chosen among all rows of a step": (_choice(_among_all_rows), "DeepSeek-V3.2"),
+    "the index key of the row before": (_choice(_of_the_row_before), "DeepSeek-V3.2"),
+    "one key too many": (_one_key_too_many, "DeepSeek-V3.2"),
+    "index keys of a rejected branch": (_index_keys_stay, "GLM-5"),
     "states that have moved on past the commit": (_past_the_commit, "Qwen 3 Next"),
     "convolution windows shifted by one": (_shifted_windows, "LFM 2"),
     "a neighbour's state": (_neighbours_state, "Falcon-H1"),

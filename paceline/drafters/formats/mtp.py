@@ -33,6 +33,7 @@ from paceline.drafters.formats.draft_files import TensorFiles, read_config
 from paceline.drafters.formats.speculators_eagle3 import refuse_lossy
 from paceline.drafters.formats.target_weights import TargetWeights
 from paceline.drafters.heads.mtp import MtpForm, MtpNetwork, build_mtp_engine
+from paceline.engine.checks import INDEX_LAYER
 from paceline.engine.features import FeatureEngine
 from paceline.engine.weights import select_device, select_dtype
 from paceline.models.text_part import SAME_LAYERS
@@ -316,12 +317,13 @@ def _layer_config(raw: Mapping[str, Any], folder: Path) -> PreTrainedConfig:
 
 
 def _depths_config(config: PreTrainedConfig, depths: int) -> PreTrainedConfig:
-    """The configuration of a decoder whose layers are the depths: of full attention, with the target's experts."""
+    """The configuration of a decoder whose layers are the depths, which attend, with the target's experts."""
     depths_config: Any = copy.deepcopy(config)
     depths_config.num_hidden_layers = depths
     depths_config.tie_word_embeddings = False
     if getattr(depths_config, "layer_types", None):
-        depths_config.layer_types = getattr(config, "mtp_layer_types", None) or ["full_attention"] * depths
+        kind = INDEX_LAYER if INDEX_LAYER in depths_config.layer_types else "full_attention"
+        depths_config.layer_types = getattr(config, "mtp_layer_types", None) or [kind] * depths
     if getattr(depths_config, "mlp_layer_types", None):
         depths_config.mlp_layer_types = (
             getattr(config, "mtp_mlp_layer_types", None) or [depths_config.mlp_layer_types[-1]] * depths

@@ -17,6 +17,7 @@ the target's own kind, and a norm. Its output predicts the next token and is the
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +31,7 @@ from paceline.engine.attention import AttentionFacts, packed_attention, visible_
 from paceline.engine.decoder import examine
 from paceline.engine.features import FeatureEngine
 from paceline.engine.forward import AttentionCall, attending
+from paceline.engine.index import INDICES, IndexCall
 from paceline.engine.interface import NO_PREFIX, EngineInfo, Logits, Prefix, StepItem, StepPlan
 from paceline.engine.kv import SessionKV, keep_rows
 from paceline.engine.ledger import LedgerEngine, depths
@@ -180,17 +182,14 @@ class _NewRows:
         """The positions of the tokens."""
         return [self.item.trunk + depth - 1 for depth in depths(self.item)]
 
-    def mask(self, depth: int, facts: AttentionFacts) -> torch.Tensor:
-        """Additive mask of a depth, which has no rows of the first tokens: [groups · new, base + new]."""
+    def visible(self, depth: int, facts: AttentionFacts) -> torch.Tensor:
+        """Which keys the rows of a depth see, which has no rows of the first tokens: [new, base + new]."""
         kind = facts.kinds[facts.kind_of_layer[depth]]
         visible = visible_keys(self.item, kind.horizon)
         visible[:, : depth + 1] = False
         new = np.arange(len(visible))
         visible[new, self.new.start + new] = True  # each row sees itself, though nothing else
-        mask = torch.zeros(visible.shape, dtype=facts.shape.dtype).masked_fill_(
-            torch.from_numpy(~visible), float("-inf")
-        )
-        return mask.to(facts.shape.device).repeat(kind.groups, 1)
+        return torch.from_numpy(visible).to(facts.shape.device)
 
     def outputs_before(self, depth: int) -> torch.Tensor:
         """A depth's outputs of the rows' parents: [new, hidden]."""
@@ -209,24 +208,40 @@ class _DepthAttention:
     facts: AttentionFacts
 
     def attend(self, call: AttentionCall) -> torch.Tensor:
-        parts: list[torch.Tensor] = []
+        masks = call.extras.get(INDICES) or [
+            torch.zeros_like(visible, dtype=call.query.dtype).masked_fill_(~visible, float("-inf"))
+            for visible in (rows.visible(self.depth, self.facts) for rows in self.everyone)
+        ]
+        parts = [self._attend(*each, call, mask) for each, mask in zip(self._parts(), masks, strict=True)]
+        return torch.cat(parts, dim=2).transpose(1, 2)
+
+    def choose(self, call: IndexCall) -> tuple[torch.Tensor, ...]:
+        """As `paceline.engine.index.Chooser`: an additive mask [new, base + new] of each session."""
+        new, masks = call.keys(), []
+        for rows, part in self._parts():
+            index_keys = rows.session.kv.index_keys(self.depth)[: rows.new.stop]
+            index_keys[rows.new] = new[part]
+            masks.append(call.mask(part.start, index_keys, rows.visible(self.depth, self.facts)))
+        return tuple(masks)
+
+    def _parts(self) -> Iterator[tuple[_NewRows, slice]]:
+        """Each session's rows, and where they are in the step."""
         low = 0
         for rows in self.everyone:
             high = low + len(rows.item.token_ids)
-            parts.append(self._attend(rows, call, slice(low, high)))
+            yield rows, slice(low, high)
             low = high
-        return torch.cat(parts, dim=2).transpose(1, 2)
 
-    def _attend(self, rows: _NewRows, call: AttentionCall, part: slice) -> torch.Tensor:
-        """[1, heads, new, value_width]."""
+    def _attend(self, rows: _NewRows, part: slice, call: AttentionCall, mask: torch.Tensor) -> torch.Tensor:
+        """[1, heads, new, value_width]; `mask`: additive, [new, base + new]."""
         kv, end = rows.session.kv, rows.new.stop
         keys, values = kv.keys(self.depth), kv.values(self.depth)
         keys[:, rows.new], values[:, rows.new] = call.key[0, :, part], call.value[0, :, part]
         queries = call.query[:, :, part]
         _, heads, count, width = queries.shape
         by_key = queries.reshape(1, len(keys), heads // len(keys) * count, width)
-        mask = rows.mask(self.depth, self.facts)
-        attention = packed_attention(call, by_key, keys[None, :, :end], values[None, :, :end], mask)
+        by_head = mask.repeat(heads // len(keys), 1)
+        attention = packed_attention(call, by_key, keys[None, :, :end], values[None, :, :end], by_head)
         return attention.reshape(1, heads, count, values.shape[2])
 
 

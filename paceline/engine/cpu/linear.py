@@ -10,6 +10,7 @@ plain one (a tied embedding keeps its own copy).
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -92,16 +93,26 @@ def pack_linears(
     pack: Callable[[torch.nn.Linear], torch.nn.Module] = PackedLinear,
     exclude: Collection[str] = (),
 ) -> None:
-    """Replace every plain `nn.Linear` of a model by what `pack` makes of it.
+    """Replace every plain `nn.Linear` of a model by what `pack` makes of it; those of one weight by one.
 
     Subclasses stay, and so do layers whose path is in `exclude`, which `outside_reads` yields.
     """
     # Layers themselves are not listed: each is freed as soon as it is replaced.
     parents = [each for each in model.named_modules() if type(each[1]) is not torch.nn.Linear]
+    uses = Counter(_tensors(each) for each in model.modules() if type(each) is torch.nn.Linear)
+    of_several: dict[tuple[int, int], torch.nn.Module] = {}
     for parent_path, parent in parents:
         for name, child in list(parent.named_children()):
             if type(child) is torch.nn.Linear and path_pattern(f"{parent_path}.{name}") not in exclude:
-                setattr(parent, name, pack(child))
+                tensors = _tensors(child)
+                layout = of_several.get(tensors) or pack(child)
+                setattr(parent, name, layout)
+                if uses[tensors] > 1:
+                    of_several[tensors] = layout
+
+
+def _tensors(linear: torch.nn.Linear) -> tuple[int, int]:
+    return id(linear.weight), id(linear.bias)
 
 
 def path_pattern(path: str) -> str:

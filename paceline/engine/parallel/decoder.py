@@ -10,7 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 from paceline.engine.attention import SINKS, AttentionFacts
-from paceline.engine.checks import PlainReference, plain_reference, self_check
+from paceline.engine.checks import RAGGED_TERMS, PlainReference, plain_reference, self_check
 from paceline.engine.cpu.fused import fuse_layers
 from paceline.engine.cpu.linear import can_pack, pack_linears
 from paceline.engine.cuda.device import empty_caches
@@ -20,7 +20,6 @@ from paceline.engine.decoder import DecoderFacts, capture_common, examine, whole
 from paceline.engine.fingerprint import weights_digest
 from paceline.engine.interface import Engine
 from paceline.engine.memory import plan_memory
-from paceline.engine.own_attention import ALIBI
 from paceline.engine.parallel.draws import vocabulary_shares
 from paceline.engine.parallel.group import RankGroup
 from paceline.engine.parallel.sharding import check_degree, shard_model, shard_shape
@@ -126,6 +125,6 @@ def _refuse_attention(name: str, attention: AttentionFacts, ranks: int) -> None:
         raise Unsupported(f"{name}: sliding windows or chunks with {ranks} ranks: one process only")
     if attention.mixers:
         raise Unsupported(f"{name}: recurrent layers with {ranks} ranks: one process only")
-    for term, words in ((SINKS, "attention sinks"), (ALIBI, "ALiBi")):
+    for term, words in {SINKS: "attention sinks", **RAGGED_TERMS}.items():
         if term in attention.terms:
             raise Unsupported(f"{name}: {words} with {ranks} ranks: one process only")

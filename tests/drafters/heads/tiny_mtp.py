@@ -6,6 +6,7 @@ import copy
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch import nn
 from torch.nn import functional
 from transformers import (
     DeepseekV3Config,
+    DeepseekV32Config,
     Glm4MoeConfig,
     PreTrainedConfig,
     PreTrainedModel,
@@ -49,12 +51,17 @@ def glm4_moe(layers: int) -> PreTrainedConfig:
     return Glm4MoeConfig(**_SHAPE, **_SHARED, num_hidden_layers=layers)
 
 
-def deepseek_v3(layers: int) -> PreTrainedConfig:
+def deepseek_v3(layers: int, kind: Callable[..., PreTrainedConfig] = DeepseekV3Config) -> PreTrainedConfig:
     """Latent attention, whose keys and values have widths of their own."""
     shape: dict[str, Any] = {name: value for name, value in _SHAPE.items() if name != "head_dim"}
     shape |= {"num_key_value_heads": shape["num_attention_heads"], "n_group": 1, "topk_group": 1}
     shape |= {"q_lora_rank": 16, "kv_lora_rank": 12, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 6}
-    return DeepseekV3Config(**shape, **_SHARED, num_hidden_layers=layers)
+    return kind(**shape, **_SHARED, num_hidden_layers=layers)
+
+
+def deepseek_v32(layers: int) -> PreTrainedConfig:
+    """With an index of keys."""
+    return deepseek_v3(layers, partial(DeepseekV32Config, index_topk=6, index_n_heads=16, index_head_dim=8))
 
 
 def qwen3_next(layers: int) -> PreTrainedConfig:
@@ -101,6 +108,7 @@ _BEHIND = Written(
 LAYOUTS = {
     "glm4_moe": _BEHIND,
     "deepseek_v3": replace(_BEHIND, config=deepseek_v3),
+    "deepseek_v32": replace(_BEHIND, config=deepseek_v32),
     "qwen3_next": Written(
         qwen3_next, "mtp.layers.{depth}.", "mtp.", ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm")
     ),
@@ -254,6 +262,8 @@ def _random_depth(written: Written, depth: int, generator: torch.Generator) -> D
     config: Any = written.config(1)
     if hasattr(config, "first_k_dense_replace"):
         config.first_k_dense_replace = 0
+    if hasattr(config, "mlp_layer_types"):
+        config.mlp_layer_types = ["sparse"]
     decoder = biased(random_model(config, depth + 1))
     decoder.requires_grad_(False)
     norms = [1 + 0.3 * torch.randn(HIDDEN, generator=generator) for _ in range(3)]
