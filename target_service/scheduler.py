@@ -35,11 +35,12 @@ from paceline.runtime import clock, metrics, telemetry
 from paceline.runtime.config import TargetConfig
 from target_service.admission import Admission, make_room
 from target_service.batching import Batcher, alternating
+from target_service.checks import check_open
 from target_service.features import committed_features
 from target_service.meter import TargetMeter
 from target_service.progress import EngineProgress
 from target_service.prompt_rows import reported_rows
-from target_service.session import Session, check_open, rows_to_reserve, shared_prefix
+from target_service.session import Session, rows_to_reserve, shared_prefix
 from target_service.step import PrefillWork, RoundWork, Step, StepResult, gather_step, run_step
 from target_service.timings import opened_event, step_timings
 from target_service.verifier import drafted_paths

@@ -48,6 +48,7 @@ class TargetServicer(SessionServicer[TargetScheduler], pb_grpc.TargetServiceServ
             max_sessions=config.engine.max_num_seqs,
             max_lease=MAX_LEASE,
             max_prefetched=MAX_PREFETCHED,
+            mixed_leases=True,
             reports_prompts=True,
             features=engine.info.features,
         )

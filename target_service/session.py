@@ -1,4 +1,4 @@
-"""One session on the target: its state, its pending round, and the checks of its commands. Pure."""
+"""One session on the target: its state, its pending round, and those that it starts by itself. Pure."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from dataclasses import dataclass, field, replace
 from paceline.engine.blocks import BlockKey, prefix_keys
 from paceline.engine.interface import NO_PREFIX, EngineInfo, Prefix, StepItem
 from paceline.grammars.sessions import GrammarSession, PrecomputedFollower
-from paceline.protocol.errors import PrefixMismatch, Unsupported, require, require_ids
+from paceline.protocol.errors import require
 from paceline.protocol.features import FeatureRequest
-from paceline.protocol.proposal import MAX_PROPOSAL_NODES, ROOT, Acceptance, Outcome, Proposal
+from paceline.protocol.proposal import MAX_PROPOSAL_NODES, ROOT, Acceptance, Outcome
 from paceline.protocol.session import SessionSpec
-from paceline.protocol.target import MAX_PREFETCHED, Prefetch, Round, SelfStarted, TargetOpen, Verdict
+from paceline.protocol.target import MAX_PREFETCHED, Prefetch, Round, SelfStarted, Verdict
 from paceline.rpc.sessions import ServedSession
 from paceline.runtime.config import EngineSettings
-from paceline.sampling import acceptance, processors
+from paceline.sampling import acceptance
 from paceline.sampling.processors import Follower, Processors
+from target_service.checks import check_round, require_same
 from target_service.prompt_rows import NO_ROWS, ReportedRows
 
 
@@ -42,7 +43,7 @@ class Lease:
     Attributes:
         last_position: that it may draw so.
         traceparent: the parent of those rounds' spans.
-        is_mixed: whether rounds with proposals may be among them. Then each is named: the coordinator can't count them.
+        is_mixed: whether rounds with proposals may be among them; each is named then, since nobody can count them.
     """
 
     last_position: int = 0
@@ -141,11 +142,11 @@ class Session(ServedSession):
         """
         for place, answer in enumerate(self.run):
             if round_.base_length == answer.round_.base_length:
-                _require_same(answer.round_, round_, "was answered")
+                require_same(answer.round_, round_, "was answered")
                 self._extend(round_, place)
                 return answer.verdict
         if self.pending is not None:
-            _require_same(self.pending.round_, round_, "waits for its verdict")
+            require_same(self.pending.round_, round_, "waits for its verdict")
             self._extend(round_, len(self.run))
             return None
         self._check_continues(round_)
@@ -225,10 +226,7 @@ class Session(ServedSession):
         return token_id in self.facts.end_token_ids or position >= (self.facts.max_length or info.longest_session)
 
     def _named_next(self, round_: Round, verdict: Verdict, info: EngineInfo) -> Round | None:
-        """The next round that the verdict names: the one that was prefetched for its outcome, or one of a mixed lease.
-
-        None: there is none, or the text ends.
-        """
+        """The round that a verdict names, if any: what was prefetched for its outcome, or one of a mixed lease."""
         if not self.prefetched_rounds and not self.lease.is_mixed:
             return None
         decision = acceptance.decide(self.facts.acceptance, round_, verdict, self.facts.noise)
@@ -318,54 +316,12 @@ class Session(ServedSession):
         self._expect("first committed token", token_ids[node + 1], round_.committed[0])
 
 
-def check_open(command: TargetOpen, info: EngineInfo) -> None:
-    """Refuse a session that could never be served.
-
-    Raises:
-        InvalidInput: a token id outside the vocabulary, or a session longer than context or KV budget.
-        Unsupported: it asks for hidden states that the engine does not have.
-    """
-    facts = command.spec
-    if command.features is not None:
-        _check_features(command.features, info)
-    limit = info.longest_session
-    length = max(len(facts.token_ids), facts.max_length)
-    require(length <= limit, "session length", length, f"at most {limit}, the context as far as KV holds it")
-    vocab_size = info.fingerprint.vocab_size
-    require_ids("token_ids", facts.token_ids, vocab_size)
-    processors.check_ids(facts.sampling, facts.end_token_ids, vocab_size)
-
-
-def _check_features(request: FeatureRequest, info: EngineInfo) -> None:
-    if info.features is None:
-        raise Unsupported(f"feature layers = {list(request.need.layers)}: this target sends no hidden states")
-    info.features.check(request.need)
-
-
 def make_processors(facts: SessionSpec, follower: Follower | None) -> Processors | None:
     """The processors of a session's logits before temperature; None: none. `follower`: of its grammar, if any."""
     sampling = facts.sampling
     if sampling.plain:
         return None
     return Processors(sampling, facts.prompt_length, facts.end_token_ids, follower if sampling.grammar else None)
-
-
-def check_round(round_: Round, acceptance: Acceptance, info: EngineInfo, max_rows: int) -> None:
-    """Check ids, lengths and the proposal of a round.
-
-    Raises:
-        InvalidInput: naming field, value and limit.
-    """
-    vocab_size = info.fingerprint.vocab_size
-    require_ids("committed token_ids", round_.committed, vocab_size)
-    proposal = round_.proposal
-    depth = max(proposal.depths, default=0) if proposal else 0
-    length = round_.first_position + depth
-    require(length <= info.max_length, "sequence length", length, f"at most {info.max_length}, the context")
-    rows = round_.first_position + (len(proposal) if proposal else 0)
-    require(rows <= max_rows, "KV rows of the session", rows, f"at most {max_rows}")
-    if proposal is not None:
-        proposal.check_for(acceptance, vocab_size)
 
 
 def rows_to_reserve(facts: SessionSpec, info: EngineInfo) -> int:
@@ -387,30 +343,4 @@ def shared_prefix(
 
 
 def _lease_of(round_: Round) -> Lease:
-    is_mixed = round_.drafting and round_.lease > 0
-    return Lease(round_.first_position + round_.lease, round_.traceparent, is_mixed)
-
-
-def _require_same(earlier: Round, repeat: Round, state: str) -> None:
-    """Check that a repeated round is the same in all that draws depend on.
-
-    It may differ in trace context, in lease, in whether a draft works, in its proposal's drafter and, under coupled
-    acceptance, in its proposal's probabilities.
-
-    Raises:
-        PrefixMismatch: naming the first field that differs.
-    """
-    for name in ("base_length", "accepted_node", "committed", "proposal"):
-        old_fact, new_fact = getattr(earlier, name), getattr(repeat, name)
-        if _draw_inputs(old_fact) != _draw_inputs(new_fact):
-            raise PrefixMismatch(
-                f"session {earlier.session_id} {name}: expected {old_fact}, got {new_fact} "
-                f"(the round at base length {earlier.base_length} {state})",
-                metadata={"field": name, "expected": str(old_fact), "got": str(new_fact)},
-            )
-
-
-def _draw_inputs(fact: object) -> object:
-    if not isinstance(fact, Proposal):
-        return fact
-    return fact.token_ids, fact.parents, fact.supports, fact.draft_probabilities if fact.supports else ()
+    return Lease(round_.first_position + round_.lease, round_.traceparent, round_.has_mixed_lease)

@@ -1,8 +1,8 @@
 """The choice among several drafters: the one whose rounds would be fastest by what is known.
 
-Each is judged by an upper confidence bound (`AcceptanceStats.upper_bound`; bandits are played so: Auer, Cesa-Bianchi
-and Fischer 2002, §2). So each is tried before it is passed over, and the loss budget bounds the cost of that. A
-request changes to another drafter where the rest of its text would be written sooner, the time to catch up included.
+Each is judged by an upper confidence bound (`AcceptanceStats.upper_bound`; Auer, Cesa-Bianchi and Fischer 2002, §2).
+So each is tried before it is passed over, and the loss budget bounds the cost. A request changes to another drafter
+where the rest of its text would be written sooner, the time to catch up included.
 """
 
 from __future__ import annotations

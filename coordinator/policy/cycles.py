@@ -21,10 +21,7 @@ from paceline.costs.cycle import AHEAD_ROWS, Cycle, ahead_cycle, tokens_ahead
 
 @dataclass(frozen=True)
 class Strategy:
-    """How rounds are run: the source of most proposals, and their length.
-
-    Cached ones are drafted ahead; where there is none for an outcome the round waits for one, or `goes_on` without.
-    """
+    """How rounds are run: source and length of most proposals, and whether a round with none in time `goes_on`."""
 
     source: Source = Source.NONE
     depth: int = 0

@@ -1,8 +1,7 @@
 """What the requests that share a target gain or lose together by drafting, and so what they may do now. Pure.
 
-A request that is alone is judged by what it loses itself. An account of its own can't see what it costs others: its
-rows lengthen their steps, its draft takes their cores, and none of that is in a cost line. So requests that share a
-target are judged together, by what they measure (`paceline.costs.goodput`).
+A request that is alone is judged by what it loses itself. Such an account can't see what it costs others, whose steps
+and cores it takes. So requests that share a target are judged together (`paceline.costs.goodput`).
 """
 
 from __future__ import annotations

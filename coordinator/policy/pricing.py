@@ -64,9 +64,9 @@ class ProposalPricing:
         return Plan(source, nodes, nodes, value=value - sending_cost) if nodes else Plan()
 
     def wait_plan(self, options: Options, left_ms: float, *, tries: bool) -> Plan:
-        """The best proposal to draft just in time; the round waits for half of the loss that is allowed at most.
+        """The best proposal to draft just in time, unless one is there; waits for half of the allowed loss at most.
 
-        Nothing is drafted where a proposal is there already. `tries`: one token is asked for, however long it takes.
+        `tries`: one token is asked for, however long it takes.
         """
         if not options.drafts or options.cached_proposal is not None or self.draft is None:
             return Plan()

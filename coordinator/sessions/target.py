@@ -1,8 +1,7 @@
 """One request's session on a target: rounds in, verdicts out. A lost session is opened again, there or elsewhere.
 
-A target-only round may carry a lease: the target starts the rounds after it by itself, so their verdicts have come or
-are on their way when they are asked for. A leased round that is sent nevertheless extends the lease. A lease that is
-extended in time never ends in a pause.
+A round may carry a lease: the target starts the rounds after it by itself, so their verdicts have come or are on their
+way when they are asked for. A leased round that is sent nevertheless extends the lease; in time, there is no pause.
 """
 
 from __future__ import annotations
@@ -66,8 +65,8 @@ class TargetSession:
         self._id: int | None = None
         self._answers: dict[int, asyncio.Future[Verdict]] = {}
         self._prefetched_proposals = PrefetchedProposals()
-        self._lease_end = 0
-        """The last position that the target may draw by itself."""
+        self._lease_round: Round | None = None
+        """The round that was sent last: the lease is its own."""
         self._refusal: InvalidInput | None = None
         self._no_prefetch_at = -1
         self.on_refused: Callable[[PacelineError], None] = lambda error: None
@@ -285,22 +284,32 @@ class TargetSession:
             committed=(committed[-1],),
             proposal=proposal,
             traceparent=traceparent,
-            lease=min(lease, self._max_lease),
+            lease=min(lease, self._longest_lease(drafting=drafting)),
             drafting=drafting,
         )
-        positions_ahead = self._lease_end - round_.first_position
-        extends = self._id is not None and positions_ahead <= round_.lease // 2 < round_.lease
-        if not self_started or extends:
-            self._lease_end = round_.first_position + round_.lease
+        if not self_started or self._extends(round_):
+            self._lease_round = round_
             self._expect(round_)
             assert self._peer is not None
             # A session's first round must not overtake its open.
             self._peer.link.send(round_, urgent=not fresh)
         return round_
 
-    @property
-    def _max_lease(self) -> int:
-        return self._welcome.max_lease if self._welcome else 0
+    def _extends(self, round_: Round) -> bool:
+        """Whether a round that the target may have started extends a lease that ends soon.
+
+        A mixed lease ends before another kind begins: its verdicts name rounds, the others' don't.
+        """
+        latest = self._lease_round
+        if self._id is None or latest is None or latest.has_mixed_lease > round_.has_mixed_lease:
+            return False
+        positions_ahead = latest.first_position + latest.lease - round_.first_position
+        return positions_ahead <= round_.lease // 2 < round_.lease
+
+    def _longest_lease(self, *, drafting: bool) -> int:
+        """The longest lease that the target takes; a mixed one if a draft works."""
+        welcome = self._welcome
+        return welcome.max_lease if welcome and (welcome.mixed_leases or not drafting) else 0
 
     @property
     def _welcome(self) -> Welcome | None:
@@ -323,9 +332,9 @@ class TargetSession:
             self._numeric = self._welcome.fingerprint.numeric
 
     def _expect(self, round_: Round) -> None:
-        """Expect verdicts for the round and for those that it leases."""
+        """Expect verdicts for the round and for those that it leases, which verdicts name under a mixed lease."""
         loop = asyncio.get_running_loop()
-        lease = 0 if round_.drafting else round_.lease  # else its verdicts name the next ones
+        lease = 0 if round_.has_mixed_lease else round_.lease
         for base_length in range(round_.base_length, round_.base_length + lease + 1):
             if base_length not in self._answers:
                 self._answers[base_length] = loop.create_future()

@@ -29,9 +29,8 @@ class CostMeter:
     """Learns the factors by which steps differ from a base line: one for all steps, and one for each size.
 
     The factor of all steps is the machine's speed, which changes for every size at once, so it forgets quickly. With
-    factors by size alone, a rare size would keep the times of a moment when the speed was another, and a row would
-    look too dear or free. A size that has had no step takes the factor of the nearest size that has. So longer
-    contexts, or a draft on the same machine, move the whole line.
+    factors by size alone, a rare size would keep the times of a moment when the speed was another. A size that has no
+    step takes the nearest one's factor. So longer contexts, or a draft on the same machine, move the whole line.
     """
 
     def __init__(self, base: CostLine = UNKNOWN_LINE) -> None:
@@ -75,9 +74,7 @@ class CostMeter:
     def _factor(self, rows: float) -> float:
         """The factor at `rows`: interpolated between sizes with steps, and the nearest one's beyond them."""
         factors = sorted((steps.rows.value, steps.factor.value) for steps in self._sizes.values())
-        if not factors:
-            return 1.0
-        return float(np.interp(rows, [place for place, _ in factors], [factor for _, factor in factors]))
+        return float(np.interp(rows, *zip(*factors, strict=True))) if factors else 1.0
 
 
 def _size(rows: float) -> int:

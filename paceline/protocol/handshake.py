@@ -43,7 +43,7 @@ class Welcome:
 
     `drafter_needs`: what each of `drafters` reads of the target's hidden states; empty: none of them reads any.
     `default_name`: the name that the first of `drafters` was configured with; sessions may ask for it by this, too.
-    `features`: which hidden states a target can send; None: none.
+    `features`: which hidden states a target can send; None: none. `mixed_leases`: whether it takes such.
     """
 
     incarnation: str
@@ -60,6 +60,7 @@ class Welcome:
     drafter_needs: tuple[FeatureNeed, ...] = ()
     features: FeatureOffer | None = None
     default_name: str = ""
+    mixed_leases: bool = False
 
     def __post_init__(self) -> None:
         needs, drafters = len(self.drafter_needs), len(self.drafters)

@@ -53,9 +53,9 @@ class Round:
 
     `base_length` counts KV rows kept (accepted rows of the previous round
     included) and is the round key of rejection and block acceptance. `lease`
-    counts the positions behind its first one up to which the target may start
-    rounds by itself: target-only ones, or such with prefetched proposals while
-    `drafting`; only then may it have a proposal of its own.
+    counts the positions behind its first one that the target may draw by rounds
+    which it starts by itself: target-only ones. With `drafting` the lease is
+    mixed: then rounds with proposals may be among them, and this one may have one.
     `drafting`: whether a draft works for the session meanwhile. It holds for the
     rounds that the target starts by itself, too, until one that is sent says otherwise.
     """
@@ -76,6 +76,11 @@ class Round:
         require(0 <= self.lease <= MAX_LEASE, "lease", self.lease, f"in [0, {MAX_LEASE}]")
         alone = self.proposal is None or not self.lease or self.drafting
         require(alone, "lease", self.lease, "0 with a proposal, unless a draft works")
+
+    @property
+    def has_mixed_lease(self) -> bool:
+        """Whether rounds with proposals may be among those that the target starts by itself."""
+        return self.drafting and self.lease > 0
 
     @property
     def first_position(self) -> int:
@@ -125,7 +130,7 @@ class Prefetch:
 
 @dataclass(frozen=True)
 class SelfStarted:
-    """The round that the target started by itself, with the first `nodes` nodes prefetched for the outcome or none."""
+    """A round that the target started by itself, with the first `nodes` nodes prefetched for the outcome, if any."""
 
     base_length: int
     nodes: int

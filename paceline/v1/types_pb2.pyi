@@ -137,7 +137,7 @@ class Hello(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., incarnation: _Optional[str] = ..., fingerprint: _Optional[_Union[Fingerprint, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("protocol_version", "incarnation", "fingerprint", "max_length", "max_sessions", "max_proposal_nodes", "max_frame_bytes", "drafters", "max_lease", "max_prefetched", "reports_prompts", "drafter_needs", "features", "default_name")
+    __slots__ = ("protocol_version", "incarnation", "fingerprint", "max_length", "max_sessions", "max_proposal_nodes", "max_frame_bytes", "drafters", "max_lease", "max_prefetched", "reports_prompts", "drafter_needs", "features", "default_name", "mixed_leases")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
@@ -152,6 +152,7 @@ class Welcome(_message.Message):
     DRAFTER_NEEDS_FIELD_NUMBER: _ClassVar[int]
     FEATURES_FIELD_NUMBER: _ClassVar[int]
     DEFAULT_NAME_FIELD_NUMBER: _ClassVar[int]
+    MIXED_LEASES_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     incarnation: str
     fingerprint: Fingerprint
@@ -166,7 +167,8 @@ class Welcome(_message.Message):
     drafter_needs: _containers.RepeatedCompositeFieldContainer[FeatureNeed]
     features: FeatureOffer
     default_name: str
-    def __init__(self, protocol_version: _Optional[int] = ..., incarnation: _Optional[str] = ..., fingerprint: _Optional[_Union[Fingerprint, _Mapping]] = ..., max_length: _Optional[int] = ..., max_sessions: _Optional[int] = ..., max_proposal_nodes: _Optional[int] = ..., max_frame_bytes: _Optional[int] = ..., drafters: _Optional[_Iterable[str]] = ..., max_lease: _Optional[int] = ..., max_prefetched: _Optional[int] = ..., reports_prompts: _Optional[bool] = ..., drafter_needs: _Optional[_Iterable[_Union[FeatureNeed, _Mapping]]] = ..., features: _Optional[_Union[FeatureOffer, _Mapping]] = ..., default_name: _Optional[str] = ...) -> None: ...
+    mixed_leases: bool
+    def __init__(self, protocol_version: _Optional[int] = ..., incarnation: _Optional[str] = ..., fingerprint: _Optional[_Union[Fingerprint, _Mapping]] = ..., max_length: _Optional[int] = ..., max_sessions: _Optional[int] = ..., max_proposal_nodes: _Optional[int] = ..., max_frame_bytes: _Optional[int] = ..., drafters: _Optional[_Iterable[str]] = ..., max_lease: _Optional[int] = ..., max_prefetched: _Optional[int] = ..., reports_prompts: _Optional[bool] = ..., drafter_needs: _Optional[_Iterable[_Union[FeatureNeed, _Mapping]]] = ..., features: _Optional[_Union[FeatureOffer, _Mapping]] = ..., default_name: _Optional[str] = ..., mixed_leases: _Optional[bool] = ...) -> None: ...
 
 class FeatureNeed(_message.Message):
     __slots__ = ("layers",)
