@@ -1,7 +1,7 @@
 """One request's session on a target: rounds in, verdicts out. A lost session is opened again, there or elsewhere.
 
-A round may carry a lease: the target starts the rounds after it by itself, so their verdicts have come or are on their
-way when they are asked for. A leased round that is sent nevertheless extends the lease; in time, there is no pause.
+A round may carry a lease: the target starts the rounds after it by itself, so their verdicts have come or are coming
+when they are asked for. A leased round that is sent nevertheless extends the lease; in time, there is no pause.
 """
 
 from __future__ import annotations
@@ -296,10 +296,7 @@ class TargetSession:
         return round_
 
     def _extends(self, round_: Round) -> bool:
-        """Whether a round that the target may have started extends a lease that ends soon.
-
-        A mixed lease ends before another kind begins: its verdicts name rounds, the others' don't.
-        """
+        """Whether a leased round extends a lease that ends soon; a mixed one ends before another kind begins."""
         latest = self._lease_round
         if self._id is None or latest is None or latest.has_mixed_lease > round_.has_mixed_lease:
             return False

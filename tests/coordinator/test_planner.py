@@ -394,6 +394,22 @@ def test_a_cycle_is_its_steps_and_its_waits() -> None:
     assert cycles[Strategy()].tokens == 1
 
 
+def test_a_round_goes_on_without_a_draft_where_waiting_for_one_costs_a_step() -> None:
+    said = SaidByTarget()
+    target, draft = times(said, SaidByDraft())
+
+    def goes_on(*, can_go_on: bool = True) -> set[bool]:
+        cycles = Cycles(target, draft, AcceptanceStats(), can_ahead=True, can_go_on=can_go_on).all()
+        return {strategy.goes_on for strategy in cycles if strategy.source is Source.CACHED and strategy.depth <= 4}
+
+    assert goes_on() == {False}
+    said.sessions = 8
+    for _ in range(20):
+        target.learn(record(2, 0, 8, round_ms=3 * STEP_MS), beside=True, late=True)
+    assert goes_on() == {True}
+    assert goes_on(can_go_on=False) == {False}
+
+
 def test_the_factor_of_a_line_that_lies_is_found() -> None:
     target, _ = times(SaidByTarget(2 * STEP_MS, 2 * ROW_MS))
     for _ in range(50):

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from coordinator.sessions.target import MAX_DEATHS
-from paceline.protocol.errors import InvalidInput, Overloaded, PeerUnavailable
+from paceline.protocol.errors import InvalidInput, Overloaded, PeerUnavailable, ProtocolMismatch
 from paceline.protocol.handshake import Fingerprint
-from paceline.protocol.proposal import ROOT, Acceptance, Proposal
+from paceline.protocol.proposal import ROOT, Acceptance, Outcome, Proposal
 from paceline.protocol.sampling import Grammar, GrammarKind, SamplingParams
 from paceline.protocol.session import Close
-from paceline.protocol.target import Round, TargetOpen, TargetOpened
+from paceline.protocol.target import Round, SelfStarted, TargetOpen, TargetOpened, Verdict
 from tests.coordinator.requests import PROMPT, NarrowLink, RecordingLink, TargetRequest
 
 PROPOSAL = Proposal(1, (4, 5), (1.0, 1.0))
@@ -62,6 +62,47 @@ async def test_a_target_is_leased_no_more_than_it_takes() -> None:
     assert bases(silent.link.take()) == [(2, 0)]
     assert silent.session.leased_rounds == 1, "the round itself"
     silent.answer(2)
+    await task
+
+
+async def test_a_mixed_lease_goes_on_by_the_rounds_that_verdicts_name() -> None:
+    request = TargetRequest(RecordingLink(mixed_leases=True))
+    first = await request.pending(lease=8, proposal=PROPOSAL, drafting=True)
+    assert bases(request.link.take()) == [(2, 8)]
+    request.link.on_event(Verdict(1, 2, (4, 5, 6), self_started=SelfStarted(5, 0)))
+    assert not (await first).self_started
+    assert request.session.leased_rounds == 1, "the one that was named"
+    second = await request.pending(lease=8, drafting=True)
+    assert bases(request.link.take()) == [], "the lease reaches far enough"
+    request.answer(5)
+    assert (await second).self_started
+    assert request.session.leased_rounds == 0, "none was named, so the target waits"
+
+
+@pytest.mark.parametrize("drafting", [True, False])
+async def test_a_mixed_lease_is_extended_by_its_own_kind(drafting: bool) -> None:
+    request = TargetRequest(RecordingLink(mixed_leases=True))
+    for base in range(2, 9):
+        task = await request.pending(lease=8, drafting=drafting or base == 2)
+        request.link.on_event(Verdict(1, base, (7,), self_started=SelfStarted(base + 1, 0)))
+        await task
+    assert bases(request.link.take()) == ([(2, 8), (6, 8)] if drafting else [(2, 8)])
+
+
+async def test_a_round_that_was_named_elsewhere_is_no_round_of_the_text() -> None:
+    request = TargetRequest(RecordingLink(mixed_leases=True))
+    task = await request.pending(lease=8, proposal=PROPOSAL, drafting=True)
+    request.link.on_event(Verdict(1, 2, (4, 5, 6), self_started=SelfStarted(4, 0)))
+    verified = await task
+    with pytest.raises(ProtocolMismatch, match="started round 4 by itself behind"):
+        request.session.next_after(verified.round_, Outcome(2, 1, 6), verified.verdict)
+
+
+async def test_a_target_that_knows_no_mixed_leases_gets_none() -> None:
+    request = TargetRequest()
+    task = await request.pending(lease=8, drafting=True)
+    assert bases(request.link.take()) == [(2, 0)]
+    request.answer(2)
     await task
 
 

@@ -134,6 +134,21 @@ async def test_requests_that_draft_and_requests_that_are_leased_write_the_same_t
 
 
 @prefetches
+async def test_requests_that_draft_together_go_on_with_what_was_drafted_and_without(way: Way) -> None:
+    request = endless(max_new_tokens=100, speculation=SpeculationSettings(drafter="model"))
+    async with way.services.async_client() as client, AsyncClient(way.sender) as other:
+        own = await other.generate(replace(request, speculation=OFF))
+        for _ in range(5):
+            together = await asyncio.gather(*(client.generate(request) for _ in range(6)))
+            assert {each.token_ids for each in together} == {own.token_ids}
+            records = [record for each in together for record in each.stats.records if record.self_started]
+            kinds = {record.proposed > 0 for record in records if record.mode == "drafts"}
+            if len(kinds) == 2:
+                break
+    assert kinds == {True, False}
+
+
+@prefetches
 async def test_records_of_a_run_are_the_times_between_verdicts(way: Way) -> None:
     async with way.services.async_client() as client:
         records = (await client.generate(endless(max_new_tokens=24, speculation=OFF))).stats.records[1:]

@@ -11,6 +11,7 @@ from unittest import mock
 
 import numpy as np
 
+from paceline.engine.interface import EngineInfo
 from paceline.protocol.proposal import ROOT, Acceptance, Outcome, Proposal
 from paceline.protocol.sampling import NoiseKey
 from paceline.protocol.session import SessionSpec
@@ -27,7 +28,7 @@ PARENTS = ((-1, 0, 1), (-1, -1, 0, 1), (-1, 0, -1, 2))
 class PrefetchedRounds:
     """The exact algorithm."""
 
-    def __init__(self, seed: int, *, prefetches: bool) -> None:
+    def __init__(self, seed: int, *, prefetches: bool, lease: int = 0) -> None:
         self.facts = SessionSpec(
             token_ids=PROMPT,
             prompt_length=len(PROMPT),
@@ -42,7 +43,7 @@ class PrefetchedRounds:
         self.processors = make_processors(self.facts, None)
         self.ids = list(PROMPT)
         self.rng = np.random.default_rng(seed)
-        self.prefetches = prefetches
+        self.prefetches, self.lease = prefetches, lease
         self.self_started = 0
 
     def text(self) -> tuple[int, ...]:
@@ -50,7 +51,8 @@ class PrefetchedRounds:
         node = ROOT
         while not self.ended():
             if self.session.pending is None:
-                self.session.accept(Round(1, len(self.ids) - 1, node, (self.ids[-1],), self.proposal()), INFO, 0.0)
+                sent = Round(1, len(self.ids) - 1, node, (self.ids[-1],), self.proposal())
+                self.session.accept(replace(sent, lease=self.lease, drafting=self.lease > 0), INFO, 0.0)
             assert self.session.pending is not None, "it was sent, or it was started"
             round_ = self.session.pending.round_
             if self.prefetches:
@@ -87,11 +89,10 @@ class PrefetchedRounds:
         """A step: each row's logits follow the rows that the session kept, which are all that the target has."""
         assert self.processors is not None
         self.processors.advance(self.session.newly_committed(round_))
-        proposal = round_.proposal
-        assert proposal is not None, "every round carries one"
-        trunk = self.kept(round_)
-        paths = [proposal.path(node) for node in range(ROOT, len(proposal))]
-        rows = [MODEL.logits([*trunk, *(proposal.token_ids[node] for node in path)]) for path in paths]
+        proposal, trunk = round_.proposal, self.kept(round_)
+        paths = [proposal.path(node) for node in range(ROOT, len(proposal))] if proposal else [()]
+        tokens = proposal.token_ids if proposal else ()
+        rows = [MODEL.logits([*trunk, *(tokens[node] for node in path)]) for path in paths]
         return verify(np.stack(rows), self.facts, round_, self.processors)
 
     def kept(self, round_: Round) -> list[int]:
@@ -115,7 +116,7 @@ class SeamedSession(Session):
     def found_by(self, outcome: Outcome) -> tuple[int, ...]:
         return outcome.base_length, outcome.node, outcome.next_token
 
-    def _find_prefetched(self, round_: Round, verdict: Verdict, info: object) -> Round | None:
+    def _named_next(self, round_: Round, verdict: Verdict, info: EngineInfo) -> Round | None:
         decision = acceptance.decide(self.facts.acceptance, round_, verdict, self.facts.noise)
         wanted = self.found_by(decision.outcome(round_.base_length))
         return next(
@@ -145,8 +146,8 @@ class WhateverTheNextToken(SeamedSession):
 class KeepsTheFirstNodes(SeamedSession):
     """The round behind keeps as many rows as were accepted, and not those of the accepted path."""
 
-    def _find_prefetched(self, round_: Round, verdict: Verdict, info: object) -> Round | None:
-        prefetched = super()._find_prefetched(round_, verdict, info)
+    def _named_next(self, round_: Round, verdict: Verdict, info: EngineInfo) -> Round | None:
+        prefetched = super()._named_next(round_, verdict, info)
         if prefetched is None or prefetched.accepted_node == ROOT or round_.proposal is None:
             return prefetched
         return replace(prefetched, accepted_node=len(round_.proposal.path(prefetched.accepted_node)) - 1)
@@ -155,11 +156,29 @@ class KeepsTheFirstNodes(SeamedSession):
 class KeyedAsIfAllWereAccepted(SeamedSession):
     """The round behind begins where the whole proposal would end."""
 
-    def _find_prefetched(self, round_: Round, verdict: Verdict, info: object) -> Round | None:
-        prefetched = super()._find_prefetched(round_, verdict, info)
+    def _named_next(self, round_: Round, verdict: Verdict, info: EngineInfo) -> Round | None:
+        prefetched = super()._named_next(round_, verdict, info)
         if prefetched is None or round_.proposal is None:
             return prefetched
         return replace(prefetched, base_length=round_.first_position + max(round_.proposal.depths))
+
+
+class GoesOnFromTheRoot(Session):
+    """Where nothing was prefetched the round behind keeps no row of the proposal's, under a mixed lease."""
+
+    def _named_next(self, round_: Round, verdict: Verdict, info: EngineInfo) -> Round | None:
+        named = super()._named_next(round_, verdict, info)
+        return named if named is None or named.proposal else replace(named, accepted_node=ROOT)
+
+
+class GoesOnBehindTheWholeProposal(Session):
+    """Where nothing was prefetched the round behind is keyed as if all had been accepted, under a mixed lease."""
+
+    def _named_next(self, round_: Round, verdict: Verdict, info: EngineInfo) -> Round | None:
+        named = super()._named_next(round_, verdict, info)
+        if named is None or named.proposal or round_.proposal is None:
+            return named
+        return replace(named, base_length=round_.first_position + max(round_.proposal.depths))
 
 
 def mutant(kind: type[Session]) -> type[PrefetchedRounds]:

@@ -129,16 +129,16 @@ def test_the_text_gives_the_run_away(mutant: type[runs.Runs], acceptances: tuple
         assert run_texts(mutant, acceptance, 64) != run_texts(runs.Runs, acceptance, 0)
 
 
-def prefetched_text(algorithm: type[prefetches.PrefetchedRounds], seed: int) -> tuple[int, ...] | str:
+def prefetched_text(algorithm: type[prefetches.PrefetchedRounds], seed: int, lease: int = 0) -> tuple[int, ...] | str:
     """The text, or that the session refused to go on where the coordinator was."""
     try:
-        return algorithm(seed, prefetches=True).text()
+        return algorithm(seed, prefetches=True, lease=lease).text()
     except PrefixMismatch:
         return "refused"
 
 
-def prefetched_texts(algorithm: type[prefetches.PrefetchedRounds]) -> list[tuple[int, ...] | str]:
-    return [prefetched_text(algorithm, seed) for seed in range(24)]
+def prefetched_texts(algorithm: type[prefetches.PrefetchedRounds], lease: int = 0) -> list[tuple[int, ...] | str]:
+    return [prefetched_text(algorithm, seed, lease) for seed in range(24)]
 
 
 def target_only_texts() -> list[tuple[int, ...] | str]:
@@ -155,6 +155,19 @@ def test_self_started_rounds_draw_the_text_of_rounds_that_are_sent() -> None:
         self_started += one.self_started
     assert sent == target_only_texts()
     assert self_started > 24, "about half of the rounds"
+
+
+@pytest.mark.parametrize("lease", [2, 16])
+def test_rounds_of_a_mixed_lease_draw_the_text_of_rounds_that_are_sent(lease: int) -> None:
+    assert prefetched_texts(prefetches.PrefetchedRounds, lease) == target_only_texts()
+    bare = [prefetches.PrefetchedRounds(seed, prefetches=False, lease=lease) for seed in range(24)]
+    assert [each.text() for each in bare] == target_only_texts()
+    assert sum(each.self_started for each in bare) > 24, "where nothing is prefetched they go on, too"
+
+
+@pytest.mark.parametrize("kind", [prefetches.GoesOnFromTheRoot, prefetches.GoesOnBehindTheWholeProposal])
+def test_the_text_or_a_refusal_gives_away_a_round_of_a_mixed_lease_in_a_wrong_place(kind: type[Session]) -> None:
+    assert prefetched_texts(prefetches.mutant(kind), 16) != target_only_texts()
 
 
 @pytest.mark.parametrize(

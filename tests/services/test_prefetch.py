@@ -179,6 +179,28 @@ async def test_self_started_rounds_go_on_for_long_and_what_was_answered_is_forgo
     assert written(rounds, verdicts) == OWN
 
 
+async def test_a_mixed_lease_goes_on_with_what_was_prefetched_and_without(at: Paced) -> None:
+    first, second = rounds = along(OWN[:6])
+    leased = replace(first, lease=9, drafting=True)
+    verdicts = [await at.verdict(leased, prefetch(first, second))]
+    at.engine.let(100)
+    while verdicts[-1].self_started is not None:
+        verdicts.append(await at.events.of(Verdict, 1))
+    assert [each.self_started and each.self_started.nodes for each in verdicts] == [3, 0, 0, 0, 0, None]
+    text = [*written(rounds, verdicts[:2]), *(each.token_ids[0] for each in verdicts[2:])]
+    assert text == OWN[:10]
+    assert verdicts[-1].base_length + 1 == leased.first_position + leased.lease, "as far as the lease reaches"
+    await still_serves(at.events)
+    assert not at.events.has(Verdict)
+
+
+async def test_a_mixed_lease_is_for_coupled_acceptance() -> None:
+    async with paced(acceptance=Acceptance.REJECTION) as at:
+        (first, *_) = along(OWN[:6])
+        text = "lease = 9: must be 0 while a draft works, but for coupled acceptance"
+        await at.refuses("INVALID_INPUT", text, replace(first, proposal=None, lease=9, drafting=True))
+
+
 async def test_what_was_prefetched_before_the_prefix_is_computed_is_started() -> None:
     first, second = rounds = along(OWN[:6])
     async with unopened() as at:
