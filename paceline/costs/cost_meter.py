@@ -74,7 +74,7 @@ class CostMeter:
     def _factor(self, rows: float) -> float:
         """The factor at `rows`: interpolated between sizes with steps, and the nearest one's beyond them."""
         factors = sorted((steps.rows.value, steps.factor.value) for steps in self._sizes.values())
-        return float(np.interp(rows, *zip(*factors, strict=True))) if factors else 1.0
+        return float(np.interp(rows, *np.array(factors).T)) if factors else 1.0
 
 
 def _size(rows: float) -> int:
