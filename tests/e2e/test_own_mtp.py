@@ -52,6 +52,15 @@ async def test_no_text_changes_and_tokens_are_accepted(layout: str, tmp_path: Pa
                 assert accepted(drafted) >= OFTEN
 
 
+@pytest.mark.parametrize("layout", ["deepseek_v32", "qwen3_next"])
+async def test_an_aligned_prediction_is_accepted(layout: str, tmp_path: Path) -> None:
+    async with services(save_target(tmp_path, layout, faint=0.0)) as client:
+        for temperature in (0.0, 0.8):
+            drafted = await client.generate(request(CHAIN, temperature))
+            proposed = sum(record.proposed for record in drafted.stats.records)
+            assert accepted(drafted) >= 0.95 * proposed > OFTEN
+
+
 async def test_halves_joined_the_other_way_round_are_noticed(tmp_path: Path) -> None:
     """Acceptance tells that embedding and hidden state are read as they are meant to be; the text stays the same."""
     joining = load_file(save_target(tmp_path, "glm4_moe") / "model.safetensors")[JOINING]

@@ -220,24 +220,24 @@ def write(folder: Path, name: str, depths: int = 1, seed: int = 0) -> Definition
     return Definition(written, made, embedding, head)
 
 
-def save_target(folder: Path, name: str) -> Path:
+def save_target(folder: Path, name: str, faint: float = FAINT) -> Path:
     """Write a whole target that carries its prediction in a layout, with a tokenizer.
 
     Its layers add little to the embedding, and the prediction goes on from the token more than from the hidden state:
-    so it is right now and then.
+    so it is right now and then; if they add nothing (`faint` = 0), always.
     """
     written = LAYOUTS[name]
     target = biased(random_model(written.config(OWN_LAYERS), seed=3))
     with torch.no_grad():
         for each, weight in target.named_parameters():
             if any(name in each for name in ("o_proj", "out_proj", "down_proj")):
-                weight.mul_(FAINT)
+                weight.mul_(faint)
     save_with_tokenizer(target, folder)
     tensors: dict[str, torch.Tensor] = load_file(folder / "model.safetensors")
     last, behind = f"model.layers.{OWN_LAYERS - 1}.", _prefix(written.layer, 0)
     own = {key.replace(last, behind): each.clone() for key, each in tensors.items() if key.startswith(last)}
     noise = torch.randn((HIDDEN, HIDDEN), generator=torch.Generator().manual_seed(5))
-    pair = (torch.eye(HIDDEN), FAINT * noise)
+    pair = (torch.eye(HIDDEN), faint * noise)
     projection = torch.cat(pair if written.embedding_first else pair[::-1], dim=1)
     parts = (torch.ones(HIDDEN), torch.ones(HIDDEN), projection, tensors["model.norm.weight"].clone())
     fusion = _prefix(written.fusion, 0)
