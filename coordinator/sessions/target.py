@@ -244,6 +244,8 @@ class TargetSession:
             self.cached_prompt_tokens = min(event.reused_tokens, len(self._task.prompt))
 
     def _on_verdict(self, verdict: Verdict, answer: asyncio.Future[Verdict]) -> None:
+        if answer.done():
+            return  # a repeated round gets its verdict again
         try:
             self.prompt.check_whole(verdict.session_id)
             check_verdict(verdict, self._vocab_size, self._task.sampling.logprobs)
@@ -252,10 +254,10 @@ class TargetSession:
             return
         self.verdict_at = clock.now()
         if verdict.self_started is not None:
-            self._answers = {verdict.base_length: answer}
+            # Verdicts that have come may still be unread: the target doesn't wait for that.
+            self._answers = {base: each for base, each in self._answers.items() if base <= verdict.base_length}
             self._answers[verdict.self_started.base_length] = asyncio.get_running_loop().create_future()
-        if not answer.done():
-            answer.set_result(verdict)
+        answer.set_result(verdict)
 
     def _dispatch(
         self,

@@ -79,6 +79,22 @@ async def test_a_mixed_lease_goes_on_by_the_rounds_that_verdicts_name() -> None:
     assert request.session.leased_rounds == 0, "none was named, so the target waits"
 
 
+async def test_verdicts_of_a_mixed_lease_are_read_in_order_however_early_they_come() -> None:
+    request = TargetRequest(RecordingLink(mixed_leases=True))
+    first = await request.pending(lease=8, drafting=True)
+    for base in range(2, 6):
+        request.link.on_event(Verdict(1, base, (base,), self_started=SelfStarted(base + 1, 0)))
+    request.link.on_event(Verdict(1, 6, (6,)))
+    request.link.on_event(Verdict(1, 2, (2,), self_started=SelfStarted(3, 0)))  # of a repeat that extended the lease
+    await first
+    request.link.take()
+    rounds = [await request.round(lease=0, drafting=True) for _ in range(4)]
+    assert [each.verdict.token_ids for each in rounds] == [(3,), (4,), (5,), (6,)]
+    assert all(each.self_started for each in rounds)
+    assert bases(request.link.take()) == [], "none is asked for again"
+    assert request.session.leased_rounds == 0
+
+
 @pytest.mark.parametrize("drafting", [True, False])
 async def test_a_mixed_lease_is_extended_by_its_own_kind(drafting: bool) -> None:
     request = TargetRequest(RecordingLink(mixed_leases=True))

@@ -13,7 +13,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
-from transformers import DeepseekV32Config, Llama4TextConfig, MistralConfig, MixtralConfig, PreTrainedConfig, T5Config
+from transformers import DeepseekV4Config, Llama4TextConfig, MistralConfig, MixtralConfig, PreTrainedConfig, T5Config
 
 from paceline.engine.attention import Horizon
 from paceline.engine.checks import refuse_config
@@ -41,7 +41,7 @@ SHAPE = {name: value for name, value in families._SHAPE.items() if not name.ends
 
 
 @pytest.mark.parametrize(
-    ("config", "message"), [(T5Config(), "encoder-decoder"), (DeepseekV32Config(), "indexed_attention")]
+    ("config", "message"), [(T5Config(), "encoder-decoder"), (DeepseekV4Config(), "compressed_attention")]
 )
 def test_configurations_are_refused_before_weights_load(config: PreTrainedConfig, message: str) -> None:
     with pytest.raises(Unsupported, match=message):

@@ -130,7 +130,7 @@ MUTANTS = (
         "a round starts with what was prefetched for another outcome",
         "matches",
         "refused|started|text",
-        _replaced(Session, "_find_prefetched", _any_outcome),
+        _replaced(Session, "_named_next", _any_outcome),
     ),
     ProductMutant(
         "a lease that is renewed ends",
