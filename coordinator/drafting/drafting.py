@@ -320,7 +320,7 @@ class Drafting:
                 leased_rounds=self._next.leased_rounds,
                 lease=lease,
                 self_started=self._next.self_started is not None,
-                can_prefetch=wish.max_prefetched > 0 and self._next.can_prefetch,
+                can_prefetch=lease > 0 and wish.max_prefetched > 0 and self._next.can_prefetch,
             )
         )
 

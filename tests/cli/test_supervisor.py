@@ -19,7 +19,7 @@ import pytest
 from typer.testing import CliRunner
 
 from paceline.cli.main import app
-from paceline.client import Client
+from paceline.client import Client, SpeculationSettings
 from paceline.local.service_process import (
     ServiceFailed,
     ServiceProcess,
@@ -99,7 +99,8 @@ def test_the_division_of_the_cores_is_announced(lines: list[str]) -> None:
 
 def test_the_first_request_is_drafted_for(services: SupervisedServices) -> None:
     with Client(services.address) as client:
-        generation = client.generate(prompt="hello", max_new_tokens=24, seed=5)
+        speculation = SpeculationSettings(num_draft_tokens=2)  # `auto` may find such steps too quick
+        generation = client.generate(prompt="hello", max_new_tokens=24, seed=5, speculation=speculation)
     assert generation.stats.num_spec_steps > 0
     assert generation.stats.num_accepted_draft_tokens > 0
 
