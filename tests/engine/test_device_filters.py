@@ -16,14 +16,17 @@ from hypothesis import strategies as st
 from paceline.engine import decoder
 from paceline.engine.cuda import candidates, static_engine
 from paceline.engine.cuda import filters as device_filters
+from paceline.engine.cuda.candidates import RacedRows
 from paceline.engine.cuda.filters import MOST_K, SHARE_ERROR
 from paceline.engine.cuda.graphs import StepRunner
 from paceline.engine.cuda.kernels import TORCH
 from paceline.engine.cuda.noise import Race, race_candidates
 from paceline.engine.cuda.static_engine import StaticEngine
-from paceline.engine.interface import Filters, Ranking, StepItem, StepPlan
+from paceline.engine.interface import Draw, Filters, Ranking, StepItem, StepPlan
 from paceline.protocol.errors import InvalidInput
+from paceline.protocol.proposal import ROOT, Acceptance
 from paceline.protocol.sampling import NoiseKey, SamplingParams
+from paceline.protocol.target import Round
 from paceline.sampling.distribution import processed_scores
 from tests.engine import tiny
 from tests.engine.parallel.test_parallel_engine import drawn_text, plain_text
@@ -215,7 +218,7 @@ FILTERED = SamplingParams(1.5, top_k=30, top_p=0.7, min_p=0.02)
 def replaying_engine(monkeypatch: pytest.MonkeyPatch) -> StaticEngine:
     """An engine whose shapes run as they ran first, as graphs do."""
     monkeypatch.setattr(decoder, "runner_for", lambda device, *, graphs: Capturing())
-    return tiny.static(tiny.random_model(tiny.llama()), kv_bytes=1 << 20, max_num_seqs=1)
+    return tiny.static(tiny.random_model(tiny.llama()), kv_bytes=1 << 20, max_num_seqs=1, device_filters=True)
 
 
 @pytest.mark.parametrize("uploads", [True, False])
@@ -232,6 +235,16 @@ def test_a_graph_takes_each_steps_own_filters(
     texts = [(drawn_text(engine, sampling), plain_text(engine, sampling)) for sampling in chains]
     assert all(text == plain for text, plain in texts) is uploads
     assert len({*map(tuple, (text for _, text in texts))}) == len(texts)
+
+
+def test_logits_leave_the_device_unless_it_is_told_to_filter() -> None:
+    engine = tiny.static(tiny.random_model(tiny.llama()), kv_bytes=1 << 20, max_num_seqs=1)
+    engine.open(1, 8)
+    plan = StepPlan((StepItem(1, 0, (5,), logit_rows=(0,)),))
+    for filters, is_drawn in ((Filters(), True), (Filters(top_p=0.7), False)):
+        draw = Draw(Acceptance.COUPLED, 1.0, KEY, Round(1, 0, ROOT, (5,)), tiny.VOCAB, filters)
+        (answer,) = engine.step_and_draw(plan, [draw])
+        assert isinstance(answer, RacedRows) is is_drawn
 
 
 def test_rows_with_filters_beside_others() -> None:
@@ -263,7 +276,7 @@ def test_rows_with_filters_beside_others() -> None:
 def test_the_texts_catch(
     monkeypatch: pytest.MonkeyPatch, name: str, mutant: Callable[..., Any], filters: Filters
 ) -> None:
-    engine = tiny.static(tiny.random_model(tiny.llama()), kv_bytes=1 << 20)
+    engine = tiny.static(tiny.random_model(tiny.llama()), kv_bytes=1 << 20, device_filters=True)
     sampling = SamplingParams(1.5, filters.top_k, filters.top_p, filters.min_p)
     plain = plain_text(engine, sampling)
     assert drawn_text(engine, sampling) == plain

@@ -28,6 +28,7 @@ from paceline.engine.cuda.pages import PagePool, whole_pages
 from paceline.engine.forward import forward
 from paceline.engine.hidden_states import capture_states
 from paceline.engine.interface import (
+    NO_FILTERS,
     NO_PREFIX,
     Draw,
     Drawing,
@@ -62,8 +63,8 @@ class _Buffers:
 class StaticEngine(DecoderEngine[_PageBlock]):
     """A decoder behind the engine interface; `Engine`, `DrawingEngine` and `RankingEngine` say what it promises.
 
-    Coupled draws that temperature and filters alone shape are raced on the device; whatever else is asked for gets
-    logits.
+    Coupled draws that temperature alone shapes are raced on the device, with `device_filters` those that filters
+    shape, too; whatever else is asked for gets logits.
     """
 
     def __init__(self, decoder: ServedDecoder, runner: StepRunner) -> None:
@@ -74,6 +75,7 @@ class StaticEngine(DecoderEngine[_PageBlock]):
         """
         device = decoder.kv_shape.device
         self._kernels = kernels_of(decoder.settings.kernels, device)
+        self._draws_by_filters = decoder.settings.device_filters
         with torch.inference_mode():
             self._pool = pool = PagePool(decoder.kv_shape, decoder.info.max_kv_rows)
         # Not `self`: in a cycle, an engine and its graphs would keep their memory until a collection.
@@ -120,8 +122,16 @@ class StaticEngine(DecoderEngine[_PageBlock]):
         return [answer for answer in answers if not isinstance(answer, RacedRows)]
 
     def step_and_draw(self, plan: StepPlan, draws: Sequence[Draw | None]) -> Sequence[Logits | Drawing]:  # noqa: D102
-        rankings = [_ranking_of(draw) for draw in draws]
+        rankings = [self._ranking_of(draw) for draw in draws]
         return self._step(plan, [*rankings, *[None] * (len(plan.items) - len(rankings))])
+
+    def _ranking_of(self, draw: Draw | None) -> Ranking | None:
+        """None: the definition draws, from logits."""
+        if draw is None or draw.acceptance is not Acceptance.COUPLED:
+            return None
+        if draw.filters != NO_FILTERS and not (self._draws_by_filters and draw.filters.top_k <= MOST_K):
+            return None
+        return Ranking(draw.noise, draw.temperature, draw_positions(draw.round_), filters=draw.filters)
 
     def step_and_rank(  # noqa: D102
         self, plan: StepPlan, rankings: Sequence[Ranking | None]
@@ -237,9 +247,3 @@ def _cut_buffers(buffers: _Buffers, shape: StepShape) -> _Buffers:
         buffers.candidates[: _candidate_numbers(shape)].view(shape.raced_rows, shape.row_numbers),
         buffers.states[: shape.states].view(len(shape.feature_layers), shape.rows, buffers.states.shape[1]),
     )
-
-
-def _ranking_of(draw: Draw | None) -> Ranking | None:
-    if draw is None or draw.acceptance is not Acceptance.COUPLED or draw.filters.top_k > MOST_K:
-        return None
-    return Ranking(draw.noise, draw.temperature, draw_positions(draw.round_), filters=draw.filters)
