@@ -19,7 +19,7 @@ from coordinator.drafting.outcomes import OutcomeProposals
 from coordinator.drafting.settings import DraftingSettings, RequestedDrafting, fixed_plan
 from coordinator.policy.choosing import Choosing, OfferedDrafter, stats_key
 from coordinator.policy.plan import Options, Plan, Source
-from coordinator.policy.planner import Planner, RequestPlanner
+from coordinator.policy.planner import RATES_KEPT, Planner, RequestPlanner
 from coordinator.recorder import RequestRecorder
 from coordinator.sessions.verified_round import TargetNext
 from coordinator.text.library import Library
@@ -41,6 +41,8 @@ from paceline.protocol.target import Round
 
 NO_PLAN = Plan()
 """The plan before the first one is made."""
+RESTING = Plan(mode=Mode.REST)
+"""The plan of a round that the target starts by itself while the group rests."""
 
 
 class Drafting:
@@ -159,6 +161,9 @@ class Drafting:
         if target_next is None:
             return
         self._next = target_next
+        if self._goes_on_resting(plan):
+            self._plan, self._cached_draft = RESTING, NOTHING
+            return
         self._planner.move(target_next.peer, self._session.peer, self._session.drafter)
         if self._matches.exist:
             self._planner.stats.take_match(self._matches.best, tokens)
@@ -172,6 +177,13 @@ class Drafting:
             ids = self._sequence.ids
             pending = PendingCommit(outcome, tuple(tokens), ids, budget, traceparent, drafts_outcomes)
             self._pending = pending.join_to(earlier)
+
+    def _goes_on_resting(self, plan: Plan) -> bool:
+        """Whether a resting request stays as it is, so that a token costs the CPU that target-only's does."""
+        if plan.mode is not Mode.REST or self._pending is not None or self._session.is_open:
+            return False
+        is_due = self._next.leased_rounds <= 1 or not self._planner.rounds % RATES_KEPT
+        return not is_due and self._planner.mode is Mode.REST
 
     def close(self) -> None:
         """End the session on the draft service; may be called again."""

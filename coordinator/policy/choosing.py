@@ -27,8 +27,7 @@ class OfferedDrafter:
         name: as its service calls it; empty: the default.
         stats_key: the name under which its acceptance statistics are kept.
         draft: its times.
-        rate: tokens a millisecond of a request under the best strategy by an upper bound of its acceptance, where all
-            who share the target follow it; 0: no target has stated its costs.
+        rate: tokens a millisecond by an upper bound of its acceptance, where all follow its best way; 0: not known.
     """
 
     name: str

@@ -46,13 +46,14 @@ class Group(Goodput):
     """The requests of one coordinator that share a target.
 
     Attributes:
-        calm_at: until when drafts don't begin, since the load has just changed: a burst begins and ends with one
-            request, for which a draft would compute a whole text beside everybody's steps.
+        calm_at: until when drafts don't begin, since the load has just changed: a burst's first and last request is
+            alone, and a draft would compute its whole text beside everybody's steps.
         promise: the gain over matches that drafts promise by the planner's closed form; 0: not known.
     """
 
     calm_at: float = 0.0
     promise: float = 0.0
+    _rests: int = 0
     _latest: tuple[tuple[int, float, float], Mode] = (1, 0.0, 0.0), Mode.DRAFTS
 
     def mode(self, sessions: int) -> Mode:
@@ -91,22 +92,27 @@ class Group(Goodput):
     def learn(self, record: RoundRecord, sessions: int, own: int, step_ms: Callable[[float], float]) -> float:
         """Learn from a round of a request that follows the group, during which the sessions stayed the same.
 
-        Of the sessions `own` are this coordinator's. The others are taken to commit a token a step, so what the
-        group's rows take from them counts as its loss. Returns the steps of rest that fit into its time.
+        Of the sessions `own` are this coordinator's. The others are taken to commit a token a step: what the group's
+        rows take from them is its loss, but their own proposals' rows are there in any case. At rest one round stands
+        for `own`, to save CPU. Returns the steps of rest that fit into its time; 0: it isn't counted.
         """
         mode, step = self.mode(sessions), record.target
+        self._rests += mode is Mode.REST
+        if mode is Mode.REST and self._rests % own:
+            return 0.0
         is_plain = record.self_started and not record.proposed and step.rows == step.sessions == sessions
         if is_plain and mode is Mode.REST:
             self.take_rest(sessions, record.round_ms)
-        if (rest_ms := self.rest_ms(sessions, step_ms)) <= 0:
+        base_rows = sessions if own == sessions else max(sessions, step.rows - own * record.proposed)
+        if (rest_ms := self.rest_ms(base_rows, step_ms)) <= 0:
             return 0.0
         most_ms = OUTLIER * max(rest_ms, step_ms(step.rows)) + record.draft_wait_ms
         round_steps = min(record.round_ms, most_ms) / rest_ms
-        steps = round_steps / own
+        steps = round_steps / (own if mode is not Mode.REST else 1)
         self.steps += steps
         if sessions == 1 or step.prefix_rows:  # a prompt is not the mode's price
             return round_steps
-        others = (1 - own / sessions) * steps * step_ms(sessions) / step_ms(max(step.rows, sessions))
+        others = (1 - own / sessions) * steps * step_ms(base_rows) / step_ms(max(step.rows, base_rows))
         committed = (record.accepted + 1) / sessions + others
         margin = 1 + (MARGIN - 1) * own / sessions  # what drafting gains is of its own requests alone
         tokens, least = (committed, margin) if mode is not Mode.REST else (steps, 1.0)

@@ -137,7 +137,7 @@ class RequestPlanner:
             plan = self._best(target, options)
         else:
             plan = self._plan_without_drafts(target, mode, options)
-        self._drafts_ahead, self._sessions = plan.ahead.fan_out > 0, 0 if target is None else target.sessions
+        self._drafts_ahead = plan.ahead.fan_out > 0
         return replace(plan, mode=mode)
 
     def _plan_without_drafts(self, target: TargetTimes, mode: Mode, options: Options) -> Plan:
@@ -183,12 +183,13 @@ class RequestPlanner:
 
         Not from a request's first round, which waits for the prompt; `first_draft`: its draft, too, computed a text.
         """
-        self.rounds += 1
-        if (target := self._target) is not None and self._sessions == target.sessions:
-            steps = target.group.learn(record, self._sessions, len(target.requests), target.steps())
-            if not record.target.prefix_rows:
+        target, sessions, self.rounds = self._target, self._sessions, self.rounds + 1
+        self._sessions = 0 if target is None else target.sessions
+        if target is not None and sessions == self._sessions:
+            steps = target.group.learn(record, sessions, len(target.requests), target.steps())
+            if steps and not record.target.prefix_rows:
                 is_plain = record.self_started and proposal is None and not plan.ahead.fan_out
-                rests = plan.mode is Mode.REST or (is_plain and self._sessions == 1)
+                rests = plan.mode is Mode.REST or (is_plain and sessions == 1)
                 self.loss_budget.add(steps if rests else record.accepted + 1, steps)
         if plan.mode is Mode.REST and not record.proposed and self.rounds % RATES_KEPT:
             return  # a token may cost no more CPU than target-only's

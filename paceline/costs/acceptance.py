@@ -103,10 +103,8 @@ class TokenAcceptance:
         for mean in self.by_depth[: run + 1]:
             mean.add(float(first))
         self.by_q[bin_of(q)].add(float(first))
-        for place, mean in enumerate(() if first else self.by_rank, 2):
+        for place, mean in enumerate(self.by_rank[: rank - 1] if rank else self.by_rank, 2):
             mean.add(float(rank == place))
-            if rank == place:
-                break
 
     def take_average(self, chance: float) -> None:
         """Count a chance of acceptance at every depth, where there are no ranks."""

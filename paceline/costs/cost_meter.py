@@ -61,9 +61,7 @@ class CostMeter:
 
     def _points(self) -> list[tuple[float, float, float]]:
         """Rows, ms and weight of each size: the mean of its steps or, where it has none, the corrected base line."""
-        points = {
-            size: (steps.rows.value, steps.factor.value, steps.factor.weight) for size, steps in self._sizes.items()
-        }
+        points = {size: (one.rows.value, one.factor.value, one.factor.weight) for size, one in self._sizes.items()}
         for rows, _ in self.base.points:
             points.setdefault(_size(rows), (rows, self._factor(rows), 1.0))
         return [

@@ -123,9 +123,7 @@ class Goodput:
     def _nearest(self, load: int, mode: Mode) -> ModeAccount | None:
         if not self.has_line:
             return None
-        others = [
-            (abs(other - load), one) for (other, its), one in self.accounts.items() if its is mode and other != load
-        ]
+        others = [(abs(at - load), one) for (at, its), one in self.accounts.items() if its is mode and at != load]
         return min(others, key=lambda each: (self._is_old(each[1]), each[0]), default=(0, None))[1]
 
     def _is_old(self, account: ModeAccount) -> bool:
@@ -133,14 +131,14 @@ class Goodput:
 
     def take_rest(self, sessions: int, ms: float) -> None:
         """Count a step at rest."""
-        rest = self._rest_ms.setdefault(sessions, RunningMean(ms, 0.0, MEMORY * sessions))
+        rest = self._rest_ms.setdefault(sessions, RunningMean(ms, 0.0, MEMORY))
         rest.add(min(ms, OUTLIER * rest.value))
 
     def rest_ms(self, sessions: int, step_ms: Callable[[float], float]) -> float:
         """Time of a step at rest, as measured with as many sessions, or else with nearly as many.
 
         Args:
-            sessions: in the step, each with one row.
+            sessions: in the step, each with one row; rows of others' proposals count as sessions.
             step_ms: by the target's line: of a step by its rows.
         """
         if not self._rest_ms:

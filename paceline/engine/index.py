@@ -9,7 +9,7 @@ included, whatever its step holds beside it (docs/decisions/2026-11-26-states-at
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -66,6 +66,22 @@ class IndexCall:
         cache = _IndexCache()
         self._call(self.rows, cache)
         return cache.new[0]
+
+    def masks(self, sessions: Iterable[tuple[slice, torch.Tensor, torch.Tensor]]) -> tuple[torch.Tensor, ...]:
+        """What the rows of each session choose, whose index keys are kept from now on.
+
+        Args:
+            sessions: where the rows are in the pass; index keys [keys, width], whose last ones are theirs and are
+                written; which of them each row sees [rows, keys].
+
+        Returns:
+            An additive mask [rows, keys] of each session.
+        """
+        new, masks = self.keys(), []
+        for rows, keys, visible in sessions:
+            keys[len(keys) - len(visible) :] = new[rows]
+            masks.append(self.mask(rows.start, keys, visible))
+        return tuple(masks)
 
     def mask(self, low: int, keys: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:
         """What a session's rows choose, the first of which is row `low` of the pass.

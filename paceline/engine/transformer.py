@@ -77,13 +77,11 @@ class _StepAttention:
 
     def choose(self, call: IndexCall) -> tuple[torch.Tensor, ...]:
         """As `paceline.engine.index.Chooser`: an additive mask [rows, total] of each session."""
-        new, masks = call.keys(), []
-        for segment in self.segments:
-            assert segment.visible is not None, "an index chooses"
-            index_keys = segment.kv.index_keys(call.layer)[: segment.total]
-            index_keys[segment.base :] = new[segment.low : segment.high]
-            masks.append(call.mask(segment.low, index_keys, segment.visible))
-        return tuple(masks)
+        return call.masks(
+            (slice(each.low, each.high), each.kv.index_keys(call.layer)[: each.total], each.visible)
+            for each in self.segments
+            if each.visible is not None
+        )
 
 
 def _attend_segment(

@@ -10,6 +10,7 @@ from unittest import mock
 import pytest
 
 from coordinator.policy.plan import Options, Plan
+from coordinator.policy.planner import RATES_KEPT
 from draft_service.session import DraftingSession
 from paceline.costs.goodput import Mode
 from paceline.drafting.round_draft import MAX_PENDING_TOKENS
@@ -205,11 +206,19 @@ def test_a_session_to_look_on_that_was_paid_for_is_opened_though_the_run_goes_on
 class RestingPlanner(RandomPlanner):
     """Of a group in which no draft works, for a look at the others or for a pause."""
 
+    mode = Mode.REST
+    expects_drafts = False
+
     def __init__(self, *, leaves_drafts: bool) -> None:
         super().__init__(0)
         self.leaves_drafts = leaves_drafts
+        self.rounds = self.plans = 0
+
+    def learn(self, *_: object, **__: object) -> None:
+        self.rounds += 1
 
     def plan(self, options: Options) -> Plan:
+        self.plans += 1
         return Plan(lease=options.lease, mode=Mode.REST)
 
 
@@ -221,6 +230,18 @@ def test_a_session_outlives_a_look_and_ends_at_once_where_drafts_are_left_for_a_
     request.link.take()
     request.advance((5,), leased=4)
     assert request.link.take_kinds() == ([Close] if leaves_drafts else [])
+
+
+def test_who_rests_plans_nothing_until_the_lease_ends_or_drafts_may_begin() -> None:
+    request = DraftedRequest()
+    drafting: Any = request.drafting
+    planner = drafting._planner = RestingPlanner(leaves_drafts=True)
+    for leased in (0, *range(RATES_KEPT - 1, 0, -1)):
+        request.advance((5,), leased)
+    assert planner.plans == 2, "behind the round that was sent, and for the last one that is leased"
+    planner.mode = Mode.MATCHES
+    request.advance((5,), leased=9)
+    assert planner.plans == 3
 
 
 def test_a_match_is_prefetched_behind_a_round_of_a_run_for_the_outcome_that_it_expects() -> None:

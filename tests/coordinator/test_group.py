@@ -154,12 +154,24 @@ def test_the_first_and_last_request_of_a_burst_does_what_the_others_did_until_it
     assert group.mode(1) is Mode.MATCHES
 
 
-@pytest.mark.parametrize("own", [2, 8])
-@pytest.mark.parametrize(("accepted", "pays"), [(1, False), (2, True)])
+@pytest.mark.parametrize(
+    ("own", "foreign_rows", "accepted", "pays"),
+    [
+        pytest.param(2, 0, 1, False, id="two of eight that bring little"),
+        pytest.param(2, 0, 2, True, id="two of eight that bring much"),
+        pytest.param(8, 0, 1, False, id="all, which bring little"),
+        pytest.param(8, 0, 2, True, id="all, which bring much"),
+        pytest.param(4, 12, 0, False, id="half of those that draft, in vain"),
+        pytest.param(4, 12, 2, True, id="half of those that draft, who bring much"),
+    ],
+)
 def test_what_rows_take_from_another_coordinators_requests_is_the_groups_loss(
-    own: int, accepted: int, *, pays: bool
+    own: int, foreign_rows: int, accepted: int, *, pays: bool
 ) -> None:
-    """A step of 8 sessions takes 36 ms, and 2 ms more for each of three rows of its own requests."""
+    """A step of 8 sessions takes 36 ms, and 2 ms more for each row of a proposal: three of each of its own requests.
+
+    `foreign_rows`: of the other coordinator's proposals, which are there whatever the group does.
+    """
     group, sessions, rows, modes = Group(promise=2.0), 8, 3, []
 
     def line(rows: float) -> float:
@@ -168,12 +180,23 @@ def test_what_rows_take_from_another_coordinators_requests_is_the_groups_loss(
     for _ in range(4 * WAVE):
         modes.append(mode := group.mode(sessions))
         drafts = int(mode is Mode.DRAFTS)
-        step = StepTimings(rows=sessions + own * rows * drafts, sessions=sessions)
+        step = StepTimings(rows=sessions + foreign_rows + own * rows * drafts, sessions=sessions)
         ms, right = line(step.rows), accepted * drafts
         for _ in range(own):
             record = RoundRecord(9, ms, 0, 0, step, 0, rows * drafts, right, cache_hit=False, self_started=True)
             group.learn(record, sessions, own, line)
     assert (share(modes, Mode.DRAFTS) > 0.5) is pays
+
+
+@pytest.mark.parametrize("own", [2, 8])
+def test_at_rest_a_round_of_all_stands_for_a_step(own: int) -> None:
+    group, sessions = Group(has_line=False), 8
+    step = StepTimings(rows=sessions, sessions=sessions)
+    for _ in range(3 * own):
+        record = RoundRecord(9, step_ms(sessions), 0, 0, step, 0, 0, 0, cache_hit=False, self_started=True)
+        assert group.mode(sessions) is not Mode.REST or group.learn(record, sessions, own, step_ms) in (0.0, 1.0)
+    assert group.mode(sessions) is Mode.REST
+    assert group.steps == 3
 
 
 def test_a_prompt_in_the_step_is_not_the_modes_price() -> None:

@@ -217,12 +217,10 @@ class _DepthAttention:
 
     def choose(self, call: IndexCall) -> tuple[torch.Tensor, ...]:
         """As `paceline.engine.index.Chooser`: an additive mask [new, base + new] of each session."""
-        new, masks = call.keys(), []
-        for rows, part in self._parts():
-            index_keys = rows.session.kv.index_keys(self.depth)[: rows.new.stop]
-            index_keys[rows.new] = new[part]
-            masks.append(call.mask(part.start, index_keys, rows.visible(self.depth, self.facts)))
-        return tuple(masks)
+        return call.masks(
+            (part, each.session.kv.index_keys(self.depth)[: each.new.stop], each.visible(self.depth, self.facts))
+            for each, part in self._parts()
+        )
 
     def _parts(self) -> Iterator[tuple[_NewRows, slice]]:
         """Each session's rows, and where they are in the step."""
