@@ -67,7 +67,7 @@ class Session(ServedSession):
         run: the answered ones of the last round that was sent and of those that the target started after it.
         lease: how far the target may go on by itself from that round.
         prefetched_rounds: rounds that may follow the pending one, by its outcomes.
-        next: the prefetched round whose outcome came true.
+        next: the round that the last verdict named: prefetched, or of a mixed lease.
         processors: of logits before temperature; None: there are none. Used on the executor's thread only.
         grammar: follows its grammar; None: it has none. `follower` has the masks of the pending round.
         drafting: whether a draft works for the session, according to the round that was sent last.
@@ -182,7 +182,7 @@ class Session(ServedSession):
         """Note the verdict of the pending round, whose rows are in KV now.
 
         Returns:
-            The verdict. It names the next round if a prefetched proposal starts it.
+            The verdict. It names the next round if that was prefetched or is of a mixed lease.
         """
         self.next = self._named_next(round_, verdict, info)
         if self.next is not None:

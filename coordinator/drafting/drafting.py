@@ -114,7 +114,7 @@ class Drafting:
         if drafted.proposal is not None:
             drafted = replace(drafted, proposal=drafted.proposal.first(self._sequence.rows_left))
         self._session.dispatching(drafted)
-        mode = plan.mode.name.lower() if self._settings.is_planned else ""
+        mode = "" if plan.mode is None else plan.mode.name.lower()
         return replace(
             drafted, miss=self._cached_draft.miss, lease=plan.lease, drafts_ahead=plan.ahead.fan_out > 0, mode=mode
         )
@@ -277,7 +277,7 @@ class Drafting:
         if pending is None:
             return
         in_lease = self._next.leased_rounds > 1 or (plan.lease > 0 and not plan.ahead.fan_out)
-        waits = plan.mode is not Mode.DRAFTS and not pending.is_awaited
+        waits = plan.mode in (Mode.REST, Mode.MATCHES) and not pending.is_awaited
         if waits and (pending.must_leave or self._planner.leaves_drafts):
             self._pending = None
             self._session.close()

@@ -90,11 +90,6 @@ class RequestedDrafting:
         return self.drafter == NONE
 
     @property
-    def is_planned(self) -> bool:
-        """Whether the planner chooses each round, by what the group may do."""
-        return self.tokens is None and not self.is_off
-
-    @property
     def searches(self) -> bool:
         """Whether the text so far is searched for matches."""
         return self.drafter in (NGRAM, AUTO)

@@ -36,7 +36,7 @@ class Plan:
         ahead: what to draft for the round's outcomes meanwhile; with a fan-out of 0 nothing.
         lease: rounds after this one that the target may start by itself.
         shadow: whether the draft is asked for the shadow of committed tokens, though it proposed none of them.
-        mode: what the group let it do. The draft hears what is committed in `DRAFTS` alone.
+        mode: what the group let it do, None: it follows none. In `REST` and `MATCHES` the draft hears of no commit.
         value: tokens that its proposal brings beyond what it costs.
     """
 
@@ -48,7 +48,7 @@ class Plan:
     ahead: DraftBudget = field(default_factory=DraftBudget)
     lease: int = 0
     shadow: bool = False
-    mode: Mode = Mode.DRAFTS
+    mode: Mode | None = None
     value: float = -math.inf
 
 

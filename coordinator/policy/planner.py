@@ -97,8 +97,6 @@ class RequestPlanner:
         if target is not self.target:
             self.close()
             self.target = target
-            if target is not None:
-                target.requests[self] = None
 
     def close(self) -> None:
         """Note the end of the request; it can still be explained."""
@@ -130,6 +128,8 @@ class RequestPlanner:
         if self._drafts_ahead:
             for stats in self.stats.both:
                 stats.hits.add(float(options.cached_proposal is not None and not options.leased_rounds))
+        if self.target is not None:
+            self.target.requests[self] = None
         target, mode = self._target, self.mode
         if target is None or not target.is_known:
             plan = Plan(lease=self._lease(options) if target is None else options.lease)
@@ -185,7 +185,7 @@ class RequestPlanner:
         """
         target, sessions, self.rounds = self._target, self._sessions, self.rounds + 1
         self._sessions = 0 if target is None else target.sessions
-        if target is not None and sessions == self._sessions:
+        if target is not None and sessions == self._sessions and plan.mode is not None:
             steps = target.group.learn(record, sessions, len(target.requests), target.steps())
             if steps and not record.target.prefix_rows:
                 is_plain = record.self_started and proposal is None and not plan.ahead.fan_out

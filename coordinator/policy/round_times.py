@@ -35,7 +35,7 @@ class TargetTimes:
         factor: corrects the line for self-started rounds: its error, and the round's overhead.
         send_ms: additional time of a round that the coordinator sends: the trips, and the wait for a step.
         late: the same, by load, for rounds that waited for their draft, which may miss the step that others share.
-        requests: this coordinator's requests there, in the order of their coming.
+        requests: this coordinator's requests there that follow the group, in the order of their coming.
         group: what they may do, by what they gain together.
     """
 

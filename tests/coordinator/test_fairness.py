@@ -7,12 +7,12 @@ import dataclasses
 import pytest
 
 from coordinator.policy.group import Group
-from coordinator.policy.plan import Options, Source
+from coordinator.policy.plan import Options, Plan, Source
 from coordinator.policy.planner import RequestPlanner
 from paceline.costs.goodput import ALLOWED_STEPS, FIRST_PAUSE, LOOK_STEPS, MARGIN, Mode
 from paceline.costs.running_mean import SPEED_MEMORY
 from paceline.sampling.match import Match
-from tests.coordinator.planned import DRAFT_MS, STEP_MS, SaidByDraft, SaidByTarget, World
+from tests.coordinator.planned import DRAFT_MS, STEP_MS, SaidByDraft, SaidByTarget, World, record
 from tests.coordinator.test_group import run
 
 SURE = Match(24, tuple(range(8)))
@@ -20,9 +20,13 @@ OPTIONS = Options(room=60, lease=16)
 
 
 def together(requests: int = 2, draft_ms: float = DRAFT_MS) -> list[RequestPlanner]:
-    """Requests on one target whose rows cost something."""
+    """Requests on one target whose rows cost something, and which follow its group."""
     world = World(target=SaidByTarget(sessions=requests), draft=SaidByDraft(draft_ms))
-    return [world.request() for _ in range(requests)]
+    everyone = [world.request() for _ in range(requests)]
+    for each in everyone:
+        assert each.target is not None
+        each.target.requests[each] = None  # as its first plan does
+    return everyone
 
 
 @pytest.mark.parametrize("expects_matches", [False, True])
@@ -146,3 +150,18 @@ def test_a_prompt_is_drafted_on_at_once_only_where_drafts_promise_to_pay_for_all
     assert not request.expects_drafts
     target.group.promise = 2 * MARGIN
     assert request.expects_drafts
+
+
+def test_requests_that_name_their_drafting_say_nothing_of_what_the_group_gains() -> None:
+    following, named = together()
+    target = following.target
+    assert target is not None
+    named.close()
+    named.learn(Plan(), record(), None, ())  # learns how many share the target
+    steps: list[float] = []
+    for request, mode in ((named, None), (following, None), (following, Mode.DRAFTS)):
+        for _ in range(2):
+            request.learn(Plan(mode=mode), record(), None, ())
+        steps.append(target.group.steps)
+    assert steps[0] == steps[1] == 0 < steps[2]
+    assert [*target.requests] == [following]

@@ -16,7 +16,7 @@ from coordinator.policy.pricing import OTHERS_WEIGHT, ProposalPricing
 from coordinator.policy.round_times import DraftTimes, TargetTimes
 from paceline.costs.acceptance import MAX_DEPTH, PRIOR_CHANCE
 from paceline.costs.cost_line import LEAST_STEP_MS
-from paceline.costs.goodput import ALLOWED_STEPS, LOOK_STEPS
+from paceline.costs.goodput import ALLOWED_STEPS, LOOK_STEPS, Mode
 from paceline.costs.service_costs import LEAST_MOVE, TargetCosts
 from paceline.protocol.draft import Shadow
 from paceline.protocol.proposal import Acceptance, Proposal
@@ -283,9 +283,9 @@ def test_where_the_target_says_nothing_of_its_steps_nothing_is_drafted() -> None
         costs = TargetCosts()
 
     request = RequestPlanner(Planner(), "auto", Acceptance.COUPLED, greedy=True)
-    assert request.plan(OPTIONS) == Plan(), "it has no target yet"
+    assert request.plan(OPTIONS) == Plan(mode=Mode.DRAFTS), "it has no target yet"
     request.move(Silent(), SaidByDraft())
-    assert request.plan(OPTIONS) == Plan(lease=16)
+    assert request.plan(OPTIONS) == Plan(lease=16, mode=Mode.DRAFTS)
 
 
 def test_the_first_lease_lasts_no_longer_than_a_look_since_the_load_that_was_stated_may_be_gone() -> None:

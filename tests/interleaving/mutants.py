@@ -50,6 +50,17 @@ def _keeps_waiting(self: TargetSession, error: PacelineError) -> None:
     self._id = None
 
 
+def _drops_unread(original: Any) -> Any:
+    """A verdict that names the next round throws away those before it, whether or not they were read."""
+
+    def on_verdict(self: TargetSession, verdict: Verdict, answer: Any) -> None:
+        original(self, verdict, answer)
+        if verdict.self_started is not None:
+            self._answers = {base: each for base, each in self._answers.items() if base >= verdict.base_length}
+
+    return on_verdict
+
+
 def _forgets_to_tell(self: DraftSession) -> None:
     self._id = None
 
@@ -137,6 +148,12 @@ MUTANTS = (
         "matches",
         "not at work on the session",
         _replaced(Session, "_extend", lambda *_: None),
+    ),
+    ProductMutant(
+        "verdicts are forgotten before they are read",
+        "pools",
+        "not at work on the session",
+        _replaced(TargetSession, "_on_verdict", _drops_unread(TargetSession._on_verdict)),
     ),
     ProductMutant(
         "a lost target's verdicts are waited for",

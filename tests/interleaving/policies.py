@@ -28,10 +28,11 @@ def any_plan(options: Options, pick: Pick) -> Plan:
         return Plan()
     if options.leased_rounds > 1:
         return Plan(shadow=options.drafts and pick(2) == 1)
-    fan_out = options.fan_out if options.drafts and pick(3) else 0
+    drafts_ahead = pick(3) if options.drafts else 0
+    fan_out, lease = options.fan_out if drafts_ahead else 0, options.lease if drafts_ahead == 2 else 0
     depth = min(options.room, 1 + pick(DEEPEST))
     nodes = depth + (pick(2) if options.trees else 0)
-    ahead = Plan(ahead=DraftBudget(depth, max_nodes=nodes, fan_out=fan_out)) if fan_out else Plan()
+    ahead = Plan(ahead=DraftBudget(depth, max_nodes=nodes, fan_out=fan_out), lease=lease) if fan_out else Plan()
     if options.self_started:
         return ahead
     source = Source.NONE if options.leased_rounds else _any_source(options, pick)
@@ -51,8 +52,9 @@ def _any_source(options: Options, pick: Pick) -> Source:
 
 
 def _resting(options: Options, pick: Pick) -> Plan:
-    lease = min(options.lease, (options.lease, 0, 1)[pick(3)])
-    return Plan(lease=lease, shadow=options.drafts and pick(2) == 1)
+    kind = pick(4)
+    lease = min(options.lease, (options.lease, 0, 1, options.lease)[kind])
+    return Plan(lease=lease, shadow=options.drafts and pick(2) == 1, mode=Mode.REST if kind == 3 else None)
 
 
 @contextmanager
@@ -63,8 +65,13 @@ def any_policy(pick: Pick) -> Iterator[None]:
         offered = [offer for offer in self._offers() if offer.name != current]
         return offered[0] if offered and pick(4) == 3 else None
 
+    def plan(self: RequestPlanner, options: Options) -> Plan:
+        if self.target is not None:
+            self.target.requests[self] = None
+        return any_plan(options, pick)
+
     changes = {
-        "plan": lambda _, options: any_plan(options, pick),
+        "plan": plan,
         "worth_verifying": lambda _, proposal: proposal,
         "worth_copying": lambda _, match, room, ends_lease: (
             min(room, (not ends_lease) + pick(DEEPEST)) if match else 0

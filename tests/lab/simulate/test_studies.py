@@ -58,7 +58,7 @@ def test_a_named_model_drafts_faster_than_it_decodes_alone() -> None:
 def test_an_unknown_study_is_refused_by_name() -> None:
     with pytest.raises(InvalidInput, match="study = 'speed': must be all or one of drafts, zones"):
         run_studies("speed", None, 0)
-    assert set(STUDIES) == {"drafts", "zones", "capacity", "breaking", "cost"}
+    assert set(STUDIES) == {"drafts", "zones", "capacity", "breaking", "cost", "changes"}
 
 
 def test_a_validation_counts_what_is_within_the_bar_or_the_noise() -> None:
