@@ -36,8 +36,7 @@ class Rates:
     """The worth of time in tokens a millisecond, and the load by the other sessions of the steps.
 
     Attributes:
-        own: the rate of this request at its best.
-        others: that of all the others.
+        own, others: of this request at its best, and of all the others together.
         rows: the others' rows in a step.
         strategy: the best one.
         promise: the gain over matches that drafts promise, where all sessions do what is best for all; 0: not known.
@@ -91,7 +90,7 @@ class Cycles:
             step_ms = alone_ms(sessions * (1 + depth))
             cycles[Strategy(Source.WAIT, depth)] = Cycle(self._tokens[depth], draft_ms + sent_ms + step_ms)
             if self.can_ahead:
-                goes_on, cycle = self._ahead_cycle(depth, draft_ms + sent_ms, level_ms)
+                goes_on, cycle = self._ahead_cycle(depth, draft_ms, level_ms)
                 cycles[Strategy(Source.CACHED, depth, goes_on)] = cycle
         return cycles
 
@@ -100,16 +99,17 @@ class Cycles:
         """Tokens that a round commits, the target's own included, by the length of its proposal from 0 on."""
         return [*accumulate(self.stats.tokens.reach(MAX_DEPTH), initial=1.0)]
 
-    def _ahead_cycle(self, depth: int, away_ms: float, level_ms: float) -> tuple[bool, Cycle]:
+    def _ahead_cycle(self, depth: int, draft_ms: float, level_ms: float) -> tuple[bool, Cycle]:
         """The cycle with outcome drafting, and whether its misses go on without a draft; hits wait for nothing."""
-        target, tokens, others = self.target, self._tokens, self.target.sessions - 1
+        target, tokens, others, late = self.target, self._tokens, self.target.sessions - 1, self.target.late_send_ms
         beside_ms = target.steps(beside=True)
         step_ms = beside_ms((1 + others) * (1 + depth))
         drafted = tokens_ahead(step_ms, level_ms, depth)
         hits = self.stats.hits.value if drafted else 0.0
         sent_ms = 0.0 if self.can_go_on else target.send_ms.value
         without = Cycle(1.0, beside_ms(others * (1 + depth) + 1) + sent_ms)
-        waiting = Cycle(tokens[depth], away_ms + step_ms)
+        late_ms = late.value if late.weight or not others else step_ms  # others go on, so whoever is late misses one
+        waiting = Cycle(tokens[depth], draft_ms + late_ms + step_ms)
         cycle = ahead_cycle(hits, Cycle(tokens[drafted], step_ms), (without, waiting))
         return self.can_go_on and without.rate >= waiting.rate, cycle
 

@@ -46,8 +46,8 @@ class Group(Goodput):
     """The requests of one coordinator that share a target.
 
     Attributes:
-        calm_at: until when drafts don't begin, since the load has just changed: a burst's first and last request is
-            alone, and a draft would compute its whole text beside everybody's steps.
+        calm_at: until when drafts don't begin, since the load has just changed: the first of a burst is alone for
+            moments, the last for some steps, and a draft would compute its whole text beside the others' steps.
         promise: the gain over matches that drafts promise by the planner's closed form; 0: not known.
     """
 
@@ -60,7 +60,7 @@ class Group(Goodput):
         """What the requests may do now; one that has been alone for a while has an account of its own."""
         if self._latest[0] != (key := (sessions, self.steps, self.promise)):
             if load_of(sessions) != load_of(self._latest[0][0]):
-                self.calm_at = self.steps + LOOK_STEPS
+                self.calm_at = self.steps + (LOOK_STEPS if sessions < self._latest[0][0] else 1)
             self._latest = key, self._mode(sessions)
         return self._latest[1]
 

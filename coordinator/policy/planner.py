@@ -125,7 +125,7 @@ class RequestPlanner:
 
     def plan(self, options: Options) -> Plan:
         """The plan of the next round."""
-        if self._drafts_ahead:
+        if self._drafts_ahead and not options.lag:  # a draft that still computes the text has no chance
             for stats in self.stats.both:
                 stats.hits.add(float(options.cached_proposal is not None and not options.leased_rounds))
         if self.target is not None:
@@ -211,11 +211,11 @@ class RequestPlanner:
         if options.leased_rounds > 1:  # the target starts the next round and the one after it: there is no choice
             self._match_plan(pricing, options)
             return Plan(shadow=self._may_shadow(options))
-        # The group bounds the loss of its requests, whose own would be their share.
-        loss = self.loss_budget.loss if target.sessions == 1 else 0.0
+        loss = self.loss_budget.loss if target.sessions == 1 else 0.0  # the group bounds that of its requests
         left_ms = (self.loss_budget.bound - loss) * target.steps()(1 + self.rates.rows)
-        drafts_ahead = self.rates.strategy.source is Source.CACHED and options.drafts and left_ms > 0
-        ahead = pricing.ahead(options) if drafts_ahead else DraftBudget()
+        goes_on = self._drafts_ahead and (options.leased_rounds > 0 or options.self_started)  # by a mixed lease
+        may_draft = (goes_on or self.rates.strategy.source is Source.CACHED) and options.drafts and left_ms > 0
+        ahead = pricing.ahead(options) if may_draft else DraftBudget()
         lease = options.lease if ahead.fan_out and self.rates.strategy.goes_on else 0
         if options.self_started:
             return Plan(ahead=ahead, lease=lease)

@@ -9,14 +9,14 @@ import pytest
 from coordinator.drafting.explaining import explain
 from coordinator.policy.acceptance_stats import AcceptanceStats
 from coordinator.policy.cycles import Cycles, Rates, Strategy
-from coordinator.policy.group import LossBudget
+from coordinator.policy.group import Group, LossBudget
 from coordinator.policy.plan import Options, Plan, Source
-from coordinator.policy.planner import Planner, RequestPlanner
+from coordinator.policy.planner import RATES_KEPT, Planner, RequestPlanner
 from coordinator.policy.pricing import OTHERS_WEIGHT, ProposalPricing
 from coordinator.policy.round_times import DraftTimes, TargetTimes
 from paceline.costs.acceptance import MAX_DEPTH, PRIOR_CHANCE
 from paceline.costs.cost_line import LEAST_STEP_MS
-from paceline.costs.goodput import ALLOWED_STEPS, LOOK_STEPS, Mode
+from paceline.costs.goodput import ALLOWED_STEPS, LOOK_STEPS, MARGIN, Mode
 from paceline.costs.service_costs import LEAST_MOVE, TargetCosts
 from paceline.protocol.draft import Shadow
 from paceline.protocol.proposal import Acceptance, Proposal
@@ -473,3 +473,43 @@ def test_a_match_must_bring_more_than_its_rows_take_from_the_others_and_a_draft_
     row_price = ROW_MS * rate
     assert draft_alone - draft_beside == pytest.approx(row_price, rel=0.01)
     assert match_alone - match_beside == pytest.approx(OTHERS_WEIGHT * row_price, rel=0.01)
+
+
+def drafting_ahead() -> tuple[RequestPlanner, Options]:
+    """A request whose last round left with a mixed lease, and what the options of such rounds are."""
+    request = World(target=SaidByTarget(sessions=4)).request()
+    assert request.target is not None
+    request.target.group.promise = 2 * MARGIN
+    look_at_all(request.target.group, 4)
+    options = dataclasses.replace(OPTIONS, fan_out=4, can_prefetch=True)
+    first = request.plan(options)
+    assert first.ahead.fan_out
+    assert first.lease == options.lease
+    return request, options
+
+
+def look_at_all(group: Group, sessions: int) -> None:
+    group.mode(sessions)
+    group.steps = 2.0  # the load has not just changed
+    for mode in Mode:
+        account = group.account(sessions, mode)
+        account.last_at, account.steps = group.steps, float(LOOK_STEPS)
+
+
+def test_a_mixed_lease_is_drafted_for_until_it_ends_though_waiting_is_better_by_now() -> None:
+    request, options = drafting_ahead()
+    request.rounds = RATES_KEPT + 1
+    request.rates = dataclasses.replace(request.rates, strategy=Strategy(Source.WAIT, 3))
+    leased = request.plan(dataclasses.replace(options, leased_rounds=1))
+    assert leased.ahead.fan_out
+    assert not leased.lease, "it isn't renewed"
+    assert not request.plan(options).ahead.fan_out, "it has ended"
+    assert not request.plan(dataclasses.replace(options, leased_rounds=1)).ahead.fan_out, "of another kind"
+
+
+@pytest.mark.parametrize("lag", [0, 80])
+def test_an_outcome_is_not_missed_by_a_draft_that_still_computes_the_text(lag: int) -> None:
+    request, options = drafting_ahead()
+    before = request.stats.own.hits.value
+    request.plan(dataclasses.replace(options, leased_rounds=1, lag=lag))
+    assert (request.stats.own.hits.value == before) is (lag > 0)

@@ -1,4 +1,4 @@
-"""Do the planner's bars hold while a draft turns useless or slow, and good again, and in a burst on a quiet service?"""
+"""Do the bars hold while a draft turns useless or slow, and good again, and in a burst on a quiet service?"""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def _changes(seed: int) -> Iterator[Change]:
         pair: synthetic_requests(PAIRS[pair], 3 * LONG_PHASE, TOKENS, seed=seed) for pair in ("good", "hopeless")
     }
     useless = slice(LONG_PHASE, 2 * LONG_PHASE)
-    changed = (*texts["good"][: useless.start], *texts["hopeless"][useless], *texts["good"][useless.stop :])
-    yield Change("the draft turns useless", ("good", "useless", "good again"), changed)
+    turns = (*texts["good"][: useless.start], *texts["hopeless"][useless], *texts["good"][useless.stop :])
+    yield Change("the draft turns useless", ("good", "useless", "good again"), turns)
     slow = Disturbance((ServiceChange(PHASE_MS, "draft", 10.0), ServiceChange(2 * PHASE_MS, "draft", 1.0)))
     yield Change("the draft is ten times slower", ("quick", "slow", "quick again"), texts["good"], slow)
     burst = tuple(replace(each, arrival_ms=SETTLED_MS) for each in texts["good"][1 : 1 + BURST])
@@ -55,10 +55,10 @@ def study(seed: int) -> Study:
     return Study(
         "study-changes",
         "What does it cost when drafts, or the load, change in mid-load?",
-        f"{SESSIONS} requests at once, one after the other in each place, answers of {TOKENS} tokens; a target's step "
-        "takes 20 ms and .05 ms a row where rows are cheap, .5 ms where they are dear; a draft's takes 2 ms, on the "
-        f"target's cores, whose steps then take {SHARED} times as long. `auto` beside target-only, by request. A phase's "
-        f"requests are those that begin {SETTLED_MS / 1e3:g} s after it began; the burst is counted whole.",
+        f"{SESSIONS} requests at once, one after the other in each place, of {TOKENS} tokens. A target's step "
+        "takes 20 ms and .05 ms a row where rows are cheap, .5 ms where they are dear. A draft's takes 2 ms, on the "
+        f"target's cores, whose steps then take {SHARED} times as long. `auto` beside target-only, by request. The "
+        f"requests of a phase are those that begin {SETTLED_MS / 1e3:g} s after it began; the burst counts whole.",
         f"The smallest median of a phase is {worst:.3f} of target-only.\n",
         rows,
     )
@@ -78,7 +78,7 @@ def _phases(change: Change, cost: str) -> list[dict[str, object]]:
         if mine.arrival_ms >= began_ms + (SETTLED_MS if change.together else 0.0):
             ratio = theirs.ms_per_token / mine.ms_per_token
             by_phase[phase].append((ratio, mine.drafted_rounds / mine.rounds))
-    return [_row(change.name, cost, phase, found) for phase, found in by_phase.items()]
+    return [_row(change.name, cost, phase, pairs) for phase, pairs in by_phase.items()]
 
 
 def _phase(change: Change, index: int, arrival_ms: float) -> str:
@@ -88,14 +88,14 @@ def _phase(change: Change, index: int, arrival_ms: float) -> str:
     return change.phases[min(int(arrival_ms / PHASE_MS) if by_time else index // LONG_PHASE, len(change.phases) - 1)]
 
 
-def _row(name: str, cost: str, phase: str, found: Sequence[tuple[float, float]]) -> dict[str, object]:
-    ratios = [ratio for ratio, _ in found]
+def _row(name: str, cost: str, phase: str, pairs: Sequence[tuple[float, float]]) -> dict[str, object]:
+    ratios = [ratio for ratio, _ in pairs]
     return {
         "what changes": name,
         "rows": cost,
         "phase": phase,
-        "requests": len(found),
+        "requests": len(pairs),
         "median ÷ off": round(median(ratios), 3),
         "slowest ÷ off": round(min(ratios), 3),
-        "rounds that drafted": round(sum(share for _, share in found) / len(found), 3),
+        "rounds that drafted": round(sum(share for _, share in pairs) / len(pairs), 3),
     }
