@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
@@ -98,16 +99,17 @@ class AcceptanceStats:
     Attributes:
         tokens: how often the drafter's tokens are, or would have been, accepted.
         texts: statistics that do not depend on the drafter.
-        hits: share of rounds with outcome drafting whose outcome had a proposal when it came.
+        hits: share of rounds with outcome drafting whose outcome had a proposal when it came, by load.
     """
 
     tokens: TokenAcceptance = field(default_factory=TokenAcceptance)
     texts: TextStats = field(default_factory=TextStats)
-    hits: RunningMean = field(default_factory=lambda: RunningMean(PRIOR_CHANCE))
+    hits: dict[int, RunningMean] = field(default_factory=lambda: defaultdict(lambda: RunningMean(PRIOR_CHANCE)))
 
     def child(self) -> AcceptanceStats:
         """The copy that one request begins with."""
-        return AcceptanceStats(self.tokens.child(), self.texts.child(), self.hits.child())
+        hits = self.hits | {load: mean.child() for load, mean in self.hits.items()}
+        return AcceptanceStats(self.tokens.child(), self.texts.child(), hits)
 
 
 class RequestStats:

@@ -17,6 +17,7 @@ from coordinator.policy.plan import Source
 from coordinator.policy.round_times import DraftTimes, TargetTimes
 from paceline.costs.acceptance import MAX_DEPTH
 from paceline.costs.cycle import AHEAD_ROWS, Cycle, ahead_cycle, tokens_ahead
+from paceline.costs.goodput import load_of
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ class Cycles:
         beside_ms = target.steps(beside=True)
         step_ms = beside_ms((1 + others) * (1 + depth))
         drafted = tokens_ahead(step_ms, level_ms, depth)
-        hits = self.stats.hits.value if drafted else 0.0
+        hits = self.stats.hits[load_of(others + 1)].value if drafted else 0.0
         sent_ms = 0.0 if self.can_go_on else target.send_ms.value
         without = Cycle(1.0, beside_ms(others * (1 + depth) + 1) + sent_ms)
         late_ms = late.value if late.weight or not others else step_ms  # others go on, so whoever is late misses one

@@ -1,7 +1,6 @@
 """What the requests that share a target gain or lose together by drafting, and so what they may do now. Pure.
 
-A request that is alone is judged by what it loses itself. Such an account can't see what it costs others, whose steps
-and cores it takes. So requests that share a target are judged together (`paceline.costs.goodput`).
+The account of one request can't see what it costs others, so all are judged together (`paceline.costs.goodput`).
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """How much to draft, and with what: the greatest goodput by what is measured. Pure.
 
 Each request follows the best strategy (`cycles`). The rate of that strategy is the worth of time, which decides which
-tokens of which proposal pay (`pricing`). A loss budget bounds the cost of being wrong (`group`). A round that
-proposes nothing need not be sent: under a lease the target starts it by itself. Rejection and block acceptance see
-averages by depth only, never the probability of a token that might be dropped (`exactness` §7).
+tokens of which proposal pay (`pricing`). A loss budget bounds the cost of being wrong (`group`). Rejection and block
+acceptance see averages by depth only, never the probability of a token that might be dropped (`exactness` §7).
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from coordinator.policy.group import LossBudget
 from coordinator.policy.plan import Options, Plan, Source
 from coordinator.policy.pricing import ProposalPricing
 from coordinator.policy.round_times import DraftTimes, TargetTimes
-from paceline.costs.goodput import LOOK_STEPS, MARGIN, Mode
+from paceline.costs.goodput import LOOK_STEPS, MARGIN, Mode, load_of
 from paceline.costs.running_mean import MEMORY, SPEED_MEMORY
 from paceline.costs.service_costs import DEFAULT, DraftPeerCosts, TargetPeerCosts
 from paceline.drafting.round_draft import MAX_PENDING_TOKENS
@@ -125,12 +124,13 @@ class RequestPlanner:
 
     def plan(self, options: Options) -> Plan:
         """The plan of the next round."""
-        if self._drafts_ahead and not options.lag:  # a draft that still computes the text has no chance
-            for stats in self.stats.both:
-                stats.hits.add(float(options.cached_proposal is not None and not options.leased_rounds))
         if self.target is not None:
             self.target.requests[self] = None
         target, mode = self._target, self.mode
+        if target is not None and self._drafts_ahead and not options.lag:  # who computes the text can't hit
+            hit = options.cached_proposal is not None and not options.leased_rounds
+            for stats in self.stats.both:
+                stats.hits[load_of(target.sessions)].add(float(hit))
         if target is None or not target.is_known:
             plan = Plan(lease=self._lease(options) if target is None else options.lease)
         elif mode is Mode.DRAFTS:
@@ -157,8 +157,7 @@ class RequestPlanner:
 
     def worth_verifying(self, proposal: Proposal) -> Proposal | None:
         """The first nodes of a model's proposal that pay for their rows if its outcome comes true."""
-        target = self._target
-        nodes = 0 if target is None else self._pricing(target).draft_value(proposal)[1]
+        nodes = 0 if (target := self._target) is None else self._pricing(target).draft_value(proposal)[1]
         return proposal.first(nodes) if nodes else None
 
     def worth_copying(self, match: Match | None, room: int, *, ends_lease: bool) -> int:
@@ -271,8 +270,7 @@ class RequestPlanner:
 
         A round of the lease saves the time of sending it, and may miss the average worth of a match.
         """
-        missed_tokens = 0.0 if options.can_prefetch else self.stats.own.texts.match_value.value
-        lease = options.lease
+        lease, missed_tokens = options.lease, 0.0 if options.can_prefetch else self.stats.own.texts.match_value.value
         if missed_tokens > 0:
             lease = int(min(lease, 2 * pricing.sending_cost / missed_tokens))
         if self.draft is not None and options.drafts and options.lag and options.open_ms:
@@ -287,9 +285,8 @@ class RequestPlanner:
         """
         if self.draft is None or not options.drafts:
             return False
-        opening_ms = 0.0 if options.open_ms else self.draft.step_ms(options.lag)
+        texts, opening_ms = self.stats.pool.texts, 0.0 if options.open_ms else self.draft.step_ms(options.lag)
         cost_ms = self.draft.step_ms(MAX_PENDING_TOKENS) / MAX_PENDING_TOKENS + opening_ms
-        texts = self.stats.pool.texts
         if may_shadow := cost_ms <= texts.shadow_ms:
             texts.shadow_ms -= cost_ms
         return may_shadow

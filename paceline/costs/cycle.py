@@ -1,8 +1,7 @@
 """The closed form of a cycle: what a session commits from one round to the next, and how long that takes. Pure.
 
 The planner and `paceline plan` add up rounds by these functions alone: the one with what it learns, the other with
-what was replayed. A round that is drafted just in time waits for the draft and the trips; one whose outcome was
-drafted for waits for nothing.
+what was replayed. A round that is drafted just in time waits for the draft and the trips, others for nothing.
 """
 
 from __future__ import annotations

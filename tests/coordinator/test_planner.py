@@ -16,7 +16,7 @@ from coordinator.policy.pricing import OTHERS_WEIGHT, ProposalPricing
 from coordinator.policy.round_times import DraftTimes, TargetTimes
 from paceline.costs.acceptance import MAX_DEPTH, PRIOR_CHANCE
 from paceline.costs.cost_line import LEAST_STEP_MS
-from paceline.costs.goodput import ALLOWED_STEPS, LOOK_STEPS, MARGIN, Mode
+from paceline.costs.goodput import ALLOWED_STEPS, LOOK_STEPS, MARGIN, Mode, load_of
 from paceline.costs.service_costs import LEAST_MOVE, TargetCosts
 from paceline.protocol.draft import Shadow
 from paceline.protocol.proposal import Acceptance, Proposal
@@ -510,6 +510,23 @@ def test_a_mixed_lease_is_drafted_for_until_it_ends_though_waiting_is_better_by_
 @pytest.mark.parametrize("lag", [0, 80])
 def test_an_outcome_is_not_missed_by_a_draft_that_still_computes_the_text(lag: int) -> None:
     request, options = drafting_ahead()
-    before = request.stats.own.hits.value
+    hits = request.stats.own.hits[load_of(4)]
+    before = hits.value
     request.plan(dataclasses.replace(options, leased_rounds=1, lag=lag))
-    assert (request.stats.own.hits.value == before) is (lag > 0)
+    assert (hits.value == before) is (lag > 0)
+
+
+def test_what_comes_too_late_in_a_crowd_may_come_in_time_for_one_alone() -> None:
+    said = SaidByTarget(sessions=16)
+    target, draft = times(said, SaidByDraft())
+    crowded = AcceptanceStats().child()
+    for _ in range(20):
+        crowded.hits[load_of(16)].add(0.0)
+
+    def drafting_ahead(stats: AcceptanceStats) -> dict[Strategy, float]:
+        cycles = Cycles(target, draft, stats.child(), can_ahead=True, can_go_on=True).all()
+        return {strategy: cycle.rate for strategy, cycle in cycles.items() if strategy.source is Source.CACHED}
+
+    assert max(drafting_ahead(crowded).values()) < max(drafting_ahead(AcceptanceStats()).values())
+    said.sessions = 1
+    assert drafting_ahead(crowded) == drafting_ahead(AcceptanceStats())
