@@ -1,7 +1,8 @@
-"""The ranks of one engine and their messages: rank 0's commands, sums inside the model, the draws of each.
+"""The ranks of one engine and their messages; no GPU has run their sums over NCCL yet.
 
-Commands and draws are a few hundred bytes that no device needs to see, so they always travel over gloo,
-on the host; the model's sums travel over NCCL where there are GPUs.
+These are rank 0's commands, sums inside the model, and the draws of each. Commands and draws are a few hundred bytes
+that no device needs to see, so they always travel over gloo, on the host; the model's sums travel over NCCL where
+there are GPUs.
 """
 
 from __future__ import annotations
