@@ -400,6 +400,7 @@ async def test_a_client_that_reads_nothing_loses_its_link_and_its_sessions(
 ) -> None:
     monkeypatch.setattr(frames_module, "MAX_WAITING_BYTES", 1 << 20)
     async with welcomed_stream(port) as stream:
+        await until(lambda: servicer.handlers)
         writer = servicer.handlers[0].writer
         # Large, since gRPC takes some megabytes in before it lets a writer wait.
         event = codec.failure_of(1, PeerUnavailable("x" * 200_000), session_closed=False)

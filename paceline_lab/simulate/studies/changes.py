@@ -16,12 +16,12 @@ from paceline_lab.simulate.trace import TracedRequest
 
 SESSIONS = 8
 BURST = 32
-TOKENS = 192
-PHASE_MS = 15_000.0
+TOKENS = 96
+PHASE_MS = 5_000.0
 SETTLED_MS = 3_000.0
 """Of a phase, in which the planner may still find out."""
-LONG_PHASE = 64
-"""Requests of a phase that ends with its texts: eight waves of them."""
+LONG_PHASE = 32
+"""Requests of a phase that ends with its texts: four waves of them."""
 
 
 @dataclass(frozen=True)
