@@ -9,7 +9,7 @@ import pytest
 from coordinator.drafting.explaining import explain
 from coordinator.policy.acceptance_stats import AcceptanceStats
 from coordinator.policy.cycles import Cycles, Rates, Strategy
-from coordinator.policy.group import Group, LossBudget
+from coordinator.policy.group import LossBudget
 from coordinator.policy.plan import Options, Plan, Source
 from coordinator.policy.planner import RATES_KEPT, Planner, RequestPlanner
 from coordinator.policy.pricing import OTHERS_WEIGHT, ProposalPricing
@@ -23,6 +23,7 @@ from paceline.protocol.proposal import Acceptance, Proposal
 from paceline.protocol.records import RoundRecord, StepTimings
 from paceline.sampling.match import Match
 from tests.coordinator.planned import DRAFT_MS, ROW_MS, SENT_MS, STEP_MS, SaidByDraft, SaidByTarget, World, record
+from tests.coordinator.test_fairness import look
 
 REQUESTS = 6
 ENOUGH_TO_LEARN = 10
@@ -479,21 +480,16 @@ def drafting_ahead() -> tuple[RequestPlanner, Options]:
     """A request whose last round left with a mixed lease, and what the options of such rounds are."""
     request = World(target=SaidByTarget(sessions=4)).request()
     assert request.target is not None
-    request.target.group.promise = 2 * MARGIN
-    look_at_all(request.target.group, 4)
+    group = request.target.group
+    group.mode(4)
+    group.calm_at = 0.0  # the load has been so for a while
+    look(group, 4, *Mode)
+    group.promise = 2 * MARGIN
     options = dataclasses.replace(OPTIONS, fan_out=4, can_prefetch=True)
     first = request.plan(options)
     assert first.ahead.fan_out
     assert first.lease == options.lease
     return request, options
-
-
-def look_at_all(group: Group, sessions: int) -> None:
-    group.mode(sessions)
-    group.steps = 2.0  # the load has not just changed
-    for mode in Mode:
-        account = group.account(sessions, mode)
-        account.last_at, account.steps = group.steps, float(LOOK_STEPS)
 
 
 def test_a_mixed_lease_is_drafted_for_until_it_ends_though_waiting_is_better_by_now() -> None:
