@@ -27,7 +27,7 @@ class OfferedDrafter:
         name: as its service calls it; empty: the default.
         stats_key: the name under which its acceptance statistics are kept.
         draft: its times.
-        rate: tokens a millisecond by an upper bound of its acceptance, where all follow its best way; 0: not known.
+        rate: tokens a millisecond by an upper bound of its acceptance, where all follow its best way; 0: unknown.
     """
 
     name: str
@@ -79,8 +79,9 @@ class Choosing:
         return best if own.rate * (room + best.draft.step_ms(length) * best.rate) < room * best.rate else None
 
     def _offers(self) -> list[OfferedDrafter]:
-        target, offers = self._request.target, dict[str, OfferedDrafter]()
-        for name, model, peer in self._on_offer():
+        on_offer, offers = [*self._on_offer()], dict[str, OfferedDrafter]()
+        target = self._request.target if len({name for name, _, _ in on_offer}) > 1 else None
+        for name, model, peer in on_offer:
             if name not in offers:
                 key = stats_key(AUTO if name == DEFAULT else f"{AUTO} {name}", model, self._text)
                 draft, stats = self._request.planner.draft(peer, name), self._request.stats.optimistic(key)

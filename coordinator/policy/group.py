@@ -45,13 +45,15 @@ class Group(Goodput):
     """The requests of one coordinator that share a target.
 
     Attributes:
-        calm_at: until when drafts don't begin, since the load has just changed: the first of a burst is alone for
-            moments, the last for some steps, and a draft would compute its whole text beside the others' steps.
+        calm_at: until when drafts don't begin, since the load has just changed: they would compute whole texts beside
+            everybody's steps, and the first of a burst is alone for moments, the last for some steps.
         promise: the gain over matches that drafts promise by the planner's closed form; 0: not known.
+        promise_due: when the promise is to be worked out anew.
     """
 
     calm_at: float = 0.0
     promise: float = 0.0
+    promise_due: float = 0.0
     _rests: int = 0
     _latest: tuple[tuple[int, float, float], Mode] = (1, 0.0, 0.0), Mode.DRAFTS
 
@@ -60,6 +62,7 @@ class Group(Goodput):
         if self._latest[0] != (key := (sessions, self.steps, self.promise)):
             if load_of(sessions) != load_of(self._latest[0][0]):
                 self.calm_at = self.steps + (LOOK_STEPS if sessions < self._latest[0][0] else 1)
+                self.promise_due = self.steps
             self._latest = key, self._mode(sessions)
         return self._latest[1]
 
@@ -92,8 +95,8 @@ class Group(Goodput):
         """Learn from a round of a request that follows the group, during which the sessions stayed the same.
 
         Of the sessions `own` are this coordinator's. The others are taken to commit a token a step: what the group's
-        rows take from them is its loss, but their own proposals' rows are there in any case. At rest one round stands
-        for `own`, to save CPU. Returns the steps of rest that fit into its time; 0: it isn't counted.
+        rows take from them is its loss, but their proposals' rows are there anyway. At rest one round stands for
+        `own`, to save CPU. Returns the steps of rest that fit into its time; 0: it isn't counted.
         """
         mode, step = self.mode(sessions), record.target
         self._rests += mode is Mode.REST

@@ -29,8 +29,7 @@ from paceline.protocol.records import RoundRecord
 from paceline.sampling.match import Match
 
 RATES_KEPT = round(SPEED_MEMORY)
-"""Rounds for which a request's rates are kept once it has run as many: the machine's speed hardly moves meanwhile.
-Before, they are worked out in each round that may draft, or in rounds 1, 2, 4, 8 …"""
+"""Rounds for which a request's rates are kept once it has run as many: the machine's speed hardly moves meanwhile."""
 
 
 class Planner:
@@ -77,7 +76,6 @@ class RequestPlanner:
         self.rates = Rates()
         self.loss_budget = LossBudget()
         self._drafts_ahead = False
-        """Whether the last plan drafts for outcomes."""
         self.rounds = self._sessions = 0
         self._move_to(next((times for times in planner.targets.values() if times.is_known), None))
 
@@ -145,7 +143,7 @@ class RequestPlanner:
         lease = self._lease(options)
         if mode is Mode.MATCHES:
             return self._best(target, replace(options, cached_proposal=None, drafts=False, lease=lease))
-        if self.rounds % (RATES_KEPT * target.sessions) == 0:  # each works it out for all
+        if self.draft is not None and target.group.steps >= target.group.promise_due:  # each works it out for all
             self.rates = self._rates_now(target, replace(options, drafts=False))
         return Plan(lease=0 if options.leased_rounds > 1 else lease)
 
@@ -248,7 +246,7 @@ class RequestPlanner:
         pool = self.stats.pool if target.sessions > 1 or self.rounds % RATES_KEPT == 0 else None
         rates = cycles.rates(pool, drafts=options.drafts)
         if self.draft is not None and pool is not None:
-            target.group.promise = rates.promise
+            target.group.promise, target.group.promise_due = rates.promise, target.group.steps + RATES_KEPT
         return rates
 
     def _best_proposal(self, pricing: ProposalPricing, options: Options, left_ms: float, *, tries: bool) -> Plan:

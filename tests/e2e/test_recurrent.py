@@ -106,7 +106,7 @@ async def test_any_speculation_writes_the_text_of_forward_passes(recurrent: Serv
     cluster.wait_idle()
 
 
-@served(3)
+@served(1)
 async def test_sessions_lost_in_mid_round_go_on(recurrent: Served) -> None:
     """The link to the target is cut twice, the draft is killed, then the target: states are rebuilt from the text."""
     cluster, proxy = recurrent.cluster, recurrent.proxy

@@ -69,25 +69,29 @@ def ranking_of(rows: int, temperature: float, filters: Filters, seed: int = 1) -
     return Ranking(NoiseKey(seed, 3), temperature, tuple(range(seed % 1000, seed % 1000 + rows)), 1, filters)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     vocab_size=st.sampled_from([1, 2, 3, 8, 13, 64, 130, 256, 1000]),
     temperature=st.sampled_from([1e-6, 0.01, 0.6, 1.0, 3.0]),
     top_k=st.sampled_from([0, 0, 1, 2, 5, 20, MOST_K]),
     top_p=st.sampled_from([1.0, 1.0, 1e-9, 0.25, 0.5, 0.9, 0.95, 1 - 2.0**-18, 1 - 1e-9]),
     min_p=st.sampled_from([0.0, 0.0, 0.05, 0.5, 1.0]),
-    seed=st.integers(0, 2**64 - 1),
+    seed=st.integers(0, 2**64 - 4),
 )
 def test_the_device_draws_what_the_definition_draws(
     race: Race, vocab_size: int, temperature: float, top_k: int, top_p: float, min_p: float, seed: int
 ) -> None:
-    rng = np.random.default_rng(seed)
+    filters = Filters(top_k, top_p, min_p)
+    for each in range(seed, seed + (4 if race is TORCH.race else 1)):  # an interpreted kernel is slow
+        check_draws(race, vocab_size, ranking_of(3, temperature, filters, each), np.random.default_rng(each))
+
+
+def check_draws(race: Race, vocab_size: int, ranking: Ranking, rng: np.random.Generator) -> None:
     numbers = rng.standard_normal((3, vocab_size)) * rng.choice([0, 0.3, 3, 30, 3000])
     numbers = np.round(numbers, int(rng.choice([0, 1, 6])))  # ties, and zeros of both signs
     numbers[rng.random(numbers.shape) < rng.choice([0, 0.5, 0.95])] = -np.inf
     numbers[np.arange(3), rng.integers(vocab_size, size=3)] = rng.choice([-3.0, 3.0])
     logits = numbers.astype(np.float32)
-    ranking = ranking_of(3, temperature, Filters(top_k, top_p, min_p), seed)
     assert tokens_of(logits, ranking, race)[0] == by_definition(logits, ranking)
     more = replace(ranking, count=3)
     assert [each.token_ids for each in raced(logits, more, 11, race).ranked_tokens()] == defined(logits, more)
