@@ -99,16 +99,18 @@ class AcceptanceStats:
     Attributes:
         tokens: how often the drafter's tokens are, or would have been, accepted.
         texts: statistics that do not depend on the drafter.
-        hits: share of rounds with outcome drafting whose outcome had a proposal when it came, by load.
+        hits: share of rounds with outcome drafting whose outcome had a proposal in time, by load; True: at the target.
     """
 
     tokens: TokenAcceptance = field(default_factory=TokenAcceptance)
     texts: TextStats = field(default_factory=TextStats)
-    hits: dict[int, RunningMean] = field(default_factory=lambda: defaultdict(lambda: RunningMean(PRIOR_CHANCE)))
+    hits: dict[tuple[int, bool], RunningMean] = field(
+        default_factory=lambda: defaultdict(lambda: RunningMean(PRIOR_CHANCE))
+    )
 
     def child(self) -> AcceptanceStats:
         """The copy that one request begins with."""
-        hits = self.hits | {load: mean.child() for load, mean in self.hits.items()}
+        hits = self.hits | {key: mean.child() for key, mean in self.hits.items()}
         return AcceptanceStats(self.tokens.child(), self.texts.child(), hits)
 
 

@@ -101,18 +101,19 @@ class Cycles:
         return [*accumulate(self.stats.tokens.reach(MAX_DEPTH), initial=1.0)]
 
     def _ahead_cycle(self, depth: int, draft_ms: float, level_ms: float) -> tuple[bool, Cycle]:
-        """The cycle with outcome drafting, and whether its misses go on without a draft; hits wait for nothing."""
-        target, tokens, others, late = self.target, self._tokens, self.target.sessions - 1, self.target.late_send_ms
-        beside_ms = target.steps(beside=True)
-        step_ms = beside_ms((1 + others) * (1 + depth))
+        """The cycle with outcome drafting, and whether its misses go on without a draft."""
+        target, tokens, others = self.target, self._tokens, self.target.sessions - 1
+        beside_ms, send_ms, late = target.steps(beside=True), target.send_ms.value, self.target.late_send_ms
+        step_ms, without_ms = beside_ms((1 + others) * (1 + depth)), beside_ms(others * (1 + depth) + 1)
         drafted = tokens_ahead(step_ms, level_ms, depth)
-        hits = self.stats.hits[load_of(others + 1)].value if drafted else 0.0
-        sent_ms = 0.0 if self.can_go_on else target.send_ms.value
-        without = Cycle(1.0, beside_ms(others * (1 + depth) + 1) + sent_ms)
+        shares = (self.stats.hits[load_of(others + 1), at_target].value for at_target in (False, True))
+        hits, prefetch_hits = shares if drafted else (0.0, 0.0)
         late_ms = late.value if late.weight or not others else step_ms  # others go on, so whoever is late misses one
-        waiting = Cycle(tokens[depth], draft_ms + late_ms + step_ms)
-        cycle = ahead_cycle(hits, Cycle(tokens[drafted], step_ms), (without, waiting))
-        return self.can_go_on and without.rate >= waiting.rate, cycle
+        hit, waiting = Cycle(tokens[drafted], step_ms), Cycle(tokens[depth], draft_ms + late_ms + step_ms)
+        cycle = ahead_cycle(hits, hit, (Cycle(1.0, without_ms + send_ms), waiting))
+        cycle = Cycle(cycle.tokens, cycle.ms + max(0.0, hits - prefetch_hits) * send_ms)
+        going_on = ahead_cycle(prefetch_hits, hit, (Cycle(1.0, without_ms),))
+        return (True, going_on) if self.can_go_on and going_on.rate >= cycle.rate else (False, cycle)
 
 
 def _best(cycles: Mapping[Strategy, Cycle]) -> tuple[Strategy, Cycle]:

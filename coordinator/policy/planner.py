@@ -126,9 +126,9 @@ class RequestPlanner:
             self.target.requests[self] = None
         target, mode = self._target, self.mode
         if target is not None and self._drafts_ahead and not options.lag:  # who computes the text can't hit
-            hit = options.cached_proposal is not None and not options.leased_rounds
             for stats in self.stats.both:
-                stats.hits[load_of(target.sessions)].add(float(hit))
+                stats.hits[load_of(target.sessions), False].add(float(options.cached_proposal is not None))
+                stats.hits[load_of(target.sessions), True].add(float(options.self_started))
         if target is None or not target.is_known:
             plan = Plan(lease=self._lease(options) if target is None else options.lease)
         elif mode is Mode.DRAFTS:
@@ -277,10 +277,7 @@ class RequestPlanner:
         return Plan(lease=lease, shadow=self._may_shadow(options))
 
     def _may_shadow(self, options: Options) -> bool:
-        """Whether the draft may work for the shadow of a token alone; if so its share of a full commit is counted.
-
-        A session that isn't open has the whole text to compute first.
-        """
+        """Whether the draft may work for a shadow alone, and for the whole text if it isn't open; if so it is counted."""
         if self.draft is None or not options.drafts:
             return False
         texts, opening_ms = self.stats.pool.texts, 0.0 if options.open_ms else self.draft.step_ms(options.lag)

@@ -506,10 +506,40 @@ def test_a_mixed_lease_is_drafted_for_until_it_ends_though_waiting_is_better_by_
 @pytest.mark.parametrize("lag", [0, 80])
 def test_an_outcome_is_not_missed_by_a_draft_that_still_computes_the_text(lag: int) -> None:
     request, options = drafting_ahead()
-    hits = request.stats.own.hits[load_of(4)]
+    hits = request.stats.own.hits[load_of(4), False]
     before = hits.value
     request.plan(dataclasses.replace(options, leased_rounds=1, lag=lag))
     assert (hits.value == before) is (lag > 0)
+
+
+def test_a_proposal_that_the_target_has_not_in_time_is_a_hit_for_who_waits_alone() -> None:
+    request, options = drafting_ahead()
+    own = request.stats.own
+    hits, prefetch_hits = own.hits[load_of(4), False], own.hits[load_of(4), True]
+    before = hits.value, prefetch_hits.value
+    proposal = Proposal(1, (1, 2), (0.9, 0.9), drafter="model")
+    request.plan(dataclasses.replace(options, leased_rounds=1, cached_proposal=proposal))
+    assert hits.value > before[0]
+    assert prefetch_hits.value < before[1]
+
+
+def test_who_is_alone_waits_where_the_target_seldom_has_in_time_what_is_drafted_in_time() -> None:
+    target, draft = times(SaidByTarget(), SaidByDraft())
+    stats = AcceptanceStats()
+
+    def best() -> Strategy:
+        cycles = Cycles(target, draft, stats.child(), can_ahead=True, can_go_on=True).all()
+        return max(cycles, key=lambda strategy: cycles[strategy].rate)
+
+    def learn(*, hit: bool, at_target: bool) -> None:
+        for _ in range(200):
+            stats.hits[0, False].add(float(hit))
+            stats.hits[0, True].add(float(at_target))
+
+    learn(hit=True, at_target=True)
+    assert best().goes_on
+    learn(hit=True, at_target=False)
+    assert (best().source, best().goes_on) == (Source.CACHED, False)
 
 
 def test_what_comes_too_late_in_a_crowd_may_come_in_time_for_one_alone() -> None:
@@ -517,7 +547,8 @@ def test_what_comes_too_late_in_a_crowd_may_come_in_time_for_one_alone() -> None
     target, draft = times(said, SaidByDraft())
     crowded = AcceptanceStats().child()
     for _ in range(20):
-        crowded.hits[load_of(16)].add(0.0)
+        for at_target in (False, True):
+            crowded.hits[load_of(16), at_target].add(0.0)
 
     def drafting_ahead(stats: AcceptanceStats) -> dict[Strategy, float]:
         cycles = Cycles(target, draft, stats.child(), can_ahead=True, can_go_on=True).all()
