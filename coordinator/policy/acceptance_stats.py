@@ -99,7 +99,7 @@ class AcceptanceStats:
     Attributes:
         tokens: how often the drafter's tokens are, or would have been, accepted.
         texts: statistics that do not depend on the drafter.
-        hits: share of rounds with outcome drafting whose outcome had a proposal in time, by load; True: at the target.
+        hits: share of rounds with outcome drafting whose outcome had a proposal, by load; True: at the target.
     """
 
     tokens: TokenAcceptance = field(default_factory=TokenAcceptance)

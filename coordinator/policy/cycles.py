@@ -1,8 +1,7 @@
 """The cycles that a session can run, and the balance of those that share a target. Pure.
 
-A token costs a wait only where it is drafted just in time. A row costs all who share the step. What the others do
-decides what either costs. So the balance of each plan that all follow together is worked out, and the one of greatest
-goodput says what time is worth.
+A token costs a wait only where it is drafted just in time; a row costs all who share the step. What the others do
+decides both. So each plan is judged as if all followed it, and the one of greatest goodput says what time is worth.
 """
 
 from __future__ import annotations
@@ -82,16 +81,17 @@ class Cycles:
     def all(self, *, drafts: bool = True) -> dict[Strategy, Cycle]:
         """A session's cycle of every strategy, where all follow it and share every step."""
         target, sessions = self.target, self.target.sessions
-        alone_ms, sent_ms = target.steps(), target.late_send_ms.value
+        alone_ms = target.steps()
         cycles = {TARGET_ONLY: Cycle(1.0 + self.stats.texts.match_value.value, alone_ms(sessions))}
         if not drafts or self.draft is None or not self.draft.line.is_known:
             return cycles
         level_ms = self.draft.step_ms(AHEAD_ROWS * sessions)
         for depth, draft_ms in enumerate(self.draft.waits(sessions), 1):
             step_ms = alone_ms(sessions * (1 + depth))
-            cycles[Strategy(Source.WAIT, depth)] = Cycle(self._tokens[depth], draft_ms + sent_ms + step_ms)
+            late_ms = target.late_ms(step_ms / 2)  # all wait; below, others go on, and who is late misses a step
+            cycles[Strategy(Source.WAIT, depth)] = Cycle(self._tokens[depth], draft_ms + late_ms + step_ms)
             if self.can_ahead:
-                goes_on, cycle = self._ahead_cycle(depth, draft_ms, level_ms)
+                goes_on, cycle = self._ahead_cycle(depth, draft_ms + target.late_ms(step_ms), level_ms)
                 cycles[Strategy(Source.CACHED, depth, goes_on)] = cycle
         return cycles
 
@@ -100,16 +100,15 @@ class Cycles:
         """Tokens that a round commits, the target's own included, by the length of its proposal from 0 on."""
         return [*accumulate(self.stats.tokens.reach(MAX_DEPTH), initial=1.0)]
 
-    def _ahead_cycle(self, depth: int, draft_ms: float, level_ms: float) -> tuple[bool, Cycle]:
+    def _ahead_cycle(self, depth: int, wait_ms: float, level_ms: float) -> tuple[bool, Cycle]:
         """The cycle with outcome drafting, and whether its misses go on without a draft."""
-        target, tokens, others = self.target, self._tokens, self.target.sessions - 1
-        beside_ms, send_ms, late = target.steps(beside=True), target.send_ms.value, self.target.late_send_ms
+        tokens, others, send_ms = self._tokens, self.target.sessions - 1, self.target.send_ms.value
+        beside_ms = self.target.steps(beside=True)
         step_ms, without_ms = beside_ms((1 + others) * (1 + depth)), beside_ms(others * (1 + depth) + 1)
         drafted = tokens_ahead(step_ms, level_ms, depth)
         shares = (self.stats.hits[load_of(others + 1), at_target].value for at_target in (False, True))
         hits, prefetch_hits = shares if drafted else (0.0, 0.0)
-        late_ms = late.value if late.weight or not others else step_ms  # others go on, so whoever is late misses one
-        hit, waiting = Cycle(tokens[drafted], step_ms), Cycle(tokens[depth], draft_ms + late_ms + step_ms)
+        hit, waiting = Cycle(tokens[drafted], step_ms), Cycle(tokens[depth], wait_ms + step_ms)
         cycle = ahead_cycle(hits, hit, (Cycle(1.0, without_ms + send_ms), waiting))
         cycle = Cycle(cycle.tokens, cycle.ms + max(0.0, hits - prefetch_hits) * send_ms)
         going_on = ahead_cycle(prefetch_hits, hit, (Cycle(1.0, without_ms),))

@@ -61,8 +61,8 @@ class Group(Goodput):
         """What the requests may do now; one that has been alone for a while has an account of its own."""
         if self._latest[0] != (key := (sessions, self.steps, self.promise)):
             if load_of(sessions) != load_of(self._latest[0][0]):
-                self.calm_at = self.steps + (LOOK_STEPS if sessions < self._latest[0][0] else 1)
-                self.promise_due = self.steps
+                calm_steps = LOOK_STEPS if sessions < self._latest[0][0] else 1
+                self.calm_at, self.promise_due = self.steps + calm_steps, self.steps
             self._latest = key, self._mode(sessions)
         return self._latest[1]
 

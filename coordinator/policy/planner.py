@@ -99,6 +99,8 @@ class RequestPlanner:
         """Note the end of the request; it can still be explained."""
         if self.target is not None:
             self.target.requests.pop(self, None)
+            if not self.target.requests:  # who comes next is not left over by a burst, but may be the first of one
+                self.target.group.calm_at = min(self.target.group.calm_at, self.target.group.steps + 1)
 
     @property
     def expects_drafts(self) -> bool:
@@ -192,9 +194,8 @@ class RequestPlanner:
             return  # a token may cost no more CPU than target-only's
         self.stats.take_round(plan.source, record, proposal, path)
         if target is not None:
-            was_waiting = plan.source is Source.WAIT
-            target.learn(record, beside=plan.ahead.fan_out > 0, late=was_waiting)
-            if was_waiting and proposal is not None and not first_draft and self.draft is not None:
+            target.learn(record, beside=plan.ahead.fan_out > 0, late=plan.source is Source.WAIT)
+            if plan.source is Source.WAIT and not first_draft and proposal is not None and self.draft is not None:
                 self.draft.learn(record, target.sessions)
 
     def _pricing(self, target: TargetTimes) -> ProposalPricing:
@@ -277,11 +278,11 @@ class RequestPlanner:
         return Plan(lease=lease, shadow=self._may_shadow(options))
 
     def _may_shadow(self, options: Options) -> bool:
-        """Whether the draft may work for a shadow alone, and for the whole text if it isn't open; if so it is counted."""
+        """Whether the draft may work for a shadow alone, the text before it included; if so that is counted."""
         if self.draft is None or not options.drafts:
             return False
-        texts, opening_ms = self.stats.pool.texts, 0.0 if options.open_ms else self.draft.step_ms(options.lag)
-        cost_ms = self.draft.step_ms(MAX_PENDING_TOKENS) / MAX_PENDING_TOKENS + opening_ms
-        if may_shadow := cost_ms <= texts.shadow_ms:
-            texts.shadow_ms -= cost_ms
+        texts, cost_ms = self.stats.pool.texts, self.draft.step_ms(MAX_PENDING_TOKENS) / MAX_PENDING_TOKENS
+        cost_ms += 0.0 if options.open_ms else self.draft.step_ms(options.lag)
+        may_shadow = cost_ms <= texts.shadow_ms
+        texts.shadow_ms -= cost_ms if may_shadow else 0.0
         return may_shadow

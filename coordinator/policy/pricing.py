@@ -70,13 +70,13 @@ class ProposalPricing:
         """
         if not options.drafts or options.cached_proposal is not None or self.draft is None:
             return Plan()
-        sent_price = self.rates.own * (self.target.late_send_ms.value if options.lease else 0.0)
+        late_ms = self.target.late_ms(0.0) if options.lease else 0.0  # what is not known is to be found out
         most_ms, first_ms = left_ms / 2, self.draft.catch_up_ms(options.lag, options.open_ms)
         trees = self.trees(min(options.room, MAX_DEPTH), options)
         prices, best = self._prices(trees[-1][1] if trees else 0), Plan()
         for depth, ((accepted, nodes), draft_ms) in enumerate(zip(trees, self._waits_ms, strict=False), 1):
             wait_ms = draft_ms + first_ms
-            value = accepted - prices[nodes] - wait_ms * self.rates.own - sent_price
+            value = accepted - prices[nodes] - (wait_ms + late_ms) * self.rates.own
             if value > best.value and (wait_ms <= most_ms or (tries and nodes == 1)):
                 best = Plan(Source.WAIT, nodes, depth, patience_ms=most_ms, value=value)
         return best

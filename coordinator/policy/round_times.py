@@ -56,10 +56,10 @@ class TargetTimes:
         """The number of all coordinators' sessions that share its steps, as far as it is known."""
         return max(1, len(self.requests), self.peer.costs.sessions)
 
-    @property
-    def late_send_ms(self) -> RunningMean:
-        """That of `late` under the load of now."""
-        return self.late[load_of(self.sessions)]
+    def late_ms(self, guess_ms: float) -> float:
+        """That of `late` under the load of now; in company a guess before any is known."""
+        late = self.late[load_of(self.sessions)]
+        return late.value if late.weight or self.sessions == 1 else guess_ms
 
     def steps(self, *, beside: bool = False) -> Callable[[float], float]:
         """Time of a self-started round by its step's rows; `beside`: a draft works during the step."""
@@ -71,7 +71,7 @@ class TargetTimes:
         said_ms = self._line(beside).ms(max(1, record.target.rows))
         if not record.self_started:
             extra_ms = record.round_ms - record.draft_wait_ms - self.factor.value * said_ms
-            _learn_wait(self.late_send_ms if late else self.send_ms, extra_ms, said_ms)
+            _learn_wait(self.late[load_of(self.sessions)] if late else self.send_ms, extra_ms, said_ms)
             return
         self.factor.add_ratio(record.round_ms, said_ms)
 

@@ -6,9 +6,11 @@ import dataclasses
 
 import pytest
 
+from coordinator.policy.cycles import Rates
 from coordinator.policy.group import Group
 from coordinator.policy.plan import Options, Plan, Source
 from coordinator.policy.planner import RequestPlanner
+from coordinator.policy.round_times import TargetTimes
 from paceline.costs.goodput import ALLOWED_STEPS, FIRST_PAUSE, LOOK_STEPS, MARGIN, Mode
 from paceline.costs.running_mean import SPEED_MEMORY
 from paceline.sampling.match import Match
@@ -165,3 +167,42 @@ def test_requests_that_name_their_drafting_say_nothing_of_what_the_group_gains()
         steps.append(target.group.steps)
     assert steps[0] == steps[1] == 0 < steps[2]
     assert [*target.requests] == [following]
+
+
+def test_who_comes_once_a_burst_has_ended_is_not_taken_for_the_last_of_it() -> None:
+    last, *others = together(8)
+    target = last.target
+    assert target is not None
+    peer = target.peer
+    assert isinstance(peer, SaidByTarget)
+    assert target.group.mode(8) is Mode.MATCHES
+    for each in others:
+        each.close()
+    peer.sessions = 1
+    for _ in range(2):
+        assert target.group.mode(1) is not Mode.DRAFTS
+        target.group.steps += 1
+    last.close()
+    target.group.steps += 1
+    assert target.group.mode(1) is Mode.DRAFTS
+
+
+def test_while_a_group_rests_one_request_works_out_for_all_what_drafts_promise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    requests, counts = together(8), [0]
+    target, rates_now = requests[0].target, RequestPlanner._rates_now
+    assert target is not None
+
+    def count(self: RequestPlanner, target: TargetTimes, options: Options) -> Rates:
+        counts[0] += 1
+        return rates_now(self, target, options)
+
+    monkeypatch.setattr(RequestPlanner, "_rates_now", count)
+    target.group.account(8, Mode.REST).steps = 0.0
+    for due, expected in ((True, 1), (False, 1), (True, 2)):
+        if due:
+            target.group.steps = target.group.promise_due
+        assert {each.plan(OPTIONS).mode for each in requests} == {Mode.REST}
+        assert counts[0] == expected
+    assert target.group.promise > 0

@@ -365,7 +365,7 @@ def test_what_a_crowd_waits_for_is_not_expected_by_one_alone(monkeypatch: pytest
     said = SaidByTarget()
     target, draft = times(said, SaidByDraft())
     assert draft is not None
-    alone_ms = target.late_send_ms.value, draft.waits()[0]
+    alone_ms = target.late_ms(STEP_MS), draft.waits()[0]
     said.sessions = 16
     crowded = record(
         1, 0, 16, draft_wait_ms=400.0, round_ms=STEP_MS + 450, draft=StepTimings(forward_ms=DRAFT_MS, rows=1)
@@ -373,10 +373,10 @@ def test_what_a_crowd_waits_for_is_not_expected_by_one_alone(monkeypatch: pytest
     for _ in range(20):
         target.learn(crowded, beside=False, late=True)
         draft.learn(crowded, 16)
-    assert target.late_send_ms.value > alone_ms[0] + 20
+    assert target.late_ms(STEP_MS) > alone_ms[0] + 20
     assert draft.waits(16)[0] > alone_ms[1] + 5
     said.sessions = 1
-    assert ((target.late_send_ms.value, draft.waits()[0]) == alone_ms) is by_load
+    assert ((target.late_ms(STEP_MS), draft.waits()[0]) == alone_ms) is by_load
 
 
 def times(target: SaidByTarget, draft: SaidByDraft | None = None) -> tuple[TargetTimes, DraftTimes | None]:
@@ -390,7 +390,7 @@ def test_a_cycle_is_its_steps_and_its_waits() -> None:
     waiting = cycles[Strategy(Source.WAIT, 3)]
     assert waiting.tokens == pytest.approx(sum(PRIOR_CHANCE**depth for depth in range(4)))
     step_ms = STEP_MS + 3 * ROW_MS
-    assert waiting.ms == pytest.approx(step_ms + target.late_send_ms.value + draft.waits()[2])
+    assert waiting.ms == pytest.approx(step_ms + target.late_ms(STEP_MS) + draft.waits()[2])
     assert cycles[Strategy()].ms == STEP_MS
     assert cycles[Strategy()].tokens == 1
 

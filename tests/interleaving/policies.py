@@ -29,10 +29,11 @@ def any_plan(options: Options, pick: Pick) -> Plan:
     if options.leased_rounds > 1:
         return Plan(shadow=options.drafts and pick(2) == 1)
     drafts_ahead = pick(3) if options.drafts else 0
-    fan_out, lease = options.fan_out if drafts_ahead else 0, options.lease if drafts_ahead == 2 else 0
+    fan_out, is_mixed = options.fan_out if drafts_ahead else 0, drafts_ahead == 2 and options.can_prefetch
     depth = min(options.room, 1 + pick(DEEPEST))
     nodes = depth + (pick(2) if options.trees else 0)
-    ahead = Plan(ahead=DraftBudget(depth, max_nodes=nodes, fan_out=fan_out), lease=lease) if fan_out else Plan()
+    lease, budget = options.lease if is_mixed else 0, DraftBudget(depth, max_nodes=nodes, fan_out=fan_out)
+    ahead = Plan(ahead=budget, lease=lease) if fan_out else Plan()
     if options.self_started:
         return ahead
     source = Source.NONE if options.leased_rounds else _any_source(options, pick)
