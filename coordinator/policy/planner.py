@@ -57,8 +57,7 @@ class RequestPlanner:
     Attributes:
         planner: shared with the other requests.
         stats: what it learned of drafters and texts.
-        target: the times of its target; before one has answered it, those of any, among whose requests it is counted.
-        draft: the times of its draft; None: it has none.
+        target, draft: the times of its peers; before a target has answered it, those of any, which counts it.
         rates: the worth of time.
         loss_budget: bounds what drafting may cost it, and what the matches of others may.
         rounds: from which it has learned.
@@ -75,7 +74,7 @@ class RequestPlanner:
         self.draft: DraftTimes | None = None
         self.rates = Rates()
         self.loss_budget = LossBudget()
-        self._drafts_ahead = False
+        self._ahead_lag: int | None = None  # tokens that the draft lacked as it was to draft for outcomes, if it was
         self.rounds = self._sessions = 0
         self._move_to(next((times for times in planner.targets.values() if times.is_known), None))
 
@@ -127,7 +126,8 @@ class RequestPlanner:
         if self.target is not None:
             self.target.requests[self] = None
         target, mode = self._target, self.mode
-        if target is not None and self._drafts_ahead and not options.lag:  # who computes the text can't hit
+        computes = target is not None and any(each._ahead_lag for each in target.requests)  # a text: nobody can hit
+        if target is not None and self._ahead_lag == 0 == options.lag and not computes:
             for stats in self.stats.both:
                 stats.hits[load_of(target.sessions), False].add(float(options.cached_proposal is not None))
                 stats.hits[load_of(target.sessions), True].add(float(options.self_started))
@@ -137,7 +137,7 @@ class RequestPlanner:
             plan = self._best(target, options)
         else:
             plan = self._plan_without_drafts(target, mode, options)
-        self._drafts_ahead = plan.ahead.fan_out > 0
+        self._ahead_lag = options.lag if plan.ahead.fan_out else None
         return replace(plan, mode=mode)
 
     def _plan_without_drafts(self, target: TargetTimes, mode: Mode, options: Options) -> Plan:
@@ -211,7 +211,7 @@ class RequestPlanner:
             return Plan(shadow=self._may_shadow(options))
         loss = self.loss_budget.loss if target.sessions == 1 else 0.0  # the group bounds that of its requests
         left_ms = (self.loss_budget.bound - loss) * target.steps()(1 + self.rates.rows)
-        goes_on = self._drafts_ahead and (options.leased_rounds > 0 or options.self_started)  # by a mixed lease
+        goes_on = self._ahead_lag is not None and (options.leased_rounds > 0 or options.self_started)  # mixed lease
         may_draft = (goes_on or self.rates.strategy.source is Source.CACHED) and options.drafts and left_ms > 0
         ahead = pricing.ahead(options) if may_draft else DraftBudget()
         lease = options.lease if ahead.fan_out and self.rates.strategy.goes_on else 0

@@ -503,13 +503,19 @@ def test_a_mixed_lease_is_drafted_for_until_it_ends_though_waiting_is_better_by_
     assert not request.plan(dataclasses.replace(options, leased_rounds=1)).ahead.fan_out, "of another kind"
 
 
-@pytest.mark.parametrize("lag", [0, 80])
-def test_an_outcome_is_not_missed_by_a_draft_that_still_computes_the_text(lag: int) -> None:
+@pytest.mark.parametrize("others_lag", [0, 80])
+@pytest.mark.parametrize("lags", [(0, 0), (80, 0), (0, 80)])
+def test_an_outcome_is_not_missed_while_the_draft_computes_a_text(lags: tuple[int, int], others_lag: int) -> None:
+    """Be it the request's, when the outcomes' round left or now, or another's, whose rows are in the same steps."""
     request, options = drafting_ahead()
+    other = RequestPlanner(request.planner, "model", Acceptance.COUPLED, greedy=True)
+    assert request.target is not None
+    request.target.requests[other] = None
     hits = request.stats.own.hits[load_of(4), False]
+    request._ahead_lag, other._ahead_lag = lags[0], others_lag
     before = hits.value
-    request.plan(dataclasses.replace(options, leased_rounds=1, lag=lag))
-    assert (hits.value == before) is (lag > 0)
+    request.plan(dataclasses.replace(options, leased_rounds=1, lag=lags[1]))
+    assert (hits.value < before) is (others_lag == 0 and lags == (0, 0))
 
 
 def test_a_proposal_that_the_target_has_not_in_time_is_a_hit_for_who_waits_alone() -> None:
