@@ -71,12 +71,13 @@ class OutcomeProposals:
     def due_ms(self, since_verdict_ms: float) -> float:
         """Milliseconds until a message to the target is expected to miss the verdict of the round.
 
+        The others of the step are taken to propose nothing: what comes too late is lost where the target goes on.
         Called when the round has left, or `since_verdict_ms` after the verdict with which the target started it.
         """
         proposal = self.round_.proposal
         if (target := self.planner.target) is None:
             return 0.0
-        step_ms = target.steps()(1 + self.planner.rates.rows + (len(proposal) if proposal else 0))
+        step_ms = target.steps()(target.sessions + (len(proposal) if proposal else 0))
         return step_ms if self.was_sent else max(0.0, step_ms - target.send_ms.value) - since_verdict_ms
 
     def candidates(self) -> Iterator[PrefetchCandidate]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -104,6 +105,15 @@ def test_a_verdict_is_due_from_when_its_round_left_or_from_when_the_target_start
     for leased, due_ms in ((0, STEP_MS), (1, STEP_MS - 7.0 - SENT_MS)):
         request.commit((5,), leased)
         assert request.drafting.outcomes(request.round()).due_ms(since_verdict_ms=7.0) == due_ms
+
+
+def test_a_verdict_is_expected_as_if_the_others_of_the_step_proposed_nothing() -> None:
+    """In a step with fewer rows than expected a proposal that leaves late is lost where the target goes on."""
+    request = DraftedRequest()
+    request.commit((5,))
+    planner = request.drafting._planner
+    planner.rates = replace(planner.rates, rows=100.0)
+    assert request.drafting.outcomes(request.round()).due_ms(since_verdict_ms=0.0) == STEP_MS
 
 
 def session_of(opened: DraftOpen) -> DraftingSession:
