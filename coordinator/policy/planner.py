@@ -126,8 +126,8 @@ class RequestPlanner:
         if self.target is not None:
             self.target.requests[self] = None
         target, mode = self._target, self.mode
-        computes = target is not None and any(each._ahead_lag for each in target.requests)  # a text: nobody can hit
-        if target is not None and self._ahead_lag == 0 == options.lag and not computes:
+        computes = target is not None and self._ahead_lag == 0 and any(each._ahead_lag for each in target.requests)
+        if target is not None and self._ahead_lag == 0 == options.lag and not computes:  # a text, so nobody can hit
             for stats in self.stats.both:
                 stats.hits[load_of(target.sessions), False].add(float(options.cached_proposal is not None))
                 stats.hits[load_of(target.sessions), True].add(float(options.self_started))
@@ -281,8 +281,8 @@ class RequestPlanner:
         """Whether the draft may work for a shadow alone, the text before it included; if so that is counted."""
         if self.draft is None or not options.drafts:
             return False
-        texts, cost_ms = self.stats.pool.texts, self.draft.step_ms(MAX_PENDING_TOKENS) / MAX_PENDING_TOKENS
-        cost_ms += 0.0 if options.open_ms else self.draft.step_ms(options.lag)
-        may_shadow = cost_ms <= texts.shadow_ms
-        texts.shadow_ms -= cost_ms if may_shadow else 0.0
+        texts, opening_ms = self.stats.pool.texts, 0.0 if options.open_ms else self.draft.step_ms(options.lag)
+        cost_ms = self.draft.step_ms(MAX_PENDING_TOKENS) / MAX_PENDING_TOKENS + opening_ms
+        if may_shadow := cost_ms <= texts.shadow_ms:
+            texts.shadow_ms -= cost_ms
         return may_shadow
