@@ -145,7 +145,7 @@ class RequestPlanner:
         lease = self._lease(options)
         if mode is Mode.MATCHES:
             return self._best(target, replace(options, cached_proposal=None, drafts=False, lease=lease))
-        if self.draft is not None and target.group.steps >= target.group.promise_due:  # each works it out for all
+        if self.draft is not None and target.group.steps >= target.group.promise_due:  # one works it out for all
             self.rates = self._rates_now(target, replace(options, drafts=False))
         return Plan(lease=0 if options.leased_rounds > 1 else lease)
 
