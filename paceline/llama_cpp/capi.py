@@ -208,7 +208,14 @@ def open_interface(file: Path) -> Interface:
     log = _LOG(note)
     library.llama_log_set(log, None)
     library.llama_backend_init()
+    _load_backends(library, file.parent)
     return Interface(file, library, model, context, errors, log)
+
+
+def _load_backends(library: c.CDLL, folder: Path) -> None:
+    """Load what computes, where a build keeps it in libraries of its own, as llama.cpp's releases do: beside the file."""
+    if library.ggml_backend_dev_count() == 0 and hasattr(library, "ggml_backend_load_all_from_path"):
+        library.ggml_backend_load_all_from_path(c.c_char_p(os.fsencode(folder)))
 
 
 def _function(library: c.CDLL, file: Path, name: str) -> Any:  # as ctypes types them

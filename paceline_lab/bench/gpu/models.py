@@ -45,13 +45,15 @@ SHAPES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
     },
 }
-_DEVIATION = 0.02
+DEVIATION = 0.02
 
 
 @torch.inference_mode()
-def random_model(shape: str, dtype: torch.dtype, device: torch.device, max_length: int) -> PreTrainedModel:
-    """A decoder of a named shape, made on the device: its weights never pass through host memory."""
-    config = LlamaConfig(**SHAPES[shape], max_position_embeddings=max_length)
+def random_model(
+    shape: str, dtype: torch.dtype, device: torch.device, max_length: int, **changes: Any
+) -> PreTrainedModel:
+    """A decoder of a named shape, but for `changes`, made on the device: its weights never pass through host memory."""
+    config = LlamaConfig(**SHAPES[shape] | changes, max_position_embeddings=max_length)
     with torch.device("meta"):
         model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="eager")
     model = model.to_empty(device=device)
@@ -61,7 +63,7 @@ def random_model(shape: str, dtype: torch.dtype, device: torch.device, max_lengt
     generator = torch.Generator(device).manual_seed(0)
     for weight in model.parameters():
         if weight.dim() > 1:
-            weight.normal_(std=_DEVIATION, generator=generator)
+            weight.normal_(std=DEVIATION, generator=generator)
         else:
             weight.fill_(1)
     assert isinstance(model, PreTrainedModel)
