@@ -52,7 +52,7 @@ DEVIATION = 0.02
 def random_model(
     shape: str, dtype: torch.dtype, device: torch.device, max_length: int, **changes: Any
 ) -> PreTrainedModel:
-    """A decoder of a named shape, but for `changes`, made on the device: its weights never pass through host memory."""
+    """A decoder of a named shape, but for `changes`, made on the device: its weights pass through no host memory."""
     config = LlamaConfig(**SHAPES[shape] | changes, max_position_embeddings=max_length)
     with torch.device("meta"):
         model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="eager")
