@@ -15,6 +15,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -97,11 +98,14 @@ class CoupledDraws:
         return _with_q(scores, ids, divisor)
 
     def ranking_of(self, positions: tuple[int, ...], count: int) -> Ranking | None:  # noqa: D102
+        return Ranking(self.noise, self.sampling.temperature, positions, count) if self._may_be_ranked else None
+
+    @cached_property
+    def _may_be_ranked(self) -> bool:
+        """Whether temperature alone shapes the scores, in float32 as an engine has them."""
         temperature = self.sampling.temperature
         is_plain = replace(self.sampling, logprobs=None) == SamplingParams(temperature=temperature)
-        if not is_plain or 0 < temperature < LEAST_SHARED_TEMPERATURE:
-            return None
-        return Ranking(self.noise, temperature, positions, count)
+        return is_plain and not 0 < temperature < LEAST_SHARED_TEMPERATURE
 
     def proposed(self, distribution: Distribution, width: int, position: int, round_key: int) -> Sequence[NextToken]:  # noqa: D102
         return distribution.top_tokens[:width]

@@ -166,6 +166,8 @@ class Speculation:
         proposed = {child.token: child for child in self._proposed.get(node, ())}
         outcomes = 0
         for rank, (token, _) in enumerate(ranking, start=1):
+            if not proposed and outcomes == self._budget.fan_out:
+                break
             chance = own_chance * self._calibration.chance(best, rank)
             if token in proposed:
                 self._reach_or_correct(proposed.pop(token), chance)

@@ -116,6 +116,8 @@ def test_an_engine_that_nobody_holds_is_gone_at_once(in_a_cycle: bool) -> None:
 def flags(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], tuple[bool, bool]]]:
     matmul = torch.backends.cuda.matmul
     before = matmul.allow_bf16_reduced_precision_reduction, torch.backends.cuda.cudnn_sdp_enabled()
+    matmul.allow_bf16_reduced_precision_reduction = True  # as a process begins
+    torch.backends.cuda.enable_cudnn_sdp(True)
     yield lambda: (matmul.allow_bf16_reduced_precision_reduction, torch.backends.cuda.cudnn_sdp_enabled())
     matmul.allow_bf16_reduced_precision_reduction = before[0]
     torch.backends.cuda.enable_cudnn_sdp(before[1])

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from paceline.engine.cuda import candidates, filters, noise
-from paceline.engine.cuda.candidates import RacedRows, candidates_of, clear_winners
+from paceline.engine.cuda.candidates import RacedRows, candidates_of, clear_tokens
 from paceline.engine.cuda.graphs import StepRunner
 from paceline.engine.cuda.kernels import TORCH, triton_kernels
 from paceline.engine.cuda.noise import Race, check_race, counter_of, log_exponentials, race_candidates, words
@@ -110,7 +110,8 @@ def raced(logits: Row, ranking: Ranking, count: int, race: Race = race_candidate
         numbers = torch.cat((numbers, shares), dim=1)
     row_filters = np.array([astuple(ranking.filters)] * len(logits))
     best = candidates_of(numbers.numpy(force=True), count, logits.shape[1], temperatures, row_filters)
-    return RacedRows(ranking, best, lambda: logits, clear_winners(best, temperatures))
+    counts = np.full(len(logits), ranking.count)
+    return RacedRows(ranking, best, lambda: logits, clear_tokens(best, temperatures, counts))
 
 
 def defined(logits: Row, ranking: Ranking) -> list[tuple[int, ...]]:
@@ -157,22 +158,38 @@ NAN, INF = float("nan"), float("inf")
 
 
 @pytest.mark.parametrize("mutated", [False, True])
-def test_a_winner_is_clear_where_no_other_can_have_won(monkeypatch: pytest.MonkeyPatch, mutated: bool) -> None:
-    """Of each row the largest logit, the best two values, and the temperature; id 7 is first by the device."""
+def test_tokens_are_clear_where_no_other_order_is_possible(monkeypatch: pytest.MonkeyPatch, mutated: bool) -> None:
+    """Of each row the floor, the largest logit, the best two values, the temperature and the tokens asked for.
+
+    Id 7 is first by the device, and id 3 second.
+    """
     if mutated:
         monkeypatch.setattr(candidates, "margin", lambda value: 0 * value)
-    rows = {
-        (2.0, 5.0, 4.9, 1.0): 7,
-        (2.0, 5.0, 4.9995, 1.0): 7 if mutated else -1,
-        (5.0, 5.0, 5.0, 0.0): -1,
-        (2.0, 5.0, -INF, 1.0): 7,
-        (NAN, 5.0, 4.0, 1.0): -1,
-        (2.0, NAN, 4.0, 1.0): -1,
-        (3e38, 5.0, 4.0, 0.01): -1,
+    rows: dict[tuple[float, ...], list[int]] = {
+        (-INF, 2.0, 5.0, 4.9, 1.0, 1): [7],
+        (-INF, 2.0, 5.0, 4.9, 1.0, 2): [7, 3],
+        (-INF, 2.0, 5.0, 4.9995, 1.0, 1): [7] if mutated else [],
+        (-INF, 2.0, 5.0, 4.9995, 1.0, 2): [7, 3] if mutated else [],
+        (4.0, 2.0, 5.0, 4.9, 1.0, 2): [7, 3],
+        (4.8995, 2.0, 5.0, 4.9, 1.0, 2): [7, 3] if mutated else [],
+        (4.8995, 2.0, 5.0, 4.9, 1.0, 1): [7],
+        (-INF, 2.0, 5.0, 4.9, 1.0, 3): [],  # there are two
+        (-INF, 5.0, 5.0, 5.0, 0.0, 2): [3, 7],
+        (-INF, 5.0, 5.0, 4.9999, 0.0, 2): [7, 3],
+        (4.9, 5.0, 5.0, 4.9, 0.0, 2): [],
+        (4.9, 5.0, 5.0, 4.9, 0.0, 1): [7],
+        (-INF, 2.0, 5.0, -INF, 1.0, 1): [7],
+        (-INF, 2.0, 5.0, -INF, 1.0, 2): [],
+        (-INF, NAN, 5.0, 4.0, 1.0, 1): [],
+        (-INF, 2.0, NAN, 4.0, 1.0, 1): [],
+        (-INF, 3e38, 5.0, 4.0, 0.01, 1): [],
     }
-    columns = [(-INF, largest, 0.0, best, second, 7.0, 3.0, 1.0, 1.0) for largest, best, second, _ in rows]
-    temperatures = np.array([temperature for *_, temperature in rows], np.float32)
-    assert clear_winners(np.array(columns), temperatures).tolist() == list(rows.values())
+    columns = [(floor, largest, 0.0, *best, 7.0, 3.0, 1.0, 1.0) for floor, largest, *best, _, _ in rows]
+    temperatures = np.array([row[-2] for row in rows], np.float32)
+    counts = np.array([row[-1] for row in rows], np.intp)
+    found = clear_tokens(np.array(columns), temperatures, counts)
+    tokens = zip(found.token_ids.tolist(), counts, found.is_clear, strict=True)
+    assert [ids[:count] if is_clear else [] for ids, count, is_clear in tokens] == list(rows.values())
 
 
 @pytest.mark.parametrize("bad", [np.nan, -np.float32("nan"), np.inf, -np.inf])

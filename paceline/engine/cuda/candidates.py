@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -81,24 +82,52 @@ def _judge(
     return is_kept, may_be_kept & ~is_kept
 
 
-def clear_winners(candidates: Candidates, temperatures: NDArray[np.float32]) -> NDArray[np.intp]:
-    """The winner of each row whose best value leads by more than the margin, so that no other id can have won.
+class ClearTokens(NamedTuple):
+    """The best tokens of raced rows, best first, as many as the row asks for that asks for most.
+
+    Attributes:
+        token_ids: [n, most]
+        probabilities: [n, most] float32: their softmax at the temperature, greedy at 1.
+        is_clear: [n]: whether the device's order is the definition's; if not, the host must decide.
+    """
+
+    token_ids: NDArray[np.intp]
+    probabilities: NDArray[np.float32]
+    is_clear: NDArray[np.bool_]
+
+    def of(self, rows: slice) -> ClearTokens:
+        """Some of the rows."""
+        return ClearTokens(self.token_ids[rows], self.probabilities[rows], self.is_clear[rows])
+
+
+def clear_tokens(candidates: Candidates, temperatures: NDArray[np.float32], counts: NDArray[np.intp]) -> ClearTokens:
+    """The best tokens of all rows of a step at once, and where no other order is possible.
+
+    A drawn row is clear where each of its tokens leads the next value, and the floor, by more than the margin. A
+    greedy one needs its last above the floor: its values are the logits themselves, and equal ones go by id.
 
     Args:
         candidates: of all rows of a step.
         temperatures: [n]; 0: greedy.
-
-    Returns:
-        [n]; -1 where the host must decide: others are near, or numbers are not finite.
+        counts: [n]: how many tokens each row is asked for, at least 1.
     """
-    count = (candidates.shape[1] - 3) // 3
-    if count < 2:
-        return np.full(len(candidates), -1, np.intp)
-    best, others = candidates[:, 3], np.maximum(candidates[:, 0], candidates[:, 4])
-    with np.errstate(invalid="ignore"):
-        scores = _scores_of(candidates[:, 1:2], temperatures)[:, 0]
-        is_clear = np.isfinite(scores) & np.isfinite(best) & (others < best - margin(best))
-    return np.where(is_clear, candidates[:, 3 + count], -1).astype(np.intp)
+    if not len(candidates):
+        return ClearTokens(np.empty((0, 0), np.intp), np.empty((0, 0), np.float32), np.empty(0, np.bool_))
+    floors, log_sums = candidates[:, :1], candidates[:, 2:3]
+    values, ids, logits = np.split(candidates[:, 3:], 3, axis=1)
+    is_greedy = (temperatures == 0)[:, None]
+    order = np.lexsort((np.where(is_greedy, ids, 0), -values), axis=1)
+    values, ids, logits = (np.take_along_axis(each, order, axis=1) for each in (values, ids, logits))
+    followers = np.maximum(np.column_stack((values[:, 1:], floors)), floors)
+    most = min(int(counts.max(initial=1)), values.shape[1])
+    with np.errstate(invalid="ignore", over="ignore"):
+        leads = np.where(is_greedy, floors < values, followers < values - margin(values)) & np.isfinite(values)
+        is_finite = np.isfinite(_scores_of(candidates[:, 1:2], temperatures)) & np.isfinite(log_sums)
+        softmax = np.exp(_scores_of(logits[:, :most], temperatures).astype(np.float64) - log_sums)
+    beyond = np.arange(values.shape[1]) >= counts[:, None]
+    is_clear = (leads | beyond).all(axis=1) & is_finite[:, 0] & (counts <= values.shape[1])
+    probabilities = np.clip(softmax, _TINY, 1).astype(np.float32)
+    return ClearTokens(ids[:, :most].astype(np.intp), probabilities, is_clear)
 
 
 def _scores_of(logits: NDArray[np.float64], temperatures: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -118,17 +147,22 @@ class RacedRows:
     ranking: Ranking
     candidates: Candidates
     whole: Callable[[], Logits]
-    clear_winners: NDArray[np.intp] | None = None
-    """[n] as `clear_winners` has them."""
+    clear: ClearTokens | None = None
+    """Of these rows."""
 
     def drawn_tokens(self) -> DrawnTokens:
         """The best token of each row."""
-        if self.clear_winners is not None and (tokens := self.clear_winners.tolist()) and min(tokens) >= 0:
-            return DrawnTokens(tuple(tokens))
+        if self.clear is not None and self.clear.is_clear.all():
+            return DrawnTokens(tuple(self.clear.token_ids[:, 0].tolist()))
         return DrawnTokens(tuple(tokens[0] for tokens in self._best()))
 
     def ranked_tokens(self) -> tuple[RankedTokens, ...]:
         """The best tokens of each row with their softmax."""
+        if self.clear is not None and self.clear.is_clear.all():
+            token_ids, probabilities, _ = self.clear
+            count = self.ranking.count
+            pairs = zip(token_ids[:, :count].tolist(), probabilities[:, :count].tolist(), strict=True)
+            return tuple(RankedTokens(tuple(ids), tuple(softmax)) for ids, softmax in pairs)
         rows = []
         for place, tokens in enumerate(self._best()):
             softmax = self._softmax_of_candidates(tokens, self.candidates[place])

@@ -40,6 +40,8 @@ class PackedStep:
     """[raced_rows] 0: greedy."""
     filters: NDArray[np.float64] = field(default_factory=lambda: np.empty((0, 3)))
     """[raced_rows, 3]: top_k, top_p, min_p."""
+    counts: NDArray[np.intp] = field(default_factory=lambda: np.empty(0, np.intp))
+    """[raced_rows]: how many tokens each is asked for."""
 
 
 def pack(
@@ -84,6 +86,7 @@ def pack(
     _put(integers, layout.positions, rows.positions)
     _put(integers, layout.write, rows.write)
     temperatures, filters = _put_races(integers, races, layout)
+    counts = np.array([race.count for race in races if race is not None for _ in race.positions], np.intp)
     query = _view(integers, layout.query)
     first_query = 0
     for group, fields in zip(groups, layout.groups, strict=True):
@@ -92,7 +95,7 @@ def pack(
         _put_visible(integers, group_rows, fields, items, rows, horizons)
         query[group_rows.packed] = first_query + np.flatnonzero(group_rows.new)
         first_query += group.shape.queries
-    return PackedStep(shape, integers, starts, len(raced_rows), len(plain_rows), temperatures, filters)
+    return PackedStep(shape, integers, starts, len(raced_rows), len(plain_rows), temperatures, filters, counts)
 
 
 def blank_step(shape: StepShape, pool: PagePool) -> PackedStep:

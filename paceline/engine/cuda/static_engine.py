@@ -11,7 +11,7 @@ import torch
 
 from paceline.engine.blocks import BlockStore
 from paceline.engine.cuda.buckets import StepShape
-from paceline.engine.cuda.candidates import RacedRows, candidates_of, clear_winners
+from paceline.engine.cuda.candidates import RacedRows, candidates_of, clear_tokens
 from paceline.engine.cuda.filters import MOST_K, shares_before
 from paceline.engine.cuda.footprint import (
     CANDIDATE_NUMBERS,
@@ -156,7 +156,7 @@ class StaticEngine(DecoderEngine[_PageBlock]):
         self._states.take_packed(plan, dict(zip(step.shape.feature_layers, buffers.states, strict=True)))
         self._ledger.share(plan, self._copy_block)
         candidates = candidates_of(numbers, step.shape.candidates, logits.shape[1], step.temperatures, step.filters)
-        winners = clear_winners(candidates, step.temperatures)
+        clear = clear_tokens(candidates, step.temperatures, step.counts)
         answers: list[Logits | RacedRows] = []
         for item, ranking, start in zip(plan.items, rankings, step.starts, strict=True):
             rows = slice(start, start + len(item.logit_rows))
@@ -164,7 +164,7 @@ class StaticEngine(DecoderEngine[_PageBlock]):
                 answers.append(logits[rows])
                 continue
             whole = partial(_download, buffers.logits, rows)
-            answers.append(RacedRows(ranking, candidates[rows], whole, winners[rows]))
+            answers.append(RacedRows(ranking, candidates[rows], whole, clear.of(rows)))
         return answers
 
     def _run(self, step: PackedStep) -> _Buffers:
