@@ -167,9 +167,6 @@ class EngineSettings(ModelSettings):
     kernels: Literal["auto", "torch", "triton"] = Field(
         "auto", description="What attends and races in steps: torch, or our kernels in Triton; auto: those, on a GPU."
     )
-    device_filters: bool = Field(
-        False, description="Draw tokens under top-k, top-p and min-p on the GPU. No GPU has run this yet."
-    )
 
 
 class GrammarSettings(Settings):

@@ -222,7 +222,7 @@ FILTERED = SamplingParams(1.5, top_k=30, top_p=0.7, min_p=0.02)
 def replaying_engine(monkeypatch: pytest.MonkeyPatch) -> StaticEngine:
     """An engine whose shapes run as they ran first, as graphs do."""
     monkeypatch.setattr(decoder, "runner_for", lambda device, *, graphs: Capturing())
-    return tiny.static(tiny.random_model(tiny.llama()), kv_bytes=1 << 20, max_num_seqs=1, device_filters=True)
+    return tiny.static(tiny.random_model(tiny.llama()), kv_bytes=1 << 20, max_num_seqs=1)
 
 
 @pytest.mark.parametrize("uploads", [True, False])
@@ -241,11 +241,11 @@ def test_a_graph_takes_each_steps_own_filters(
     assert len({*map(tuple, (text for _, text in texts))}) == len(texts)
 
 
-def test_logits_leave_the_device_unless_it_is_told_to_filter() -> None:
+def test_logits_leave_the_device_where_filters_keep_too_many() -> None:
     engine = tiny.static(tiny.random_model(tiny.llama()), kv_bytes=1 << 20, max_num_seqs=1)
     engine.open(1, 8)
     plan = StepPlan((StepItem(1, 0, (5,), logit_rows=(0,)),))
-    for filters, is_drawn in ((Filters(), True), (Filters(top_p=0.7), False)):
+    for filters, is_drawn in ((Filters(), True), (Filters(MOST_K, 0.7), True), (Filters(MOST_K + 1), False)):
         draw = Draw(Acceptance.COUPLED, 1.0, KEY, Round(1, 0, ROOT, (5,)), tiny.VOCAB, filters)
         (answer,) = engine.step_and_draw(plan, [draw])
         assert isinstance(answer, RacedRows) is is_drawn
@@ -280,7 +280,7 @@ def test_rows_with_filters_beside_others() -> None:
 def test_the_texts_catch(
     monkeypatch: pytest.MonkeyPatch, name: str, mutant: Callable[..., Any], filters: Filters
 ) -> None:
-    engine = tiny.static(tiny.random_model(tiny.llama()), kv_bytes=1 << 20, device_filters=True)
+    engine = tiny.static(tiny.random_model(tiny.llama()), kv_bytes=1 << 20)
     sampling = SamplingParams(1.5, filters.top_k, filters.top_p, filters.min_p)
     plain = plain_text(engine, sampling)
     assert drawn_text(engine, sampling) == plain

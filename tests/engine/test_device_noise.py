@@ -228,7 +228,7 @@ def test_a_row_is_read_whole_only_where_its_candidates_do_not_suffice() -> None:
 
 @pytest.fixture(scope="module")
 def engine() -> StaticEngine:
-    return tiny.static(tiny.random_model(tiny.qwen3_padded()), kv_bytes=1 << 22, device_filters=True)
+    return tiny.static(tiny.random_model(tiny.qwen3_padded()), kv_bytes=1 << 22)
 
 
 CASES = [

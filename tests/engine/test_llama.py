@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -285,6 +286,17 @@ def test_a_machine_without_a_library_says_how_to_get_one(monkeypatch: pytest.Mon
     monkeypatch.setattr(library, "find_spec", lambda name: None)
     with pytest.raises(InvalidInput, match=r"no library of llama.cpp \(pip install 'paceline\[llama\]'\)"):
         llama()
+
+
+@pytest.mark.parametrize(("devices", "folders"), [(0, [b"/builds/b9000"]), (1, [])])
+def test_backends_beside_the_library_are_loaded_where_it_has_none(devices: int, folders: list[bytes]) -> None:
+    loads: list[bytes] = []
+    build = SimpleNamespace(
+        ggml_backend_dev_count=lambda: devices,
+        ggml_backend_load_all_from_path=lambda folder: loads.append(folder.value),
+    )
+    capi._load_backends(build, Path("/builds/b9000"))  # type: ignore[arg-type]
+    assert loads == folders
 
 
 def test_a_library_of_another_build_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

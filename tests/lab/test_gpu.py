@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from paceline.engine.cuda.static_engine import StaticEngine
 from paceline.llama_cpp.capi import open_interface
@@ -18,7 +19,7 @@ from paceline.models.gguf_header import read_header
 from paceline.protocol.errors import Unsupported
 from paceline.runtime.llama_settings import LlamaSettings
 from paceline_lab.bench.gpu import __main__ as gpu
-from paceline_lab.bench.gpu import ggml_copy, llama_steps
+from paceline_lab.bench.gpu import ggml_copy, llama_steps, pair
 from paceline_lab.bench.gpu.cases import ServiceLoad
 from paceline_lab.bench.gpu.findings import FINDINGS
 from paceline_lab.bench.gpu.models import SHAPES, random_model, weights_read
@@ -147,6 +148,23 @@ def test_the_floor_of_a_file_has_its_own_formats(tmp_path: Path) -> None:
     looked_up = experts.tensors["token_embd.weight"].data.nbytes
     assert used < count and "output.weight" in experts.tensors
     assert llama_steps.weights_read(experts) == whole - looked_up - sum(some) * (1 - used / count)
+
+
+def test_a_pair_agrees_as_often_as_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tokenizer = tmp_path / "tokenizer"
+    tokenizer.mkdir()
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        (tokenizer / name).write_text("{}")
+    out = tmp_path / "pair"
+    pair.main([str(out), "--shape", "tiny", "--layers", "1", "--agreement", ".6", "--device", "cpu",
+               "--tokenizer", str(tokenizer)])  # fmt: skip
+    agreement = float(capsys.readouterr().out.split(" at ")[1].split()[0])
+    assert abs(agreement - 0.6) < 0.05
+    target: Any = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
+    tokens = torch.randint(512, (8, 128), generator=torch.Generator().manual_seed(1))
+    greedy = target(tokens).logits.argmax(-1)
+    target.model.layers = target.model.layers[:1]
+    assert abs(float((target(tokens).logits.argmax(-1) == greedy).float().mean()) - agreement) < 0.1
 
 
 def test_a_copy_on_each_device(monkeypatch: pytest.MonkeyPatch) -> None:

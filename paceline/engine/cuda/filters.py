@@ -1,6 +1,6 @@
-"""What top-k, top-p and min-p need to know of whole rows, where the logits are. No GPU has run this yet.
+"""What top-k, top-p and min-p need to know of whole rows, where the logits are.
 
-That is how much of the mass stands before an id. `device_filters` turns it on.
+That is how much of the mass stands before an id.
 
 An id of score s stands behind the greater scores, and behind equals of lower ids. By `paceline.sampling.distribution`
 

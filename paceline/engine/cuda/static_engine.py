@@ -28,7 +28,6 @@ from paceline.engine.cuda.pages import PagePool, whole_pages
 from paceline.engine.forward import forward
 from paceline.engine.hidden_states import capture_states
 from paceline.engine.interface import (
-    NO_FILTERS,
     NO_PREFIX,
     Draw,
     Drawing,
@@ -63,8 +62,8 @@ class _Buffers:
 class StaticEngine(DecoderEngine[_PageBlock]):
     """A decoder behind the engine interface; `Engine`, `DrawingEngine` and `RankingEngine` say what it promises.
 
-    Coupled draws that temperature alone shapes are raced on the device, with `device_filters` those that filters
-    shape, too; whatever else is asked for gets logits.
+    Coupled draws that temperature and filters alone shape are raced on the device; whatever else is asked for gets
+    logits.
     """
 
     def __init__(self, decoder: ServedDecoder, runner: StepRunner) -> None:
@@ -75,7 +74,6 @@ class StaticEngine(DecoderEngine[_PageBlock]):
         """
         device = decoder.kv_shape.device
         self._kernels = kernels_of(decoder.settings.kernels, device)
-        self._draws_by_filters = decoder.settings.device_filters
         with torch.inference_mode():
             self._pool = pool = PagePool(decoder.kv_shape, decoder.info.max_kv_rows)
         # Not `self`: in a cycle, an engine and its graphs would keep their memory until a collection.
@@ -127,9 +125,7 @@ class StaticEngine(DecoderEngine[_PageBlock]):
 
     def _ranking_of(self, draw: Draw | None) -> Ranking | None:
         """None: the definition draws, from logits."""
-        if draw is None or draw.acceptance is not Acceptance.COUPLED:
-            return None
-        if draw.filters != NO_FILTERS and not (self._draws_by_filters and draw.filters.top_k <= MOST_K):
+        if draw is None or draw.acceptance is not Acceptance.COUPLED or draw.filters.top_k > MOST_K:
             return None
         return Ranking(draw.noise, draw.temperature, draw_positions(draw.round_), filters=draw.filters)
 

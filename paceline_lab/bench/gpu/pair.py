@@ -26,7 +26,7 @@ from paceline_lab.bench.gpu.models import DEVIATION, SHAPES, random_model
 LOGIT_DEVIATION = 8.0
 """Of the logits of one place; of 128,256 tokens the likeliest then has a probability of some .4 at temperature 1."""
 MAX_LENGTH = 4096
-_BISECTIONS, _LOWEST, _HIGHEST = 12, 2.0**-8, 2.0**4
+_BISECTIONS, _LOWEST, _HIGHEST = 14, 2.0**-8, 2.0**12
 _SEQUENCES, _LENGTH = 16, 128
 """Of random tokens, at which agreement is measured: 2,048 places, so it is within .01 or so."""
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
