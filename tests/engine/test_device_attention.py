@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -171,6 +171,38 @@ def test_the_comparison_catches(kernel: Any, monkeypatch: pytest.MonkeyPatch, na
 
     monkeypatch.setattr(kernel, "PagedGroup", shifted)
     assert difference(kernel, case, elsewhere=7.0) > 1e-2
+
+
+def specialization(interpreted: Any, start: int, count: int, integers: Sequence[str], **rules: Any) -> Any:
+    """What Triton compiles a kernel for, where its integers begin at `start` of an array and counts are `count`."""
+    jit = importlib.import_module("triton.runtime.jit")
+    target = importlib.import_module("triton.backends.compiler").GPUTarget("cuda", 90, 32)
+    function = jit.JITFunction(interpreted.fn, **rules)
+    backend = importlib.import_module("triton.compiler").make_backend(target)
+    bind = jit.create_function_from_signature(function.signature, function.params, backend)
+    array, floats = torch.zeros(64, dtype=torch.int64), torch.zeros(64)
+    numbers = {"scaling": 1.0, "softcap": 1.0, "head_stride": 64, "values_offset": 64, "vocab_size": 7, "stride": 7}
+    pointers = {"query", "layer_kv", "partial", "log_sums", "sinks", "output", "logits", "keys"}
+    values: dict[str, Any] = {each.name: numbers.get(each.name, count) for each in function.params}
+    values |= dict.fromkeys(pointers & {*values}, floats) | dict.fromkeys(integers, array[start:])
+    values |= {each.name: 4 for each in function.params if each.is_constexpr}
+    return bind(**values)[1]
+
+
+@pytest.mark.skipif(DEVICE.type != "cpu", reason="there kernels are compiled, not interpreted")
+@pytest.mark.parametrize("forgets", [False, True])
+def test_where_a_steps_integers_lie_and_how_many_there_are_compiles_no_other_kernel(
+    kernel: Any, forgets: bool
+) -> None:
+    race = importlib.import_module("paceline.engine.cuda.race_kernel")
+    for each, integers in (
+        (kernel._attend, kernel.INTEGERS),
+        (kernel._combine, ("query",)),
+        (race._race, race.NUMBERS),
+    ):
+        rules = {} if forgets else each.kwargs  # a mutant
+        kinds = [specialization(each, start, count, integers, **rules) for start, count in ((0, 16), (1, 5))]
+        assert (kinds[1] == kinds[0]) is not forgets
 
 
 def test_where_kernels_do_not_compile_steps_use_torchs(

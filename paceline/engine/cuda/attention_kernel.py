@@ -32,7 +32,9 @@ QUERY_BLOCKS = (16, 32, 64)
 PROGRAMS = 264
 """Programs that a layer is divided into, where its keys suffice: two for each multiprocessor of an H100."""
 COUNTS = ("rows", "page_count", "tiles", "words", "first_query", "queries", "parts", "row_stride")
-"""Arguments whose values make no kernel of their own: one is compiled, within a second, for each block and kind."""
+"""Arguments whose values make no kernel of their own: one is compiled, in a second or so, for each block and kind."""
+INTEGERS = ("source", "pages", "lengths", "trunks", "first", "end", "bits")
+"""Addresses in the step's array, whose alignment makes no kernel of its own: it differs from shape to shape."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,7 +128,7 @@ def _parts(shape: GroupShape, programs: int) -> int:
     return max(1, min(-(-PROGRAMS // (shape.sessions * programs)), shape.length // BLOCK_KEYS))
 
 
-@triton.jit(do_not_specialize=COUNTS)  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=COUNTS, do_not_specialize_on_alignment=INTEGERS)  # type: ignore[untyped-decorator]
 def _attend(  # type: ignore[no-untyped-def]  # the kernel's arguments are addresses and numbers
     query,  # [heads, rows, width]
     layer_kv,  # [2, pool rows, kv_heads, width]
@@ -232,7 +234,7 @@ def _attend(  # type: ignore[no-untyped-def]  # the kernel's arguments are addre
     tl.store(log_sums + out, tl.where(total == 0, float("-inf"), top + tl.log(divisor)), mask=is_row)
 
 
-@triton.jit(do_not_specialize=COUNTS)  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=COUNTS, do_not_specialize_on_alignment=("query",))  # type: ignore[untyped-decorator]
 def _combine(  # type: ignore[no-untyped-def]
     partial,
     log_sums,
