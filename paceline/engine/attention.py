@@ -135,13 +135,19 @@ def _first_visible(item: StepItem, horizon: Horizon | None) -> tuple[int, bool]:
 
 def visible_keys(item: StepItem, horizon: Horizon | None) -> NDArray[np.bool_]:  # [new, base + new]
     """A row sees the trunk, its ancestors and itself, none of them before the horizon of its position."""
-    new = len(item.token_ids)
-    visible = np.ones((new, item.base_length + new), np.bool_)
-    tree = np.tri(item.tree_rows, dtype=np.bool_) if item.is_chain else ancestor_mask(item.parents)
-    visible[:, item.trunk :] = tree[item.kept_tree :]
+    trunk = np.ones((len(item.token_ids), item.trunk), np.bool_)
     if horizon is not None:
-        positions = key_positions(item)
-        visible &= positions >= horizon[positions[item.base_length :]][:, None]
+        trunk &= np.arange(item.trunk) >= horizon[key_positions(item)[item.base_length :]][:, None]
+    return np.concatenate((trunk, visible_tree(item, horizon)), axis=1)
+
+
+def visible_tree(item: StepItem, horizon: Horizon | None) -> NDArray[np.bool_]:  # [new, rows of the tree]
+    """The part of `visible_keys` behind the trunk."""
+    tree = np.tri(item.tree_rows, dtype=np.bool_) if item.is_chain else ancestor_mask(item.parents)
+    visible = tree[item.kept_tree :]
+    if horizon is not None:
+        positions = key_positions(item)[item.trunk :]
+        visible = visible & (positions >= horizon[positions[item.kept_tree :]][:, None])
     return visible
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
+from functools import cached_property
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -81,7 +82,7 @@ class StepItem:
         """Rows of the tree, kept and new."""
         return self.kept_tree + len(self.token_ids)
 
-    @property
+    @cached_property
     def is_chain(self) -> bool:
         """Whether every row of the tree hangs from the one before it."""
         return not self.parents or self.parents == tuple(range(-1, self.tree_rows - 1))

@@ -376,7 +376,8 @@ def test_an_engine_attends_and_draws_by_the_kernels(kernel: Any) -> None:
     model = tiny.random_model(tiny.llama(num_hidden_layers=1))
     engine = tiny.static(copy.deepcopy(model), kv_bytes=1 << 20, kernels="triton")
     assert engine._kernels == triton_kernels()
-    assert drawn_text(engine) == plain_text(tiny.static(model, kv_bytes=1 << 20, kernels="torch"))
+    plain = tiny.static(model, kv_bytes=1 << 20, kernels="torch")
+    assert drawn_text(engine, tokens=16) == plain_text(plain, tokens=16)
 
 
 def test_a_kernel_that_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.engine.attention import Horizon, visible_keys
+from paceline.engine.attention import Horizon, visible_tree
 from paceline.engine.cuda.buckets import (
     BITS,
     GATHERED_ROWS,
@@ -233,5 +233,5 @@ def _put_visible(
 def _tree_bits(item: StepItem, horizon: Horizon | None) -> Ids:
     """[new rows, words]: which rows of the tree each new row sees, 64 to a word, the first in the lowest bit."""
     visible = np.zeros((len(item.token_ids), mask_words(item) * BITS), np.bool_)
-    visible[:, : item.tree_rows] = visible_keys(item, horizon)[:, item.trunk :]
+    visible[:, : item.tree_rows] = visible_tree(item, horizon)
     return np.packbits(visible, axis=1, bitorder="little").view("<i8").astype(np.int64, copy=False)

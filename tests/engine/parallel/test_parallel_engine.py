@@ -149,29 +149,32 @@ def test_ranks_that_read_bfloat16_serve_in_float32(family: str) -> None:
 
 
 WARM = SamplingParams(temperature=0.8)
+TOKENS = 40
 
 
-def drawn_text(engine: ParallelEngine | StaticEngine, sampling: SamplingParams = WARM) -> list[int]:
-    """A text of 40 tokens, each drawn by the engine."""
+def drawn_text(
+    engine: ParallelEngine | StaticEngine, sampling: SamplingParams = WARM, tokens: int = TOKENS
+) -> list[int]:
+    """A text, each token of which is drawn by the engine."""
 
     def step(plan: StepPlan, draw: Draw) -> Any:
         (answer,) = engine.step_and_draw(plan, (draw,))
         assert not isinstance(answer, np.ndarray), "no logits leave it"
         return answer
 
-    return _text(engine, step, sampling)
+    return _text(engine, step, sampling, tokens)
 
 
-def plain_text(engine: Engine, sampling: SamplingParams = WARM) -> list[int]:
+def plain_text(engine: Engine, sampling: SamplingParams = WARM, tokens: int = TOKENS) -> list[int]:
     """The same text, drawn from the engine's logits."""
-    return _text(engine, lambda plan, _: engine.step(plan)[0], sampling)
+    return _text(engine, lambda plan, _: engine.step(plan)[0], sampling, tokens)
 
 
-def _text(engine: Engine, step: Callable[[StepPlan, Draw], Any], sampling: SamplingParams) -> list[int]:
+def _text(engine: Engine, step: Callable[[StepPlan, Draw], Any], sampling: SamplingParams, count: int) -> list[int]:
     tokens, base = [5, 6, 7], 0
     facts = SessionSpec((5, 6, 7), 3, sampling, NoiseKey(9), Acceptance.COUPLED)
     engine.open(1, 64)
-    for _ in range(40):
+    for _ in range(count):
         round_ = Round(1, base, ROOT, tuple(tokens[base:]))
         item = StepItem(1, base, round_.committed, logit_rows=(len(round_.committed) - 1,))
         draw = draw_of(facts, round_, tiny.VOCAB)
