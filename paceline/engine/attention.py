@@ -119,7 +119,7 @@ def view_of(item: StepItem, kind: LayerKind, shape: KVShape, *, causal: bool = T
         return View(0, causal=True)
     if new == 1 and not uneven and (chain or not item.kept_tree):
         return View(first)
-    visible = visible_keys(item, kind.horizon)[:, first:]
+    visible = visible_keys(item, kind.horizon, first)
     mask = torch.zeros(visible.shape, dtype=shape.dtype).masked_fill_(torch.from_numpy(~visible), float("-inf"))
     return View(first, mask.to(shape.device).repeat(kind.groups, 1))
 
@@ -133,21 +133,18 @@ def _first_visible(item: StepItem, horizon: Horizon | None) -> tuple[int, bool]:
     return first, bool((firsts > first).any())
 
 
-def visible_keys(item: StepItem, horizon: Horizon | None) -> NDArray[np.bool_]:  # [new, base + new]
-    """A row sees the trunk, its ancestors and itself, none of them before the horizon of its position."""
-    trunk = np.ones((len(item.token_ids), item.trunk), np.bool_)
-    if horizon is not None:
-        trunk &= np.arange(item.trunk) >= horizon[key_positions(item)[item.base_length :]][:, None]
-    return np.concatenate((trunk, visible_tree(item, horizon)), axis=1)
+def visible_keys(item: StepItem, horizon: Horizon | None, first: int = 0) -> NDArray[np.bool_]:
+    """A row sees the trunk, its ancestors and itself, none of them before the horizon of its position.
 
-
-def visible_tree(item: StepItem, horizon: Horizon | None) -> NDArray[np.bool_]:  # [new, rows of the tree]
-    """The part of `visible_keys` behind the trunk."""
+    `first`: only keys from this one on are returned, [new, base + new - first]; at most the trunk's end.
+    """
+    new = len(item.token_ids)
+    visible = np.ones((new, item.base_length + new - first), np.bool_)
     tree = np.tri(item.tree_rows, dtype=np.bool_) if item.is_chain else ancestor_mask(item.parents)
-    visible = tree[item.kept_tree :]
+    visible[:, item.trunk - first :] = tree[item.kept_tree :]
     if horizon is not None:
-        positions = key_positions(item)[item.trunk :]
-        visible = visible & (positions >= horizon[positions[item.kept_tree :]][:, None])
+        positions = key_positions(item)
+        visible &= positions[first:] >= horizon[positions[item.base_length :]][:, None]
     return visible
 
 

@@ -213,7 +213,7 @@ def open_interface(file: Path) -> Interface:
 
 
 def _load_backends(library: c.CDLL, folder: Path) -> None:
-    """Load what computes, which builds such as llama.cpp's releases keep in libraries of its own beside the file."""
+    """Load what computes, where a build keeps it in libraries beside the file, as llama.cpp's releases do."""
     if library.ggml_backend_dev_count() == 0 and hasattr(library, "ggml_backend_load_all_from_path"):
         library.ggml_backend_load_all_from_path(c.c_char_p(os.fsencode(folder)))
 

@@ -141,7 +141,7 @@ def _kept_tree_seen_by_all(patch: pytest.MonkeyPatch) -> None:
         return StepItem(item.session, item.base_length, item.token_ids)
 
     keys, seen = attention.visible_keys, row_attention._visible_slots
-    patch.setattr(attention, "visible_keys", lambda item, horizon: keys(bare(item), horizon))
+    patch.setattr(attention, "visible_keys", lambda item, horizon, first: keys(bare(item), horizon, first))
     patch.setattr(row_attention, "_visible_slots", lambda item, horizon: seen(bare(item), horizon))
 
 

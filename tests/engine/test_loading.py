@@ -66,8 +66,8 @@ def test_queries_that_are_scaled_by_their_place_in_a_step_are_refused() -> None:
         tiny.engine_and_plain(config)
 
 
-def _sees_all(item: StepItem, horizon: Horizon | None) -> NDArray[np.bool_]:
-    return np.ones((len(item.token_ids), item.base_length + len(item.token_ids)), np.bool_)
+def _sees_all(item: StepItem, horizon: Horizon | None, first: int) -> NDArray[np.bool_]:
+    return np.ones((len(item.token_ids), item.base_length + len(item.token_ids) - first), np.bool_)
 
 
 def _sees_kept_and_new(item: StepItem, horizon: Horizon | None) -> list[tuple[int, int, list[int]]]:

@@ -167,6 +167,21 @@ def test_a_pair_agrees_as_often_as_asked(tmp_path: Path, capsys: pytest.CaptureF
     assert abs(float((target(tokens).logits.argmax(-1) == greedy).float().mean()) - agreement) < 0.1
 
 
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--tokenizer", "table:"], "tokenizer = 'table:': must be a model with tokenizer.json"),
+        (["--tokenizer", "HERE", "--layers", "2"], r"layers = 2: must be in \[1, 1\]"),
+    ],
+)
+def test_a_pair_that_can_not_be_made_is_refused(tmp_path: Path, flags: list[str], message: str) -> None:
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(SystemExit, match=message):
+        pair.main([str(tmp_path / "pair"), "--shape", "tiny", "--device", "cpu",
+                   *(flag.replace("HERE", str(tmp_path)) for flag in flags)])  # fmt: skip
+    assert not (tmp_path / "pair").exists()
+
+
 def test_a_copy_on_each_device(monkeypatch: pytest.MonkeyPatch) -> None:
     interface = open_interface(any_library(None).file)
     monkeypatch.setattr(ggml_copy, "_CPU_COPY_BYTES", 1 << 20)

@@ -9,7 +9,7 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.engine.attention import Horizon, visible_tree
+from paceline.engine.attention import Horizon, visible_keys
 from paceline.engine.cuda.buckets import (
     BITS,
     GATHERED_ROWS,
@@ -85,8 +85,7 @@ def pack(
     _put(integers, layout.token_ids, list(chain.from_iterable(item.token_ids for item in items)))
     _put(integers, layout.positions, rows.positions)
     _put(integers, layout.write, rows.write)
-    temperatures, filters = _put_races(integers, races, layout)
-    counts = np.array([race.count for race in races if race is not None for _ in race.positions], np.intp)
+    temperatures, filters, counts = _put_races(integers, races, layout)
     query = _view(integers, layout.query)
     first_query = 0
     for group, fields in zip(groups, layout.groups, strict=True):
@@ -166,8 +165,8 @@ def _view(integers: Ids, field: Field) -> Ids:
 
 def _put_races(
     integers: Ids, races: Sequence[Ranking | None], layout: Layout
-) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
-    """Enter how rows are raced; returns temperatures [raced rows] and filters [raced rows, 3]."""
+) -> tuple[NDArray[np.float32], NDArray[np.float64], NDArray[np.intp]]:
+    """Enter how rows are raced; returns temperatures, filters [raced rows, 3] and counts, a row each."""
     rankings = [race for race in races if race is not None]
     counters = [counter_of(race.noise, position) for race in rankings for position in race.positions]
     # Words of the key need 32 bits of the 64, so signs don't matter.
@@ -178,7 +177,8 @@ def _put_races(
     rows = [race.filters for race in rankings for _ in race.positions]
     filters = np.array([(row.top_k, row.top_p, row.min_p) for row in rows], np.float64).reshape(-1, 3)
     _put(integers, layout.top_k, filters[:, 0].astype(np.int64))
-    return temperatures, filters
+    counts = np.array([race.count for race in rankings for _ in race.positions], np.intp)
+    return temperatures, filters, counts
 
 
 @dataclass(frozen=True, eq=False)
@@ -233,5 +233,5 @@ def _put_visible(
 def _tree_bits(item: StepItem, horizon: Horizon | None) -> Ids:
     """[new rows, words]: which rows of the tree each new row sees, 64 to a word, the first in the lowest bit."""
     visible = np.zeros((len(item.token_ids), mask_words(item) * BITS), np.bool_)
-    visible[:, : item.tree_rows] = visible_tree(item, horizon)
+    visible[:, : item.tree_rows] = visible_keys(item, horizon, item.trunk)
     return np.packbits(visible, axis=1, bitorder="little").view("<i8").astype(np.int64, copy=False)

@@ -19,8 +19,9 @@ from typing import Any
 
 import torch
 
+from paceline.models.model_files import model_file
 from paceline.models.resolve import resolve
-from paceline.protocol.errors import PacelineError
+from paceline.protocol.errors import PacelineError, require
 from paceline_lab.bench.gpu.models import DEVIATION, SHAPES, random_model
 
 LOGIT_DEVIATION = 8.0
@@ -41,13 +42,18 @@ def make_target(shape: str, layers: int, agreement: float, device: torch.device)
         layers: how many the draft has.
         agreement: the share to aim for.
         device: where weights are made.
+
+    Raises:
+        InvalidInput: the draft would have no layer, or all of them.
     """
     target: Any = random_model(shape, torch.bfloat16, device, MAX_LENGTH, tie_word_embeddings=False)
     target.get_input_embeddings().weight.mul_(1 / DEVIATION)
     head_deviation = LOGIT_DEVIATION / math.sqrt(target.config.hidden_size)
     target.get_output_embeddings().weight.mul_(head_deviation / DEVIATION)
-    tokens = torch.randint(target.config.vocab_size, (_SEQUENCES, _LENGTH), device=device)
     every_layer = target.model.layers
+    require(1 <= layers < len(every_layer), "layers", layers, f"in [1, {len(every_layer) - 1}]")
+    generator = torch.Generator(device).manual_seed(1)
+    tokens = torch.randint(target.config.vocab_size, (_SEQUENCES, _LENGTH), device=device, generator=generator)
     target.model.layers = every_layer[:layers]
     draft_tokens = _greedy(target, tokens)
     target.model.layers = every_layer
@@ -82,16 +88,18 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--tokenizer", default="smollm2-135m", help="the model whose tokenizer it gets")
     parser.add_argument("--device", default="cuda")
     arguments = parser.parse_args(argv)
+    device = torch.device(arguments.device)
     try:
-        tokenizer = Path(resolve(arguments.tokenizer).location)
+        source = resolve(arguments.tokenizer)
+        files = [file for name in _TOKENIZER_FILES if (file := model_file(source, name)) is not None]
+        has_tokenizer = _TOKENIZER_FILES[0] in {file.name for file in files}
+        require(has_tokenizer, "tokenizer", arguments.tokenizer, f"a model with {_TOKENIZER_FILES[0]}")
+        target, share = make_target(arguments.shape, arguments.layers, arguments.agreement, device)
     except PacelineError as error:
         sys.exit(error.message)
-    target, share = make_target(
-        arguments.shape, arguments.layers, arguments.agreement, torch.device(arguments.device)
-    )
     target.save_pretrained(arguments.folder)
-    for name in _TOKENIZER_FILES:
-        shutil.copy(tokenizer / name, arguments.folder / name)
+    for file in files:
+        shutil.copy(file, arguments.folder)
     print(f"greedy tokens of the first {arguments.layers} layers are the model's at {share:.3f} of the places")
 
 
