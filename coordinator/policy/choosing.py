@@ -36,26 +36,21 @@ class OfferedDrafter:
     rate: float
 
 
+@dataclass(frozen=True)
 class Choosing:
     """The drafter of one request, among all on offer.
 
-    Args:
+    Attributes:
         request: its planner.
         on_offer: lists the drafters offered now: name, service's model and service; a default first.
         text: what kind of text it is, if it is of a kind.
         can_ahead: whether outcomes may be drafted for.
     """
 
-    def __init__(
-        self,
-        request: RequestPlanner,
-        on_offer: Callable[[], Iterable[tuple[str, str, DraftPeerCosts]]],
-        text: str = "",
-        *,
-        can_ahead: bool,
-    ) -> None:
-        self._request, self._on_offer = request, on_offer
-        self._text, self._can_ahead = text, can_ahead
+    request: RequestPlanner
+    on_offer: Callable[[], Iterable[tuple[str, str, DraftPeerCosts]]]
+    text: str = ""
+    can_ahead: bool = False
 
     def first(self) -> OfferedDrafter | None:
         """The drafter to begin with; None: none is on offer."""
@@ -69,7 +64,7 @@ class Choosing:
             length: tokens that another one has to compute first.
             room: tokens that are left to write.
         """
-        if self._request.rounds % RATES_KEPT or self._request.target is None or self._request.mode is not Mode.DRAFTS:
+        if self.request.rounds % RATES_KEPT or self.request.target is None or self.request.mode is not Mode.DRAFTS:
             return None
         offers = self._offers()
         if (own := next((offer for offer in offers if offer.name == current), None)) is None:
@@ -79,13 +74,13 @@ class Choosing:
         return best if own.rate * (room + best.draft.step_ms(length) * best.rate) < room * best.rate else None
 
     def _offers(self) -> list[OfferedDrafter]:
-        on_offer, offers = [*self._on_offer()], dict[str, OfferedDrafter]()
-        target = self._request.target if len({name for name, _, _ in on_offer}) > 1 else None
+        on_offer, offers = [*self.on_offer()], dict[str, OfferedDrafter]()
+        target = self.request.target if len({name for name, _, _ in on_offer}) > 1 else None
         for name, model, peer in on_offer:
             if name not in offers:
-                key = stats_key(AUTO if name == DEFAULT else f"{AUTO} {name}", model, self._text)
-                draft, stats = self._request.planner.draft(peer, name), self._request.stats.optimistic(key)
-                cycles = Cycles(target, draft, stats, can_ahead=self._can_ahead).all() if target is not None else {}
+                key = stats_key(AUTO if name == DEFAULT else f"{AUTO} {name}", model, self.text)
+                draft, stats = self.request.planner.draft(peer, name), self.request.stats.optimistic(key)
+                cycles = Cycles(target, draft, stats, can_ahead=self.can_ahead).all() if target is not None else {}
                 rate = max((cycle.rate for cycle in cycles.values()), default=0.0)
                 offers[name] = OfferedDrafter(name, key, draft, rate)
         return list(offers.values())

@@ -49,11 +49,13 @@ class Group(Goodput):
             everybody's steps, and the first of a burst is alone for moments, the last for some steps.
         promise: the gain over matches that drafts promise by the planner's closed form; 0: not known.
         promise_due: when the promise is to be worked out anew.
+        last_loss: of the request before, at most 0: the next begins with it, since a good draft fails at times, too.
     """
 
     calm_at: float = 0.0
     promise: float = 0.0
     promise_due: float = 0.0
+    last_loss: float = 0.0
     _rests: int = 0
     _latest: tuple[tuple[int, float, float], Mode] = (1, 0.0, 0.0), Mode.DRAFTS
 

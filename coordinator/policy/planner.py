@@ -93,13 +93,16 @@ class RequestPlanner:
         if target is not self.target:
             self.close()
             self.target = target
+        if target is not None and not self.rounds:
+            self.loss_budget.loss = target.group.last_loss
 
     def close(self) -> None:
         """Note the end of the request; it can still be explained."""
         if self.target is not None:
             self.target.requests.pop(self, None)
             if not self.target.requests:  # who comes next is not left over by a burst, but may be the first of one
-                self.target.group.calm_at = min(self.target.group.calm_at, self.target.group.steps + 1)
+                group = self.target.group
+                group.calm_at, group.last_loss = min(group.calm_at, group.steps + 1), min(0.0, self.loss_budget.loss)
 
     @property
     def expects_drafts(self) -> bool:

@@ -215,9 +215,11 @@ def test_a_sure_stretch_may_go_further_than_the_average_one() -> None:
 
 def test_a_draft_is_waited_for_no_longer_than_half_of_what_may_be_lost_or_twice_what_it_should_take() -> None:
     _, request = taught(0.6)
+    request.loss_budget = LossBudget()
     plan = request.plan(OPTIONS)
     assert plan.patience_ms == pytest.approx(ALLOWED_STEPS * STEP_MS / 2)
     _, slow = taught(0.9, World(draft=SaidByDraft(4.0)))
+    slow.loss_budget = LossBudget()
     plan = slow.plan(OPTIONS)
     assert plan.source is Source.WAIT
     assert plan.patience_ms <= ALLOWED_STEPS * STEP_MS
@@ -432,6 +434,22 @@ def test_an_account_forgives_in_time_and_banks_no_more_than_it_lends() -> None:
     for _ in range(100):
         loss_budget.add(8, 1)
     assert loss_budget.loss == -loss_budget.bound
+
+
+def test_what_a_request_won_the_next_one_may_lose() -> None:
+    """A good draft's first proposals fail at times: behind a gain a request goes on then, behind a loss it rests."""
+
+    def goes_on_behind(loss: float) -> bool:
+        request.loss_budget.loss = loss
+        request.close()
+        following = world.request()
+        following.loss_budget.add(0.0, 1.5 * ALLOWED_STEPS)
+        return following.plan(OPTIONS).source is Source.WAIT
+
+    world, request = taught(0.9)
+    assert goes_on_behind(-ALLOWED_STEPS)
+    assert not goes_on_behind(0.0)
+    assert not goes_on_behind(ALLOWED_STEPS), "a loss is not handed on"
 
 
 def test_a_pause_of_the_machine_is_no_ones_price() -> None:
