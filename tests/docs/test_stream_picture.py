@@ -36,6 +36,7 @@ def test_the_readme_shows_both_pictures() -> None:
 
 @pytest.mark.real_model
 @pytest.mark.timeout(600)
+@pytest.mark.full
 def test_the_committed_pictures_show_what_the_model_writes(tmp_path: Path) -> None:
     with services(tmp_path) as cluster, cluster.client() as client:
         recording = record(client)

@@ -142,7 +142,7 @@ def test_the_text_is_that_without_ray(deployed: Deployed, plain: tuple[int, ...]
     "service",
     [
         pytest.param("draft-0", marks=pytest.mark.full),
-        "target-0",
+        pytest.param("target-0", marks=pytest.mark.full),
         pytest.param("coordinator-0", marks=pytest.mark.full),
     ],
 )

@@ -17,12 +17,11 @@ from paceline_lab.simulate.policies import PLANNED, TARGET_ONLY, Policy
 FEW_CONSTANTS = (TARGET_ONLY, Policy(2, 0), Policy(4, 0))
 """Enough to say what is best within some percent; all of them are tried in the whole matrix."""
 QUICK = (
-    GridCase("hopeless", fewest=3),
     GridCase("poor", 1, "dear", "slow", shared=True, fewest=3),
-    GridCase("middling", 2, fewest=4),
     GridCase("good", 1, "cheap", "slow", shared=True, fewest=3),
     GridCase("copies", 1, fewest=3),
 )
+LONGER = (GridCase("hopeless", fewest=3), GridCase("middling", 2, fewest=4))
 RECORD = Path(__file__).with_name("known_misses.json")
 KNOWN = read_misses(RECORD)
 RENEW = f"python -m paceline_lab.simulate.grid --record {RECORD.relative_to(Path(__file__).parents[3])}"
@@ -36,7 +35,9 @@ def assert_holds(judged: Judgement) -> None:
     assert judged.goodput >= LEAST_GOODPUT, judged.row()
 
 
-@pytest.mark.parametrize("case", QUICK, ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case", [*QUICK, *(pytest.param(case, marks=pytest.mark.full) for case in LONGER)], ids=lambda case: case.name
+)
 def test_the_planner_holds_its_bars(case: GridCase) -> None:
     assert_holds(judge(case, PLANNED, FEW_CONSTANTS))
 
@@ -70,7 +71,9 @@ def test_lies_and_slow_drafts_cost_no_request_more_than_the_account_allows(distu
     assert judged.worst_request >= LEAST_REQUEST, judged.row()
 
 
-@pytest.mark.parametrize(("pair", "least"), [("poor", 0.93), ("good", LEAST_REQUEST)])
+@pytest.mark.parametrize(
+    ("pair", "least"), [("poor", 0.93), pytest.param("good", LEAST_REQUEST, marks=pytest.mark.full)]
+)
 def test_a_target_shared_with_another_coordinator_costs_no_request_more_than_may_be_lost(
     pair: str, least: float
 ) -> None:
