@@ -56,11 +56,13 @@ def feature_offer(model: PreTrainedModel) -> FeatureOffer | None:
 
 def _decoder(model: PreTrainedModel) -> tuple[nn.Module, nn.ModuleList] | None:
     """The module that has the list of the model's layers, and that list."""
-    count = getattr(model.config.get_text_config(), "num_hidden_layers", None)
-    for parent in model.modules():
-        for child in parent.children():
-            if isinstance(child, nn.ModuleList) and len(child) == count:
-                return parent, child
+    config = model.config.get_text_config()
+    for name in ("num_hidden_layers", "num_layers"):  # LongCat-Flash's layers attend twice, and the first counts both
+        count = getattr(config, name, None)
+        for parent in model.modules():
+            for child in parent.children():
+                if isinstance(child, nn.ModuleList) and len(child) == count:
+                    return parent, child
     return None
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import PreTrainedConfig
+from transformers import LongcatFlashConfig, PreTrainedConfig
 
 from paceline.drafters.layers.vocabulary import DraftVocabulary
 from paceline.engine import hidden_states
@@ -61,15 +61,18 @@ def run(engine: Engines, need: FeatureNeed | None) -> tuple[list[Logits], list[F
     return logits, features
 
 
+def layer_count(model: Any) -> int:
+    """LongCat-Flash's layers attend twice, and `num_hidden_layers` counts both."""
+    config = model.config.get_text_config()
+    return int(config.num_layers if isinstance(config, LongcatFlashConfig) else config.num_hidden_layers)
+
+
 def inner_of(model: Any) -> tuple[Any, Any]:
     """The module that has the layers, and those, as families call them."""
     for inner in model.modules():
         for name in ("layers", "h", "blocks"):
             stack = getattr(inner, name, None)
-            if (
-                isinstance(stack, torch.nn.ModuleList)
-                and len(stack) == model.config.get_text_config().num_hidden_layers
-            ):
+            if isinstance(stack, torch.nn.ModuleList) and len(stack) == layer_count(model):
                 return inner, stack
     raise AssertionError("layers of another name")
 
@@ -134,7 +137,7 @@ def test_states_are_those_that_transformers_tells_and_logits_stay_as_they_are(
     engine, reference = engine_of(config, **settings)
     offer, text = engine.info.features, reference.config.get_text_config()
     assert offer is not None
-    assert (offer.layers, offer.hidden) == (text.num_hidden_layers, text.hidden_size)
+    assert (offer.layers, offer.hidden) == (layer_count(reference), text.hidden_size)
     without, _ = run(engine, None)
     beside, features = run(engine, NEED)
     for one, same in zip(beside, without, strict=True):
