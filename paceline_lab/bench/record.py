@@ -149,7 +149,8 @@ def trace_of(runs: Sequence[RecordedGeneration], recordings: Mapping[int, Mappin
     lines: Mapping[str, Any] = next(
         (each["lines"] for each in reversed([*recordings.values()]) if each.get("lines")), {}
     )
-    setting = measured_setting([run.generation.stats for run in runs], lines)
+    stats = [run.generation.stats for run in runs]
+    setting = measured_setting(stats, lines, concurrency=of_run["concurrency"])
     return Trace(setting.of_run(**of_run), number_anew(requests))
 
 

@@ -20,11 +20,13 @@ FEWEST_STEPS = 3
 """Steps of a size whose median is taken for a point of a line, where there are enough of any."""
 
 
-def measured_setting(runs: Sequence[GenerationStats], stated: Mapping[str, Any]) -> TracedSetting:
+def measured_setting(
+    runs: Sequence[GenerationStats], stated: Mapping[str, Any], *, concurrency: int
+) -> TracedSetting:
     """What a run's rounds say, behind the first of each request, which waits for the prompt.
 
     Args:
-        runs: of all requests.
+        runs: of all requests, `concurrency` of them at once.
         stated: lines that the services stated, by name; where they are silent, what is measured here counts.
 
     Raises:
@@ -45,8 +47,10 @@ def measured_setting(runs: Sequence[GenerationStats], stated: Mapping[str, Any])
         beside=lines.get("beside", CostLine()),
         draft=draft,
         draft_gap_ms=_average(_beyond_ms(each, draft) for each in drafted if draft.is_known),
-        target_one_way_ms=_half(record.wire_ms for record in sent_rounds),
-        draft_one_way_ms=_half(max(0.0, each.draft_wait_ms - each.draft.service_ms) for each in drafted),
+        target_one_way_ms=one_way_ms((record.wire_ms for record in sent_rounds), concurrency),
+        draft_one_way_ms=one_way_ms(
+            (max(0.0, each.draft_wait_ms - each.draft.service_ms) for each in drafted), concurrency
+        ),
         coordinator_ms=_between_ms(runs),
         proposal_ms=PROPOSAL_MS,
         gap_ms=_middle(
@@ -107,7 +111,10 @@ def _average(values: Iterable[float]) -> float:
     return mean(numbers) if numbers else 0.0
 
 
-def _half(values: Iterable[float]) -> float:
-    """Half of what a trip takes where nobody else's messages are dealt with first: the lowest tenth's."""
-    numbers = sorted(values)
-    return numbers[len(numbers) // 10] / 2 if numbers else 0.0
+def one_way_ms(trips: Iterable[float], concurrency: int) -> float:
+    """Half of what a trip takes where nobody else's messages are dealt with first.
+
+    Of so many requests at once, one finds nobody before it: theirs are the shortest trips, whose median this is.
+    """
+    numbers = sorted(trips)
+    return numbers[len(numbers) // (2 * concurrency)] / 2 if numbers else 0.0

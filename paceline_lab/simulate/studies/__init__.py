@@ -8,15 +8,12 @@ from paceline.protocol.errors import require
 from paceline_lab.reporting.presentation import markdown_table
 from paceline_lab.reporting.reports import describe, write_report
 from paceline_lab.simulate.cluster_report import SIMULATED
-from paceline_lab.simulate.studies import breaking, capacity, changes, cost, drafts, zones
+from paceline_lab.simulate.studies import changes, drafts, zones
 from paceline_lab.simulate.studies.parts import Study
 
 STUDIES = {
     "drafts": drafts.study,
     "zones": zones.study,
-    "capacity": capacity.study,
-    "breaking": breaking.study,
-    "cost": cost.study,
     "changes": changes.study,
 }
 """By name; each takes a seed."""

@@ -72,12 +72,7 @@ class Study:
     facts: Mapping[str, str] = field(default_factory=dict)
 
 
-def run(targets: Mapping[str, Any], traffic: Mapping[str, Any], **more: Any) -> ClusterOutcome:
-    """Simulate `scenario_of` the same."""
-    return simulate_scenario(scenario_of(targets, traffic, **more))
-
-
-def scenario_of(
+def run(
     targets: Mapping[str, Any],
     traffic: Mapping[str, Any],
     *,
@@ -85,8 +80,8 @@ def scenario_of(
     k: str = "auto",
     seed: int = 0,
     **more: Any,
-) -> Scenario:
-    """One cell with closed-loop or Poisson traffic, 4 s of which are counted."""
+) -> ClusterOutcome:
+    """Simulate one cell with closed-loop or Poisson traffic, 4 s of which are counted."""
     values: dict[str, Any] = {
         "seed": seed,
         "seconds": 6.0,
@@ -106,7 +101,7 @@ def scenario_of(
         "speculation": {"k": k},
     }
     speculation = {**values["speculation"], **more.pop("speculation", {})}
-    return Scenario.model_validate(values | {"speculation": speculation} | more)
+    return simulate_scenario(Scenario.model_validate(values | {"speculation": speculation} | more))
 
 
 def bars(

@@ -13,7 +13,7 @@ from paceline.cli.main import app
 from paceline.costs.cost_line import CostLine
 from paceline.protocol.draft import Shadow
 from paceline.protocol.errors import InvalidInput
-from paceline_lab.simulate.measured import line_of, measured_setting
+from paceline_lab.simulate.measured import line_of, measured_setting, one_way_ms
 from paceline_lab.simulate.policies import Policy
 from paceline_lab.simulate.report import measured_speed, replay_trace
 from paceline_lab.simulate.run import simulate
@@ -125,9 +125,17 @@ def test_a_line_is_the_medians_made_to_rise() -> None:
     assert line_of(steps).points == ((1.0, 22.0), (5.0, 22.0))
 
 
+def test_a_trip_is_the_median_of_those_with_nobody_before_them() -> None:
+    alone = [4.0, 2.0, 90.0]
+    assert one_way_ms(alone, 1) == 2.0
+    beside_three = [*alone, *(100.0 + wait for wait in range(9))]
+    assert one_way_ms(beside_three, 4) == 2.0
+    assert one_way_ms((), 4) == 0.0
+
+
 def test_nothing_is_measured_of_requests_of_one_round() -> None:
     with pytest.raises(InvalidInput, match="rounds = 0: must be two or more in a request"):
-        measured_setting([], {})
+        measured_setting([], {}, concurrency=1)
 
 
 def test_a_replay_of_a_simulated_run_is_that_run() -> None:
