@@ -49,8 +49,8 @@ class Choosing:
 
     request: RequestPlanner
     on_offer: Callable[[], Iterable[tuple[str, str, DraftPeerCosts]]]
-    text: str = ""
-    can_ahead: bool = False
+    text: str
+    can_ahead: bool
 
     def first(self) -> OfferedDrafter | None:
         """The drafter to begin with; None: none is on offer."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 
 from rich.console import Console
@@ -12,6 +14,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 Advance = Callable[[str], None]
 """Called after each step, with its name."""
+LOG_LINES = 20
+"""Of a run whose progress no terminal shows."""
 
 
 def stderr_console() -> Console:
@@ -21,11 +25,26 @@ def stderr_console() -> Console:
 
 @contextmanager
 def progress_bar(console: Console, what: str, total: int) -> Iterator[Advance]:
-    """Show a bar of `total` steps; call what it yields after each step, with the step's name."""
+    """Show a bar of `total` steps, or lines where there is no terminal; call what it yields after each step."""
+    if not console.is_terminal:
+        yield _lines(console, what, total)
+        return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console) as progress:
         task = progress.add_task(what, total=total)
         yield lambda done: progress.update(task, advance=1, description=done)
+
+
+def _lines(console: Console, what: str, total: int) -> Advance:
+    """A line for each twentieth of the steps, for whoever reads the log of a long run."""
+    begin_s, steps = time.monotonic(), count(1)
+
+    def advance(step: str) -> None:
+        number = next(steps)
+        if number * LOG_LINES // total > (number - 1) * LOG_LINES // total:
+            console.print(f"{what}: {number} of {total}, {step}, after {time.monotonic() - begin_s:.0f} s")
+
+    return advance
 
 
 @contextmanager

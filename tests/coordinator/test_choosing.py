@@ -61,7 +61,7 @@ class Case:
     @cached_property
     def choosing(self) -> Choosing:
         on_offer = [(name, "m", self.draft) for name in self.names]
-        return Choosing(self.request, lambda: on_offer, can_ahead=False)
+        return Choosing(self.request, lambda: on_offer, "", can_ahead=False)
 
     def known(self, drafter: str, *ranks: int) -> None:
         """Requests before this one had the drafter's tokens at these ranks, over and over."""
