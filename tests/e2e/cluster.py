@@ -76,8 +76,9 @@ class Cluster(LocalServices):
         coordinator_flags: Flags | None = None,
         environment: Mapping[str, str] | None = None,
         tls: Path | None = None,
+        start_s: float = START_SECONDS,
     ) -> None:
-        super().__init__(folder, environment=environment, start_timeout_s=START_SECONDS, tls=tls)
+        super().__init__(folder, environment=environment, start_timeout_s=start_s, tls=tls)
         self.target_model = target_model
         self.drafters = drafters
         self.target_proxy: str | None = None
