@@ -14,8 +14,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 Advance = Callable[[str], None]
 """Called after each step, with its name."""
-LOG_LINES = 20
-"""Of a run whose progress no terminal shows."""
+LOG_SECONDS = 60.0
+"""Between two lines of a run whose progress no terminal shows."""
 
 
 def stderr_console() -> Console:
@@ -36,13 +36,16 @@ def progress_bar(console: Console, what: str, total: int) -> Iterator[Advance]:
 
 
 def _lines(console: Console, what: str, total: int) -> Advance:
-    """A line for each twentieth of the steps, for whoever reads the log of a long run."""
-    begin_s, steps = time.monotonic(), count(1)
+    """A line a minute and one at the end, for whoever reads the log of a long run."""
+    begin_s = shown_s = time.monotonic()
+    steps = count(1)
 
     def advance(step: str) -> None:
-        number = next(steps)
-        if number * LOG_LINES // total > (number - 1) * LOG_LINES // total:
-            console.print(f"{what}: {number} of {total}, {step}, after {time.monotonic() - begin_s:.0f} s")
+        nonlocal shown_s
+        number, now_s = next(steps), time.monotonic()
+        if number == total or now_s - shown_s >= LOG_SECONDS:
+            shown_s = now_s
+            console.print(f"{what}: {number} of {total}, {step}, after {now_s - begin_s:.0f} s")
 
     return advance
 

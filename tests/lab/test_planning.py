@@ -81,7 +81,7 @@ def test_a_plan_is_written_resumed_and_stands_alone(tmp_path: Path) -> None:
 def test_each_bar_ends_at_its_total(tmp_path: Path) -> None:
     uneven = sample_of(tmp_path, "one", "one much longer prompt, whose answer has no more tokens for that")
     made = plan(tmp_path, "--drafter", "ngram", "--target-line", "1:20,9:24", "--temperature", "0.8", sample=uneven)
-    bars = re.findall(r"(\d+)/(\d+)", made.stderr)
+    bars = re.findall(r": (\d+) of (\d+),", made.stderr)
     assert len(bars) == 2, made.stderr
     assert all(done == total for done, total in bars), bars
 
