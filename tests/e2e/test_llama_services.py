@@ -140,7 +140,7 @@ async def text_of_a_killed_draft(served: Served, client: AsyncClient, request: G
 
 @pytest.mark.full
 @pytest.mark.real_model
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(7200)
 async def test_the_real_models_text_is_its_own_on_a_hundred_prompts(served: Served) -> None:
     rng = np.random.default_rng(3)
     async with served.cluster.async_client() as client:
