@@ -9,7 +9,6 @@ and its wait, if it is drafted just in time (`exactness` §7, marginal rule):
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -40,14 +39,13 @@ class ProposalPricing:
     Attributes:
         target, draft: their times; draft None: no model drafts.
         stats: of the request.
-        rates, left_ms: the worth of time, and what the request may still lose: no proposal of it costs more.
+        rates: the worth of time.
     """
 
     target: TargetTimes
     draft: DraftTimes | None
     stats: RequestStats
     rates: Rates
-    left_ms: float
 
     def match_plan(self, options: Options) -> Plan:
         """The match's best continuation."""
@@ -65,12 +63,15 @@ class ProposalPricing:
         sending_cost = self.sending_cost if options.lease else 0.0
         return Plan(source, nodes, nodes, value=value - sending_cost) if nodes else Plan()
 
-    def wait_plan(self, options: Options, *, tries: bool) -> Plan:
-        """The best to draft just in time; it waits for half of what is left at most, or for one token if `tries`."""
+    def wait_plan(self, options: Options, left_ms: float, *, tries: bool) -> Plan:
+        """The best proposal to draft just in time, unless one is there; waits for half of the allowed loss at most.
+
+        `tries`: one token is asked for, however long it takes.
+        """
         if not options.drafts or options.cached_proposal is not None or self.draft is None:
             return Plan()
         late_ms = self.target.late_ms(0.0) if options.lease else 0.0  # what is not known is to be found out
-        most_ms, first_ms = self.left_ms / 2, self.draft.catch_up_ms(options.lag, options.open_ms)
+        most_ms, first_ms = left_ms / 2, self.draft.catch_up_ms(options.lag, options.open_ms)
         trees = self.trees(min(options.room, MAX_DEPTH), options)
         prices, best = self._prices(trees[-1][1] if trees else 0), Plan()
         for depth, ((accepted, nodes), draft_ms) in enumerate(zip(trees, self._waits_ms, strict=False), 1):
@@ -146,5 +147,4 @@ class ProposalPricing:
         """Tokens that all sessions of the step lose by n more rows, n = 0 to `most`; `weight`: of the others'."""
         rows, step_ms = 1 + self.rates.rows, self.target.steps()
         rate, base_ms = self.rates.own + weight * self.rates.others, step_ms(rows)
-        costs_ms = (step_ms(rows + more) - base_ms for more in range(most + 1))
-        return [rate * ms if ms <= self.left_ms else math.inf for ms in costs_ms]
+        return [rate * (step_ms(rows + more) - base_ms) for more in range(most + 1)]
