@@ -166,11 +166,10 @@ class RequestPlanner:
     def worth_copying(self, match: Match | None, room: int, *, ends_lease: bool) -> int:
         """How far to follow a match; None: there is none. `ends_lease`: the round behind it has to be sent, then."""
         target = self._target
-        if target is None or match is None or not self._may_copy(target):
+        if target is None or not self._may_copy(target):
             return 0
-        pricing = self._pricing(target)
-        value, nodes = pricing.match_value(match, room)
-        return nodes if value > (pricing.sending_cost if ends_lease else 0.0) else 0
+        plan = self._pricing(target).match_plan(Options(room, match, lease=int(ends_lease)))
+        return plan.nodes if plan.value > 0 else 0
 
     def learn(
         self,
@@ -202,7 +201,9 @@ class RequestPlanner:
                 self.draft.learn(record, target.sessions)
 
     def _pricing(self, target: TargetTimes) -> ProposalPricing:
-        return ProposalPricing(target, self.draft, self.stats, self.rates)
+        loss = self.loss_budget.loss if target.sessions == 1 else 0.0  # the group bounds that of its requests
+        left_ms = (self.loss_budget.bound - loss) * target.steps()(1 + self.rates.rows)
+        return ProposalPricing(target, self.draft, self.stats, self.rates, left_ms)
 
     def _best(self, target: TargetTimes, options: Options) -> Plan:
         rounds = self.rounds
@@ -212,19 +213,17 @@ class RequestPlanner:
         if options.leased_rounds > 1:  # the target starts the next round and the one after it: there is no choice
             self._match_plan(pricing, options)
             return Plan(shadow=self._may_shadow(options))
-        loss = self.loss_budget.loss if target.sessions == 1 else 0.0  # the group bounds that of its requests
-        left_ms = (self.loss_budget.bound - loss) * target.steps()(1 + self.rates.rows)
-        goes_on = self._ahead_lag is not None and (options.leased_rounds > 0 or options.self_started)  # mixed lease
-        may_draft = (goes_on or self.rates.strategy.source is Source.CACHED) and options.drafts and left_ms > 0
-        ahead = pricing.ahead(options) if may_draft else DraftBudget()
+        is_mixed = self._ahead_lag is not None and (options.leased_rounds > 0 or options.self_started)  # its lease
+        drafts_ahead = is_mixed or self.rates.strategy.source is Source.CACHED
+        ahead = pricing.ahead(options) if drafts_ahead and options.drafts and pricing.left_ms > 0 else DraftBudget()
         lease = options.lease if ahead.fan_out and self.rates.strategy.goes_on else 0
         if options.self_started:
             return Plan(ahead=ahead, lease=lease)
         if ahead.fan_out:  # the round is sent, whether it proposes anything or not
             options = replace(options, lease=0, drafts=not lease)
         tries = self._tries_drafts(target)
-        plan = self._best_proposal(pricing, options, left_ms, tries=tries)
-        if (left_ms <= 0 or plan.value <= 0) and (options.lag or not tries):
+        plan = self._best_proposal(pricing, options, tries=tries)
+        if (pricing.left_ms <= 0 or plan.value <= 0) and (options.lag or not tries):
             plan = Plan()
         if plan.source is Source.NONE and not ahead.fan_out:
             rest = self._rest(pricing, options)
@@ -253,11 +252,10 @@ class RequestPlanner:
             target.group.promise, target.group.promise_due = rates.promise, target.group.steps + RATES_KEPT
         return rates
 
-    def _best_proposal(self, pricing: ProposalPricing, options: Options, left_ms: float, *, tries: bool) -> Plan:
+    def _best_proposal(self, pricing: ProposalPricing, options: Options, *, tries: bool) -> Plan:
         """The plan whose proposal has the greatest value, which may be below 0."""
-        match = self._match_plan(pricing, options)
-        copy = match if match.source is Source.NONE or self._may_copy(pricing.target) else Plan()
-        plans = copy, pricing.cached_plan(options), pricing.wait_plan(options, left_ms, tries=tries)
+        match, may_copy = self._match_plan(pricing, options), self._may_copy(pricing.target)
+        plans = match if may_copy else Plan(), pricing.cached_plan(options), pricing.wait_plan(options, tries=tries)
         return max(plans, key=attrgetter("value"))
 
     def _match_plan(self, pricing: ProposalPricing, options: Options) -> Plan:

@@ -9,6 +9,7 @@ and its wait, if it is drafted just in time (`exactness` §7, marginal rule):
 from __future__ import annotations
 
 import itertools
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -39,13 +40,14 @@ class ProposalPricing:
     Attributes:
         target, draft: their times; draft None: no model drafts.
         stats: of the request.
-        rates: the worth of time.
+        rates, left_ms: the worth of time, and what the request may still lose.
     """
 
     target: TargetTimes
     draft: DraftTimes | None
     stats: RequestStats
     rates: Rates
+    left_ms: float
 
     def match_plan(self, options: Options) -> Plan:
         """The match's best continuation."""
@@ -63,15 +65,12 @@ class ProposalPricing:
         sending_cost = self.sending_cost if options.lease else 0.0
         return Plan(source, nodes, nodes, value=value - sending_cost) if nodes else Plan()
 
-    def wait_plan(self, options: Options, left_ms: float, *, tries: bool) -> Plan:
-        """The best proposal to draft just in time, unless one is there; waits for half of the allowed loss at most.
-
-        `tries`: one token is asked for, however long it takes.
-        """
+    def wait_plan(self, options: Options, *, tries: bool) -> Plan:
+        """The best to draft just in time; it waits for half of what is left at most, or for one token if `tries`."""
         if not options.drafts or options.cached_proposal is not None or self.draft is None:
             return Plan()
         late_ms = self.target.late_ms(0.0) if options.lease else 0.0  # what is not known is to be found out
-        most_ms, first_ms = left_ms / 2, self.draft.catch_up_ms(options.lag, options.open_ms)
+        most_ms, first_ms = self.left_ms / 2, self.draft.catch_up_ms(options.lag, options.open_ms)
         trees = self.trees(min(options.room, MAX_DEPTH), options)
         prices, best = self._prices(trees[-1][1] if trees else 0), Plan()
         for depth, ((accepted, nodes), draft_ms) in enumerate(zip(trees, self._waits_ms, strict=False), 1):
@@ -96,10 +95,7 @@ class ProposalPricing:
         return [] if self.draft is None else self.draft.waits(sessions)
 
     def trees(self, most: int, options: Options) -> list[tuple[float, int]]:
-        """Expected accepted tokens and nodes of a tree by its depth, from 1 to `most`.
-
-        A chain gets a second child where its chance exceeds a row's price.
-        """
+        """Tokens accepted and nodes by depth, 1 to `most`; a second child where its chance exceeds a row's price."""
         reached = (1.0, *self.stats.own.tokens.reach(most))
         second = self.stats.own.tokens.by_rank[0].value if options.trees else 0.0
         price, tokens, nodes, trees = max(self._prices(1)[1], SMALLEST_CHANCE), 0.0, 0, []
@@ -112,9 +108,10 @@ class ProposalPricing:
         return trees
 
     def match_value(self, match: Match, room: int) -> tuple[float, int]:
-        """Value and length of the best continuation of a match."""
+        """Value and length of the best continuation of a match; a wrong one costs no more than may still be lost."""
         chances = self.stats.own.texts.ngrams.prefix_chances(match, min(room, MAX_MATCH_TOKENS))
-        return self._best_first(chances, OTHERS_WEIGHT)
+        affordable = bisect_right(self._costs_ms(len(chances)), self.left_ms) - 1
+        return self._best_first(chances[: max(0, affordable)], OTHERS_WEIGHT)
 
     def draft_value(self, proposal: Proposal) -> tuple[float, int]:
         """Value and number of the first nodes of a model's proposal that are worth their rows."""
@@ -145,6 +142,10 @@ class ProposalPricing:
 
     def _prices(self, most: int, weight: float = 1.0) -> list[float]:
         """Tokens that all sessions of the step lose by n more rows, n = 0 to `most`; `weight`: of the others'."""
+        return [(self.rates.own + weight * self.rates.others) * ms for ms in self._costs_ms(most)]
+
+    def _costs_ms(self, most: int) -> list[float]:
+        """By how much n more rows lengthen the step, n = 0 to `most`."""
         rows, step_ms = 1 + self.rates.rows, self.target.steps()
-        rate, base_ms = self.rates.own + weight * self.rates.others, step_ms(rows)
-        return [rate * (step_ms(rows + more) - base_ms) for more in range(most + 1)]
+        base_ms = step_ms(rows)
+        return [step_ms(rows + more) - base_ms for more in range(most + 1)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import pytest
 
@@ -484,7 +485,7 @@ def test_a_match_must_bring_more_than_its_rows_take_from_the_others_and_a_draft_
 
     def value_of(others_rate: float) -> tuple[float, float]:
         rates = Rates(rate, others_rate, rows=1)
-        pricing = ProposalPricing(request.target, None, request.stats, rates)  # type: ignore[arg-type]
+        pricing = ProposalPricing(request.target, None, request.stats, rates, math.inf)  # type: ignore[arg-type]
         proposal = Proposal(0, (5,), (0.9,))
         return pricing.match_value(match, 1)[0], pricing.draft_value(proposal)[0]
 
@@ -492,6 +493,17 @@ def test_a_match_must_bring_more_than_its_rows_take_from_the_others_and_a_draft_
     row_price = ROW_MS * rate
     assert draft_alone - draft_beside == pytest.approx(row_price, rel=0.01)
     assert match_alone - match_beside == pytest.approx(OTHERS_WEIGHT * row_price, rel=0.01)
+
+
+@pytest.mark.parametrize(("loss", "most"), [(0.0, 4), (1.0, 2), (1.9, 0), (-2.0, 8)])
+def test_no_match_costs_more_than_may_still_be_lost(loss: float, most: int) -> None:
+    """Where a row takes half a step; sure as the match is, it may be the first that fails."""
+    _, request = taught(0.9, World(target=SaidByTarget(row_ms=STEP_MS / 2)))
+    match = Match(40, (5,) * 64)
+    for _ in range(100):
+        request.stats.take_match(match, (5,) * 64)
+    request.loss_budget.loss = loss
+    assert request.worth_copying(match, 64, ends_lease=False) == most
 
 
 def drafting_ahead() -> tuple[RequestPlanner, Options]:
