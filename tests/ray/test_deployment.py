@@ -21,12 +21,16 @@ import psutil
 import pytest
 
 from paceline.client import AsyncClient, Client
+from paceline.engine.table.engine import TableModel
+from paceline.models.table_names import TableSpec
 from paceline.protocol.generation import Finished, GenerateRequest, Provenance, SpeculationSettings, Tokens
+from paceline.protocol.sampling import NoiseKey, SamplingParams
 from paceline.rpc.link_kinds import service_status
-from tests.e2e.cluster import Cluster, eventually
+from tests.e2e.cluster import eventually
 from tests.ray.driving import BACK_SECONDS, ENVIRONMENT, RAY, Deployed, TwoNodes, controller_pids, two_nodes
 from tests.ray.test_vllm import FILE as VLLM
 from tests.ray.two_nodes import CPUS_OF_A_NODE
+from tests.services.expected import own_tokens
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -34,11 +38,12 @@ TARGET = "table:vocab=300,seed=1,eos=299,step_ms=4"
 DRAFT = "model:table:vocab=300,seed=1,eos=299,noise=0.2,step_ms=1"
 WAIT = ("--wait-seconds", "90")
 PORTS = ("--port", "0", "--http-port", "0")
-DRAFTS = ("--drafter", DRAFT, "--drafts", "3", "--draft-resource", "small=3")
+DRAFTS = ("--drafter", DRAFT, "--drafts", "2", "--draft-resource", "small=5")
 UP = (TARGET, *DRAFTS, *PORTS, "--target-cpus", "0.5", *WAIT)
-"""One node has 8 of `small`: two drafts find room."""
-LACK = "1 of 3 draft services waits for 0.5 CPU and 3 small: the cluster has 6 CPU and 2 small free"
+"""One node has 8 of `small`: one draft finds room."""
+LACK = "1 of 2 draft services waits for 0.5 CPU and 5 small: the cluster has 6.5 CPU and 3 small free"
 LENGTH = 160
+SEED = 23
 CLIENTS = 4
 TAKES_SESSIONS_S = 10.0
 STANDS_IN = """#!/bin/sh
@@ -50,7 +55,7 @@ test "$(basename "$0")" = vllm || exec sleep 100
 def request(length: int = LENGTH, client: int = 0) -> GenerateRequest:
     return GenerateRequest(
         token_ids=(10 + client, 200, 30),
-        seed=23,
+        seed=SEED,
         max_new_tokens=length,
         ignore_eos=True,
         speculation=SpeculationSettings(num_draft_tokens=3),
@@ -83,21 +88,15 @@ def deployed(nodes: TwoNodes) -> Iterator[Deployed]:
         deployed.do("down")
 
 
-@pytest.fixture(scope="module")
-def texts(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[int, ...]]:
-    """Each client's text without Ray and without a draft; longer ones begin with it."""
-    with (
-        Cluster(tmp_path_factory.mktemp("plain"), target_model=TARGET, drafters=()) as local,
-        local.client() as client,
-    ):
-        texts = [client.generate(request(client=each)).token_ids for each in range(CLIENTS)]
-    assert len(set(texts)) == CLIENTS, "a comparison can fail"
-    return texts
+def text_of(client: int) -> tuple[int, ...]:
+    """A client's text by the target's law alone; longer ones begin with it."""
+    law, prompt = TableModel(TableSpec.parse(TARGET)).logits, request(client=client).token_ids
+    return tuple(own_tokens(prompt, LENGTH, NoiseKey(SEED), SamplingParams(), law))
 
 
 @pytest.fixture(scope="module")
-def plain(texts: list[tuple[int, ...]]) -> tuple[int, ...]:
-    return texts[0]
+def plain() -> tuple[int, ...]:
+    return text_of(0)
 
 
 def sessions_of(address: str) -> int:
@@ -107,9 +106,10 @@ def sessions_of(address: str) -> int:
         return 0
 
 
-def over_http(address: str, length: int) -> tuple[int, ...]:
+def over_http(address: str) -> tuple[int, ...]:
     """What a gateway answers to the first client's request."""
-    asked = {"prompt": [10, 200, 30], "seed": 23, "max_tokens": length, "ignore_eos": True, "return_token_ids": True}
+    asked = {"prompt": [10, 200, 30], "seed": SEED, "max_tokens": LENGTH, "ignore_eos": True}
+    asked["return_token_ids"] = True
     made = urllib.request.Request(f"http://{address}/v1/completions", json.dumps(asked).encode())
     made.add_header("Content-Type", "application/json")
     with urllib.request.urlopen(made, timeout=60) as answer:
@@ -117,8 +117,8 @@ def over_http(address: str, length: int) -> tuple[int, ...]:
 
 
 def test_what_finds_no_room_keeps_nobody_waiting(deployed: Deployed) -> None:
-    serving = ("target-0", "draft-0", "draft-1", "coordinator-0", "gateway-0")
-    states = {f"{each}/rank-0": "serving" for each in serving} | {"draft-2/rank-0": "without room"}
+    serving = ("target-0", "draft-0", "coordinator-0", "gateway-0")
+    states = {f"{each}/rank-0": "serving" for each in serving} | {"draft-1/rank-0": "without room"}
     eventually(
         lambda: {line["name"].removeprefix("paceline/"): line["state"] for line in deployed.lines()} == states,
         "all that has room serves",
@@ -130,7 +130,7 @@ def test_what_finds_no_room_keeps_nobody_waiting(deployed: Deployed) -> None:
 
 def test_the_text_is_that_without_ray(deployed: Deployed, plain: tuple[int, ...]) -> None:
     lines = {line["role"]: line for line in json.loads(deployed.do("status", "--json"))}
-    assert over_http(lines["gateway"]["address"], LENGTH) == plain
+    assert over_http(lines["gateway"]["address"]) == plain
     with Client(lines["coordinator"]["address"]) as client:
         eventually(lambda: all(m.draft_ready for m in client.describe_models()), "the draft is linked")
         generation = client.generate(request())
@@ -138,14 +138,8 @@ def test_the_text_is_that_without_ray(deployed: Deployed, plain: tuple[int, ...]
     assert Provenance.ACCEPTED in generation.provenance, "the draft takes part"
 
 
-@pytest.mark.parametrize(
-    "service",
-    [
-        pytest.param("draft-0", marks=pytest.mark.full),
-        pytest.param("target-0", marks=pytest.mark.full),
-        pytest.param("coordinator-0", marks=pytest.mark.full),
-    ],
-)
+@pytest.mark.full
+@pytest.mark.parametrize("service", ["draft-0", "target-0", "coordinator-0"])
 async def test_an_actor_killed_in_mid_generation_comes_back(
     deployed: Deployed, plain: tuple[int, ...], service: str
 ) -> None:
@@ -208,20 +202,24 @@ def load(coordinator: str, texts: list[tuple[int, ...]]) -> Iterator[list[bool]]
 
 
 @pytest.mark.full
-def test_drafts_come_and_go_under_load(deployed: Deployed, texts: list[tuple[int, ...]]) -> None:
-    coordinator = deployed.line("coordinator-0")["address"]
-    with load(coordinator, texts) as outcomes:
-        eventually(lambda: len(outcomes) >= CLIENTS, "requests run")
-        deployed.do("scale", "--drafts", "1")
-        deployed.do("scale", "--drafts", "2")
-        added = deployed.line("draft-1")["address"]
-        eventually(lambda: sessions_of(added) > 0, "the draft that was added has sessions", TAKES_SESSIONS_S)
-        before = len(outcomes)
-        deployed.do("scale", "--drafts", "1")
-        eventually(lambda: len(outcomes) >= before + 2 * CLIENTS, "requests go on")
-    assert all(outcomes), f"{outcomes.count(False)} of {len(outcomes)} texts changed"
-    assert deployed.names_of("draft") == ["paceline/draft-0/rank-0"]
-    assert sessions_of(added) == 0
+def test_drafts_come_and_go_under_load(nodes: TwoNodes) -> None:
+    loaded, texts = Deployed(nodes, "loaded"), [text_of(each) for each in range(CLIENTS)]
+    assert len(set(texts)) == CLIENTS, "a comparison can fail"
+    loaded.do("up", TARGET, "--drafter", DRAFT, "--target-cpus", "0.5", "--port", "0", "--no-http", *WAIT)
+    try:
+        with load(loaded.line("coordinator-0")["address"], texts) as outcomes:
+            eventually(lambda: len(outcomes) >= CLIENTS, "requests run")
+            loaded.do("scale", "--drafts", "2")
+            added = loaded.line("draft-1")["address"]
+            eventually(lambda: sessions_of(added) > 0, "the draft that was added has sessions", TAKES_SESSIONS_S)
+            before = len(outcomes)
+            loaded.do("scale", "--drafts", "1")
+            eventually(lambda: len(outcomes) >= before + 2 * CLIENTS, "requests go on")
+        assert all(outcomes), f"{outcomes.count(False)} of {len(outcomes)} texts changed"
+        assert loaded.names_of("draft") == ["loaded/draft-0/rank-0"]
+        assert sessions_of(added) == 0
+    finally:
+        loaded.do("down")
 
 
 @pytest.mark.full
@@ -247,6 +245,7 @@ def test_bad_commands_are_refused(deployed: Deployed, command: str, arguments: t
     assert error in done.stderr
 
 
+@pytest.mark.full
 def test_ray_places_a_draft_beside_vllm_and_ends_it_with_the_server(nodes: TwoNodes, stand_ins: Path) -> None:
     flags = ["--address", nodes.address, "--model", "M", "--degree", "0", "--draft-gpus", "0", "--draft-resource", ""]
     done = subprocess.run(

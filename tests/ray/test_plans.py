@@ -31,24 +31,18 @@ def engine(deployment: Deployment, role: Any) -> dict[str, object]:
     return section
 
 
-def test_ranks_take_a_gpu_each_where_there_are_gpus() -> None:
-    needs = plan(tensor_parallel_size=2, target_cpus=4).plans["target"].needs
-    assert needs.bundle == {"CPU": 4.0, "GPU": 1.0}
-    assert needs.ranks == 2
-    assert "device" not in engine(plan(), "target")
-
-
-def test_a_draft_uses_its_share_of_a_gpu() -> None:
-    deployment = plan(draft_gpus=0.25, gpu_memory_utilization=0.8)
-    assert deployment.plans["draft"].needs.gpus == 0.25
-    assert engine(deployment, "draft")["gpu_memory_utilization"] == pytest.approx(0.9 * 0.25)
-    assert engine(deployment, "target")["gpu_memory_utilization"] == 0.8
-
-
-def test_a_resource_of_ones_own_leaves_the_device_to_the_engine() -> None:
-    deployment = plan(draft_resource="small_gpu=2")
-    assert deployment.plans["draft"].needs.bundle == {"CPU": 0.5, "small_gpu": 2.0}
-    assert "device" not in engine(deployment, "draft")
+def test_each_service_gets_the_devices_that_it_needs() -> None:
+    """A rank a GPU where there are some, a draft its share, or a resource of one's own."""
+    shared = plan(tensor_parallel_size=2, target_cpus=4, draft_gpus=0.25, gpu_memory_utilization=0.8)
+    needs = shared.plans["target"].needs
+    assert (needs.bundle, needs.ranks) == ({"CPU": 4.0, "GPU": 1.0}, 2)
+    assert "device" not in engine(shared, "target")
+    assert engine(shared, "target")["gpu_memory_utilization"] == 0.8
+    assert shared.plans["draft"].needs.gpus == 0.25
+    assert engine(shared, "draft")["gpu_memory_utilization"] == pytest.approx(0.9 * 0.25)
+    own = plan(draft_resource="small_gpu=2")
+    assert own.plans["draft"].needs.bundle == {"CPU": 0.5, "small_gpu": 2.0}
+    assert "device" not in engine(own, "draft")
 
 
 def test_files_give_what_flags_leave_open(tmp_path: Path) -> None:
@@ -65,10 +59,7 @@ def test_files_give_what_flags_leave_open(tmp_path: Path) -> None:
     [
         ({"draft_resource": "small_gpu"}, "draft_resource = 'small_gpu': must be NAME=AMOUNT"),
         ({"draft_resource": "small_gpu=0"}, "draft_resource"),
-        ({"draft_gpus": 1.5}, "draft_gpus = 1.5"),
         ({"name": "a/b"}, "name = 'a/b'"),
-        ({"targets": 0}, "targets = 0"),
-        ({"tensor_parallel_size": 0}, "tensor_parallel_size = 0"),
         ({"drain_seconds": 601}, "drain_seconds = 601"),
     ],
 )
@@ -148,18 +139,14 @@ def test_a_cluster_that_cannot_grow_is_not_waited_for(monkeypatch: pytest.Monkey
         awaited(monkeypatch, SERVING | {"coordinator_0": "without room"}, cluster_may_grow=False)
 
 
-@pytest.mark.parametrize(
-    ("ranks", "nodes", "strategy"),
-    [
-        (2, [{"CPU": 8.0, "GPU": 1.0}, {"CPU": 8.0, "GPU": 2.0}], "STRICT_PACK"),
-        (2, [{"CPU": 8.0, "GPU": 1.0}, {"CPU": 8.0, "GPU": 1.0}], "PACK"),
-        (4, [{"CPU": 8.0, "GPU": 2.0}, {"CPU": 2.0, "GPU": 4.0}], "PACK"),
-    ],
-)
-def test_ranks_span_nodes_only_where_one_is_too_small(
-    ranks: int, nodes: list[dict[str, float]], strategy: str
-) -> None:
-    assert strategy_for(ServiceNeeds(cpus=1.0, gpus=1.0, ranks=ranks), nodes) == strategy
+def test_ranks_span_nodes_only_where_one_is_too_small() -> None:
+    def strategy(ranks: int, *nodes: tuple[float, float]) -> str:
+        free = [{"CPU": cpus, "GPU": gpus} for cpus, gpus in nodes]
+        return strategy_for(ServiceNeeds(cpus=1.0, gpus=1.0, ranks=ranks), free)
+
+    assert strategy(2, (8, 1), (8, 2)) == "STRICT_PACK"
+    assert strategy(2, (8, 1), (8, 1)) == "PACK"
+    assert strategy(4, (8, 2), (2, 4)) == "PACK"
 
 
 class FakeRanks:
@@ -194,44 +181,39 @@ class FakeRanks:
 
 @pytest.fixture
 def ranks(monkeypatch: pytest.MonkeyPatch) -> FakeRanks:
-    return FakeRanks(monkeypatch)
-
-
-def both_run(ranks: FakeRanks) -> None:
-    ranks.report(0, "a")
-    ranks.report(1, "b")
-    assert ranks.reconcile() == ("a", "b")
-    ranks.report(0, "a", ActorState.SERVING, "10.0.0.1:4000")
-    ranks.report(1, "b", ActorState.SERVING)
-    assert ranks.reconcile() == ("a", "b")
-    assert ranks.ended == []
-
-
-def test_ranks_begin_when_all_are_there(ranks: FakeRanks) -> None:
+    """They begin when all are there."""
+    ranks = FakeRanks(monkeypatch)
     ranks.report(0, "a")
     assert ranks.reconcile() is None
     ranks.report(1, "b")
     assert ranks.reconcile() == ("a", "b")
     assert ranks.group.rendezvous is not None
     assert (ranks.group.rendezvous.host, ranks.group.rendezvous.port) == ("10.0.0.1", 7000)
+    return ranks
 
 
-@pytest.mark.parametrize("lost", [0, 1])
-def test_a_new_rank_ends_the_one_that_runs_and_both_begin_anew(ranks: FakeRanks, lost: int) -> None:
+def both_run(ranks: FakeRanks) -> None:
+    ranks.report(0, "a", ActorState.SERVING, "10.0.0.1:4000")
+    ranks.report(1, "b", ActorState.SERVING)
+    assert ranks.reconcile() == ("a", "b")
+    assert ranks.ended == []
+
+
+@pytest.mark.parametrize(("lost", "again"), [(0, ("c", "d")), (1, ("d", "c"))])
+def test_a_new_rank_ends_the_one_that_runs_and_both_begin_anew(
+    ranks: FakeRanks, lost: int, again: tuple[str, str]
+) -> None:
     both_run(ranks)
     ranks.report(lost, "c")
     assert ranks.reconcile() is None
     assert ranks.ended == [f"rank-{1 - lost}"]
     ranks.report(1 - lost, "d")
-    assert ranks.reconcile() == (("c", "d") if lost == 0 else ("d", "c"))
+    assert ranks.reconcile() == again
     assert ranks.group.rendezvous is not None
     assert ranks.group.rendezvous.serving_port == 4000, "it serves where it did"
 
 
 def test_a_rank_that_began_with_a_dead_one_is_ended(ranks: FakeRanks) -> None:
-    ranks.report(0, "a")
-    ranks.report(1, "b")
-    ranks.reconcile()
     first = ranks.group.rendezvous
     ranks.report(1, "c")  # b died before it began
     assert ranks.reconcile() == ("a", "c")
