@@ -38,8 +38,15 @@ def check(server: Server, params: SamplingParams = GREEDY) -> None:
         assert req.text == plain(req.origin_input_ids_unpadded, params, len(req.text))[: len(req.text)]
 
 
-@pytest.mark.parametrize("topk", [1, 3], ids=["chains", "trees"])
-@pytest.mark.parametrize("is_overlapped", [True, False], ids=["overlapped", "in turn"])
+@pytest.mark.parametrize(
+    ("topk", "is_overlapped"),
+    [
+        (3, True),
+        (1, False),
+        pytest.param(3, False, marks=pytest.mark.full),
+        pytest.param(1, True, marks=pytest.mark.full),
+    ],
+)
 async def test_requests_are_served_from_what_was_drafted_ahead(
     drafts: Callable[..., None], topk: int, is_overlapped: bool
 ) -> None:
@@ -78,23 +85,38 @@ async def test_requests_that_come_and_go_leave_no_session(drafts: Callable[..., 
         with worker_of() as worker:
             client = worker.ngram_corpus.drafts.client
             await eventually(lambda: client.is_up, "the link")
-            server = Server(worker)
+            server, all_requests = Server(worker), []
             for number in range(200):
                 rid = str(number if number % 7 else number - 1)  # some names come again
                 if rid not in {req.rid for req in server.reqs}:
-                    server.admit(rid, (number % SPEC.vocab, draws.randrange(SPEC.vocab)))
+                    prompt = (number % SPEC.vocab, draws.randrange(SPEC.vocab))
+                    all_requests.append(server.admit(rid, prompt))
                 await asyncio.to_thread(server.step)
-                check(server)
                 while len(server.reqs) > draws.randint(1, 6):
                     server.reqs.pop(draws.randrange(len(server.reqs)))
             server.reqs = server.reqs[:1]
             await asyncio.to_thread(server.step)
             await eventually(lambda: client.sessions == servicer.scheduler.sessions <= 1, "those of others ended")
+            server.reqs = all_requests
+            check(server)
 
 
-@pytest.mark.parametrize("lie", LIES)
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-async def test_a_draft_that_lies_changes_no_text(drafts: Callable[..., None], lie: str, temperature: float) -> None:
+LIES_IN_CI = (
+    *("other tokens", "a tree", "too many nodes", "supports", "ids beyond the vocabulary", "another outcome"),
+    "a failure",
+)
+"""What can reach a tree, and what ends a session; `tests/drafting` tells the client every lie."""
+
+
+@pytest.mark.parametrize(
+    ("temperature", "lie"),
+    [
+        pytest.param(temperature, lie, marks=() if temperature and lie in LIES_IN_CI else pytest.mark.full)
+        for temperature in (0.0, 1.0)
+        for lie in LIES
+    ],
+)
+async def test_a_draft_that_lies_changes_no_text(drafts: Callable[..., None], temperature: float, lie: str) -> None:
     async with draft_service(RecordingEngine()) as (_, address):
         drafts(address, topk=3, nodes=9, steps=3)
         with worker_of() as worker:
@@ -112,10 +134,8 @@ async def test_a_draft_that_lies_changes_no_text(drafts: Callable[..., None], li
             check(server, params)
 
 
-@pytest.mark.parametrize("params", [GREEDY, SamplingParams(temperature=0.8)], ids=["greedy", "drawn"])
-async def test_a_draft_that_dies_or_was_never_there_changes_no_text(
-    drafts: Callable[..., None], params: SamplingParams
-) -> None:
+async def test_a_draft_that_dies_or_was_never_there_changes_no_text(drafts: Callable[..., None]) -> None:
+    params = SamplingParams(temperature=0.8)
     async with draft_service(RecordingEngine()) as (_, address):
         drafts(address)
         with worker_of() as worker:
@@ -157,11 +177,11 @@ COUNTED: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", COUNTED)
-async def test_requests_whose_steps_are_counted_have_no_drafts(name: str) -> None:
+async def test_requests_whose_steps_are_counted_have_no_drafts() -> None:
     with worker_of() as worker:
         server = Server(worker)
-        server.admit("counted", (1, 2), SamplingParams(temperature=0, **COUNTED[name]))
+        for name, counted in COUNTED.items():
+            server.admit(name, (1, 2), SamplingParams(temperature=0, **counted))
         server.admit("processed", (1, 2), custom_logit_processor="own")
         server.admit("free", (1, 2))
         server.step()
@@ -204,7 +224,6 @@ def completed(**changes: Any) -> Any:
     ("changes", "shape"),
     [
         ({}, (1, 5, 4)),
-        ({"speculative_num_draft_tokens": 8}, (1, 8, 7)),
         ({"speculative_num_draft_tokens": 32}, (1, 32, 31)),
         ({"speculative_eagle_topk": 3, "speculative_num_draft_tokens": 10}, (3, 10, 3)),
         ({"speculative_eagle_topk": 9, "speculative_num_draft_tokens": 4}, (9, 4, 1)),

@@ -107,7 +107,8 @@ async def test_rows_are_served_from_what_was_drafted_ahead_and_their_texts_are_t
             assert {len(offer) for offer in batch.offers} <= {*range(TOKENS + 1)}
 
 
-async def test_requests_that_are_aborted_at_any_time_leave_no_session() -> None:
+@pytest.mark.parametrize("requests", [200, pytest.param(1_000, marks=pytest.mark.full)])
+async def test_requests_that_are_aborted_at_any_time_leave_no_session(requests: int) -> None:
     draws = random.Random(4)
     async with draft_service(RecordingEngine()) as (servicer, address):
         with proposer_of(config(address, idle_s=0.2)) as proposer:
@@ -115,7 +116,7 @@ async def test_requests_that_are_aborted_at_any_time_leave_no_session() -> None:
             client = proposer.drafts.client
             await eventually(lambda: client.is_up, "the link")
             batch = Batch(proposer)
-            for request in range(1000):
+            for request in range(requests):
                 batch.add((request % SPEC.vocab, draws.randrange(SPEC.vocab)))
                 await asyncio.to_thread(batch.step, draws.choice([None, len(batch.texts) - 1]))
                 while len(batch.texts) > draws.randint(0, 8):

@@ -19,9 +19,16 @@ def one_token_rows(drawn: list[int]) -> np.ndarray:
     return rows
 
 
-@pytest.mark.parametrize("block", [False, True])
-@pytest.mark.parametrize("certain", [True, False])
-def test_ten_thousand_rows_of_one_token_are_one_text_with_any_drafts(block: bool, certain: bool) -> None:
+@pytest.mark.parametrize(
+    ("certain", "block"),
+    [
+        (True, False),
+        (False, True),
+        pytest.param(True, True, marks=pytest.mark.full),
+        pytest.param(False, False, marks=pytest.mark.full),
+    ],
+)
+def test_ten_thousand_rows_of_one_token_are_one_text_with_any_drafts(certain: bool, block: bool) -> None:
     """Right ones, wrong ones, none, and those of a draft that gives its own logits."""
     draws = np.random.default_rng(3)
     text = draws.integers(0, V, 10_000).tolist()
@@ -39,9 +46,14 @@ def test_ten_thousand_rows_of_one_token_are_one_text_with_any_drafts(block: bool
     assert accepted > rounds / 2
 
 
-@pytest.mark.parametrize("block", [False, True])
-@pytest.mark.parametrize("certain", [True, False])
-def test_the_rule_keeps_the_first_tokens_distribution(block: bool, certain: bool) -> None:
+OF_COMPAT = [(True, True), (False, False), (False, True)]
+"""What `tests/compat` alone asks the rule for."""
+
+
+@pytest.mark.parametrize(
+    ("certain", "block"), [(True, False), *(pytest.param(*each, marks=pytest.mark.full) for each in OF_COMPAT)]
+)
+def test_the_rule_keeps_the_first_tokens_distribution(certain: bool, block: bool) -> None:
     draws, count = np.random.default_rng(4), 20_000
     rows, drafts = draws.normal(0, 1.5, (3, V)), draws.normal(0, 1.5, (2, V))
     q = np.exp(drafts) / np.exp(drafts).sum(axis=1, keepdims=True)

@@ -164,14 +164,17 @@ async def test_rows_are_served_from_what_was_drafted_ahead_and_their_texts_are_t
             await eventually(lambda: servicer.scheduler.sessions == len(runner.texts), "one session a request")
 
 
-async def test_requests_that_are_aborted_or_preempted_at_any_time_leave_no_session(group: Group) -> None:
+@pytest.mark.parametrize("requests", [100, pytest.param(400, marks=pytest.mark.full)])
+async def test_requests_that_are_aborted_or_preempted_at_any_time_leave_no_session(
+    group: Group, requests: int
+) -> None:
     draws, states = random.Random(4), States()
     async with draft_service(RecordingEngine()) as (servicer, address):
         with speculator_of(config(address, idle_s=0.2), states) as speculator:
             client = speculator.drafts.client
             await eventually(lambda: client.is_up, "the link")
             runner = Runner(speculator, states)
-            for number in range(400):
+            for number in range(requests):
                 runner.add(f"r{number}", (number % 30, draws.randrange(30)))
                 await asyncio.to_thread(runner.step, draws.choice(["", f"r{number}"]))
                 if draws.random() < 0.2:  # it comes back with the tokens that it had
