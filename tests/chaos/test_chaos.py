@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import signal
+from typing import Any
 
 import pytest
 
@@ -21,17 +22,19 @@ from tests.chaos.states import State
 from tests.services.harness import linked, target_link, target_open
 
 SMOKE = (
+    (Kind.KILL, "target", State.RUN, Moment.DURING),
     (Kind.CUT, "target", State.VERDICT, Moment.BEFORE),
     (Kind.TRUNCATE, "draft", State.PROPOSAL, Moment.DURING),
     (Kind.DUPLICATE, "target", State.SEND, Moment.BEFORE),
     (Kind.CORRUPT, "draft", State.COMMIT, Moment.BEFORE),
     (Kind.LYING_DRAFT, "draft", State.DRAFTING, Moment.BEFORE),
+    (Kind.FREEZE, "coordinator", State.TEXT, Moment.DURING),
+    (Kind.LEAVE, "client", State.TEXT, Moment.AFTER),
+)
+FURTHER = (
     (Kind.HOLD, "target", State.FEATURES, Moment.AFTER),
     (Kind.CUT, "coordinator", State.STOP, Moment.AFTER),
-    (Kind.FREEZE, "coordinator", State.TEXT, Moment.DURING),
     (Kind.FREEZE, "draft", State.PROPOSAL, Moment.BEFORE),
-    (Kind.KILL, "target", State.RUN, Moment.DURING),
-    (Kind.LEAVE, "client", State.TEXT, Moment.AFTER),
     (Kind.WITHHELD, "target", State.VERDICT, Moment.BEFORE),
     (Kind.KILL_CLIENT, "client", State.TEXT, Moment.AFTER),
 )
@@ -57,13 +60,14 @@ def wrong(outcomes: list[Outcome]) -> list[Outcome]:
     return [each for each in outcomes if each.judged.lost or each.judged.changed or each.judged.leaked]
 
 
-async def test_ten_faults_lose_change_and_leak_nothing(hurt: ChaosCluster) -> None:
-    runner, faults = Runner(hurt), faults_of(*SMOKE)
+@pytest.mark.parametrize("cells", [SMOKE, pytest.param(FURTHER, marks=pytest.mark.full)], ids=["eight", "further"])
+async def test_faults_lose_change_and_leak_nothing(hurt: ChaosCluster, cells: Any) -> None:
+    runner, faults = Runner(hurt), faults_of(*cells)
     await runner.prepare(sorted({each for fault in faults for each in chosen(fault)}, key=str))
     outcomes = [await runner.run(fault) for fault in faults]
     assert wrong(outcomes) == []
     assert [each.fault.kind for each in outcomes if not each.struck] == []
-    assert outcomes[9].notice_s is not None, "a dead target is noticed"
+    assert cells is FURTHER or outcomes[0].notice_s is not None, "a dead target is noticed"
 
 
 async def test_a_target_that_writes_other_tokens_is_told_by_the_oracle(

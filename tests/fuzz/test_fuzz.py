@@ -15,8 +15,9 @@ from paceline.protocol.errors import InvalidInput
 from paceline.protocol.given_files import read_text
 from paceline.rpc.sessions import LinkSessions
 from paceline_lab.bench.prompts import questions
+from paceline_lab.bench.prompts.questions import load_questions
 from target_service.session import Session
-from tests.fuzz import link_scripts, sessions_surface
+from tests.fuzz import files_surface, link_scripts, sessions_surface
 from tests.fuzz.byte_mutations import mutated_bytes
 from tests.fuzz.cases import FuzzCase, Untyped, fuzz, within
 from tests.fuzz.codec_surface import decoded
@@ -24,6 +25,7 @@ from tests.fuzz.corpus import parts_of_messages
 from tests.fuzz.link_scripts import DRAFT_LINK, TARGET_LINK
 from tests.fuzz.message_mutations import mutated_message
 from tests.fuzz.surfaces import SURFACES
+from tests.fuzz.user_files import KINDS
 from tests.protocol.test_codec import PAIRS
 from tests.services.expected import own_tokens
 
@@ -122,6 +124,9 @@ async def test_mutant_a_reader_that_forgets_what_the_library_raises(monkeypatch:
                     raise InvalidInput(str(error)) from error
 
     monkeypatch.setattr(questions, "read_json_lines", careless)
+    monkeypatch.setattr(files_surface, "KINDS", [each for each in KINDS if each.read is load_questions])
+    for other in ("CHECKPOINTS", "GGUF_FILES"):
+        monkeypatch.setattr(files_surface, other, 0)
     tally = await fuzz(SURFACES["files"], SEED, range(2_000), most_findings=1)
     assert [each.what.partition(":")[0] for each in tally.findings] in (["RecursionError"], ["ValueError"])
 
