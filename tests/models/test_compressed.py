@@ -18,7 +18,7 @@ from paceline.protocol.errors import InvalidInput
 from tests.engine import tiny
 from tests.engine.test_families import SETTINGS
 from tests.models.saving import save_with_tokenizer
-from tests.models.test_packed import CONFIGS, Rounding, check_served, quantize
+from tests.models.test_packed import DENSE, EXPERTS, Rounding, check_served, quantize
 from tests.models.test_quantized import changed_config
 
 pytest.importorskip("compressed_tensors", reason="an extra: pip install 'paceline[compressed]'")
@@ -86,10 +86,16 @@ FORMATS = {
 }
 
 
-@pytest.mark.parametrize("name", FORMATS)
+IN_CI = ("int4 in groups, zeros", "fp8 of one scale")
+"""The tests of experts and of groups have integers packed and plain."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(each, marks=() if each in IN_CI else pytest.mark.full) for each in FORMATS]
+)
 def test_what_the_library_compressed_is_served_as_the_floats_that_it_stands_for(tmp_path: Path, name: str) -> None:
     format_, group = FORMATS[name]
-    folder = check_served(tmp_path, CONFIGS[0], compressor(format_, group), entry(format_, group))
+    folder = check_served(tmp_path, DENSE, compressor(format_, group), entry(format_, group))
     library, wanted = AutoModelForCausalLM, CompressedTensorsConfig(dequantize=True)
     with pytest.warns(UserWarning, match="You passed `quantization_config`"):
         reference: Any = library.from_pretrained(folder, quantization_config=wanted, dtype="float32")
@@ -100,14 +106,14 @@ def test_what_the_library_compressed_is_served_as_the_floats_that_it_stands_for(
 
 def test_experts_are_served_as_the_floats_that_they_stand_for(tmp_path: Path) -> None:
     format_, group = FORMATS["int4 in groups"]
-    check_served(tmp_path, CONFIGS[1], compressor(format_, group), entry(format_, group))
+    check_served(tmp_path, EXPERTS, compressor(format_, group), entry(format_, group))
 
 
 def test_every_layer_is_unpacked_by_its_own_group(tmp_path: Path) -> None:
     narrow = scheme(4, "int", "group") | {"targets": [r"re:.*mlp\..*"], "format": "pack-quantized"}
     wide = scheme(8, "int", "channel") | {"targets": [r"re:.*self_attn\..*"], "format": "int-quantized"}
     roundings = {24: compressor("pack-quantized", narrow), 32: compressor("int-quantized", wide)}
-    config = CONFIGS[0]
+    config = DENSE
 
     def rounding(weight: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
         return roundings[24 if config.intermediate_size in weight.shape else 32](weight)
@@ -146,7 +152,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("compressed")
-    save_with_tokenizer(tiny.random_model(CONFIGS[0]), made)
+    save_with_tokenizer(tiny.random_model(DENSE), made)
     quantize(made, compressor(*FORMATS["int8"]), entry(*FORMATS["int8"]))
     return made
 
@@ -158,11 +164,11 @@ def test_what_is_not_unpacked_is_refused_by_its_key(folder: Path, name: str) -> 
     with pytest.raises(InvalidInput, match=message) as caught:
         load_engine(str(folder), SETTINGS)
     assert len(caught.value.message.splitlines()) == 1
-    changed_config(folder, {"quantization_config": entry(*FORMATS["int8"])})
-    assert load_engine(str(folder), SETTINGS).info.max_length == SETTINGS.max_model_len
 
 
 def test_the_library_is_asked_for_where_it_is_not_installed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    changed_config(folder, {"quantization_config": entry(*FORMATS["int8"])})
+    assert load_engine(str(folder), SETTINGS).info.max_length == SETTINGS.max_model_len
     monkeypatch.setattr("paceline.models.quantized.find_spec", lambda name: None)
     with pytest.raises(InvalidInput, match=r"pip install 'paceline\[compressed\]'"):
         load_engine(str(folder), SETTINGS)

@@ -20,10 +20,7 @@ from tests.models import gguf_files
 from tests.models.saving import save_with_tokenizer
 
 HEADER = "Error while deserializing header"
-READERS = [
-    pytest.param(lambda name: load_engine(name, THREAD), id="engine"),
-    pytest.param(load_tokenizer, id="tokenizer"),
-]
+READERS: tuple[Callable[[str], Any], ...] = (lambda name: load_engine(name, THREAD), load_tokenizer)
 
 
 def refusal(load: Callable[[str], Any], name: str) -> str:
@@ -33,7 +30,6 @@ def refusal(load: Callable[[str], Any], name: str) -> str:
     return caught.value.message
 
 
-@pytest.mark.parametrize("load", READERS)
 @pytest.mark.parametrize(
     ("kept", "reason"),
     [
@@ -44,26 +40,25 @@ def refusal(load: Callable[[str], Any], name: str) -> str:
         (20_000, "bytes beyond the file"),
     ],
 )
-def test_a_truncated_gguf_is_named(tmp_path: Path, load: Callable[[str], Any], kept: int, reason: str) -> None:
-    file = tmp_path / "tiny.gguf"
-    gguf_files.write(file)
-    whole = file.read_bytes()
-    load(str(file))
-    file.write_bytes(whole[:kept])
-    message = refusal(load, str(file))
-    assert message.startswith(f"file '{file}': damaged or truncated (")
-    assert message.endswith("); fetch it again")
-    assert reason in message
+def test_a_truncated_gguf_is_named(tmp_path: Path, kept: int, reason: str) -> None:
+    file = gguf_files.write(tmp_path / "tiny.gguf")
+    file.write_bytes(file.read_bytes()[:kept])
+    for load in READERS:
+        message = refusal(load, str(file))
+        assert message.startswith(f"file '{file}': damaged or truncated (")
+        assert message.endswith("); fetch it again")
+        assert reason in message
 
 
-@pytest.mark.parametrize("load", READERS)
-def test_a_gguf_whose_text_is_no_text_is_not_called_json(tmp_path: Path, load: Callable[[str], Any]) -> None:
-    file = tmp_path / "tiny.gguf"
-    gguf_files.write(file)
+def test_a_gguf_whose_text_is_no_text_is_not_called_json(tmp_path: Path) -> None:
+    file = gguf_files.write(tmp_path / "tiny.gguf")
+    for load in READERS:
+        load(str(file))
     file.write_bytes(file.read_bytes().replace(b"llama.context_length", b"llama.context\xfflength"))
-    message = refusal(load, str(file))
-    assert "JSON" not in message
-    assert "can't decode byte 0xff" in message
+    for load in READERS:
+        message = refusal(load, str(file))
+        assert "JSON" not in message
+        assert "can't decode byte 0xff" in message
 
 
 def test_a_whole_gguf_of_another_architecture_is_not_called_damaged(tmp_path: Path) -> None:
@@ -112,17 +107,21 @@ class PanicException(BaseException):
     """As libraries written in Rust have it."""
 
 
-@pytest.mark.parametrize("error", [ZeroDivisionError("by zero"), KeyError("by zero"), PanicException("by zero")])
-def test_whatever_a_library_raises_names_the_model(tmp_path: Path, error: BaseException) -> None:
+MUST_BE_WHOLE = r"^model = 'tiny': must be whole \(\w+: '?by zero'?\)$"
+
+
+@pytest.mark.parametrize(
+    ("error", "becomes", "message"),
+    [
+        (ZeroDivisionError("by zero"), InvalidInput, MUST_BE_WHOLE),
+        (PanicException("by zero"), InvalidInput, MUST_BE_WHOLE),
+        (KeyboardInterrupt(), KeyboardInterrupt, ""),
+        (InvalidInput("as it was"), InvalidInput, "^as it was$"),
+    ],
+)
+def test_whatever_a_library_raises_names_the_model_and_refusals_and_interrupts_stay_what_they_are(
+    tmp_path: Path, error: BaseException, becomes: type[BaseException], message: str
+) -> None:
     folder = ModelSource("tiny", "folder", str(tmp_path))
-    message = r"^model = 'tiny': must be whole \(\w+: '?by zero'?\)$"
-    with pytest.raises(InvalidInput, match=message), refusing_files(folder, folder.name, "whole"):
+    with pytest.raises(becomes, match=message), refusing_files(folder, folder.name, "whole"):
         raise error
-
-
-def test_refusals_and_interrupts_stay_what_they_are(tmp_path: Path) -> None:
-    folder = ModelSource("tiny", "folder", str(tmp_path))
-    with pytest.raises(KeyboardInterrupt), refusing_files(folder, folder.name, "whole"):
-        raise KeyboardInterrupt
-    with pytest.raises(InvalidInput, match=r"^as it was$"), refusing_files(folder, folder.name, "whole"):
-        raise InvalidInput("as it was")

@@ -70,18 +70,17 @@ SURPLUS: dict[str, Tensors] = {
     "a tower where the text is the whole": {"vision_tower.patch.weight": torch.ones(3)},
     "another head": {"score.weight": torch.ones(2, 32)},
 }
-HARMLESS: dict[str, Tensors] = {
-    "frequencies": {f"{LAYER}rotary_emb.inv_freq": torch.ones(4), "model.rotary_emb.inv_freq": torch.ones(4)},
-    "masks": {f"{LAYER}bias": torch.ones(1, 1, 8, 8), f"{LAYER}masked_bias": torch.tensor(-1e9)},
-    "integer masks": {f"{LAYER}bias": torch.ones(1, 1, 8, 8, dtype=torch.uint8)},
-    "positions": {"model.position_ids": torch.arange(8)},
-    "a prediction's layer": {
-        "model.layers.3.eh_proj.weight": torch.ones(32, 64),
-        "model.layers.3.self_attn.q_proj.weight": torch.ones(32, 32),
-    },
-    "a prediction of its own": {"mtp.layers.0.self_attn.q_proj.weight": torch.ones(32, 32)},
-    "drafting heads": {"medusa_head.0.0.linear.weight": torch.ones(32, 32)},
+HARMLESS: Tensors = {
+    f"{LAYER}rotary_emb.inv_freq": torch.ones(4),
+    "model.rotary_emb.inv_freq": torch.ones(4),
+    f"{LAYER}masked_bias": torch.tensor(-1e9),
+    "model.position_ids": torch.arange(8),
+    "model.layers.3.eh_proj.weight": torch.ones(32, 64),
+    "model.layers.3.self_attn.q_proj.weight": torch.ones(32, 32),
+    "mtp.layers.0.self_attn.q_proj.weight": torch.ones(32, 32),
+    "medusa_head.0.0.linear.weight": torch.ones(32, 32),
 }
+"""Rotations' frequencies, masks, positions, multi-token predictions, heads that draft."""
 
 
 @pytest.mark.parametrize("name", SURPLUS)
@@ -95,10 +94,10 @@ def test_tensors_without_a_place_are_refused_and_named(folder: Path, name: str) 
     assert f": 1 ({tensor})" in message
 
 
-@pytest.mark.parametrize("name", HARMLESS)
-def test_tensors_that_say_nothing_are_left_alone(folder: Path, name: str) -> None:
+@pytest.mark.parametrize("mask", [torch.float32, torch.uint8])
+def test_tensors_that_say_nothing_are_left_alone(folder: Path, mask: torch.dtype) -> None:
     numeric = load_engine(str(folder), THREAD).info.fingerprint.numeric
-    change_tensors(folder, lambda _: HARMLESS[name])
+    change_tensors(folder, lambda _: HARMLESS | {f"{LAYER}bias": torch.ones(1, 1, 8, 8, dtype=mask)})
     assert load_engine(str(folder), THREAD).info.fingerprint.numeric == numeric
 
 
@@ -111,7 +110,7 @@ def test_what_the_library_is_told_not_to_speak_of_is_refused_too(tmp_path: Path)
     assert "1 (gpt_neox.layers.0.attention.bias)" in refusal(tmp_path).message
 
 
-@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int8, torch.uint8, torch.int32])
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int32])
 def test_numbers_of_few_bits_need_a_word_on_what_they_stand_for(folder: Path, dtype: torch.dtype) -> None:
     name = f"{LAYER}q_proj.weight"
     change_tensors(folder, lambda tensors: {name: tensors[name].to(dtype)})
@@ -127,16 +126,11 @@ def test_a_rank_refuses_surplus_tensors_too(folder: Path) -> None:
 
 NUMBERS: list[tuple[dict[str, Any], str]] = [
     ({"num_attention_heads": 0}, "num_attention_heads = 0: must be a whole number in [1, "),
-    ({"num_key_value_heads": 0}, "num_key_value_heads = 0: must be"),
-    ({"head_dim": 0}, "head_dim = 0: must be"),
     ({"hidden_size": "32"}, "hidden_size = '32': must be"),
     ({"num_hidden_layers": 3.0}, "num_hidden_layers = 3.0: must be"),
     ({"num_hidden_layers": 10**7}, "num_hidden_layers = 10000000: must be a whole number in [1, 512]"),
-    ({"num_hidden_layers": 300}, "weights of config.json's network = "),
-    ({"vocab_size": 0}, "vocab_size = 0: must be"),
     ({"vocab_size": 10**7}, "weights of config.json's network = "),
     ({"intermediate_size": None}, "intermediate_size"),
-    ({"intermediate_size": [1, 2]}, "intermediate_size"),
     ({"max_position_embeddings": 10**15}, "max_position_embeddings = 1000000000000000: must be"),
     ({"rms_norm_eps": float("nan")}, "rms_norm_eps = nan: must be a number in [0, 1]"),
     ({"rms_norm_eps": -1}, "rms_norm_eps = -1: must be"),
@@ -146,25 +140,17 @@ NUMBERS: list[tuple[dict[str, Any], str]] = [
     ({"text_config": {"num_attention_heads": 0}}, "text_config.num_attention_heads = 0: must be"),
     ({"transformers_weights": "../other.safetensors"}, "transformers_weights: weights have their usual names"),
     ({"attn_logit_softcapping": 30.0}, "attn_logit_softcapping = 30.0: model type llama has no such setting"),
-    ({"logit_scale": 0.1}, "logit_scale = 0.1: model type llama has no such setting"),
     ({"rope_theta": 5e5}, "rope_theta = 500000.0: must be 10000.0, as in rope_parameters"),
     ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "must be 'default', as in rope_parameters"),
 ]
 ROTATIONS: list[tuple[dict[str, Any], str]] = [
     ({"rope_type": "abacus"}, "rope_type = 'abacus': must be one of default, linear,"),
-    ({"rope_type": ["yarn"]}, "must be one of default, linear,"),
     ({"factor": 2.0}, "factor = 2.0: must be absent: rope type default reads no such setting"),
     ({"rope_type": "linear", "facto": 2.0}, "Missing required keys"),
     ({"rope_type": "linear", "factor": 2.0, "beta_fst": 3}, "beta_fst = 3: must be absent: rope type linear"),
     ({"rope_type": "yarn", "type": "linear", "factor": 2.0}, "type = 'linear': must be 'yarn', its rope_type"),
     ({"rope_type": "yarn", "factor": 0}, "factor = 0: must be a finite number above 0"),
-    ({"rope_type": "yarn", "factor": float("nan")}, "factor = nan: must be a finite number above 0"),
-    ({"rope_type": "yarn", "factor": -2.0}, "factor = -2.0: must be a finite number above 0"),
     ({"rope_type": "yarn", "factor": "2"}, "factor = '2': must be a finite number above 0"),
-    (
-        {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 0},
-        "original_max_position_embeddings = 0: must be a finite number above 0",
-    ),
 ]
 
 
@@ -184,7 +170,7 @@ def test_rotations_that_the_library_does_not_read_so_are_refused(
     assert message in refusal(folder).message
 
 
-@pytest.mark.parametrize("path", ["/etc/passwd", "../x.safetensors", "a/../../x", "C:\\x", "", 3])
+@pytest.mark.parametrize("path", ["/etc/passwd", "a/../../x", "C:\\x", "", 3])
 def test_an_index_names_files_of_its_own_folder(folder: Path, path: Any) -> None:
     (folder / "model.safetensors").unlink()
     (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": {"model.norm.weight": path}}))
@@ -205,8 +191,18 @@ def test_an_adapter_beside_the_weights_is_refused(folder: Path) -> None:
     assert "adapter_config.json: an adapter; merge it" in refusal(folder).message
 
 
-@pytest.mark.parametrize("content", ["{", "[]", "[" * 100_000, "\udcff"], ids=["cut", "a list", "deep", "no text"])
-@pytest.mark.parametrize("name", ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"])
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("config.json", "{"),
+        ("config.json", "[" * 100_000),
+        ("generation_config.json", "[]"),
+        ("tokenizer.json", "\udcff"),
+        ("tokenizer.json", "[" * 100_000),
+        ("tokenizer_config.json", "{"),
+    ],
+    ids=["cut", "deep", "a list", "no text", "deep tokenizer", "cut tokenizer"],
+)
 def test_a_file_that_is_no_json_is_named(folder: Path, name: str, content: str) -> None:
     (folder / name).write_bytes(content.encode(errors="surrogateescape"))
     error = refusal(folder)

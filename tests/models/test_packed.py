@@ -89,10 +89,8 @@ def in_floats(packed: Path, stand_for: Mapping[str, torch.Tensor], folder: Path)
     return changed_config(folder, {"quantization_config": None})
 
 
-CONFIGS = [
-    LlamaConfig(**_SHAPE, attention_bias=True, tie_word_embeddings=True),
-    Qwen3MoeConfig(**{**_SHAPE, **_EXPERTS, "num_experts": 2}),
-]
+DENSE = LlamaConfig(**_SHAPE, attention_bias=True, tie_word_embeddings=True)
+EXPERTS = Qwen3MoeConfig(**{**_SHAPE, **_EXPERTS, "num_experts": 2})
 
 
 def check_served(tmp_path: Path, config: Any, rounding: Rounding, entry: Mapping[str, Any]) -> str:
@@ -115,10 +113,10 @@ def test_awq_is_read_as_its_own_packer_wrote_it() -> None:
     torch.testing.assert_close(awq(GROUP).weight("layer", layer), layer["weight"], rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=["dense", "experts"])
+@pytest.mark.parametrize("config", [DENSE, EXPERTS], ids=["dense", "experts"])
 def test_a_model_in_awq_is_served_as_the_floats_that_it_stands_for(tmp_path: Path, config: Any) -> None:
     folder = check_served(tmp_path, config, awq_layer, AWQ)
-    if config is CONFIGS[0]:  # ranks have no experts
+    if config is DENSE:  # ranks have no experts
         run_ranks(1, lambda group: load_decoder_share(folder, SETTINGS, group, torch.device("cpu")), lambda _: None)
 
 
@@ -161,8 +159,19 @@ ROUNDINGS = [
 ]
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=["dense", "experts"])
-@pytest.mark.parametrize(("rounding", "entry"), ROUNDINGS, ids=["4", "4 by activations", "8 v2", "2 in one group"])
+@pytest.mark.parametrize(
+    ("config", "rounding", "entry"),
+    [
+        (EXPERTS, *ROUNDINGS[0]),
+        (DENSE, *ROUNDINGS[1]),
+        (EXPERTS, *ROUNDINGS[2]),
+        (DENSE, *ROUNDINGS[3]),
+        *(
+            pytest.param(*each, marks=pytest.mark.full)
+            for each in ((DENSE, *ROUNDINGS[0]), (EXPERTS, *ROUNDINGS[1]), (DENSE, *ROUNDINGS[2]))
+        ),
+    ],
+)
 def test_a_model_in_gptq_is_served_as_the_floats_that_it_stands_for(
     tmp_path: Path, config: Any, rounding: Rounding, entry: Mapping[str, Any]
 ) -> None:
@@ -186,22 +195,21 @@ REFUSED_AWQ = [
     ({"group_size": -1}, r"layer model\.layers\.0\.\S+: groups = [23]: must be 1, of \d+ inputs by -1"),
     ({"desc_act": True}, r"quantization_config\.desc_act = True: must be absent"),
 ]
-REFUSED = [
-    *((gptq_rounding(4), GPTQ, *case) for case in REFUSED_GPTQ),
-    *((awq_layer, AWQ, *case) for case in REFUSED_AWQ),
-]
 
 
-@pytest.mark.parametrize(("rounding", "entry", "changes", "message"), REFUSED)
+@pytest.mark.parametrize(
+    ("rounding", "entry", "cases"), [(gptq_rounding(4), GPTQ, REFUSED_GPTQ), (awq_layer, AWQ, REFUSED_AWQ)]
+)
 def test_an_option_that_is_not_unpacked_is_refused(
-    tmp_path: Path, rounding: Rounding, entry: dict[str, Any], changes: dict[str, Any], message: str
+    tmp_path: Path, rounding: Rounding, entry: dict[str, Any], cases: list[tuple[dict[str, Any], str]]
 ) -> None:
-    save_with_tokenizer(tiny.random_model(CONFIGS[0]), tmp_path)
-    quantize(tmp_path, rounding, entry | changes)
-    with pytest.raises(InvalidInput, match=message):
-        load_engine(str(tmp_path), SETTINGS)
-    changed_config(tmp_path, {"quantization_config": entry})
+    save_with_tokenizer(tiny.random_model(DENSE), tmp_path)
+    quantize(tmp_path, rounding, entry)
     assert load_engine(str(tmp_path), SETTINGS).info.max_length == SETTINGS.max_model_len
+    for changes, message in cases:
+        changed_config(tmp_path, {"quantization_config": entry | changes})
+        with pytest.raises(InvalidInput, match=message):
+            load_engine(str(tmp_path), SETTINGS)
 
 
 def test_zeros_and_groups_of_gptq_that_say_several_things_are_refused() -> None:
@@ -219,7 +227,7 @@ ONE_LOST = torch.tensor(0x1234F123, dtype=torch.int32)
 def test_packed_layers_that_are_not_whole_or_do_not_fit_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    save_with_tokenizer(tiny.random_model(CONFIGS[0]), tmp_path)
+    save_with_tokenizer(tiny.random_model(DENSE), tmp_path)
     quantize(tmp_path, awq_layer, AWQ)
     file = tmp_path / "model.safetensors"
     whole = load_file(file)
@@ -244,4 +252,4 @@ def test_the_comparison_catches_neighbours_in_another_order(tmp_path: Path, monk
     wrong = Packing(right.parts, right.optional, right.values, _mutant)
     monkeypatch.setattr("paceline.models.quantized.awq", lambda group_size: wrong)
     with pytest.raises(AssertionError):
-        check_served(tmp_path, CONFIGS[0], awq_layer, AWQ)
+        check_served(tmp_path, DENSE, awq_layer, AWQ)

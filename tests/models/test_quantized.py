@@ -23,7 +23,7 @@ from tests.engine.parallel.ranks import run_ranks
 from tests.models.saving import change_json, save_with_tokenizer
 
 THREAD = EngineSettings(threads=1, kv_bytes=1 << 24, max_model_len=64)
-METHODS = ("torchao", "hqq", "auto-round", "quark", "modelopt", "exl3", "some new method")
+METHODS = ("torchao", "some new method")
 ENTRIES: dict[str, dict[str, Any]] = {
     **{method: {"quantization_config": {"quant_method": method, "bits": 4}} for method in METHODS},
     "bitsandbytes": {"quantization_config": {"load_in_4bit": True}},
