@@ -123,16 +123,10 @@ def test_constraints_meet_every_requirement() -> None:
         assert requirement.specifier.contains(version), f"{requirement} is pinned to {version}"
 
 
-@pytest.mark.parametrize("script", ["install.sh", "check.sh"])
-def test_scripts_parse(script: str) -> None:
-    shell = "sh" if script == "install.sh" else "bash"
-    subprocess.run([shell, "-n", str(DOCKER / script)], check=True)
-
-
-def test_install_refuses_a_step_that_it_has_not() -> None:
-    done = subprocess.run(
-        ["sh", str(DOCKER / "install.sh"), "everything"], capture_output=True, text=True, check=False
-    )
+def test_scripts_parse_and_install_refuses_a_step_that_it_has_not() -> None:
+    subprocess.run(["bash", "-n", str(DOCKER / "check.sh")], check=True)
+    command = ["sh", str(DOCKER / "install.sh"), "everything"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "everything: is build-system, environment or run-system" in done.stderr
 
@@ -174,27 +168,26 @@ def test_compose_names_peers_of_the_same_profile_and_one_model(suffix: str) -> N
     assert len({gateway.model, coordinator.model, configs["target"].model, configs["draft"].target_model}) == 1  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize(("status", "healthy"), [(200, True), (503, False), (None, False)])
-def test_the_health_check_of_http_is_the_answers_status(status: int | None, healthy: bool) -> None:
+def test_the_health_check_of_http_is_the_answers_status() -> None:
     """Where nothing listens, too."""
 
     class Answering(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            self.send_response(status if self.path == "/health" and status else 404)
+            self.send_response({"/health": 200, "/ill": 503}[self.path])
             self.end_headers()
 
         def log_message(self, *_: object) -> None:
             """Say nothing."""
 
-    with HTTPServer(("127.0.0.1", 0), Answering) as server:
-        port = server.server_address[1]
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        if status is None:
-            server.shutdown()
-            server.server_close()
-        command = [sys.executable, str(DOCKER / "healthy.py"), str(port), "/health"]
+    def asks(path: str, healthy: bool) -> None:
+        command = [sys.executable, str(DOCKER / "healthy.py"), str(server.server_address[1]), path]
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
-        if status is not None:
-            server.shutdown()
-    assert (done.returncode == 0) == healthy, done.stderr
-    assert bool(done.stderr) != healthy
+        assert (done.returncode == 0) == healthy, done.stderr
+        assert bool(done.stderr) != healthy
+
+    with HTTPServer(("127.0.0.1", 0), Answering) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        asks("/health", True)
+        asks("/ill", False)
+        server.shutdown()
+    asks("/health", False)

@@ -37,16 +37,19 @@ RULES: tuple[Rule, ...] = (*pod_rules.RULES, *wiring_rules.RULES, *network_rules
 KINDS = sorted(file.stem for file in schemas.SCHEMAS.glob("*.yaml"))
 
 
-@pytest.mark.parametrize("composition", COMPOSITIONS, ids=str)
-def test_renderings_pass_every_rule(composition: Composition) -> None:
+IN_FULL = [Composition("base", (name,)) for name in ("gpu-small", "gpu-large", "otel", "metrics", "tls")]
+"""Each of these stands in another composition, too."""
+
+
+@pytest.mark.parametrize(
+    "composition",
+    [pytest.param(each, marks=pytest.mark.full if each in IN_FULL else ()) for each in COMPOSITIONS],
+    ids=str,
+)
+def test_renderings_pass_every_rule_and_are_valid_at_the_newest_versions(composition: Composition) -> None:
     objects = render(composition)
     rules = (*RULES, *wiring_rules.APPLIED_RULES) if composition.base.startswith("overlays/") else RULES
     assert not [f"{rule.__name__}: {complaint}" for rule in rules for complaint in rule(objects)]
-
-
-@pytest.mark.parametrize("composition", COMPOSITIONS, ids=str)
-def test_renderings_are_valid_at_the_newest_versions(composition: Composition) -> None:
-    objects = render(composition)
     assert not [error for thing in objects for error in schemas.core_errors(thing)]
     custom = [thing for thing in objects if schemas.is_custom(thing)]
     assert not [error for thing in custom for error in schemas.outline_errors(thing)]

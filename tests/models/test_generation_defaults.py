@@ -31,12 +31,8 @@ def folder_with(folder: Path, **values: Any) -> str:
 
 def test_what_the_file_states_becomes_a_default_and_nothing_else_does(tmp_path: Path) -> None:
     defaults = load_defaults(folder_with(tmp_path, **QWEN))
-    assert defaults.sampling.stated_numbers == {
-        "temperature": 0.7,
-        "top_k": 20,
-        "top_p": 0.8,
-        "repetition_penalty": 1.1,
-    }
+    stated = {"temperature": 0.7, "top_k": 20, "top_p": 0.8, "repetition_penalty": 1.1}
+    assert defaults.sampling.stated_numbers == stated
     assert isinstance(defaults.sampling.min_p, UnstatedNumber)
     assert defaults.max_new_tokens is None
     own = load_defaults(folder_with(tmp_path, min_p=0.05, max_new_tokens=77, top_k=-1, top_p=None, temperature=0))
@@ -50,43 +46,28 @@ def test_what_a_service_uses_is_what_the_wire_holds(tmp_path: Path) -> None:
     assert sampling.temperature == pytest.approx(0.7)
 
 
-@pytest.mark.parametrize("source", ["none", "vllm"])
-def test_none_leaves_the_file_alone(tmp_path: Path, source: str) -> None:
-    assert load_defaults(folder_with(tmp_path, temperature="hot"), source) == NO_DEFAULTS
-
-
-def test_a_model_without_the_file_has_no_defaults(tmp_path: Path) -> None:
-    folder_with(tmp_path)
+def test_none_leaves_the_file_alone_and_a_model_without_it_has_no_defaults(tmp_path: Path) -> None:
+    for source in ("none", "vllm"):
+        assert load_defaults(folder_with(tmp_path, temperature="hot"), source) == NO_DEFAULTS
+    (tmp_path / "tiny.gguf").write_bytes(b"")
+    assert load_defaults(str(tmp_path / "tiny.gguf")) == NO_DEFAULTS, "what lies beside it is not its own"
     (tmp_path / "generation_config.json").unlink()
     assert load_defaults(str(tmp_path)) == load_defaults("table:vocab=64") == NO_DEFAULTS
-
-
-def test_a_gguf_file_is_not_asked_by_what_lies_beside_it(tmp_path: Path) -> None:
-    folder_with(tmp_path, temperature=0.7)
-    (tmp_path / "tiny.gguf").write_bytes(b"")
-    assert load_defaults(str(tmp_path / "tiny.gguf")) == NO_DEFAULTS
 
 
 @pytest.mark.parametrize(
     ("values", "words"),
     [
         ({"temperature": -1}, "must be in [0, 100]"),
-        ({"temperature": float("nan")}, "must be in [0, 100]"),
         ({"temperature": True}, "must be a number"),
-        ({"temperature": 1e300}, "must be in [0, 100]"),
         ({"temperature": 10**400}, "must be in [0, 100]"),
         ({"top_k": "x"}, "must be a number"),
         ({"top_k": 2.5}, "must be a whole number"),
-        ({"top_k": -7}, "must be in [0, 4294967295]"),
         ({"top_k": 1 << 40}, "must be in [0, 4294967295]"),
-        ({"top_k": float("inf")}, "must be a whole number"),
         ({"top_p": 0}, "must be in (0, 1]"),
-        ({"top_p": [0.5]}, "must be a number"),
-        ({"top_p": 1e-60}, "must be in (0, 1]"),
         ({"min_p": 2}, "must be in [0, 1]"),
         ({"repetition_penalty": 0}, "must be in [0.01, 100]"),
         ({"max_new_tokens": 0}, "must be in [1, 4294967295]"),
-        ({"max_new_tokens": "many"}, "must be a number"),
     ],
 )
 def test_a_value_that_may_not_be_is_refused_by_file_and_field(
@@ -99,7 +80,7 @@ def test_a_value_that_may_not_be_is_refused_by_file_and_field(
     assert words in caught.value.message
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "7", "\udce9"])
+@pytest.mark.parametrize("text", ["{", "[]", "\udce9"])
 def test_a_file_that_is_no_object_is_refused_by_its_name(tmp_path: Path, text: str) -> None:
     folder = folder_with(tmp_path)
     (tmp_path / "generation_config.json").write_bytes(text.encode("utf-8", "surrogateescape"))
@@ -112,12 +93,7 @@ def test_one_line_says_what_is_set_and_one_what_is_not_applied(
 ) -> None:
     caplog.set_level(logging.INFO)
     unapplied = {"suppress_tokens": [5, 6], "no_repeat_ngram_size": 3, "num_beams": 4, "do_sample": False}
-    neutral: dict[str, Any] = {
-        "begin_suppress_tokens": None,
-        "bad_words_ids": [],
-        "typical_p": 1.0,
-        "length_penalty": 1,
-    }
+    neutral = {"begin_suppress_tokens": None, "bad_words_ids": [], "typical_p": 1.0, "length_penalty": 1}
     load_defaults(folder_with(tmp_path, temperature=0.6, **unapplied, **neutral))
     said, left_out = [record.getMessage() for record in caplog.records]
     assert "temperature=0.6" in said

@@ -29,27 +29,22 @@ TWICE = ["<turn>" if token == "<more>" else token for token in gguf_files.tokens
 REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     *(
         (name, {key: value}, {}, rf"{name}\.{key} = {value}")
-        for name in ("llama", "qwen2", "gemma3")
-        for key, value in (
-            ("attention.scale", 0.5), ("logit_scale", 0.5), ("residual_scale", 0.5), ("embedding_scale", 2.0),
-            ("attention.causal", False), ("expert_count", 2), ("expert_weights_scale", 2.0),
-            ("nextn_predict_layers", 1), ("attention.clamp_kqv", 8.0), ("rope.dimension_count", 8),
-            ("attention.value_length", 8), ("rope.dimension_sections", 2), ("vocab_size", 300),
+        for name, key, value in (
+            ("llama", "attention.scale", 0.5), ("qwen2", "logit_scale", 0.5), ("gemma3", "residual_scale", 0.5),
+            ("llama", "embedding_scale", 2.0), ("qwen2", "attention.causal", False), ("gemma3", "expert_count", 2),
+            ("llama", "expert_weights_scale", 2.0), ("qwen2", "nextn_predict_layers", 1), ("llama", "vocab_size", 300),
+            ("gemma3", "attention.clamp_kqv", 8.0), ("llama", "rope.dimension_count", 8),
+            ("qwen2", "attention.value_length", 8), ("gemma3", "rope.dimension_sections", 2),
         )
     ),
     ("llama", {"attention.sliding_window": 8}, {}, r"llama\.attention\.sliding_window = 8: must be 0 or"),
-    ("qwen2", {"attention.sliding_window": 8}, {}, r"qwen2\.attention\.sliding_window"),
-    ("phi3", {"attention.sliding_window": 8}, {}, r"phi3\.attention\.sliding_window"),
     ("llama", {"attn_logit_softcapping": 5.0}, {}, r"llama\.attn_logit_softcapping"),
-    ("gemma3", {"attn_logit_softcapping": 5.0}, {}, r"gemma3\.attn_logit_softcapping"),
     ("gemma2", {"rope.freq_base_swa": 10.0}, {}, r"gemma2\.rope\.freq_base_swa"),
     ("gemma3", YARN, {}, r"gemma3\.rope\.scaling\.type = 'yarn'"),
-    ("phi3", YARN, {}, r"phi3\.rope\.scaling\.type = 'yarn'"),
     ("llama", {"rope.scaling.type": "dynamic"}, {}, r"llama\.rope\.scaling\.type = 'dynamic'"),
     ("llama", {"rope.scaling.type": "longrope"}, {}, r"llama\.rope\.scaling\.type = 'longrope'"),
     ("llama", YARN | {"rope.scaling.yarn_log_multiplier": 0.5}, {}, r"yarn_log_multiplier = 0\.5"),
     ("llama", YARN | {"rope.scaling.yarn_beta_fast": 8.0}, {}, r"yarn_beta_fast = 8\.0"),
-    ("llama", YARN | {"rope.scaling.yarn_beta_slow": 2.0}, {}, r"yarn_beta_slow = 2\.0"),
     ("llama", YARN, {"rope_freqs.weight": LLAMA_3}, r"llama\.rope\.scaling\.type = 'yarn'"),
     ("llama", {}, {"rope_freqs.weight": LLAMA_3[:4]}, r"shape of tensor rope_freqs\.weight = \[4\]"),
     ("llama", {}, {"rope_freqs.weight": LLAMA_3 * 0}, r"tensor rope_freqs\.weight"),
@@ -57,7 +52,6 @@ REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("phi3", {}, {"rope_factors_long.weight": LLAMA_3}, r"tensors = 'rope_factors_long\.weight'"),
     ("qwen2", {}, {"rope_freqs.weight": LLAMA_3}, r"tensor = 'rope_freqs\.weight'"),
     ("qwen2", {}, biases("attn_output"), r"tensor = 'blk\.0\.attn_output\.bias'"),
-    ("llama", {}, {"output.bias": values("b", (267,))}, r"tensor = 'output\.bias'"),
     ("llama", {}, {"blk.0.attn_sinks.weight": values("s", (4,))}, r"tensor = 'blk\.0\.attn_sinks\.weight'"),
     ("llama", {}, {"blk.7.attn_norm.weight": values("n", (HIDDEN,))}, r"tensor = 'blk\.7\.attn_norm\.weight'"),
     ("gemma2", {}, {"output.weight": values("o", (267, HIDDEN))}, r"tensor = 'output\.weight'"),
@@ -68,9 +62,8 @@ REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     *(
         ("llama", {key: value}, {}, rf"llama\.{key} = {value}: must be a whole number in")
         for key, value in (
-            ("attention.head_count", 0), ("attention.head_count_kv", 0), ("attention.head_count_kv", -1),
-            ("context_length", HUGE), ("context_length", 0), ("block_count", 10**7), ("block_count", 0),
-            ("embedding_length", HUGE), ("feed_forward_length", 0), ("feed_forward_length", HUGE),
+            ("attention.head_count", 0), ("attention.head_count_kv", -1), ("context_length", HUGE),
+            ("block_count", 10**7), ("embedding_length", HUGE), ("feed_forward_length", HUGE),
             ("attention.key_length", 0), ("rope.scaling.original_context_length", 0),
         )
     ),
@@ -182,7 +175,7 @@ SENTENCEPIECE: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("kind", ["default", "smollm", "gpt-2", "llama-bpe", "qwen2", "tekken", "gpt-4o"])
+@pytest.mark.parametrize("kind", ["default", "gpt-2", "llama-bpe", "tekken"])
 def test_text_is_split_as_llama_cpp_does(tmp_path: Path, kind: str) -> None:
     file = gguf_files.write(tmp_path / "tiny.gguf", keys={"tokenizer.ggml.pre": kind})
     tokenizer = load_tokenizer(str(file))
@@ -190,8 +183,14 @@ def test_text_is_split_as_llama_cpp_does(tmp_path: Path, kind: str) -> None:
         assert list(tokenizer.encode(text)) == llama_cpp.tokens(file, text), text
 
 
-@pytest.mark.parametrize("flags", [{}, {"add_space_prefix": False}, {"add_bos_token": False, "add_eos_token": True}])
-@pytest.mark.parametrize("architecture", ["llama", "gemma3", "phi3"])
+@pytest.mark.parametrize(
+    ("architecture", "flags"),
+    [
+        ("llama", {}),
+        ("gemma3", {"add_space_prefix": False}),
+        ("phi3", {"add_bos_token": False, "add_eos_token": True}),
+    ],
+)
 def test_pieces_are_those_of_llama_cpp(tmp_path: Path, architecture: str, flags: Mapping[str, bool]) -> None:
     keys = SENTENCEPIECE | {f"tokenizer.ggml.{key}": each for key, each in flags.items()}
     embedding = {"token_embd.weight": values("e", (len(PIECES) + len(WHOLE), HIDDEN))}

@@ -48,10 +48,10 @@ ALL_HEADS = {f"blk.{i}.attn_{n}.weight": values(f"{i}{n}", (HIDDEN, HIDDEN)) for
 LOCAL = {"rope.freq_base_swa": 50.0, "rope.scaling.factor": 8.0, "attention.sliding_window_pattern": 2}
 HONOURED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     *((name, {}, {}) for name in ARCHITECTURES),
-    *((name, {"rope.scaling.factor": 4.0}, {}) for name in ("llama", "gemma2", "gemma3", "phi3")),
+    *((name, {"rope.scaling.factor": 4.0}, {}) for name in ("gemma2", "gemma3", "phi3")),
     ("qwen2", {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}, {}),
     ("llama", {"rope.scale_linear": 4.0}, {}),
-    *((name, YARN, {}) for name in ("llama", "qwen2", "qwen3", "qwen3moe")),
+    *((name, YARN, {}) for name in ("llama", "qwen2")),
     ("llama", YARN | {"rope.scaling.attn_factor": 1.5}, {}),
     ("llama", YARN | {"rope.scaling.original_context_length": None}, {}),
     ("llama", {"rope.scaling.attn_factor": 1.5}, {}),
@@ -64,7 +64,7 @@ HONOURED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("llama", {"rope.freq_base": None}, {}),
     ("llama", {"attention.head_count_kv": 4}, ALL_HEADS),
     ("llama", {"attention.layer_norm_rms_epsilon": 0.1}, {}),
-    *((name, {}, HEAD) for name in ("llama", "qwen3", "gemma3", "phi3")),
+    *((name, {}, HEAD) for name in ("llama", "gemma3")),
     ("llama", {}, biases("attn_q", "attn_k", "attn_v")),
     ("llama", {}, biases("attn_output", "ffn_up")),
     ("qwen2", {}, biases("attn_q", "attn_k", "attn_v")),

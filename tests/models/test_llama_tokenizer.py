@@ -69,7 +69,7 @@ def compare(own: Tokenizer, other: Tokenizer, texts: Sequence[str]) -> None:
         assert own.render_chat(chat) == other.render_chat(chat)
 
 
-@pytest.mark.parametrize("kind", ["smollm", "qwen2", "llama-bpe", "gpt-4o"])
+@pytest.mark.parametrize("kind", ["smollm", "qwen2", "gpt-4o"])
 def test_ids_and_bytes_are_those_of_the_tokenizers_library(tmp_path: Path, kind: str) -> None:
     compare(*both(gguf_files.write(tmp_path / "tiny.gguf", keys={"tokenizer.ggml.pre": kind})), TEXTS)
 
@@ -115,7 +115,7 @@ def test_a_published_file_s_tokenizer_is_its_folder_s(name: str) -> None:
         pytest.skip(f"paceline pull {name} --keep-gguf")
     own, _ = both(file)
     sources = [path.read_text() for path in sorted(Path(gguf_files.__file__).parent.glob("*.py"))]
-    texts = [*TEXTS, *(line for source in sources for line in source.splitlines()[::7]), "\n\n".join(sources[:2])]
+    texts = [*TEXTS, *(line for source in sources for line in source.splitlines()[::29]), sources[0]]
     # llama.cpp takes Qwen's ordinary token `</s>` for a control token, and composes no characters as Qwen's own does.
     alike = [text for text in texts if "</s>" not in text and unicodedata.is_normalized("NFC", text)]
     compare(own, load_tokenizer(name), alike)

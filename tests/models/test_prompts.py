@@ -120,7 +120,7 @@ async def test_more_bytes_than_the_context_can_hold_are_refused_unread(
     assert caught.value.message == f"{name}: must be at most {most}, the longest text of 100 tokens"
 
 
-@pytest.mark.parametrize("vocab", [40, 64, 256, 300])
+@pytest.mark.parametrize("vocab", [40, 300])
 def test_no_text_of_a_context_s_length_is_refused(vocab: int) -> None:
     tokenizer = load_tokenizer(f"table:vocab={vocab}")
     for text in ("x", "é", "𝄞", "\0"):
@@ -169,6 +169,7 @@ async def test_a_prediction_becomes_ids_without_what_stands_in_front_of_a_prompt
     assert (ids.token_ids, ids.prediction, ids.prediction_text) == (token_ids, (104, 111), "")
 
 
+@pytest.mark.full
 @pytest.mark.real_model
 async def test_the_event_loop_turns_while_the_pulled_model_s_tokenizer_reads() -> None:
     """The library lets go of Python's lock: the loop's longest pause is a small part of the reading."""

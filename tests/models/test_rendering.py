@@ -7,7 +7,9 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import psutil
@@ -223,6 +225,7 @@ watch = rendering.RenderWatch(max_ms=20)
 try:
     watch.run(endless.render)
 except rendering.RenderStopped:
+    print("stopped", flush=True)
     sys.settrace(lambda frame, event, argument: None)
     watch.run(int)
     print("traced")
@@ -235,17 +238,25 @@ rendering._raise_here = lambda: ctypes.pythonapi.PyThreadState_SetAsyncExc(
 """
 
 
-def traced(mutation: str = "", seconds: float = 60.0) -> str:
-    """What a process says that traces its calls after a rendering was stopped."""
+@contextmanager
+def traced(mutation: str = "") -> Iterator[subprocess.Popen[str]]:
+    """A process that traces its calls once a rendering was stopped, which it has said."""
     command = [sys.executable, "-c", TRACED.format(mutation=mutation)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=True).stdout
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline() == "stopped\n"
+            yield process
+        finally:
+            process.kill()
 
 
 def test_a_stopped_rendering_leaves_the_interpreter_as_it_was() -> None:
-    assert traced() == "traced\n"
+    with traced() as process:
+        assert process.communicate(timeout=60.0)[0] == "traced\n"
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="traced calls look at the flag but once")
 def test_mutant_an_exception_that_is_taken_back_hangs_a_traced_call() -> None:
-    with pytest.raises(subprocess.TimeoutExpired):
-        traced(TAKEN_BACK, seconds=3.0)
+    with traced(TAKEN_BACK) as process, pytest.raises(subprocess.TimeoutExpired):
+        process.wait(timeout=1.0)
