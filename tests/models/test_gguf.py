@@ -32,8 +32,8 @@ REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         for name, key, value in (
             ("llama", "attention.scale", 0.5), ("qwen2", "logit_scale", 0.5), ("gemma3", "residual_scale", 0.5),
             ("llama", "embedding_scale", 2.0), ("qwen2", "attention.causal", False), ("gemma3", "expert_count", 2),
-            ("llama", "expert_weights_scale", 2.0), ("qwen2", "nextn_predict_layers", 1), ("llama", "vocab_size", 300),
-            ("gemma3", "attention.clamp_kqv", 8.0), ("llama", "rope.dimension_count", 8),
+            ("llama", "expert_weights_scale", 2.0), ("qwen2", "nextn_predict_layers", 1),
+            ("gemma3", "attention.clamp_kqv", 8.0), ("llama", "rope.dimension_count", 8), ("llama", "vocab_size", 300),
             ("qwen2", "attention.value_length", 8), ("gemma3", "rope.dimension_sections", 2),
         )
     ),
