@@ -57,7 +57,6 @@ def _line(number: int, outcome: Outcome) -> str:
 
 @signals_interrupt()
 def main() -> int:
-    """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--faults", type=int, default=1000, help="Of the seed's plan, earlier pieces included.")

@@ -59,7 +59,6 @@ class Manner:
 
 
 async def ask(client: AsyncClient, request: GenerateRequest, manner: Manner) -> Ended:
-    """Run a request to its end, whatever that is."""
     ended = Ended()
     try:
         async with asyncio.timeout(manner.patience_s):

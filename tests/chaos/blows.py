@@ -74,13 +74,11 @@ class Lasting:
         self.open.set()
 
     async def admit(self) -> None:
-        """Wait as long as this connection makes every frame wait."""
         await self.open.wait()
         if time.monotonic() < self.slow_until:
             await asyncio.sleep(SLOW_PAUSE_S)
 
     def told(self, way: Direction, frame: Frame) -> Frame:
-        """The frame as it is told at present."""
         lies = way is Direction.DOWN and time.monotonic() < self.lies_until
         return frame.told(self.lie) if lies else frame
 

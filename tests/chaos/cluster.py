@@ -59,8 +59,6 @@ FLAGS: dict[ProcessName, Flags] = {
 
 @dataclass(frozen=True)
 class Held:
-    """What a process holds, as the system sees it."""
-
     pid: int
     descriptors: int
     threads: int
@@ -113,7 +111,6 @@ class ChaosCluster(Cluster):
         self._stack.close()
 
     def through(self, label: str = "coordinator", **options: Any) -> AsyncClient:
-        """A client of a coordinator behind its proxy."""
         peer = self.reach(label).model_copy(update={"address": self.proxies[label].address})
         return AsyncClient(peer, **options)
 
@@ -127,14 +124,12 @@ class ChaosCluster(Cluster):
             self.shim.resolve(NAME_OF[role], addresses)
 
     def jump(self, label: str, seconds: int) -> None:
-        """Have a process's wall clock be so far from the real one."""
         pid = self.processes[label].pid
         assert self.shim is not None
         assert pid is not None
         self.shim.jump(pid, seconds)
 
     def cut(self, label: str) -> None:
-        """Close the connections that lead to a process."""
         for each in (label, BEHIND_GATEWAY) if label == "coordinator" else (label,):
             if each in self.proxies:
                 self.proxies[each].cut()
@@ -148,7 +143,6 @@ class ChaosCluster(Cluster):
         return labels[0]
 
     def freeze(self, label: str, seconds: float) -> None:
-        """SIGSTOP now, SIGCONT later."""
         self._frozen.add(label)
         self.processes[label].signal(signal.SIGSTOP)
         threading.Timer(seconds, self.thaw, [label]).start()
@@ -204,7 +198,6 @@ class ChaosCluster(Cluster):
             eventually(lambda: _running(address) == 0, "the gateway has no request", self.settle_s)
 
     def await_all_up(self) -> None:
-        """Wait until the coordinator has a link to every peer."""
         with Client(self.reach("coordinator"), timeout_s=5) as client:
             peers = sum(role in ("target", "draft") for role in self.shape.role_of_proxy.values())
             eventually(lambda: _linked(client) == peers, "every peer is linked")

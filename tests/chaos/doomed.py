@@ -52,14 +52,12 @@ class DoomedClient:
             """Which closes its pipes."""
 
     def begin(self) -> None:
-        """Have it ask; returns once its text comes."""
         assert self._process.stdin is not None
         self._process.stdin.write("go\n")
         self._process.stdin.flush()
         assert self._streams.wait(BEGIN_SECONDS), "the client that is to be killed has a text"
 
     def kill(self) -> None:
-        """kill -9, in the middle of the text."""
         assert self._process.poll() is None, "its text has not ended"
         self._process.kill()
 
@@ -83,7 +81,6 @@ def _over_http(address: str) -> Iterator[str]:
 
 
 def main(way: str, address: str) -> None:
-    """Wait to be told, then stream."""
     sys.stdin.readline()
     for _ in (_over_grpc if way == GRPC else _over_http)(address):
         print(flush=True)  # noqa: T201

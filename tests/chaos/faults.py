@@ -115,7 +115,6 @@ class Cell:
 
 
 def cells(shape: str = "plain") -> list[Cell]:
-    """Every point at which the kinds that a shape is for are injected."""
     return list(POINTS[shape]())
 
 

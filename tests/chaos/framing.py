@@ -41,7 +41,6 @@ class Frame:
 
     @property
     def is_chunk(self) -> bool:
-        """Whether it is of a protocol that isn't read."""
         return self.messages == (self.raw,)
 
     def told(self, change: Callable[[bytes], bytes]) -> Frame:
@@ -64,7 +63,6 @@ class ChunkSplitter:
     """Of a protocol that isn't read: every read is a frame."""
 
     def feed(self, data: bytes) -> list[Frame]:
-        """One frame."""
         return [Frame(data, (data,), whole=True)]
 
 
@@ -77,7 +75,6 @@ class GrpcSplitter:
     _pending: dict[int, bytearray] = field(default_factory=dict)
 
     def feed(self, data: bytes) -> list[Frame]:
-        """Frames in order; the preface is one."""
         self._bytes += data
         frames = []
         while (size := self._next_size()) is not None and len(self._bytes) >= size:

@@ -27,7 +27,6 @@ class Growth:
         self._pids: Mapping[str, int] = {}
 
     def look(self, pids: Mapping[str, int]) -> None:
-        """Take a sample of each, by its label."""
         for label, pid in self._pids.items():
             if pids[label] != pid:
                 self.replaced.append(label)
@@ -37,7 +36,6 @@ class Growth:
             self.watch.sample(pids)
 
     def failures(self) -> list[str]:
-        """What must not be, in words."""
         ended = [f"{label} ended unasked" for label in self.replaced]
         lives = self.watch.samples
         return ended + [
@@ -45,7 +43,6 @@ class Growth:
         ]
 
     def text(self) -> str:
-        """The report's part."""
         failures = "; ".join(self.failures()) or "none"
         lives = [_life(label, life) for label, life in self.watch.samples.items()]
         return f"## Processes, idle between faults\n\n{markdown_table(lives)}\nWhat must not be: {failures}.\n"

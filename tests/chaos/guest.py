@@ -40,7 +40,6 @@ class GuestDraft:
 
     @property
     def sessions(self) -> int:
-        """Open ones."""
         assert self._servicer is not None
         return self._servicer.scheduler.sessions
 

@@ -27,7 +27,6 @@ def victim_of(cluster: ChaosCluster, fault: Fault, label: str) -> str:
 
 
 def hurt(cluster: ChaosCluster, fault: Fault, victim: str) -> None:
-    """Do it; what lasts ends by itself."""
     if victim:
         _WAYS[fault.kind](cluster, fault, victim)
 

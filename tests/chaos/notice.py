@@ -13,8 +13,6 @@ SAYING = ("link broken", "link closed", "draft is late", "request failed", "conn
 
 
 class LogPlaces:
-    """How far each log was when this was made."""
-
     def __init__(self, cluster: ChaosCluster) -> None:
         self._files = {label: process.log_file for label, process in cluster.processes.items()}
         self._sizes = {label: file.stat().st_size for label, file in self._files.items()}

@@ -36,7 +36,6 @@ class Judged:
 
 
 def judge(fault: Fault, expected: Mapping[Asked, Ended], got: Mapping[Asked, Ended]) -> Judged:
-    """Compare every request's end with its undisturbed one."""
     lost, changed, excused = [], [], 0
     for asked, ended in got.items():
         if ended.error and _is_impossible(fault, asked, ended):

@@ -25,7 +25,6 @@ class Wire:
         """Close the connection at once, both ways."""
 
     async def write(self, data: bytes) -> None:
-        """Pass bytes on."""
         self._sink.write(data)
         await self._sink.drain()
 

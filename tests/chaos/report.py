@@ -39,14 +39,12 @@ def as_record(outcome: Outcome) -> dict[str, Any]:
 
 
 def earlier_records(folder: Path, name: str) -> list[dict[str, Any]]:
-    """Those of today's report, to be added to; none where there is no report."""
     file = report_file(folder, name, "json")
     found: list[dict[str, Any]] = json.loads(file.read_text())["results"] if file.exists() else []
     return found
 
 
 def write(folder: Path, name: str, records: Sequence[Record], seeds: Iterable[int], more: str = "") -> Path:
-    """Write the report of all records; returns the Markdown's path."""
     facts = describe() | {
         "seeds of plans": ", ".join(str(seed) for seed in sorted(set(seeds))),
         "target": TARGET,
@@ -59,7 +57,6 @@ def write(folder: Path, name: str, records: Sequence[Record], seeds: Iterable[in
 
 
 def as_text(records: Sequence[Record]) -> str:
-    """Title and tables."""
     struck = [each for each in records if each["struck"]]
     parts = [
         "# Faults under load\n",
@@ -106,7 +103,6 @@ def _by(records: Sequence[Record], key: Callable[[Record], str]) -> list[tuple[s
 
 
 def _crossed(records: Sequence[Record]) -> str:
-    """How many faults of each kind fell in each state."""
     states = [state.value for state in State]
     rows = []
     for kind, of in _by(records, _kind):

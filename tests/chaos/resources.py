@@ -28,7 +28,6 @@ class Drift:
 
     @classmethod
     def of(cls, at_s: Sequence[float], values: Sequence[float]) -> Drift:
-        """Estimate the drift of at least two samples at different times; fewer samples have none."""
         if len(values) < 2:
             return cls(0.0, 0.0, 0.0)
         slope, _, low, high = theilslopes(values, at_s, CONFIDENCE)
@@ -40,8 +39,6 @@ class Drift:
 
 @dataclass
 class Samples:
-    """One process's figures: seconds since the beginning, and each kind's values then."""
-
     at_s: list[float] = field(default_factory=list)
     values: dict[str, list[float]] = field(default_factory=lambda: {kind: [] for kind in KINDS})
 
@@ -58,31 +55,24 @@ class Samples:
 
     @property
     def minutes(self) -> float:
-        """Return the minutes from the first sample to the last."""
         return (self.at_s[-1] - self.at_s[0]) / MINUTE_S if self.at_s else 0.0
 
     def most(self, kind: str) -> float:
-        """Return the largest value of one kind; 0 without samples."""
         return max(self.values[kind], default=0.0)
 
     def drift(self, kind: str) -> Drift:
-        """Estimate the drift of one kind."""
         return Drift.of(self.at_s, self.values[kind])
 
 
 class ResourceWatch:
-    """Samples processes by their labels, from the beginning on."""
-
     def __init__(self) -> None:
         self.samples: dict[str, Samples] = {}
         self._began = time.monotonic()
 
     @property
     def now_s(self) -> float:
-        """Return the seconds since the beginning."""
         return time.monotonic() - self._began
 
     def sample(self, pids: Mapping[str, int]) -> None:
-        """Take one sample of each process."""
         for label, pid in pids.items():
             self.samples.setdefault(label, Samples()).add(self.now_s, pid)

@@ -60,8 +60,6 @@ class Outcome:
 
 
 class Runner:
-    """Runs faults on one cluster."""
-
     def __init__(self, cluster: ChaosCluster) -> None:
         self._cluster = cluster
         self._holdings = Holdings()

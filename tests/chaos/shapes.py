@@ -46,7 +46,6 @@ class Shape:
         return {**self.labels, **gateway, **guest}
 
     def labels_of(self, role: str) -> list[str]:
-        """The processes of a role."""
         return [label for label, name in self.labels.items() if name == role]
 
 

@@ -25,7 +25,6 @@ class Shim:
         self.environment = {"LD_PRELOAD": str(library), "CHAOS_FOLDER": str(self._folder)}
 
     def jump(self, pid: int, seconds: int) -> None:
-        """Have a process's wall clock be so far from the real one, from now on."""
         with (self._folder / f"clock.{pid}").open("r+b") as file:
             file.write(struct.pack("=q", seconds))
 

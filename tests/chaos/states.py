@@ -82,7 +82,6 @@ class TargetLinkStates:
 
 
 def draft_link_states(way: Direction, message: bytes) -> set[State]:
-    """The same of a link to a draft service."""
     try:
         if way is Direction.UP:
             kinds = [each.WhichOneof("command") for each in draft_pb.DraftRequest.FromString(message).commands]
@@ -94,7 +93,6 @@ def draft_link_states(way: Direction, message: bytes) -> set[State]:
 
 
 def generation_states(way: Direction, message: bytes) -> set[State]:
-    """The same of calls of a coordinator."""
     if way is Direction.UP:
         return {State.REQUEST} if message else set()
     try:

@@ -73,8 +73,6 @@ def test_what_a_process_holds_on_to_is_told(name: str, monkeypatch: pytest.Monke
 
 
 class Stub:
-    """A cluster whose processes all hold the same."""
-
     shape = PLAIN
 
     def __init__(self, now: Held) -> None:

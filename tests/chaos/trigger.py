@@ -56,7 +56,6 @@ class Armed:
 
     @property
     def has_fallen(self) -> bool:
-        """Whether it has met its frame."""
         return bool(self.label)
 
 
@@ -73,12 +72,10 @@ class Trigger:
             self._armed = armed
 
     def disarm(self) -> None:
-        """Let all pass."""
         with self._lock:
             self._armed = None
 
     def claim(self, label: str, states: set[State], frame: Frame) -> tuple[Armed, Aim] | None:
-        """What falls on this frame."""
         with self._lock:
             armed = self._armed
             if armed is None or label not in armed.labels or not frame.messages:
@@ -97,8 +94,6 @@ class Trigger:
 
 
 class StruckConnection:
-    """The tap of one connection."""
-
     def __init__(self, label: str, recognise: Recognise, trigger: Trigger) -> None:
         self._label, self._recognise, self._trigger = label, recognise, trigger
         self._connection = Lasting()

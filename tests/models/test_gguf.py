@@ -33,8 +33,9 @@ REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
             ("llama", "attention.scale", 0.5), ("qwen2", "logit_scale", 0.5), ("gemma3", "residual_scale", 0.5),
             ("llama", "embedding_scale", 2.0), ("qwen2", "attention.causal", False), ("gemma3", "expert_count", 2),
             ("llama", "expert_weights_scale", 2.0), ("qwen2", "nextn_predict_layers", 1),
-            ("gemma3", "attention.clamp_kqv", 8.0), ("llama", "rope.dimension_count", 8), ("llama", "vocab_size", 300),
+            ("gemma3", "attention.clamp_kqv", 8.0), ("llama", "rope.dimension_count", 8),
             ("qwen2", "attention.value_length", 8), ("gemma3", "rope.dimension_sections", 2),
+            ("llama", "vocab_size", 300),
         )
     ),
     ("llama", {"attention.sliding_window": 8}, {}, r"llama\.attention\.sliding_window = 8: must be 0 or"),

@@ -13,7 +13,7 @@ from coordinator.prepare import ServedModel, prepare
 from draft_service.drafters.catalogue import build_catalogue
 from paceline.engine.loading import load_engine
 from paceline.models.token_texts import token_texts
-from paceline.models.tokenizer import Tokenizer, load_tokenizer
+from paceline.models.tokenizer import load_tokenizer
 from paceline.protocol.errors import InvalidInput
 from paceline.protocol.generation import GenerateRequest
 from paceline.protocol.sampling import Grammar, GrammarKind, SamplingParams
@@ -82,16 +82,13 @@ def test_ids_without_logits_are_refused_as_input(folder: Path, changes: dict[str
 def test_a_grammar_never_allows_them(folder: Path) -> None:
     tokenizer = load_tokenizer(str(folder))
     table = TokenTable(Vocabulary.of(tokenizer))
-    anything, a_or_b = (table.compile(Grammar(GrammarKind.REGEX, text)) for text in ("(?s:.)*", "[ab]+"))
-    rows = _masked(tokenizer, a_or_b.next_token_mask())
-    assert np.flatnonzero(rows).tolist() == list(tokenizer.encode("ab"))
-    assert _masked(tokenizer, anything.next_token_mask()).size == WIDTH
 
+    def allowed(expression: str) -> Any:
+        packed = table.compile(Grammar(GrammarKind.REGEX, expression)).next_token_mask()
+        return processors._unpack(packed, tokenizer.vocab_size)
 
-def _masked(tokenizer: Tokenizer, packed: bytes) -> np.ndarray[Any, Any]:
-    """What a processor takes from a mask."""
-    mask: np.ndarray[Any, Any] = processors._unpack(packed, tokenizer.vocab_size)
-    return mask
+    assert np.flatnonzero(allowed("[ab]+")).tolist() == list(tokenizer.encode("ab"))
+    assert allowed("(?s:.)*").size == WIDTH
 
 
 def test_a_draft_of_the_same_tokenizer_and_another_width_drafts_for_it(folder: Path, tmp_path: Path) -> None:
@@ -116,11 +113,9 @@ def ends(folder: Path, config: dict[str, Any], generation: dict[str, Any] | None
 @pytest.mark.parametrize(
     ("config", "generation", "expected"),
     [
-        ({}, None, {1}),
         ({"eos_token_id": [2, 7]}, None, {1, 2, 7}),
         ({"eos_token_id": 7}, {}, {1, 7}),
         ({"text_config": {"eos_token_id": [7, 8]}}, None, {1, 7, 8}),
-        ({"eos_token_id": 7, "text_config": {"eos_token_id": 8}}, None, {1, 7}),
         ({"eos_token_id": 7}, {"eos_token_id": [5, 6]}, {1, 5, 6}),
         ({"eos_token_id": [7, IMAGE, 10**9, -1]}, None, {1, 7}),
         ({"eos_token_id": None}, {"eos_token_id": None}, {1}),
@@ -132,7 +127,7 @@ def test_end_ids_are_the_tokenizers_and_the_files(
     assert ends(written(tmp_path, WIDTH), config, generation) == expected
 
 
-@pytest.mark.parametrize("value", ["</s>", 1.5, [True], [[1]], {"a": 1}])
+@pytest.mark.parametrize("value", ["</s>", [True], {"a": 1}])
 def test_end_ids_that_are_no_ids_are_refused(tmp_path: Path, value: Any) -> None:
     with pytest.raises(InvalidInput, match=r"generation_config.json: eos_token_id = .*: must be a token id"):
         ends(written(tmp_path, WIDTH), {}, {"eos_token_id": value})

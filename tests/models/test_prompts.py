@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -134,55 +133,24 @@ class FrontedTokenizer(TableTokenizer):
         return (*((299,) if add_special_tokens else ()), *super().encode(text))
 
 
-class NoTokens(TableTokenizer):
-    """Reads nothing at all."""
-
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
-        return ()
-
-
-async def test_ids_pass_as_they_are_and_text_becomes_ids() -> None:
-    async with reading(load_tokenizer("table:vocab=300"), 100) as read:
+async def test_ids_pass_as_they_are_and_text_becomes_ids(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = load_tokenizer("table:vocab=300")
+    async with reading(tokenizer, 100) as read:
         ids = GenerateRequest(token_ids=(1, 2))
         assert await read(ids) is ids
         text = GenerateRequest(prompt="hi", seed=4)
         assert await read(text) == GenerateRequest(token_ids=(104, 105), seed=4)
-    async with reading(NoTokens(300, None)) as read:
+        monkeypatch.setattr(tokenizer, "encode", lambda text: ())
         with pytest.raises(InvalidInput, match="prompt = 'hi': must be text of at least 1 token"):
             await read(text)
 
 
 @pytest.mark.parametrize(
-    ("tokenizer", "request_", "token_ids"),
-    [
-        (FrontedTokenizer(300, None), GenerateRequest(prompt="hi", prediction_text="ho"), (299, 104, 105)),
-        (FrontedTokenizer(300, None), GenerateRequest(token_ids=(7,), prediction_text="ho"), (7,)),
-        (TableTokenizer(300, None), GenerateRequest(token_ids=(7,), prediction_text="ho"), (7,)),
-    ],
-    ids=["beside text", "beside ids", "nothing in front"],
+    ("beside", "token_ids"), [({"prompt": "hi"}, (299, 104, 105)), ({"token_ids": (7,)}, (7,))], ids=["text", "ids"]
 )
 async def test_a_prediction_becomes_ids_without_what_stands_in_front_of_a_prompt(
-    tokenizer: Tokenizer, request_: GenerateRequest, token_ids: tuple[int, ...]
+    beside: dict[str, Any], token_ids: tuple[int, ...]
 ) -> None:
-    async with reading(tokenizer, 100) as read:
-        ids = await read(request_)
+    async with reading(FrontedTokenizer(300, None), 100) as read:
+        ids = await read(GenerateRequest(**beside, prediction_text="ho"))
     assert (ids.token_ids, ids.prediction, ids.prediction_text) == (token_ids, (104, 111), "")
-
-
-@pytest.mark.full
-@pytest.mark.real_model
-async def test_the_event_loop_turns_while_the_pulled_model_s_tokenizer_reads() -> None:
-    """The library lets go of Python's lock: the loop's longest pause is a small part of the reading."""
-    tokenizer = load_tokenizer("smollm2-135m")
-    text = "The keeper climbed the stairs. " * 20_000
-    async with reading(tokenizer) as read:
-        began = time.perf_counter()
-        task = asyncio.ensure_future(read(GenerateRequest(prompt=text)))
-        longest, last = 0.0, began
-        while not task.done():
-            await asyncio.sleep(0.001)
-            now = time.perf_counter()
-            longest, last = max(longest, now - last), now
-        took = time.perf_counter() - began
-        assert (await task).token_ids == tokenizer.encode(text)
-    assert longest < took / 4

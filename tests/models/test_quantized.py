@@ -23,9 +23,8 @@ from tests.engine.parallel.ranks import run_ranks
 from tests.models.saving import change_json, save_with_tokenizer
 
 THREAD = EngineSettings(threads=1, kv_bytes=1 << 24, max_model_len=64)
-METHODS = ("torchao", "some new method")
 ENTRIES: dict[str, dict[str, Any]] = {
-    **{method: {"quantization_config": {"quant_method": method, "bits": 4}} for method in METHODS},
+    "some new method": {"quantization_config": {"quant_method": "some new method", "bits": 4}},
     "bitsandbytes": {"quantization_config": {"load_in_4bit": True}},
     "compressed": {"compression_config": {"quant_method": "compressed", "format": "pack-quantized"}},
     "{'group_size': 64": {"quantization": {"group_size": 64, "bits": 4}},

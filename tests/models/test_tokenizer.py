@@ -38,22 +38,21 @@ def test_special_ids_are_skipped_and_broken_bytes_replaced() -> None:
     assert tokenizer.eos_token_ids == {256}
     assert tokenizer.decode((72, 256, 105, 299)) == "Hi"
     assert tokenizer.decode("é".encode()[:1]) == "\ufffd"
+    assert tokenizer.decode(tokenizer.render_chat((ChatMessage("user", "hi"),))) == "user: hi\nassistant: "
 
 
 def test_letters_round_trip_and_any_text_can_be_read() -> None:
     tokenizer = load_tokenizer("table:vocab=40,eos=3")
-    every = tuple(i for i in range(40) if i != 3)
     text = tokenizer.decode(range(40))
     assert len(text) == 39
-    assert tokenizer.encode(text) == every
+    assert tokenizer.encode(text) == tuple(i for i in range(40) if i != 3)
     assert tokenizer.encode("abc") == (0, 1, 2)
     assert all(0 <= i < 40 and i != 3 for i in tokenizer.encode("d, Hello, Wörld! 123 +"))
     assert tokenizer.eos_token_ids == {3}
-
-
-def test_small_tables_end_nothing_unless_told() -> None:
-    assert load_tokenizer("table:vocab=40").eos_token_ids == frozenset()
-    assert load_tokenizer("table:vocab=40").vocab_size == 40
+    assert tokenizer.text_bytes(1) == tokenizer.decode((1,)).encode()
+    assert tokenizer.text_bytes(3) == b""
+    small = load_tokenizer("table:vocab=40")
+    assert (small.eos_token_ids, small.vocab_size) == (frozenset(), 40), "it ends nothing unless told"
 
 
 def test_fingerprints_tell_vocabularies_apart() -> None:
@@ -87,19 +86,9 @@ def test_a_folder_gives_its_tokenizer_chat_and_end_ids(tmp_path: Path) -> None:
     assert tokenizer.decode(ids) == "system:éuser:hiassistant:"
 
 
-def test_a_model_without_a_template_refuses_chat() -> None:
-    tokenizer = TransformersTokenizer(letter_tokenizer(10))
+def test_what_a_folder_or_a_model_lacks_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Unsupported, match="no chat template"):
-        tokenizer.render_chat((ChatMessage("user", "a"),))
-
-
-def test_table_chat_is_text() -> None:
-    tokenizer = load_tokenizer("table:vocab=300")
-    ids = tokenizer.render_chat((ChatMessage("user", "hi"),))
-    assert tokenizer.decode(ids) == "user: hi\nassistant: "
-
-
-def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
+        TransformersTokenizer(letter_tokenizer(10)).render_chat((ChatMessage("user", "a"),))
     with pytest.raises(InvalidInput, match="a model with a tokenizer"):
         load_tokenizer(str(tmp_path))
 
@@ -126,9 +115,3 @@ def test_the_bytes_of_tokens_join_to_those_of_the_text(tokenizer: TransformersTo
     assert any("\ufffd" in tokenizer.decode((i,)) for i in ids), "parts of a character are among them"
     (end,) = tokenizer.eos_token_ids
     assert tokenizer.text_bytes(end) == b""
-
-
-def test_a_letter_of_a_table_model_is_its_text() -> None:
-    tokenizer = TableTokenizer(97, 0)
-    assert tokenizer.text_bytes(1) == tokenizer.decode((1,)).encode()
-    assert tokenizer.text_bytes(0) == b""
