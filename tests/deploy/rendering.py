@@ -79,13 +79,11 @@ class Workload:
 
     @property
     def spec(self) -> Object:
-        """The pods' own."""
         spec: Object = self.template["spec"]
         return spec
 
     @property
     def labels(self) -> dict[str, str]:
-        """The pods' own."""
         labels: dict[str, str] = self.template["metadata"]["labels"]
         return labels
 
@@ -97,12 +95,10 @@ class Workload:
 
     @property
     def containers(self) -> list[Object]:
-        """Every container of a pod."""
         return [*self.spec.get("initContainers", []), *self.spec["containers"]]
 
     @property
     def is_vllm(self) -> bool:
-        """Whether a pod is a vLLM server, which has settings of its own."""
         return self.role == "vllm"
 
     @property
@@ -145,7 +141,6 @@ def _kustomize(folder: Path) -> str:
 
 
 def of_kind(objects: list[Object], *kinds: str) -> list[Object]:
-    """The objects of these kinds."""
     return [each for each in objects if each["kind"] in kinds]
 
 
@@ -156,12 +151,10 @@ def named(objects: list[Object], kind: str, name: str) -> Object:
 
 
 def title(thing: Object) -> str:
-    """How complaints call an object."""
     return f"{thing['kind']} {thing['metadata']['name']}"
 
 
 def workloads(objects: list[Object]) -> list[Workload]:
-    """Everything that runs pods."""
     return [_workload(owner, part, template) for owner in objects for part, template in _templates(owner)]
 
 

@@ -61,12 +61,10 @@ def _parsed(
 
 
 def server(workload: Workload, objects: list[Object]) -> ServerSettings:
-    """Where it listens and how long it drains."""
     return settings(workload, objects).server
 
 
 def environment(workload: Workload) -> dict[str, str]:
-    """The variables that have a value in the manifest."""
     return {each["name"]: each.get("value", "") for each in workload.container.get("env", [])}
 
 
@@ -90,7 +88,6 @@ def _own_arguments(workload: Workload) -> list[str]:
 
 
 def _mounted(path: Path, workload: Workload, objects: list[Object]) -> str:
-    """The text of a file of a mounted ConfigMap."""
     data = config_map(workload, objects, str(path.parent))
     if path.name not in data:
         raise LookupError(f"{workload.name}: {path} is not in the ConfigMap that is mounted there")

@@ -37,13 +37,11 @@ def stages(dockerfile: str) -> dict[str, str]:
 
 
 def instruction(stage: str, name: str) -> Any:
-    """The JSON list of a stage's instruction."""
     (found,) = re.findall(rf"^{name}\b[^\[\n]*(\[.*\])$", stage, re.MULTILINE)
     return json.loads(found)
 
 
 def configure(role: str, arguments: list[str]) -> Config:
-    """The role's settings by its own command line."""
     with patch.object(sys, "argv", [role, *arguments]):
         return parse_config(KINDS[role], "")
 

@@ -28,7 +28,6 @@ Rule = Callable[[list[Object]], Any]
 
 
 def pod(objects: list[Object], role: str) -> Object:
-    """A Deployment's pod specification."""
     spec: Object = named(objects, "Deployment", f"paceline-{role}")["spec"]["template"]["spec"]
     return spec
 
@@ -52,7 +51,6 @@ def group(objects: list[Object]) -> Object:
 
 
 def ranks(objects: list[Object], part: str) -> Object:
-    """The pod specification of a group's leader or workers."""
     spec: Object = group(objects)[f"{part}Template"]["spec"]
     return spec
 

@@ -18,7 +18,6 @@ BUILD = Path("build/fuzz")
 
 
 def main() -> int:
-    """Run the command; 1 if something was found."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("surfaces", nargs="*", metavar="SURFACE", help=f"Of {', '.join(SURFACES)}; none: all.")
     parser.add_argument("--seed", type=int, default=1)

@@ -47,13 +47,10 @@ class FuzzCase:
 
     @property
     def replay(self) -> str:
-        """The command that tries it again."""
         return f"python -m tests.fuzz {self.surface} --seed {self.seed} --index {self.index}"
 
 
 class FuzzTarget(Protocol):
-    """What is under test, started."""
-
     async def run(self, case: FuzzCase) -> str:
         """What a case was answered with. Raises `Untyped` for what may not be."""
 
@@ -81,16 +78,12 @@ class FuzzSurface:
 
 @dataclass(frozen=True)
 class FuzzFinding:
-    """A case that ended otherwise than it may."""
-
     case: FuzzCase
     what: str
 
 
 @dataclass
 class SurfaceTally:
-    """What became of a surface's cases."""
-
     surface: str
     seed: int
     first: int

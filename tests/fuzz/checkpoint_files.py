@@ -93,7 +93,6 @@ def mutated_checkpoint(rng: random.Random, folder: Path) -> None:
 
 
 def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Write a folder's files."""
     folder.mkdir(exist_ok=True)
     for name, content in files.items():
         (folder / name).write_bytes(content)

@@ -35,7 +35,6 @@ def mutated_wire(rng: random.Random, name: str) -> bytes:
 
 
 def decoded(name: str, wire: bytes) -> str:
-    """What the codec makes of bytes. Raises what it may not."""
     encode, decode, _ = PAIRS[name]
     kind: type[Message] = type(stored_messages(name)[0])
     try:
@@ -54,8 +53,6 @@ def decoded(name: str, wire: bytes) -> str:
 
 
 class CodecTarget:
-    """The codec in this process."""
-
     def __init__(self) -> None:
         self._wires = [(name, each.SerializeToString()) for name in NAMES for each in stored_messages(name)]
 

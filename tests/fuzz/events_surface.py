@@ -63,7 +63,6 @@ class MutatingRelay(draft_grpc.DraftServiceServicer, target_grpc.TargetServiceSe
         self.rng: random.Random | None = None
 
     def mutated(self, frame: Any) -> Any:
-        """What leaves in place of a frame."""
         if self.rng is None or self.rng.random() >= MUTATED:
             return frame
         if frame.HasField("welcome") and self.rng.random() < 0.5:
@@ -126,7 +125,6 @@ def _request(seed: int, *, off: bool) -> GenerateRequest:
 
 @asynccontextmanager
 async def open_draft_events(seed: int) -> AsyncIterator[LiedToTarget]:
-    """A draft service that lies."""
     async with draft_service(RecordingEngine()) as (servicer, _):
         relay = MutatingRelay(servicer)
         async with (
@@ -138,7 +136,6 @@ async def open_draft_events(seed: int) -> AsyncIterator[LiedToTarget]:
 
 @asynccontextmanager
 async def open_target_events(seed: int) -> AsyncIterator[LiedToTarget]:
-    """A target that lies."""
     async with target_service(RecordingEngine()) as (servicer, _):
         relay = MutatingRelay(servicer)
         async with (

@@ -37,8 +37,6 @@ _TOML = (
 
 @dataclass
 class ReadersTarget:
-    """The readers, and a folder to write what they read."""
-
     folder: Path
 
     async def run(self, case: FuzzCase) -> str:
@@ -127,7 +125,6 @@ def read(reader: Callable[[], object]) -> str:
 
 @asynccontextmanager
 async def open_files(seed: int) -> AsyncIterator[ReadersTarget]:
-    """Every reader."""
     tiny_target()
     with tempfile.TemporaryDirectory() as folder:
         yield ReadersTarget(Path(folder))

@@ -70,8 +70,6 @@ def _reason(error: grpc.aio.AioRpcError) -> str:
 
 @dataclass
 class CoordinatorTarget:
-    """A running coordinator, given requests."""
-
     watched: WatchedServices
     channel: grpc.aio.Channel
     expected: tuple[int, ...] = ()
@@ -107,7 +105,6 @@ class CoordinatorTarget:
 
 
 def mutated_request(rng: random.Random) -> bytes:
-    """A request's bytes after mutations."""
     own: list[Message] = [codec.encode_generate_request(each) for each in REQUESTS]
     message = rng.choice((*own, *own, *stored_messages("generate_request")))
     wire = mutated_message(rng, message, (*own, *parts_of_messages())).SerializeToString()
@@ -118,7 +115,6 @@ def mutated_request(rng: random.Random) -> bytes:
 
 @asynccontextmanager
 async def open_generate(seed: int) -> AsyncIterator[CoordinatorTarget]:
-    """The coordinator's requests."""
     with (
         tempfile.TemporaryDirectory() as folder,
         Cluster(Path(folder), BYTES_MODEL, (f"model:{BYTES_MODEL},noise=0.3",)) as cluster,

@@ -53,7 +53,6 @@ _SHAPES = ((8,), (1,), (64,), (64, 64), (4, 32, 64), (267, 64))
 
 @functools.cache
 def whole(architecture: str = "llama") -> bytes:
-    """A right file."""
     with tempfile.TemporaryDirectory() as folder:
         return gguf_files.write(Path(folder) / FILE, architecture).read_bytes()
 

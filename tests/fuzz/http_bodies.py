@@ -88,8 +88,6 @@ _MODEL = "m"
 
 @dataclass(frozen=True)
 class HttpCase:
-    """One request."""
-
     path: str
     body: bytes
     headers: Mapping[str, str]

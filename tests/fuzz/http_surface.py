@@ -33,8 +33,6 @@ _OPENAI = {"message", "type", "param", "code"}
 
 @dataclass
 class GatewayTarget:
-    """A gateway, and one connection to it."""
-
     watched: WatchedServices
     connection: http.client.HTTPConnection
     expected: Any = None
@@ -109,7 +107,6 @@ def _stream_kind(case: HttpCase, content: bytes) -> str:
 
 @asynccontextmanager
 async def open_http(seed: int) -> AsyncIterator[GatewayTarget]:
-    """Every endpoint."""
     with (
         tempfile.TemporaryDirectory() as folder,
         GatewayCluster(Path(folder), target_model=MODEL) as cluster,

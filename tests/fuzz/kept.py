@@ -21,7 +21,6 @@ def keep_tally(folder: Path, tally: SurfaceTally) -> None:
 
 
 def kept_tallies(folder: Path) -> list[SurfaceTally]:
-    """All that are kept."""
     return [_tally(json.loads(file.read_text())) for file in sorted(folder.glob("*.json"))]
 
 

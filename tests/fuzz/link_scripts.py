@@ -60,17 +60,14 @@ class FuzzedLink:
 
     @property
     def probe_frames(self) -> list[bytes]:
-        """Those of an ordinary link."""
         commands = [self.kind.commands.encode(command) for command in self.probe_commands]
         frames = [self.kind.request(hello=encode_hello(Hello("probe"))), self.kind.request(commands=commands)]
         return [frame.SerializeToString() for frame in frames]
 
     def is_answered(self, events: Sequence[Any]) -> bool:
-        """Whether the answer to an ordinary link is among its events."""
         return any(isinstance(event, self.answer) for event in events)
 
     def check_answer(self, events: Sequence[Any]) -> None:
-        """Raise unless an ordinary link got its right answer."""
         answers = [event for event in events if isinstance(event, self.answer)]
         assert answers, "it is answered"
         answer = answers[0]

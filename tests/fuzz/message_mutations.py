@@ -33,7 +33,6 @@ def mutated_message(rng: random.Random, message: Message, others: Sequence[Messa
 
 
 def _inner(rng: random.Random, message: Any) -> Any:
-    """A message somewhere inside, or itself."""
     while True:
         inside = [part for part in _parts(message) if rng.random() < 0.7]
         if not inside or rng.random() < 0.25:
@@ -103,7 +102,6 @@ def _odd_map(rng: random.Random, values: Any, field: Any) -> None:
 
 
 def _borrowed(rng: random.Random, message: Any, field: Any, others: Sequence[Message]) -> None:
-    """Take a field from another message of the corpus that has one of this type."""
     donors = [each for each in others if each.DESCRIPTOR is message.DESCRIPTOR]
     if not donors:
         _odd(rng, message, field, others)

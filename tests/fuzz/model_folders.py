@@ -36,7 +36,6 @@ _GENERATION = {"eos_token_id": [1, 2], "temperature": 0.7}
 
 @functools.cache
 def folders() -> Mapping[str, dict[str, bytes]]:
-    """Whole folders by name: their files."""
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         shape: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 8}
@@ -95,8 +94,6 @@ def _mutated_text(rng: random.Random, content: bytes) -> bytes:
 
 @dataclass
 class FoldersTarget:
-    """The loaders, and a folder to write what they load."""
-
     folder: Path
 
     async def run(self, case: FuzzCase) -> str:
@@ -122,6 +119,5 @@ class FoldersTarget:
 
 @asynccontextmanager
 async def open_folders(seed: int) -> AsyncIterator[FoldersTarget]:
-    """Models' folders."""
     with tempfile.TemporaryDirectory() as folder:
         yield FoldersTarget(Path(folder))

@@ -59,7 +59,6 @@ def _mutated(rng: random.Random, value: Json, others: Sequence[Json]) -> Json:
 
 
 def _places(value: Json) -> list[tuple[Any, Any]]:
-    """Every entry of every object and list."""
     entries, left = list[tuple[Any, Any]](), [value]
     while left:
         each = left.pop()
@@ -79,7 +78,6 @@ def _add(rng: random.Random, inside: Any) -> None:
 
 
 def _part(rng: random.Random, value: Json) -> Json:
-    """Some part of a value, as a copy."""
     places = _places(value)
     part = value
     if places and rng.random() < 0.9:

@@ -44,7 +44,6 @@ def by_surface(tallies: Sequence[SurfaceTally]) -> list[SurfaceTally]:
 
 
 def text(surfaces: Sequence[SurfaceTally]) -> str:
-    """The report's Markdown."""
     total, untyped = sum(each.cases for each in surfaces), sum(len(each.findings) for each in surfaces)
     rows = [
         {
@@ -90,7 +89,6 @@ def _values(surfaces: Sequence[SurfaceTally]) -> list[dict[str, Any]]:
 
 
 def main() -> int:
-    """Write the report; 1 if something was untyped."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kept", type=Path, default=BUILD, help="Where results are kept.")
     parser.add_argument("--out", type=Path, default=REPORTS)

@@ -16,8 +16,6 @@ STACKS = ("Traceback (most recent call last)", "Fatal Python error")
 
 
 class WatchedServices:
-    """A cluster's services."""
-
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self._pids = {label: process.pid for label, process in cluster.processes.items()}
@@ -41,7 +39,6 @@ class WatchedServices:
                 raise Untyped(f"{label} has grown by {grown >> 20} MiB")
 
     def facts(self) -> dict[str, str]:
-        """How much each has grown."""
         grown = {
             label: (psutil.Process(process.pid).memory_info().rss - self._weighed.get(label, 0)) >> 20
             for label, process in self.cluster.processes.items()

@@ -42,7 +42,6 @@ class ScriptedContext:
 
     @property
     def events(self) -> list[Any]:
-        """All that was answered."""
         return [self.kind.events.decode(event) for frame in self.written for event in frame.events]
 
     async def read(self) -> Any:
@@ -57,12 +56,10 @@ class ScriptedContext:
             raise asyncio.CancelledError from None
 
     async def write(self, message: Any) -> None:
-        """Keep an answer as it would arrive."""
         response: Any = self.kind.response
         self.written.append(response.FromString(message.SerializeToString()))
 
     async def abort(self, code: Any, details: str, trailing_metadata: Any) -> None:
-        """Keep why the stream ended."""
         self.refusal = from_status(status_pb2.Status.FromString(dict(trailing_metadata)[DETAILS_KEY]))
         raise grpc.aio.AbortError
 
@@ -78,8 +75,6 @@ class ScriptedContext:
 
 @dataclass
 class LinkedTarget:
-    """A servicer in this process."""
-
     link: FuzzedLink
     servicer: SessionServicer[Any]
     engine: RecordingEngine
@@ -144,7 +139,6 @@ async def _until(condition: Callable[[], bool], what: str) -> None:
 async def open_sessions(
     serve: Callable[[RecordingEngine], Any], link: FuzzedLink, seed: int
 ) -> AsyncIterator[LinkedTarget]:
-    """One kind of link."""
     engine = RecordingEngine()
     async with serve(engine) as (servicer, _):
         yield LinkedTarget(link, servicer, engine)

@@ -39,8 +39,6 @@ TOKENIZER = TableTokenizer(300, None)
 
 @dataclass(frozen=True)
 class FileKind:
-    """A kind of file: what it is called, right contents, and the function that reads it."""
-
     name: str
     file: str
     contents: tuple[bytes, ...]

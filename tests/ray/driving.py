@@ -65,8 +65,6 @@ def two_nodes(programs: Path) -> Iterator[TwoNodes]:
 
 
 class Deployed:
-    """A deployment by its cluster and its name."""
-
     def __init__(self, nodes: TwoNodes, name: str = "paceline") -> None:
         self.nodes = nodes
         self.name = name
@@ -81,32 +79,26 @@ class Deployed:
         )
 
     def do(self, command: str, *arguments: str) -> str:
-        """`paceline ray COMMAND …`, which must succeed; returns what it says."""
         done = self.run(command, *arguments)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
     def lines(self) -> list[Line]:
-        """What `status` says of every actor."""
         found = self.nodes.status(self.name)
         assert isinstance(found, list), found
         return found
 
     def names_of(self, role: str) -> list[str]:
-        """The actors of a role."""
         return [line["name"] for line in self.lines() if line["role"] == role]
 
     def line(self, service: str, rank: int = 0) -> Line:
-        """What `status` says of one actor."""
         (found,) = (each for each in self.lines() if each["name"] == f"{self.name}/{service}/rank-{rank}")
         return found
 
     def kill(self, line: Line) -> None:
-        """SIGKILL an actor's process."""
         os.kill(line["pid"], signal.SIGKILL)
 
     def await_back(self, service: str, before: Line, rank: int = 0) -> Line:
-        """Wait until a killed actor's service serves in a new process."""
         found: Line = {}
 
         def is_back() -> bool:

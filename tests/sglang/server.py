@@ -129,7 +129,6 @@ class Server:
 
 
 def plain(prompt: Sequence[int], params: SamplingParams, length: int) -> list[int]:
-    """What the server says without speculation."""
     server = Server()
     server.admit("", prompt, params)
     while len(server.reqs[0].text) < length:

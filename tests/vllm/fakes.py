@@ -17,8 +17,6 @@ from tests.services.harness import SPEC
 
 
 class BaseSpeculator(ABC):
-    """vLLM's abstract class."""
-
     num_query_per_req = 1
 
     @abstractmethod
@@ -56,7 +54,6 @@ def put_tokenizers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def config(address: str, rank: int = 0, **settings: object) -> Any:
-    """vLLM's configuration of a server with drafts."""
     model = SimpleNamespace(get_vocab_size=lambda: SPEC.vocab, max_model_len=SPEC.max_length)
     return SimpleNamespace(
         parallel_config=SimpleNamespace(rank=rank, tensor_parallel_size=2, prefill_context_parallel_size=1),

@@ -35,7 +35,6 @@ READ: dict[str, str] = {
 
 
 def digest(vllm: Path) -> str:
-    """Of the files below vLLM's folder."""
     contents = b"".join((vllm / "v1/worker/gpu" / file).read_bytes() for file in FILES)
     return hashlib.sha256(contents).hexdigest()
 
