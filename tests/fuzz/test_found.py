@@ -28,9 +28,7 @@ def read(tmp_path: Path, name: str, content: bytes) -> Any:
     return kind.read(tmp_path / kind.file)
 
 
-@pytest.mark.parametrize(
-    "content", [DEEP, DIGITS, b'{"a": ' + DIGITS + b"}"], ids=["deep", "digits", "digits inside"]
-)
+@pytest.mark.parametrize("content", [DEEP, b'{"a": ' + DIGITS + b"}"], ids=["deep", "digits"])
 @pytest.mark.parametrize("name", JSON_READERS)
 def test_json_that_the_library_cannot_follow_is_refused(tmp_path: Path, name: str, content: bytes) -> None:
     with pytest.raises(InvalidInput):
@@ -51,7 +49,6 @@ def test_toml_that_the_library_cannot_follow_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "names"),
     [
-        ("coordinator's records", b'{"seed": [3]}\n', "records.jsonl line 1"),
         ("coordinator's records", b'{"lines": {}}\n', "records.jsonl line 1"),
         ("model's config.json", b'{"text_config": [1]}', "text_config"),
         ("draft's manifest", b'{"format": "paceline-draft/1", "layers": ["x"], "target": {}}', "manifest.json"),
@@ -64,7 +61,7 @@ def test_json_of_another_shape_is_refused(tmp_path: Path, name: str, content: by
 
 
 @pytest.mark.parametrize(
-    ("entry", "value"), [("head_dim", "x"), ("num_key_value_heads", 1.5), ("hidden_size", 0), ("vocab_size", 10**400)]
+    ("entry", "value"), [("num_key_value_heads", 1.5), ("hidden_size", 0), ("vocab_size", 10**400)]
 )
 def test_a_models_sizes_are_whole_numbers_within_bounds(tmp_path: Path, entry: str, value: Any) -> None:
     right = json.loads(READERS["model's config.json"].contents[0])
@@ -72,7 +69,7 @@ def test_a_models_sizes_are_whole_numbers_within_bounds(tmp_path: Path, entry: s
         read(tmp_path, "model's config.json", json.dumps(right | {entry: value}).encode())
 
 
-@pytest.mark.parametrize("value", [10**400, float("inf"), float("nan"), -1])
+@pytest.mark.parametrize("value", [10**400, float("nan"), -1])
 def test_a_records_numbers_are_within_bounds(tmp_path: Path, value: Any) -> None:
     response = json.loads(READERS["saved response"].contents[0])
     response["paceline"]["rounds"][0]["round_ms"] = value
@@ -93,21 +90,15 @@ WHOLE = "speculators draft's folder, whole and consistent"
     ("folder", "change", "said"),
     [
         ("eagle1", {"hidden_act": "no such"}, "EAGLE draft's folder"),
-        ("eagle1", {"hidden_size": "x"}, "hidden_size = 'x'"),
         ("eagle3", {"rms_norm_eps": []}, "rms_norm_eps = "),
         ("speculators", {"transformer_layer_config": 5}, WHOLE),
-        ("speculators", {"speculators_config": True}, WHOLE),
         ("speculators", {"speculators_config": {"proposal_methods": [{"accept_tolerance": "x"}]}}, WHOLE),
         ("block z-lab", {"block_size": []}, "block_size = "),
-        ("block speculators", {"sample_from_anchor": 5}, "sample_from_anchor = 5"),
         ("mtp speculators", {"num_nextn_predict_layers": "x"}, "mtp draft's folder"),
         ("mtp deepseek_v3", {"num_nextn_predict_layers": "x"}, "a target's folder"),
-        ("mtp deepseek_v3", {"num_experts_per_tok": 9}, "a target's folder"),
         ("mtp qwen3_next", {"moe_intermediate_size": 1 << 40}, "weights of config.json's qwen3_next layers"),
         ("mtp qwen3_next", {"num_hidden_layers": 1 << 53}, "num_hidden_layers = .*: must be a whole"),
         ("speculators", {"transformer_layer_config": {"num_hidden_layers": 1 << 53}}, r"number in \[1, 512\]"),
-        ("eagle1", {"num_hidden_layers": 1 << 53}, r"number in \[1, 512\]"),
-        ("block z-lab", {"num_hidden_layers": 1 << 53}, r"number in \[1, 512\]"),
         ("block z-lab", {"head_dim": 1 << 32}, r"head_dim = 4294967296: must be a whole number in \[1, 16384\]"),
     ],
 )

@@ -10,8 +10,9 @@ import random
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import fields
+from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -29,38 +30,23 @@ if not SOURCE:
     pytest.skip("PACELINE_SGLANG_SOURCE names no folder", allow_module_level=True)
 SRT = "sglang/srt/"
 NGRAM = f"{SRT}speculative/ngram_worker.py"
-SIGNATURES: dict[str, tuple[str, Callable[..., Any]]] = {
-    "NGRAMWorker.__init__": (NGRAM, restated.NGRAMWorker.__init__),
-    "NGRAMWorker.clear_cache_pool": (NGRAM, restated.NGRAMWorker.clear_cache_pool),
-    "NGRAMWorker._efficient_concat_last_n": (NGRAM, restated.NGRAMWorker._efficient_concat_last_n),
-    "NGRAMWorker._prepare_draft_tokens": (NGRAM, restated.NGRAMWorker._prepare_draft_tokens),
-    "NGRAMWorker._update_ngram_corpus": (NGRAM, restated.NGRAMWorker._update_ngram_corpus),
-    "NGRAMWorker.forward_batch_generation": (NGRAM, restated.NGRAMWorker.forward_batch_generation),
-    "eagle_sample": (f"{SRT}speculative/eagle_utils.py", restated.eagle_sample),
-    "verify_tree_greedy_func": (
-        "sglang/kernels/ops/speculative/spec_tree.py",
-        restated.verify_tree_greedy_func,
+PLACES: dict[str, tuple[str, ...]] = {
+    NGRAM: tuple(
+        f"NGRAMWorker.{name}"
+        for name in (
+            *("__init__", "clear_cache_pool", "_efficient_concat_last_n", "_prepare_draft_tokens"),
+            *("_update_ngram_corpus", "forward_batch_generation"),
+        )
     ),
-    "Sampler.forward": (f"{SRT}layers/sampler.py", restated.Sampler.forward),
-    "multinomial_with_seed": (f"{SRT}layers/sampler.py", restated.multinomial_with_seed),
-    "apply_custom_logit_processor": (f"{SRT}layers/sampler.py", restated.apply_custom_logit_processor),
-    "SamplingBatchInfo.apply_logits_bias": (
-        f"{SRT}sampling/sampling_batch_info.py",
-        restated.SamplingBatchInfo.apply_logits_bias,
-    ),
-    "CustomSpecAlgo.__init__": (f"{SRT}speculative/spec_registry.py", restated.CustomSpecAlgo.__init__),
-    "CustomSpecAlgo.create_worker": (f"{SRT}speculative/spec_registry.py", restated.CustomSpecAlgo.create_worker),
-    "SpeculativeAlgorithm.register": (
-        f"{SRT}speculative/spec_info.py",
-        restated.SpeculativeAlgorithm.register.__func__,  # type: ignore[attr-defined]
-    ),
-    "SpeculativeAlgorithm.create_future_map": (
-        f"{SRT}speculative/spec_info.py",
-        restated.SpeculativeAlgorithm.create_future_map,
-    ),
-    "GroupCoordinator.broadcast": (f"{SRT}distributed/parallel_state.py", restated.Group.broadcast),
-    "GroupCoordinator.broadcast_object": (f"{SRT}distributed/parallel_state.py", restated.Group.broadcast_object),
+    f"{SRT}speculative/eagle_utils.py": ("eagle_sample",),
+    "sglang/kernels/ops/speculative/spec_tree.py": ("verify_tree_greedy_func",),
+    f"{SRT}layers/sampler.py": ("Sampler.forward", "multinomial_with_seed", "apply_custom_logit_processor"),
+    f"{SRT}sampling/sampling_batch_info.py": ("SamplingBatchInfo.apply_logits_bias",),
+    f"{SRT}speculative/spec_registry.py": ("CustomSpecAlgo.__init__", "CustomSpecAlgo.create_worker"),
+    f"{SRT}speculative/spec_info.py": ("SpeculativeAlgorithm.register", "SpeculativeAlgorithm.create_future_map"),
+    f"{SRT}distributed/parallel_state.py": ("GroupCoordinator.broadcast", "GroupCoordinator.broadcast_object"),
 }
+"""What is restated under the same name, but for the group."""
 
 
 def text_of(path: str) -> str:
@@ -87,11 +73,11 @@ def test_it_is_a_version_that_was_read() -> None:
     assert match[1] == restated.MODULES["sglang.version"]["__version__"]
 
 
-@pytest.mark.parametrize("name", SIGNATURES)
-def test_signatures_are_sglangs(name: str) -> None:
-    path, own = SIGNATURES[name]
+@pytest.mark.parametrize(("path", "name"), [(path, name) for path, names in PLACES.items() for name in names])
+def test_signatures_are_sglangs(path: str, name: str) -> None:
     arguments = node_of(path, name).args
-    own_arguments = inspect.getfullargspec(own)
+    own = attrgetter(name.replace("GroupCoordinator", "Group"))(restated)
+    own_arguments = inspect.getfullargspec(getattr(own, "__func__", own))
     assert [each.arg for each in arguments.args] == own_arguments.args
     assert [each.arg for each in arguments.kwonlyargs] == own_arguments.kwonlyargs
 

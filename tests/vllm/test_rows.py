@@ -23,17 +23,9 @@ def names(tracker: RowTracker[str], *rows: Tokens) -> list[str | None]:
     return [None if each is None else each.request for each in tracker.find(rows)]
 
 
-def test_requests_are_followed_to_other_rows() -> None:
-    tracker = placed(("a", ids(1, 2)), ("b", ids(1, 3)), ("c", ids(4)))
-    assert names(tracker, ids(4, 9), ids(1, 3, 9), ids(1, 2, 9, 9), ids(7)) == ["c", "b", "a", None]
-
-
 def test_equal_requests_are_each_found_once() -> None:
     tracker = placed(("a", ids(1, 2)), ("b", ids(1, 2)))
     assert names(tracker, ids(1, 2, 3), ids(1, 2, 4), ids(1, 2, 5)) == ["a", "b", None]
-
-
-def test_a_request_is_in_one_row_alone() -> None:
     tracker = placed(("other", ids(9)), ("a", ids(1, 2)))
     assert names(tracker, ids(1, 2, 3), ids(8), ids(1, 2, 4)) == ["a", None, None]
 
