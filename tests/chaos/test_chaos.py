@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import signal
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from tests.chaos.doomed import DoomedClient
 from tests.chaos.faults import Fault, Kind
 from tests.chaos.requests import VOCABULARY
 from tests.chaos.runner import Outcome, Runner, chosen
-from tests.chaos.shapes import SMALL
+from tests.chaos.shapes import SHAPES, SMALL
 from tests.chaos.states import State
 from tests.services.harness import linked, target_link, target_open
 
@@ -39,6 +40,12 @@ FURTHER = (
     (Kind.KILL_CLIENT, "client", State.TEXT, Moment.AFTER),
 )
 LINKS = {"client": "coordinator"}
+
+
+@pytest.fixture(scope="module")
+def hurt(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChaosCluster]:
+    with ChaosCluster(tmp_path_factory.mktemp("chaos"), SHAPES[SMALL]) as running:
+        yield running
 
 
 def faults_of(*cells: tuple[Kind, str, State, Moment]) -> list[Fault]:

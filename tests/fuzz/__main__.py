@@ -10,8 +10,7 @@ import asyncio
 import sys
 from pathlib import Path
 
-from tests.fuzz.cases import SurfaceTally, fuzz
-from tests.fuzz.kept import keep_tally
+from tests.fuzz.cases import SurfaceTally, fuzz, keep_tally
 from tests.fuzz.surfaces import CASES, SURFACES
 
 BUILD = Path("build/fuzz")

@@ -7,6 +7,7 @@ error. Whatever else happens raises `Untyped`, which says what: a finding.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import random
 import resource
@@ -14,8 +15,9 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
 
 from paceline.protocol.errors import PacelineError
 
@@ -173,3 +175,21 @@ def untyped_logs() -> Iterator[list[str]]:
         yield logged
     finally:
         logging.getLogger().removeHandler(handler)
+
+
+def keep_tally(folder: Path, tally: SurfaceTally) -> None:
+    """Write a surface's results, in place of those of the same seed and first case."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f"{tally.surface}-{tally.seed}-{tally.first}.json"
+    # `asdict` makes another Counter of a Counter.
+    plain = asdict(replace(tally, kinds=Counter())) | {"kinds": dict(tally.kinds)}
+    file.write_text(json.dumps(plain, indent=1) + "\n")
+
+
+def kept_tallies(folder: Path) -> list[SurfaceTally]:
+    return [_tally(json.loads(file.read_text())) for file in sorted(folder.glob("*.json"))]
+
+
+def _tally(value: dict[str, Any]) -> SurfaceTally:
+    findings = [FuzzFinding(FuzzCase(**each["case"]), each["what"]) for each in value["findings"]]
+    return SurfaceTally(**{**value, "kinds": Counter(value["kinds"]), "findings": findings})

@@ -15,8 +15,7 @@ from paceline_lab import REPORTS
 from paceline_lab.reporting.presentation import markdown_table
 from paceline_lab.reporting.reports import describe, write_report
 from tests.fuzz.__main__ import BUILD
-from tests.fuzz.cases import ACCEPTED, SurfaceTally
-from tests.fuzz.kept import kept_tallies
+from tests.fuzz.cases import ACCEPTED, SurfaceTally, kept_tallies
 from tests.fuzz.surfaces import CASES
 
 LIBRARIES = ("protobuf", "hypothesis", "llguidance", "fastapi", "pydantic")

@@ -19,7 +19,7 @@ from paceline.protocol.errors import InvalidInput
 from tests.engine import tiny
 from tests.engine.llama_engines import llama_settings
 from tests.engine.tiny import THREAD
-from tests.models import gguf_files, llama_cpp
+from tests.models import gguf_files
 from tests.models.gguf_files import CONTROL, HIDDEN, NORMAL, values
 from tests.models.test_gguf_logits import LISTS, LLAMA_3, YARN, biases
 
@@ -174,33 +174,6 @@ SENTENCEPIECE: dict[str, Any] = {
     "tokenizer.ggml.bos_token_id": 1,
     "tokenizer.ggml.eos_token_id": 2,
 }
-
-
-@pytest.mark.parametrize("kind", ["default", "gpt-2", "llama-bpe", "tekken"])
-def test_text_is_split_as_llama_cpp_does(tmp_path: Path, kind: str) -> None:
-    file = gguf_files.write(tmp_path / "tiny.gguf", keys={"tokenizer.ggml.pre": kind})
-    tokenizer = load_tokenizer(str(file))
-    for text in TEXTS:
-        assert list(tokenizer.encode(text)) == llama_cpp.tokens(file, text), text
-
-
-@pytest.mark.parametrize(
-    ("architecture", "flags"),
-    [
-        ("llama", {}),
-        ("gemma3", {"add_space_prefix": False}),
-        ("phi3", {"add_bos_token": False, "add_eos_token": True}),
-    ],
-)
-def test_pieces_are_those_of_llama_cpp(tmp_path: Path, architecture: str, flags: Mapping[str, bool]) -> None:
-    keys = SENTENCEPIECE | {f"tokenizer.ggml.{key}": each for key, each in flags.items()}
-    embedding = {"token_embd.weight": values("e", (len(PIECES) + len(WHOLE), HIDDEN))}
-    file = gguf_files.write(tmp_path / "tiny.gguf", architecture, keys, embedding)
-    tokenizer = load_tokenizer(str(file))
-    texts = ("the the", "  the", "", " ", "<s>the</s> the<end>the", "a\nb  <own>the <own> 12", "ÿ日", "the\n\n x")
-    for text in texts:
-        assert list(tokenizer.encode(text)) == llama_cpp.tokens(file, text), text
-    assert tokenizer.decode(tokenizer.encode("the a\nthe")) == "the a\nthe"
 
 
 def raw_header(tensors: int, keys: int, rest: bytes) -> bytes:

@@ -69,20 +69,34 @@ def compare(own: Tokenizer, other: Tokenizer, texts: Sequence[str]) -> None:
         assert own.render_chat(chat) == other.render_chat(chat)
 
 
-@pytest.mark.parametrize("kind", ["smollm", "qwen2", "gpt-4o"])
+@pytest.mark.parametrize("kind", ["default", "smollm", "llama-bpe", "qwen2", "tekken", "gpt-4o"])
 def test_ids_and_bytes_are_those_of_the_tokenizers_library(tmp_path: Path, kind: str) -> None:
-    compare(*both(gguf_files.write(tmp_path / "tiny.gguf", keys={"tokenizer.ggml.pre": kind})), TEXTS)
+    file = gguf_files.write(tmp_path / "tiny.gguf", keys={"tokenizer.ggml.pre": kind})
+    own, other = both(file)
+    compare(own, other, TEXTS)
+    assert all(list(other.encode(text)) == llama_cpp.tokens(file, text) for text in TEXTS)
 
 
-@pytest.mark.parametrize("flags", [{}, {"add_space_prefix": False}, {"add_bos_token": False, "add_eos_token": True}])
-def test_pieces_are_those_of_the_tokenizers_library(tmp_path: Path, flags: Mapping[str, bool]) -> None:
+@pytest.mark.parametrize(
+    ("architecture", "flags"),
+    [
+        ("llama", {}),
+        ("gemma3", {"add_space_prefix": False}),
+        ("phi3", {"add_bos_token": False, "add_eos_token": True}),
+    ],
+)
+def test_pieces_are_those_of_the_tokenizers_library(
+    tmp_path: Path, architecture: str, flags: Mapping[str, bool]
+) -> None:
     keys = SENTENCEPIECE | {f"tokenizer.ggml.{key}": each for key, each in flags.items()}
     embedding = {"token_embd.weight": values("e", (len(PIECES) + len(WHOLE), HIDDEN))}
-    own, other = both(gguf_files.write(tmp_path / "tiny.gguf", keys=keys, tensors=embedding))
-    for text in ("the the", "  the", "", " ", "<s>the</s> the<end>the", "a\nb  <own>the <own> 12", "ÿ日"):
-        assert own.encode(text) == other.encode(text), text
+    file = gguf_files.write(tmp_path / "tiny.gguf", architecture, keys, embedding)
+    own, other = both(file)
+    for text in ("the the", "  the", "", "<s>the</s> the<end>the", "a\nb  <own>the <own> 12", "ÿ日", "the\n\n x"):
+        assert list(own.encode(text)) == list(other.encode(text)) == llama_cpp.tokens(file, text), text
         assert own.decode(own.encode(text)) == other.decode(other.encode(text)), text
     assert own.hidden_tokens == other.hidden_tokens
+    assert other.decode(other.encode("the a\nthe")) == "the a\nthe"
 
 
 def test_a_kind_of_which_only_llama_cpp_has_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
