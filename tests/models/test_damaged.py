@@ -115,7 +115,7 @@ MUST_BE_WHOLE = r"^model = 'tiny': must be whole \(\w+: '?by zero'?\)$"
     [
         (ZeroDivisionError("by zero"), InvalidInput, MUST_BE_WHOLE),
         (PanicException("by zero"), InvalidInput, MUST_BE_WHOLE),
-        (KeyboardInterrupt(), KeyboardInterrupt, ""),
+        (KeyboardInterrupt(), KeyboardInterrupt, "^$"),
         (InvalidInput("as it was"), InvalidInput, "^as it was$"),
     ],
 )

@@ -9,14 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from coordinator.prepare import ServedModel, prepare
 from draft_service.drafters.catalogue import build_catalogue
 from paceline.engine.loading import load_engine
 from paceline.models.token_texts import token_texts
 from paceline.models.tokenizer import load_tokenizer
 from paceline.protocol.errors import InvalidInput
-from paceline.protocol.generation import GenerateRequest
-from paceline.protocol.sampling import Grammar, GrammarKind, SamplingParams
+from paceline.protocol.sampling import Grammar, GrammarKind
 from paceline.runtime.config import DraftConfig
 from paceline.sampling import processors
 from paceline.sampling.grammar import TokenTable, Vocabulary
@@ -58,25 +56,6 @@ def test_the_vocabulary_is_what_there_are_logits_for(folder: Path) -> None:
     with pytest.raises(InvalidInput, match=rf"token id = {IMAGE}: must be in \[0, {WIDTH}\)"):
         step(engine, chain(1, 2, (IMAGE,)))
     step(engine, chain(1, 2, (7,)))
-
-
-@pytest.mark.parametrize(
-    ("changes", "field"),
-    [
-        ({"token_ids": (3, IMAGE)}, "prompt token_ids"),
-        ({"resume_token_ids": (IMAGE,)}, "resume_token_ids"),
-        ({"stop_token_ids": (IMAGE,)}, "stop_token_ids"),
-        ({"prediction": (IMAGE,)}, "prediction"),
-        ({"sampling": SamplingParams(logit_bias=((IMAGE, 1.0),))}, "logit_bias id"),
-        ({"sampling": SamplingParams(bad_words=((3, IMAGE),))}, "bad_words id"),
-    ],
-)
-def test_ids_without_logits_are_refused_as_input(folder: Path, changes: dict[str, Any], field: str) -> None:
-    model = ServedModel("m", load_tokenizer(str(folder)), 100, ("auto",))
-    honest: dict[str, Any] = {"token_ids": (1, 2), "seed": 3}
-    with pytest.raises(InvalidInput, match=rf"{field} = {IMAGE}: must be in \[0, {WIDTH}\)"):
-        prepare(GenerateRequest(**honest | changes), model)
-    assert prepare(GenerateRequest(**honest), model).prompt == (1, 2)
 
 
 def test_a_grammar_never_allows_them(folder: Path) -> None:

@@ -250,7 +250,9 @@ def traced(mutation: str = "") -> Iterator[subprocess.Popen[str]]:
 
 def test_a_stopped_rendering_leaves_the_interpreter_as_it_was() -> None:
     with traced() as process:
-        assert process.communicate(timeout=60.0)[0] == "traced\n"
+        assert process.wait(timeout=60.0) == 0
+        assert process.stdout is not None
+        assert process.stdout.read() == "traced\n"
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="traced calls look at the flag but once")
