@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import signal
+import struct
+import subprocess
 import threading
 import urllib.request
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
@@ -25,10 +28,37 @@ from paceline.runtime.roles import PeerRole
 from tests.chaos.guest import GuestDraft
 from tests.chaos.proxy import Address, Proxy
 from tests.chaos.shapes import BEHIND_GATEWAY, GUEST, PLAIN, Shape
-from tests.chaos.shim import Shim
 from tests.chaos.trigger import Trigger, proxy_before
 from tests.e2e.cluster import Cluster, eventually, free_port
 from tests.metrics.scrape import Exposition
+
+SOURCE = Path(__file__).with_name("shim.c")
+
+
+class Shim:
+    """Built in a folder, which services then find in their environment; needs a C compiler."""
+
+    def __init__(self, folder: Path) -> None:
+        compiler = shutil.which("cc")
+        assert compiler is not None, "clocks that jump and names that don't resolve need a C compiler (cc)"
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder.absolute()
+        library = self._folder / "shim.so"
+        command = [compiler, "-shared", "-fPIC", "-O1", "-o", str(library), str(SOURCE), "-ldl"]
+        subprocess.run(command, check=True, capture_output=True)
+        self.environment = {"LD_PRELOAD": str(library), "CHAOS_FOLDER": str(self._folder)}
+
+    def jump(self, pid: int, seconds: int) -> None:
+        with (self._folder / f"clock.{pid}").open("r+b") as file:
+            file.write(struct.pack("=q", seconds))
+
+    def resolve(self, name: str, addresses: Sequence[str]) -> None:
+        """Have a name (`….chaos`) resolve so, from now on; without addresses: not."""
+        hosts = self._folder / f"{name}.hosts"
+        new = hosts.with_suffix(".new")
+        new.write_text(" ".join(addresses))
+        new.replace(hosts)
+
 
 TARGET = "table:vocab=300,seed=1,eos=299,step_ms=6,max_length=2048"
 NEAR = "table:vocab=300,seed=1,eos=299,noise=0.3,max_length=2048"

@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from paceline.protocol.errors import PeerUnavailable
-from tests.chaos.asking import LEFT, Ended
 from tests.chaos.cluster import ChaosCluster, Held
 from tests.chaos.faults import Fault, Kind
-from tests.chaos.requests import HTTP, LAW_ONLY, LENGTH, Asked
+from tests.chaos.requests import HTTP, LAW_ONLY, LEFT, LENGTH, Asked, Ended
 from tests.e2e.cluster import eventually
 
 MOST_DESCRIPTORS = 10

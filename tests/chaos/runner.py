@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 
-from tests.chaos.asking import Ended, Manner, ask, recovered_s
 from tests.chaos.blows import Aim, Blow
 from tests.chaos.cluster import ChaosCluster
 from tests.chaos.doomed import GRPC, DoomedClient
 from tests.chaos.faults import BLOWS, CLIENT_KINDS, Fault, Kind
 from tests.chaos.hurting import hurt, victim_of
 from tests.chaos.lies import COST_LIES, DRAFT_LIES, without_verdicts
-from tests.chaos.notice import LogPlaces
 from tests.chaos.oracle import Holdings, Judged, judge
-from tests.chaos.requests import HTTP, VARIANTS, WAIT_S, Asked, all_requests, ask_http
+from tests.chaos.requests import (
+    HTTP,
+    VARIANTS,
+    WAIT_S,
+    Asked,
+    Ended,
+    Manner,
+    all_requests,
+    ask,
+    ask_http,
+    recovered_s,
+)
 from tests.chaos.shapes import BEHIND_GATEWAY
 from tests.chaos.states import State
 from tests.chaos.trigger import Armed
@@ -201,3 +212,29 @@ def _lie(fault: Fault) -> Callable[[bytes], bytes]:
         return lambda message: COST_LIES[fault.peer](message, source)
     lie = DRAFT_LIES[sorted(DRAFT_LIES)[fault.byte % len(DRAFT_LIES)]]
     return lambda message: lie(message, source)
+
+
+SAYING = ("link broken", "link closed", "draft is late", "request failed", "connection dropped", "cut off")
+"""Lines below WARNING by which a service says that a peer or a client is not as it should be."""
+
+
+class LogPlaces:
+    def __init__(self, cluster: ChaosCluster) -> None:
+        self._files = {label: process.log_file for label, process in cluster.processes.items()}
+        self._sizes = {label: file.stat().st_size for label, file in self._files.items()}
+
+    def noticed(self, at: float, victim: str) -> float | None:
+        """Seconds from `at` (of `time.time`) to the first line about it of any process but the victim; None: none."""
+        times = [time for label in self._files if label != victim for time in self._lines(label) if time >= at - 1e-3]
+        return max(0.0, min(times) - at) if times else None
+
+    def _lines(self, label: str) -> Iterator[float]:
+        with self._files[label].open("rb") as log:
+            log.seek(self._sizes[label])
+            for line in log:
+                try:
+                    said = json.loads(line)
+                except ValueError:
+                    continue
+                if said["level"] in ("WARNING", "ERROR") or said["message"].startswith(SAYING):
+                    yield datetime.fromisoformat(said["time"]).timestamp()

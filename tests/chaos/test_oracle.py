@@ -11,13 +11,12 @@ from typing import Any, cast
 import pytest
 
 from tests.chaos import oracle
-from tests.chaos.asking import Ended
 from tests.chaos.blows import Moment
 from tests.chaos.cluster import ChaosCluster, Held
 from tests.chaos.faults import Fault, Kind
 from tests.chaos.growth import KINDS, Drift, Growth, Samples
 from tests.chaos.oracle import LIMITS, Holdings, judge
-from tests.chaos.requests import HTTP, Asked
+from tests.chaos.requests import HTTP, Asked, Ended
 from tests.chaos.shapes import PLAIN
 from tests.chaos.states import State
 

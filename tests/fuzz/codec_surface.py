@@ -11,10 +11,9 @@ from google.protobuf.message import DecodeError, Message
 
 from paceline.protocol.draft import DraftedProposal
 from paceline.protocol.errors import PacelineError
-from tests.fuzz.byte_mutations import mutated_bytes
 from tests.fuzz.cases import ACCEPTED, SLOW_S, FuzzCase, typed, within
-from tests.fuzz.corpus import parts_of_messages, stored_messages
-from tests.fuzz.message_mutations import mutated_message
+from tests.fuzz.message_mutations import mutated_message, parts_of_messages, stored_messages
+from tests.fuzz.odd_values import mutated_bytes
 from tests.protocol.test_codec import PAIRS
 
 UNREADABLE = "no protobuf"

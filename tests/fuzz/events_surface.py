@@ -24,8 +24,7 @@ from paceline.v1 import draft_service_pb2_grpc as draft_grpc
 from paceline.v1 import target_service_pb2_grpc as target_grpc
 from tests.e2e.cluster import Cluster
 from tests.fuzz.cases import ACCEPTED, FuzzCase, Untyped, typed
-from tests.fuzz.corpus import parts_of_messages
-from tests.fuzz.message_mutations import mutated_message
+from tests.fuzz.message_mutations import mutated_message, parts_of_messages
 from tests.fuzz.running_services import WatchedServices, until_linked
 from tests.services.harness import RecordingEngine, draft_service, serving, target_service
 

@@ -20,10 +20,9 @@ from paceline.protocol.sampling import Grammar, GrammarKind, SamplingParams
 from paceline.rpc.statuses import from_rpc_error
 from paceline.v1 import generation_service_pb2 as generation_pb
 from tests.e2e.cluster import Cluster
-from tests.fuzz.byte_mutations import mutated_bytes
 from tests.fuzz.cases import ACCEPTED, FuzzCase, Untyped, typed
-from tests.fuzz.corpus import parts_of_messages, stored_messages
-from tests.fuzz.message_mutations import mutated_message
+from tests.fuzz.message_mutations import mutated_message, parts_of_messages, stored_messages
+from tests.fuzz.odd_values import mutated_bytes
 from tests.fuzz.running_services import WatchedServices, until_linked
 
 BYTES_MODEL = "table:vocab=300,seed=1,max_length=96"

@@ -18,10 +18,9 @@ from paceline.protocol.sampling import Grammar, GrammarKind, SamplingParams
 from paceline.protocol.session import Close, Failure
 from paceline.protocol.target import Prefetch, Round, Verdict
 from paceline.rpc.link_kinds import DRAFT, TARGET, LinkKind
-from tests.fuzz.byte_mutations import mutated_bytes
 from tests.fuzz.cases import typed
-from tests.fuzz.corpus import parts_of_messages, stored_messages
-from tests.fuzz.message_mutations import mutated_message
+from tests.fuzz.message_mutations import mutated_message, parts_of_messages, stored_messages
+from tests.fuzz.odd_values import mutated_bytes
 from tests.services.expected import own_tokens
 from tests.services.harness import chain, draft_open, first_round, target_open
 

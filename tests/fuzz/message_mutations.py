@@ -1,16 +1,49 @@
-"""Mutations of protobuf messages by their descriptors: fields unset, doubled, out of order, out of all limits."""
+"""Valid messages, and mutations of them by their descriptors: fields unset, doubled, in disorder, out of limits."""
 
 from __future__ import annotations
 
+import functools
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from google.protobuf.descriptor import FieldDescriptor as Field
 from google.protobuf.message import Message
 
+from paceline.protocol import codec
+from paceline.protocol.proposal import ROOT, Outcome, Proposal
+from paceline.protocol.target import Prefetch
 from tests.fuzz.odd_values import ODD_TEXTS
+from tests.protocol.test_compatibility import STORED, parsed
+
+_CHAIN = Proposal(0, (4, 5, 6), (1.0,) * 3)
+_TREE = Proposal(0, (4, 5, 6), (1.0,) * 3, (ROOT, ROOT, 0))
+FURTHER = {"target_command": [Prefetch(3, 9, ((Outcome(9, ROOT, 4), _CHAIN), (Outcome(9, 0, 7), _TREE)))]}
+"""None of the stored ones has a prefetched proposal."""
+
+
+@functools.cache
+def stored_messages(name: str) -> tuple[Message, ...]:
+    """The valid messages of one kind."""
+    stored = [parsed(each) for each in STORED[name]]
+    return (*stored, *(codec.encode_target_command(each) for each in FURTHER.get(name, ())))
+
+
+@functools.cache
+def parts_of_messages() -> tuple[Message, ...]:
+    """Every message in the stored ones, their parts too: what is borrowed from."""
+    return tuple(part for name in STORED for message in stored_messages(name) for part in _within(message))
+
+
+def _within(message: Any) -> Iterator[Message]:
+    yield message
+    for field, value in message.ListFields():
+        if field.message_type is None or field.message_type.GetOptions().map_entry:
+            continue
+        for part in value if field.is_repeated else [value]:
+            yield from _within(part)
+
 
 _LIMITS = {
     **dict.fromkeys((Field.TYPE_INT32, Field.TYPE_SINT32, Field.TYPE_ENUM), (-(1 << 31), (1 << 31) - 1)),

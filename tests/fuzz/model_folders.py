@@ -19,11 +19,10 @@ from paceline.engine.loading import load_engine
 from paceline.models.tokenizer import load_tokenizer
 from paceline.runtime.config import EngineSettings
 from tests.engine import tiny
-from tests.fuzz.byte_mutations import mutated_bytes
 from tests.fuzz.cases import FuzzCase
 from tests.fuzz.checkpoint_files import write_files
 from tests.fuzz.files_surface import read
-from tests.fuzz.odd_values import deep_somewhere, mutated_json
+from tests.fuzz.odd_values import deep_somewhere, mutated_bytes, mutated_json
 from tests.models.saving import byte_level_tokenizer
 
 SETTINGS = EngineSettings(threads=1, max_num_seqs=2)

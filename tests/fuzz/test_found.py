@@ -10,7 +10,7 @@ import pytest
 
 from paceline.protocol.errors import InvalidInput
 from tests.fuzz.checkpoint_files import checkpoints, load_checkpoint, write_files
-from tests.fuzz.user_files import KINDS
+from tests.fuzz.files_surface import KINDS
 
 READERS = {kind.name: kind for kind in KINDS}
 DEEP = b"[" * 100_000

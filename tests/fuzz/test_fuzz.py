@@ -18,14 +18,13 @@ from paceline_lab.bench.prompts import questions
 from paceline_lab.bench.prompts.questions import load_questions
 from target_service.session import Session
 from tests.fuzz import files_surface, link_scripts, sessions_surface
-from tests.fuzz.byte_mutations import mutated_bytes
 from tests.fuzz.cases import FuzzCase, Untyped, fuzz, within
 from tests.fuzz.codec_surface import decoded
-from tests.fuzz.corpus import parts_of_messages
+from tests.fuzz.files_surface import KINDS
 from tests.fuzz.link_scripts import DRAFT_LINK, TARGET_LINK
-from tests.fuzz.message_mutations import mutated_message
+from tests.fuzz.message_mutations import mutated_message, parts_of_messages
+from tests.fuzz.odd_values import mutated_bytes
 from tests.fuzz.surfaces import SURFACES
-from tests.fuzz.user_files import KINDS
 from tests.protocol.test_codec import PAIRS
 from tests.services.expected import own_tokens
 
