@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -78,20 +79,17 @@ class Workload:
     part: str = ""
 
     @property
-    def spec(self) -> Object:
-        spec: Object = self.template["spec"]
-        return spec
+    def spec(self) -> Any:
+        return self.template["spec"]
 
     @property
-    def labels(self) -> dict[str, str]:
-        labels: dict[str, str] = self.template["metadata"]["labels"]
-        return labels
+    def labels(self) -> Any:
+        return self.template["metadata"]["labels"]
 
     @property
-    def container(self) -> Object:
+    def container(self) -> Any:
         """The one that serves; helpers come before it as init containers."""
-        container: Object = self.spec["containers"][0]
-        return container
+        return self.spec["containers"][0]
 
     @property
     def containers(self) -> list[Object]:
@@ -108,7 +106,11 @@ class Workload:
 
 
 @cache
-def _rendered(composition: Composition) -> str:
+def _rendered(composition: Composition) -> bytes:
+    return pickle.dumps([each for each in parse(_text_of(composition)) if each])
+
+
+def _text_of(composition: Composition) -> str:
     if not composition.components:
         return _kustomize(MANIFESTS / composition.base)
     with tempfile.TemporaryDirectory() as folder:
@@ -124,8 +126,9 @@ def _rendered(composition: Composition) -> str:
 
 
 def render(composition: Composition) -> list[Object]:
-    """What `kubectl kustomize` prints, freshly parsed: callers may change it."""
-    return [each for each in parse(_rendered(composition)) if each]
+    """What `kubectl kustomize` prints; each time other objects, as callers may change them."""
+    objects: list[Object] = pickle.loads(_rendered(composition))
+    return objects
 
 
 def parse(text: str) -> list[Any]:

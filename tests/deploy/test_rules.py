@@ -27,14 +27,12 @@ Change = Callable[[list[Object]], Any]
 Rule = Callable[[list[Object]], Any]
 
 
-def pod(objects: list[Object], role: str) -> Object:
-    spec: Object = named(objects, "Deployment", f"paceline-{role}")["spec"]["template"]["spec"]
-    return spec
+def pod(objects: list[Object], role: str) -> Any:
+    return named(objects, "Deployment", f"paceline-{role}")["spec"]["template"]["spec"]
 
 
-def container(objects: list[Object], role: str) -> Object:
-    serving: Object = pod(objects, role)["containers"][0]
-    return serving
+def container(objects: list[Object], role: str) -> Any:
+    return pod(objects, role)["containers"][0]
 
 
 def file(objects: list[Object], role: str, old: str, new: str) -> None:
@@ -44,31 +42,26 @@ def file(objects: list[Object], role: str, old: str, new: str) -> None:
     data[f"{role}.toml"] = data[f"{role}.toml"].replace(old, new)
 
 
-def group(objects: list[Object]) -> Object:
+def group(objects: list[Object]) -> Any:
     """What a LeaderWorkerSet makes its pods of."""
-    template: Object = of_kind(objects, "LeaderWorkerSet")[0]["spec"]["leaderWorkerTemplate"]
-    return template
+    return of_kind(objects, "LeaderWorkerSet")[0]["spec"]["leaderWorkerTemplate"]
 
 
-def ranks(objects: list[Object], part: str) -> Object:
-    spec: Object = group(objects)[f"{part}Template"]["spec"]
-    return spec
+def ranks(objects: list[Object], part: str) -> Any:
+    return group(objects)[f"{part}Template"]["spec"]
 
 
-def service(objects: list[Object], role: str) -> Object:
-    spec: Object = named(objects, "Service", f"paceline-{role}")["spec"]
-    return spec
+def service(objects: list[Object], role: str) -> Any:
+    return named(objects, "Service", f"paceline-{role}")["spec"]
 
 
-def policy(objects: list[Object], name: str) -> Object:
-    spec: Object = named(objects, "NetworkPolicy", name)["spec"]
-    return spec
+def policy(objects: list[Object], name: str) -> Any:
+    return named(objects, "NetworkPolicy", name)["spec"]
 
 
-def spread(objects: list[Object], role: str) -> Object:
+def spread(objects: list[Object], role: str) -> Any:
     """The labels by which a role's pods are spread over a topology."""
-    selector: Object = pod(objects, role)["topologySpreadConstraints"][0]["labelSelector"]
-    return selector
+    return pod(objects, role)["topologySpreadConstraints"][0]["labelSelector"]
 
 
 def closed(source: str, destination: str, port: int | str) -> str:

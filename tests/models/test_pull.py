@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from transformers import LlamaForCausalLM
 from paceline.engine.loading import load_engine
 from paceline.models import gguf
 from paceline.models.pull import file_digest, folder_bytes, kept_wheels, pull, remove
-from paceline.models.pullable import PULLABLE, PullableModel, PullProgress
+from paceline.models.pullable import PULLABLE, PullableModel, PullProgress, Wheel
 from paceline.models.resolve import is_pulled, pulled_path, resolve
 from paceline.models.tokenizer import load_tokenizer
 from paceline.protocol.errors import InternalError, InvalidInput, PeerUnavailable
@@ -26,12 +27,27 @@ from paceline.protocol.generation import ChatMessage
 from tests.engine.llama_engines import llama_settings
 from tests.engine.tiny import THREAD, read
 from tests.models import gguf_files
-from tests.models.gguf_wheels import write_wheels
 
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
+
+
+def write_wheels(gguf_file: Path, folder: Path, parts: int, files: int = 1) -> tuple[Wheel, ...]:
+    """Put a GGUF file into so many wheels, of which each holds `files` parts."""
+    data = gguf_file.read_bytes()
+    size = -(-len(data) // parts)
+    wheels = []
+    for number in range(1, parts + 1):
+        package = f"tiny-part{number}"
+        file = folder / f"{package}.whl"
+        with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+            for index in range(files):
+                member = zipfile.ZipInfo(f"{package}/data/part{number}-{index}.bin")  # of one date: one digest
+                archive.writestr(member, data[(number - 1) * size : number * size])
+        wheels.append(Wheel(package, "0.1", file.stat().st_size, file_digest(file)))
+    return tuple(wheels)
 
 
 class PackageIndex:
