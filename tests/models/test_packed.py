@@ -162,14 +162,11 @@ ROUNDINGS = [
 @pytest.mark.parametrize(
     ("config", "rounding", "entry"),
     [
-        (EXPERTS, *ROUNDINGS[0]),
-        (DENSE, *ROUNDINGS[1]),
-        (EXPERTS, *ROUNDINGS[2]),
-        (DENSE, *ROUNDINGS[3]),
-        *(
-            pytest.param(*each, marks=pytest.mark.full)
-            for each in ((DENSE, *ROUNDINGS[0]), (EXPERTS, *ROUNDINGS[1]), (DENSE, *ROUNDINGS[2]))
-        ),
+        pytest.param(
+            config, *ROUNDINGS[place], marks=() if (config is EXPERTS) == (place % 2 == 0) else pytest.mark.full
+        )
+        for place in range(len(ROUNDINGS))
+        for config in (DENSE, EXPERTS)
     ],
 )
 def test_a_model_in_gptq_is_served_as_the_floats_that_it_stands_for(
