@@ -162,10 +162,8 @@ ROUNDINGS = [
 @pytest.mark.parametrize(
     ("config", "rounding", "entry"),
     [
-        pytest.param(
-            config, *ROUNDINGS[place], marks=() if (config is EXPERTS) == (place % 2 == 0) else pytest.mark.full
-        )
-        for place in range(len(ROUNDINGS))
+        pytest.param(config, *each, marks=() if (config is EXPERTS) == (place % 2 == 0) else pytest.mark.full)
+        for place, each in enumerate(ROUNDINGS)
         for config in (DENSE, EXPERTS)
     ],
 )
