@@ -59,12 +59,12 @@ def policy(objects: list[Object], name: str) -> Any:
     return named(objects, "NetworkPolicy", name)["spec"]
 
 
-def spread(objects: list[Object], role: str) -> Any:
+def topology(objects: list[Object], role: str) -> Any:
     """The labels by which a role's pods are spread over a topology."""
     return pod(objects, role)["topologySpreadConstraints"][0]["labelSelector"]
 
 
-def closed(source: str, destination: str, port: int | str) -> str:
+def lack_of(source: str, destination: str, port: int | str) -> str:
     """The complaint that an edge is denied."""
     return f"closed, though the architecture needs it: {network.Edge(source, destination, port)}"
 
@@ -140,7 +140,7 @@ MISTAKES: dict[Rule, list[tuple[Composition, Change, str]]] = {
     wiring.selectors_match: [
         (BASE, lambda o: service(o, "draft")["selector"].update(a="b"), "selects no pod"),
         (BASE, lambda o: of_kind(o, "Deployment")[0]["spec"].update(selector={"matchLabels": {"a": "b"}}), "its own"),
-        (BASE, lambda o: spread(o, "draft").update(matchLabels={"a": "b"}), "spreads other pods"),
+        (BASE, lambda o: topology(o, "draft").update(matchLabels={"a": "b"}), "spreads other pods"),
     ],
     wiring.services_select_who_serves: [
         (RANKS, lambda o: service(o, "target")["selector"].pop("paceline.dev/rank"), "does not listen")
@@ -199,11 +199,11 @@ MISTAKES: dict[Rule, list[tuple[Composition, Change, str]]] = {
     ],
     network.edges_are_the_architectures: [
         (POLICIES, lambda o: policy(o, "target").update(ingress=[{}]), "open, and"),
-        (POLICIES, lambda o: policy(o, "coordinator")["egress"].pop(), closed("coordinator", "draft", 50052)),
-        (POLICIES, lambda o: policy(o, "coordinator")["ingress"].pop(), closed("gateway", "coordinator", 50051)),
-        (POLICIES, lambda o: o.remove(named(o, "NetworkPolicy", "gateway")), closed("client", "gateway", 8000)),
+        (POLICIES, lambda o: policy(o, "coordinator")["egress"].pop(), lack_of("coordinator", "draft", 50052)),
+        (POLICIES, lambda o: policy(o, "coordinator")["ingress"].pop(), lack_of("gateway", "coordinator", 50051)),
+        (POLICIES, lambda o: o.remove(named(o, "NetworkPolicy", "gateway")), lack_of("client", "gateway", 8000)),
         (POLICIES, lambda o: o.remove(named(o, "NetworkPolicy", "deny")), "no policy denies"),
-        (RANK_POLICIES, lambda o: o.remove(named(o, "NetworkPolicy", "ranks")), closed("target", "target", "any")),
+        (RANK_POLICIES, lambda o: o.remove(named(o, "NetworkPolicy", "ranks")), lack_of("target", "target", "any")),
     ],
 }
 

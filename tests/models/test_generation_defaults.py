@@ -13,7 +13,7 @@ from paceline.models.generation_defaults import NO_DEFAULTS, GenerationDefaults,
 from paceline.protocol.errors import InvalidInput
 from paceline.protocol.sampling import FIELDS_WITH_DEFAULTS, SamplingParams, UnstatedNumber
 
-STATED = {"temperature": 0.7, "top_k": 20, "top_p": 0.8, "repetition_penalty": 1.1}
+NUMBERS = {"temperature": 0.7, "top_k": 20, "top_p": 0.8, "repetition_penalty": 1.1}
 
 
 def folder_with(folder: Path, **values: Any) -> str:
@@ -23,8 +23,8 @@ def folder_with(folder: Path, **values: Any) -> str:
 
 
 def test_what_the_file_states_becomes_a_default_and_nothing_else_does(tmp_path: Path) -> None:
-    defaults = load_defaults(folder_with(tmp_path, **STATED, do_sample=True, eos_token_id=2))
-    assert defaults.sampling.stated_numbers == STATED
+    defaults = load_defaults(folder_with(tmp_path, **NUMBERS, do_sample=True, eos_token_id=2))
+    assert defaults.sampling.stated_numbers == NUMBERS
     assert isinstance(defaults.sampling.min_p, UnstatedNumber)
     assert defaults.max_new_tokens is None
     own = load_defaults(folder_with(tmp_path, min_p=0.05, max_new_tokens=77, top_k=-1, top_p=None, temperature=0))

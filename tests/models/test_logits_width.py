@@ -62,12 +62,12 @@ def test_a_grammar_never_allows_them(folder: Path) -> None:
     tokenizer = load_tokenizer(str(folder))
     table = TokenTable(Vocabulary.of(tokenizer))
 
-    def allowed(expression: str) -> Any:
+    def mask_of(expression: str) -> Any:
         packed = table.compile(Grammar(GrammarKind.REGEX, expression)).next_token_mask()
         return processors._unpack(packed, tokenizer.vocab_size)
 
-    assert np.flatnonzero(allowed("[ab]+")).tolist() == list(tokenizer.encode("ab"))
-    assert allowed("(?s:.)*").size == WIDTH
+    assert np.flatnonzero(mask_of("[ab]+")).tolist() == list(tokenizer.encode("ab"))
+    assert mask_of("(?s:.)*").size == WIDTH
 
 
 def test_a_draft_of_the_same_tokenizer_and_another_width_drafts_for_it(folder: Path, tmp_path: Path) -> None:

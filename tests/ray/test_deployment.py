@@ -203,23 +203,23 @@ def load(coordinator: str, texts: list[tuple[int, ...]]) -> Iterator[list[bool]]
 
 @pytest.mark.full
 def test_drafts_come_and_go_under_load(nodes: TwoNodes) -> None:
-    loaded, texts = Deployed(nodes, "loaded"), [text_of(each) for each in range(CLIENTS)]
+    growing, texts = Deployed(nodes, "growing"), [text_of(each) for each in range(CLIENTS)]
     assert len(set(texts)) == CLIENTS, "a comparison can fail"
-    loaded.do("up", TARGET, "--drafter", DRAFT, "--target-cpus", "0.5", "--port", "0", "--no-http", *WAIT)
+    growing.do("up", TARGET, "--drafter", DRAFT, "--target-cpus", "0.5", "--port", "0", "--no-http", *WAIT)
     try:
-        with load(loaded.line("coordinator-0")["address"], texts) as outcomes:
+        with load(growing.line("coordinator-0")["address"], texts) as outcomes:
             eventually(lambda: len(outcomes) >= CLIENTS, "requests run")
-            loaded.do("scale", "--drafts", "2")
-            added = loaded.line("draft-1")["address"]
+            growing.do("scale", "--drafts", "2")
+            added = growing.line("draft-1")["address"]
             eventually(lambda: sessions_of(added) > 0, "the draft that was added has sessions", TAKES_SESSIONS_S)
             before = len(outcomes)
-            loaded.do("scale", "--drafts", "1")
+            growing.do("scale", "--drafts", "1")
             eventually(lambda: len(outcomes) >= before + 2 * CLIENTS, "requests go on")
         assert all(outcomes), f"{outcomes.count(False)} of {len(outcomes)} texts changed"
-        assert loaded.names_of("draft") == ["loaded/draft-0/rank-0"]
+        assert growing.names_of("draft") == ["growing/draft-0/rank-0"]
         assert sessions_of(added) == 0
     finally:
-        loaded.do("down")
+        growing.do("down")
 
 
 @pytest.mark.full

@@ -33,13 +33,13 @@ def engine(deployment: Deployment, role: Any) -> dict[str, object]:
 
 def test_each_service_gets_the_devices_that_it_needs() -> None:
     """A rank a GPU where there are some, a draft its share, or a resource of one's own."""
-    shared = plan(tensor_parallel_size=2, target_cpus=4, draft_gpus=0.25, gpu_memory_utilization=0.8)
-    needs = shared.plans["target"].needs
+    deployment = plan(tensor_parallel_size=2, target_cpus=4, draft_gpus=0.25, gpu_memory_utilization=0.8)
+    needs = deployment.plans["target"].needs
     assert (needs.bundle, needs.ranks) == ({"CPU": 4.0, "GPU": 1.0}, 2)
-    assert "device" not in engine(shared, "target")
-    assert engine(shared, "target")["gpu_memory_utilization"] == 0.8
-    assert shared.plans["draft"].needs.gpus == 0.25
-    assert engine(shared, "draft")["gpu_memory_utilization"] == pytest.approx(0.9 * 0.25)
+    assert "device" not in engine(deployment, "target")
+    assert engine(deployment, "target")["gpu_memory_utilization"] == 0.8
+    assert deployment.plans["draft"].needs.gpus == 0.25
+    assert engine(deployment, "draft")["gpu_memory_utilization"] == pytest.approx(0.9 * 0.25)
     own = plan(draft_resource="small_gpu=2")
     assert own.plans["draft"].needs.bundle == {"CPU": 0.5, "small_gpu": 2.0}
     assert "device" not in engine(own, "draft")
