@@ -21,7 +21,6 @@ from paceline.models.config_limits import refuse_ignored, refuse_numbers
 from paceline.models.tokenizer import load_tokenizer
 from paceline.protocol.errors import DamagedFile, InvalidInput, PacelineError, Unsupported
 from tests.engine import tiny
-from tests.engine.families import FAMILIES, Family
 from tests.engine.parallel.ranks import run_ranks
 from tests.engine.tiny import THREAD
 from tests.models.saving import change_json, save_with_tokenizer
@@ -216,13 +215,6 @@ def test_a_tokenizer_with_a_bad_expression_is_named(folder: Path) -> None:
     splits = {"type": "Split", "pattern": {"Regex": "(["}, "behavior": "Isolated", "invert": False}
     change_json(folder / "tokenizer.json", pre_tokenizer=splits)
     assert "tokenizer.json': damaged or truncated (Oniguruma error: premature end" in refusal(folder).message
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("family", [each for each in FAMILIES if not each.refused], ids=lambda each: each.name)
-def test_a_folder_that_the_library_has_saved_is_whole(tmp_path: Path, family: Family) -> None:
-    save_with_tokenizer(tiny.random_model(family.config()), tmp_path)
-    load_engine(str(tmp_path), THREAD)
 
 
 @pytest.mark.full
