@@ -44,14 +44,8 @@ class Blow(Enum):
 
 @dataclass(frozen=True)
 class Aim:
-    """A blow and its particulars.
-
-    Attributes:
-        seconds: how long a delay, a hold, a slow connection or a lie lasts.
-        byte: chooses what is corrupted, and where a frame is cut off.
-        call: what CALL runs, in a thread.
-        lie: what LIE makes of each message to the client.
-    """
+    """A blow and its particulars: how long it lasts, the `byte` that chooses what is corrupted and where a frame is
+    cut off, what CALL runs in a thread, and what LIE makes of each message to the client."""
 
     blow: Blow
     moment: Moment = Moment.BEFORE

@@ -26,12 +26,7 @@ END_SECONDS = 20.0
 
 
 class DoomedClient:
-    """The process, from outside; a context manager, at whose end it is gone.
-
-    Args:
-        way: `GRPC` or `HTTP`.
-        address: of a coordinator, or of a gateway.
-    """
+    """The process, from outside; a context manager, at whose end it is gone. `way`: `GRPC` or `HTTP`."""
 
     def __init__(self, way: str, address: str) -> None:
         command = [sys.executable, "-m", "tests.chaos.doomed", way, address]

@@ -83,13 +83,7 @@ SECONDS: dict[Kind, tuple[float, ...]] = {
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault: everything that its seed decides.
-
-    Attributes:
-        peer: the role of the process that suffers, or before which the connection does.
-        link: before which role the frame passes that it waits for.
-        skip: frames of that state that pass before.
-    """
+    """One fault, decided by its seed. `peer`: the role that suffers; `link`: before which role its frame passes."""
 
     seed: int
     kind: Kind

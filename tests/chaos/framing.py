@@ -27,13 +27,8 @@ class Direction(Enum):
 
 @dataclass(frozen=True)
 class Frame:
-    """What is passed on at once.
-
-    Attributes:
-        raw: its bytes as they came.
-        messages: gRPC messages whose last byte is in it; of other protocols: `raw` itself.
-        whole: whether it holds these messages and nothing else, so that it can be sent again.
-    """
+    """What is passed on at once. `messages`: gRPC messages whose last byte is in it, or, of other protocols, `raw`
+    itself; `whole`: it holds these and nothing else, so that it can be sent again."""
 
     raw: bytes
     messages: tuple[bytes, ...] = ()

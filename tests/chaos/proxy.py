@@ -45,14 +45,8 @@ class PassOn:
 
 
 class Proxy:
-    """Runs in a thread of its own; a context manager.
-
-    Args:
-        upstream: where its connections lead.
-        tap: makes what sees the frames of a new connection.
-        splitter: makes what cuts a direction's bytes into frames.
-        listen: where it listens; port 0 takes a free one.
-    """
+    """Runs in a thread of its own; a context manager. `tap` makes what sees the frames of a new connection,
+    `splitter` what cuts a direction's bytes into frames; it listens at `listen`, port 0: a free one."""
 
     def __init__(
         self,

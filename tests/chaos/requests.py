@@ -26,13 +26,8 @@ LEFT = "LEFT"
 
 @dataclass
 class Ended:
-    """How a request went.
-
-    Attributes:
-        error: the reason of a typed error, `HANGS`, `LEFT`, or what an HTTP client saw; empty: it has its text.
-        message: of that error.
-        times: of every message with tokens, by `time.monotonic`, as are `begun` and `ended`.
-    """
+    """How a request went. `error`: a typed error's reason, `HANGS`, `LEFT`, or what an HTTP client saw; empty: it has
+    its text. Times are of `time.monotonic`; `times` those of every message with tokens."""
 
     token_ids: tuple[int, ...] = ()
     text: str = ""
@@ -52,13 +47,8 @@ class Ended:
 
 @dataclass(frozen=True)
 class Manner:
-    """How a client reads.
-
-    Attributes:
-        pause_s: before each message.
-        leave_after: messages with tokens behind which it leaves; None: it stays.
-        patience_s: a request that takes longer hangs.
-    """
+    """How a client reads: its pause before each message, messages behind which it leaves, when it takes it for
+    hung."""
 
     pause_s: float = 0.0
     leave_after: int | None = None

@@ -51,14 +51,8 @@ FITTING = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a fault; seconds are from the moment that it fell.
-
-    Attributes:
-        struck: whether its frame came: a fault that fell on nothing counts for nothing.
-        victim: the process, or the one behind the connection.
-        notice_s: until a surviving process said so in its log; None: none had to.
-        recover_s: until the last of the requests under way had a token again; None: none had to wait.
-    """
+    """What came of a fault, `struck` or not: one that fell on nothing counts for nothing. Seconds are from its fall:
+    until a surviving process said so in its log, and until the last request had a token again; None: none had to."""
 
     fault: Fault
     struck: bool

@@ -22,15 +22,8 @@ _PAIRS: Mapping[str, ProcessName] = {
 
 @dataclass(frozen=True)
 class Shape:
-    """A cluster.
-
-    Attributes:
-        labels: its processes.
-        tls: mutual TLS everywhere; proxies see no frames.
-        shim: wall clocks can jump.
-        names: targets and draft services are found by names that may stop resolving; needs the shim.
-        ranks: of each target.
-    """
+    """A cluster of processes by label. `tls`: mutual, so proxies see no frames; `shim`: wall clocks can jump;
+    `names`: its peers are found by names that may stop resolving, which needs the shim; `ranks`: of each target."""
 
     labels: Mapping[str, ProcessName]
     tls: bool = False

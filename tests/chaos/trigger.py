@@ -30,17 +30,8 @@ RECOGNISERS: dict[str, Callable[[], Recognise]] = {
 
 @dataclass
 class Armed:
-    """A blow that waits for its frame.
-
-    Attributes:
-        labels: of the proxies where it may fall.
-        state: of the round.
-        skip: how many such frames pass unharmed before.
-        aim: what then happens; a call is given the label of the proxy.
-        label: where it fell; empty: it has not.
-        at: when, by `time.monotonic`.
-        failure: what went wrong with the blow itself, a broken connection aside.
-    """
+    """A blow that waits for a frame of a state, behind `skip` others, at the proxies of these labels; `aim` is given
+    the label. Then `label` says where it fell and `at` when; `failure`: what went wrong with the blow itself."""
 
     labels: frozenset[str]
     state: State

@@ -62,15 +62,8 @@ NAMED_COMPONENTS = {name for composition in COMPOSITIONS for name in composition
 
 @dataclass(frozen=True)
 class Workload:
-    """Pods of one template.
-
-    Attributes:
-        name: kind and name of the object, and the part of it that has the template.
-        role: draft, target, coordinator or gateway; for helpers what their label says.
-        owner: the whole object.
-        template: metadata and spec of its pods.
-        part: what the pods are of the owner: leader, worker, a group's or a role's name; empty: all there is.
-    """
+    """Pods of one template. `role`: as their label says; `owner`: the whole object; `part`: what they are of it:
+    leader, worker, a group's or a role's name; empty: all there is."""
 
     name: str
     role: str

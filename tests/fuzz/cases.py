@@ -65,13 +65,7 @@ class FuzzTarget(Protocol):
 
 @dataclass(frozen=True)
 class FuzzSurface:
-    """A way in.
-
-    Attributes:
-        name: as in commands.
-        open: starts what is under test; given the seed.
-        probe_every: cases between two ordinary requests.
-    """
+    """A way in. `open` starts what is under test, given the seed; an ordinary request follows `probe_every` cases."""
 
     name: str
     open: Callable[[int], AbstractAsyncContextManager[FuzzTarget]]

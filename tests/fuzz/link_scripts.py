@@ -38,14 +38,8 @@ SAMPLINGS = (
 
 @dataclass(frozen=True)
 class FuzzedLink:
-    """The links of one service: what a coordinator says on them.
-
-    Attributes:
-        session: the commands of one session, given its number.
-        probe_commands: an ordinary session's, and one that means nothing.
-        answer: the kind of event that answers them.
-        stored: the name of its commands among the stored messages.
-    """
+    """The links of one service: the commands of a session by its number, an ordinary session's and one that means
+    nothing, the kind of event that answers them, and the name of its commands among the stored messages."""
 
     kind: LinkKind[Any, Any]
     session: Callable[[random.Random, int], list[Any]]

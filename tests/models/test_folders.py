@@ -153,19 +153,14 @@ ROTATIONS: list[tuple[dict[str, Any], str]] = [
 ]
 
 
+NUMBERS += [({"rope_parameters": None, "rope_scaling": rope}, message) for rope, message in ROTATIONS]
+
+
 @pytest.mark.parametrize(("changes", "message"), NUMBERS)
 def test_settings_that_no_model_has_are_refused_before_one_is_made(
     folder: Path, changes: dict[str, Any], message: str
 ) -> None:
     change_json(folder / "config.json", **changes)
-    assert message in refusal(folder).message
-
-
-@pytest.mark.parametrize(("rope", "message"), ROTATIONS)
-def test_rotations_that_the_library_does_not_read_so_are_refused(
-    folder: Path, rope: dict[str, Any], message: str
-) -> None:
-    change_json(folder / "config.json", rope_parameters=None, rope_scaling=rope)
     assert message in refusal(folder).message
 
 

@@ -239,11 +239,8 @@ def test_arguments_are_completed(changes: dict[str, Any], shape: tuple[int, int,
         "a step's tokens are seen whole"
     )
     assert (args.enable_mixed_chunk, args.max_running_requests) == (False, 48)
-
-
-def test_on_cpus_steps_are_not_overlapped() -> None:
-    assert completed(device="cpu", max_running_requests=3).disable_overlap_schedule
-    assert not completed(max_running_requests=3).disable_overlap_schedule
+    assert not args.disable_overlap_schedule
+    assert completed(**changes, device="cpu", max_running_requests=3).disable_overlap_schedule
 
 
 @pytest.mark.parametrize(
