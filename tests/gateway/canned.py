@@ -5,9 +5,11 @@ What travels is what a coordinator sends: ids, and text without special tokens.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from types import SimpleNamespace
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, cast
 
 import httpx2
@@ -105,14 +107,30 @@ class CannedCoordinator:
         """Nothing is open."""
 
 
+@dataclass
+class Served:
+    """A gateway before such a coordinator: over HTTP, and by official clients, which are loaded by whoever asks."""
+
+    canned: CannedCoordinator
+    http: httpx2.AsyncClient
+
+    @cached_property
+    def openai(self) -> openai.AsyncOpenAI:
+        return openai.AsyncOpenAI(api_key="k", base_url="http://localhost/v1", max_retries=0, http_client=cast(Any, self.http))
+
+    @cached_property
+    def anthropic(self) -> Any:
+        """The client's module: 3,000 others, for some seconds."""
+        return importlib.import_module("anthropic")
+
+    @cached_property
+    def claude(self) -> Any:
+        return self.anthropic.AsyncAnthropic(api_key="k", base_url="http://localhost", max_retries=0, http_client=self.http)
+
+
 @asynccontextmanager
-async def serving(template: str, text: str, *, defective: bool = False) -> AsyncIterator[SimpleNamespace]:
-    """Official clients of a gateway before such a coordinator; `anthropic`: that client's module, with its errors.
-
-    defective: the application will raise, which is left to the server, after its answer; otherwise that fails a test.
-    """
-    import anthropic  # 3,000 modules: no worker reads them to collect tests
-
+async def serving(template: str, text: str, *, defective: bool = False) -> AsyncIterator[Served]:
+    """defective: the application will raise, which is left to the server, after its answer; else that fails a test."""
     tokenizer = templated(template)
     canned = CannedCoordinator(tokenizer, text)
     prompts = PromptReader(tokenizer)
@@ -120,11 +138,5 @@ async def serving(template: str, text: str, *, defective: bool = False) -> Async
     services = Services(GatewayConfig(), tokenizer, prompts, cast(Coordinators, canned), form)
     transport = httpx2.ASGITransport(create_app(services, RunningRequests()), raise_app_exceptions=not defective)
     async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as http:
-        yield SimpleNamespace(
-            canned=canned,
-            http=http,
-            openai=openai.AsyncOpenAI(api_key="k", base_url="http://localhost/v1", http_client=http),
-            anthropic=anthropic,
-            claude=anthropic.AsyncAnthropic(api_key="k", base_url="http://localhost", http_client=http),
-        )
+        yield Served(canned, http)
     prompts.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from itertools import product
 from typing import Any
 
 import pydantic
@@ -10,6 +11,7 @@ import pytest
 
 from paceline.models.tokenizer import TransformersTokenizer
 from paceline.protocol.errors import InternalError
+from paceline.protocol.generation import FinishReason
 from paceline.runtime import metrics
 from paceline_gateway.upstream.coordinators import Upstream
 from tests.gateway.canned import ASKED, CACHED_TOKENS, JSON, serving
@@ -25,29 +27,30 @@ def _tokens(tokenizer: TransformersTokenizer, text: str) -> int:
     return len(tokenizer.encode(text, add_special_tokens=False))
 
 
-@pytest.mark.parametrize(
-    ("template", "reply", "reasoned"),
-    [
-        (OPENED, "hm é\n</think>\n\nYes.", "hm é\n"),
-        (THINKING, "\n<think>hm</think>Yes <think>no</think>", "hm"),
-        (THINKING, "Yes.<think>hm</think>", ""),
-        (THINKING, "<think>cut off", "cut off"),
-        (HERMES, "<think>hm</think>Yes.", ""),
-        (LETTERS, " <reasoning>hm 12</reasoning>\nYes.", "hm 12"),
-        (LETTERS, "<reasonable>hm</reasoning>", ""),
-    ],
-)
-@pytest.mark.parametrize("stop", [None, "</think>\n\nNo", "zz"])
-async def test_reasoning_is_counted_by_its_tokens_whatever_text_waits(
-    template: str, reply: str, reasoned: str, stop: str | None
-) -> None:
-    async with serving(template, reply) as served:
-        made = await served.openai.chat.completions.create(model="m", messages=ASKED, stop=stop)
-        response = await served.openai.responses.create(model="m", input="q")
-    expected = _tokens(templated(template), reasoned)
-    assert made.usage.completion_tokens == _tokens(templated(template), reply)
-    assert made.usage.completion_tokens_details.reasoning_tokens == expected
-    assert response.usage.output_tokens_details.reasoning_tokens == expected
+REASONED = {
+    OPENED: {"hm é\n</think>\n\nYes.": "hm é\n"},
+    THINKING: {
+        "\n<think>hm</think>Yes <think>no</think>": "hm",
+        "Yes.<think>hm</think>": "",
+        "<think>cut off": "cut off",
+    },
+    HERMES: {"<think>hm</think>Yes.": ""},
+    LETTERS: {" <reasoning>hm 12</reasoning>\nYes.": "hm 12", "<reasonable>hm</reasoning>": ""},
+}
+"""Replies by template, and what of them is reasoning."""
+
+
+@pytest.mark.parametrize("template", REASONED, ids=["opened", "thinking", "hermes", "letters"])
+async def test_reasoning_is_counted_by_its_tokens_whatever_text_waits(template: str) -> None:
+    async with serving(template, "") as served:
+        for (reply, reasoned), stop in product(REASONED[template].items(), (None, "</think>\n\nNo", "zz")):
+            served.canned.text = reply
+            made = await served.openai.chat.completions.create(model="m", messages=ASKED, stop=stop)
+            response = await served.openai.responses.create(model="m", input="q")
+            expected = _tokens(templated(template), reasoned)
+            assert made.usage.completion_tokens == _tokens(templated(template), reply)
+            assert made.usage.completion_tokens_details.reasoning_tokens == expected, (reply, stop)
+            assert response.usage.output_tokens_details.reasoning_tokens == expected, reply
 
 
 async def test_a_marker_that_the_text_leaves_out_is_seen() -> None:
@@ -186,7 +189,30 @@ async def test_a_required_call_has_no_answer_beside_it_and_no_call_no_other_text
     assert answer.text == '{"type": "object"}'
 
 
-@pytest.mark.parametrize("levels", [65, 250, 400, 900, 5000])
+async def test_a_cut_call_is_told_as_such_in_every_api() -> None:
+    arguments = '{"a": "xy", "b": 1, "c": [2, 3'
+    async with serving(HERMES, f'<tool_call>\n{{"name": "add", "arguments": {arguments}') as served:
+        served.canned.ended = FinishReason.LENGTH
+        any_tool: Any = {"max_tokens": 9, "tools": [CLAUDES], "tool_choice": {"type": "any"}}
+        choice = (await served.openai.chat.completions.create(model="m", messages=ASKED, tools=[TOOL])).choices[0]
+        message = await served.claude.messages.create(model="m", messages=ASKED, **any_tool)
+        async with served.claude.messages.stream(model="m", messages=ASKED, **any_tool) as events:
+            streamed = await events.get_final_message()
+        required: Any = {"tools": [{"type": "function", **STRICT, "strict": False}], "tool_choice": "required"}
+        response = await served.openai.responses.create(model="m", input="q", **required)
+    (call,) = choice.message.tool_calls
+    assert (choice.finish_reason, call.function.name, call.function.arguments) == ("length", "add", arguments)
+    for each in (message, streamed):
+        assert [block.type for block in each.content] == ["tool_use"]
+        assert (each.stop_reason, each.content[0].input) == ("max_tokens", {"a": "xy", "b": 1, "c": [2, 3]})
+    (item,) = response.output
+    assert (response.status, response.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+    assert (item.type, item.status, item.arguments) == ("function_call", "incomplete", arguments)
+
+
+@pytest.mark.parametrize(
+    "levels", [65, 400, 5000, *(pytest.param(levels, marks=pytest.mark.full) for levels in (250, 900))]
+)
 async def test_no_depth_of_json_is_a_defect(levels: int) -> None:
     """Written by hand: the clients' own JSON libraries can't nest so deep."""
     text = '{"a":' * levels + "1" + "}" * levels
