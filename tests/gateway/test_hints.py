@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from itertools import product
 from typing import Any
 
 import pytest
@@ -12,62 +13,62 @@ from tests.gateway.templates import HERMES, OPENED, PLAIN
 
 USER = {"role": "user", "content": "q"}
 CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
+COMPLETIONS = "/v1/completions"
 COUNT = "/v1/messages/count_tokens"
 FUNCTION = {"name": "add", "parameters": {"type": "object"}}
 TOOL = {"type": "function", "function": FUNCTION}
 PLAINLY: dict[str, dict[str, Any]] = {
     CHAT: {"messages": [USER], "seed": 1},
-    "/v1/completions": {"prompt": "q", "seed": 1},
+    COMPLETIONS: {"prompt": "q", "seed": 1},
     MESSAGES: {"messages": [USER], "max_tokens": 9, "seed": 1},
     RESPONSES: {"input": "q", "seed": 1},
 }
 """Without a model: the one that is served."""
-LABELS = ("user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "service_tier")
 EPHEMERAL = {"type": "ephemeral", "ttl": "1h"}
 MARKED = {"type": "text", "text": "q", "cache_control": EPHEMERAL}
 BLOCKS = [{"role": "user", "content": [MARKED]}]
-
-HINTS: list[tuple[str, dict[str, Any], str]] = [
-    (CHAT, dict.fromkeys(LABELS, "x"), ", ".join(sorted(LABELS))),
-    (CHAT, {"store": True, "metadata": {"a": "b"}}, "metadata, store"),
-    (CHAT, {"reasoning_effort": "high", "verbosity": "low"}, "reasoning_effort, verbosity"),
-    (CHAT, {"service_tier": "flex", "priority": 3, "request_id": "r"}, "priority, request_id, service_tier"),
-    (CHAT, {"messages": BLOCKS}, "messages.content.cache_control"),
-    (CHAT, {"messages": [{**USER, "name": "Ann"}]}, "messages.name"),
-    (CHAT, {"modalities": ["text"], "parallel_tool_calls": True, "top_logprobs": 0}, ""),
-    (CHAT, {"functions": None, "function_call": None, "audio": None, "unheard_of": None}, ""),
-    (CHAT, {"messages": [{**USER, "refusal": None, "unheard_of": None}]}, ""),
-    (CHAT, {"stop": None, "tools": [], "tool_choice": "none", "store": False}, "store"),
-    ("/v1/completions", {"user": "u", "metadata": {}, "store": True, "best_of": None}, "store, user"),
-    (MESSAGES, {"metadata": {"user_id": "u"}, "service_tier": "auto"}, "metadata, service_tier"),
-    (MESSAGES, {"output_config": {"effort": "max"}}, "output_config.effort"),
-    (MESSAGES, {"context_management": {"edits": [{"type": "clear_thinking_20251015"}]}}, "context_management"),
-    (MESSAGES, {"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking, thinking.budget_tokens"),
-    (MESSAGES, {"thinking": {"type": "adaptive"}, "container": None, "mcp_servers": []}, ""),
-    (MESSAGES, {"messages": BLOCKS, "cache_control": EPHEMERAL}, "cache_control, messages.content.cache_control"),
-    (MESSAGES, {"betas": ["b"], "speed": "fast", "inference_geo": "eu"}, "betas, inference_geo, speed"),
-    (RESPONSES, {"store": True, "truncation": "auto", "max_tool_calls": 3}, "max_tool_calls, store, truncation"),
-    (RESPONSES, {"include": ["reasoning.encrypted_content"], "metadata": {"a": "b"}}, "include, metadata"),
-    (RESPONSES, {"reasoning": {"effort": "low", "summary": "auto"}}, "reasoning.effort, reasoning.summary"),
-    (RESPONSES, {"text": {"verbosity": "low"}, "service_tier": "priority"}, "service_tier, text.verbosity"),
-    (RESPONSES, {"previous_response_id": None, "conversation": None, "background": False, "prompt": None}, ""),
-    (RESPONSES, {"client_metadata": {"a": "b"}, "stream_options": None}, "client_metadata"),
+TO_CHAT = {
+    "user": "x", "safety_identifier": "x", "prompt_cache_key": "x", "prompt_cache_retention": "x", "priority": 3,
+    "service_tier": "flex", "store": True, "metadata": {"a": "b"}, "request_id": "r",
+    "reasoning_effort": "high", "verbosity": "low",
+}  # fmt: skip
+TO_CLAUDE = {
+    "metadata": {"user_id": "u"}, "service_tier": "auto", "cache_control": EPHEMERAL, "betas": ["b"], "speed": "fast",
+    "inference_geo": "eu", "context_management": {"edits": [{"type": "clear_thinking_20251015"}]},
+}  # fmt: skip
+TO_RESPONSES = {
+    "store": True, "truncation": "auto", "max_tool_calls": 3, "include": ["reasoning.encrypted_content"],
+    "metadata": {"a": "b"}, "service_tier": "priority", "client_metadata": {"a": "b"},
+}  # fmt: skip
+NULLS = dict.fromkeys(("functions", "function_call", "audio", "unheard_of", "stop"))
+EMPTY = {"modalities": ["text"], "parallel_tool_calls": True, "top_logprobs": 0, "tools": [], "tool_choice": "none"}
+HINTS: list[tuple[str, dict[str, Any], list[str]]] = [
+    (CHAT, TO_CHAT, [*TO_CHAT]),
+    (CHAT, {"messages": [BLOCKS[0] | {"name": "Ann"}]}, ["messages.content.cache_control", "messages.name"]),
+    (CHAT, {"messages": [{**USER, "refusal": None, "unheard_of": None}], **NULLS, **EMPTY}, []),
+    (COMPLETIONS, {"user": "u", "metadata": {}, "store": False, "best_of": None}, ["store", "user"]),
+    (MESSAGES, {"messages": BLOCKS, **TO_CLAUDE}, ["messages.content.cache_control", *TO_CLAUDE]),
+    (MESSAGES, {"output_config": {"effort": "max"}}, ["output_config.effort"]),
+    (MESSAGES, {"thinking": {"type": "enabled", "budget_tokens": 1024}}, ["thinking", "thinking.budget_tokens"]),
+    (MESSAGES, {"thinking": {"type": "adaptive"}, "container": None, "mcp_servers": []}, []),
+    (RESPONSES, TO_RESPONSES, [*TO_RESPONSES]),
+    (RESPONSES, {"reasoning": {"effort": "low", "summary": "auto"}}, ["reasoning.effort", "reasoning.summary"]),
+    (RESPONSES, {"text": {"verbosity": "low"}, "background": False}, ["text.verbosity"]),
+    (RESPONSES, dict.fromkeys(("previous_response_id", "conversation", "prompt", "stream_options")), []),
 ]
 
 
-@pytest.mark.parametrize(("path", "fields", "names"), HINTS, ids=[f"{path}-{names}" for path, _, names in HINTS])
-async def test_what_can_t_change_a_text_is_taken_and_named(path: str, fields: dict[str, Any], names: str) -> None:
-    plainly = PLAINLY[path]
+async def test_what_can_t_change_a_text_is_taken_and_named() -> None:
     async with serving(PLAIN, "Yes.") as served:
-        answers = [
-            await served.http.post(path, json=plainly | each)
-            for each in ({}, fields, fields | {"stream": True}, {"stream": True})
-        ]
-    assert [answer.status_code for answer in answers] == [200] * 4, [answer.text for answer in answers]
-    notes = [answer.headers.get("x-paceline-ignored", "") for answer in answers]
-    assert notes == ["", names, names, ""]
-    first, *others = served.canned.asked
-    assert others == [first] * 3, "what the coordinator is asked is the same"
+        for path, fields, names in HINTS:
+            served.canned.asked.clear()
+            bodies = [PLAINLY[path] | each for each in ({}, fields, fields | {"stream": True}, {"stream": True})]
+            answers = [await served.http.post(path, json=body) for body in bodies]
+            assert [answer.status_code for answer in answers] == [200] * 4, [answer.text for answer in answers]
+            notes = [answer.headers.get("x-paceline-ignored", "") for answer in answers]
+            assert notes == ["", *[", ".join(sorted(names))] * 2, ""]
+            first, *others = served.canned.asked
+            assert others == [first] * 3, "what the coordinator is asked is the same"
 
 
 async def test_fields_of_further_routes_are_named_too() -> None:
@@ -222,10 +223,9 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize("stream", [False, True])
-async def test_what_would_change_a_text_is_refused_by_its_own_path(stream: bool) -> None:
+async def test_what_would_change_a_text_is_refused_by_its_own_path() -> None:
     async with serving(HERMES, "Yes.") as served:
-        for path, fields, param in REFUSED:
+        for (path, fields, param), stream in product(REFUSED, (False, True)):
             answer = await served.http.post(path, json=PLAINLY[path] | fields | {"stream": stream})
             assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text
             assert answer.json()["error"]["message"].startswith(param)
@@ -233,37 +233,33 @@ async def test_what_would_change_a_text_is_refused_by_its_own_path(stream: bool)
         assert (await served.http.post(CHAT, json=PLAINLY[CHAT])).status_code == 200
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"messages": [said({"type": "image", "source": {}})]}, f"{BLOCK} image"),
-        ({"messages": [said({"type": "document", "source": {}})]}, f"{BLOCK} document"),
-        ({"messages": [USER, {"role": "assistant", "content": "So"}]}, PREFILL),
-        ({"messages": [USED, USER]}, "messages.0.content"),
-        ({"thinking": {"type": "forced"}}, "thinking"),
-        ({"mcp_servers": [{"type": "url", "url": "u", "name": "n"}]}, "mcp_servers"),
-        ({"container": "c"}, "container"),
-        ({"max_tokens": 0}, "max_tokens"),
-        ({"output_config": {"effort": "much"}}, "output_config"),
-        ({"temperature": 1000}, "temperature"),
-        ({"tools": [{"name": "a", "input_schema": {}}], "tool_choice": {"type": "tool"}}, "tool_choice.name"),
-        ({"tools": [{"type": "web_search_20250305", "name": "w"}]}, "tools.0: tool of type web_search_20250305"),
-        ({"tools": [{"name": "a b", "input_schema": {}}]}, "tools.0.name = 'a b'"),
-        ({"tools": [{"name": "a", "input_schema": {"type": "string"}}]}, "tools.0.input_schema.type = 'string'"),
-        ({"stop_sequences": [""]}, "stop_sequences"),
-        ({"messages": [said({"type": "tool_result", "tool_use_id": "t"})]}, "messages.0.content.0.tool_use_id = 't'"),
-    ],
-)
-@pytest.mark.parametrize("stream", [False, True])
-async def test_anthropics_errors_have_its_own_paths(fields: dict[str, Any], message: str, stream: bool) -> None:
+TO_MESSAGES: list[tuple[dict[str, Any], str]] = [
+    ({"messages": [said({"type": "image", "source": {}})]}, f"{BLOCK} image"),
+    ({"messages": [said({"type": "document", "source": {}})]}, f"{BLOCK} document"),
+    ({"messages": [USER, {"role": "assistant", "content": "So"}]}, PREFILL),
+    ({"messages": [USED, USER]}, "messages.0.content"),
+    ({"thinking": {"type": "forced"}}, "thinking"),
+    ({"mcp_servers": [{"type": "url", "url": "u", "name": "n"}]}, "mcp_servers"),
+    ({"container": "c"}, "container"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"output_config": {"effort": "much"}}, "output_config"),
+    ({"temperature": 1000}, "temperature"),
+    ({"tools": [{"name": "a", "input_schema": {}}], "tool_choice": {"type": "tool"}}, "tool_choice.name"),
+    ({"tools": [{"type": "web_search_20250305", "name": "w"}]}, "tools.0: tool of type web_search_20250305"),
+    ({"tools": [{"name": "a b", "input_schema": {}}]}, "tools.0.name = 'a b'"),
+    ({"tools": [{"name": "a", "input_schema": {"type": "string"}}]}, "tools.0.input_schema.type = 'string'"),
+    ({"stop_sequences": [""]}, "stop_sequences"),
+    ({"messages": [said({"type": "tool_result", "tool_use_id": "t"})]}, "messages.0.content.0.tool_use_id = 't'"),
+]
+
+
+async def test_anthropics_errors_have_its_own_paths() -> None:
     async with serving(HERMES, "Yes.") as served:
-        with pytest.raises(served.anthropic.BadRequestError) as caught:
-            await served.claude.messages.create(
-                model="m", max_tokens=9, messages=[USER], stream=stream, extra_body=fields
-            )
-    body: Any = caught.value.body
-    assert (body["type"], set(body["error"])) == ("error", {"type", "message"})
-    assert body["error"]["message"].startswith(message)
+        for (fields, message), stream in product(TO_MESSAGES, (False, True)):
+            answer = await served.http.post(MESSAGES, json=PLAINLY[MESSAGES] | {"stream": stream} | fields)
+            body = answer.json()
+            assert (answer.status_code, body["type"], set(body["error"])) == (400, "error", {"type", "message"})
+            assert body["error"]["message"].startswith(message)
 
 
 OPAQUE = {"type": "redacted_thinking", "data": "x"}

@@ -21,26 +21,23 @@ def streamed(gateway: GatewayCluster, path: str, body: dict[str, Any]) -> list[d
     return [event["choices"][0] for event in gateway.post(path, body | {"stream": True}).events]
 
 
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-def test_offsets_of_a_completions_tokens_stand_where_their_characters_begin(
-    gateway: GatewayCluster, stream: bool
-) -> None:
+def test_offsets_of_a_completions_tokens_stand_where_their_characters_begin(gateway: GatewayCluster) -> None:
     body = WIDE_TEXT | {"prompt": "é", "logprobs": 1, "return_token_ids": True}
     answer = gateway.post(COMPLETIONS, body).json["choices"][0]
-    parts = streamed(gateway, COMPLETIONS, body) if stream else [answer]
-    offsets = [at for part in parts if part["logprobs"] for at in part["logprobs"]["text_offset"]]
-    token_ids = [each for part in parts for each in part.get("token_ids", ())]
-    text = "".join(part["text"] for part in parts)
-    assert text == answer["text"]
-    content = bytes(each for each in token_ids if each < 256)
-    assert content.decode() == text
-    assert len(text) == 12
-    lead = [at for at, byte in enumerate(content) if byte & 0xC0 != 0x80]
-    assert [offsets[at] for at in lead] == list(range(12))
-    assert offsets == sorted(offsets)
+    for parts in ([answer], streamed(gateway, COMPLETIONS, body)):
+        offsets = [at for part in parts if part["logprobs"] for at in part["logprobs"]["text_offset"]]
+        token_ids = [each for part in parts for each in part.get("token_ids", ())]
+        text = "".join(part["text"] for part in parts)
+        assert text == answer["text"]
+        content = bytes(each for each in token_ids if each < 256)
+        assert content.decode() == text
+        assert len(text) == 12
+        lead = [at for at, byte in enumerate(content) if byte & 0xC0 != 0x80]
+        assert [offsets[at] for at in lead] == list(range(12))
+        assert offsets == sorted(offsets)
 
 
-@pytest.mark.parametrize("length", [1, 2, 7])
+@pytest.mark.parametrize("length", [*(pytest.param(length, marks=pytest.mark.full) for length in (1, 2)), 7])
 def test_a_stop_string_is_found_across_tokens_and_rounds(gateway: GatewayCluster, length: int) -> None:
     whole = gateway.post(COMPLETIONS, PLAIN).json["choices"][0]["text"]
     for begin in range(3, len(whole) - length, 5):
@@ -63,13 +60,11 @@ def test_min_tokens_counts_before_stops_and_one_token_is_one(gateway: GatewayClu
     assert (one["usage"]["completion_tokens"], one["choices"][0]["finish_reason"]) == (1, "length")
 
 
-@pytest.mark.parametrize(
-    "text", ["\x00", "\u202e", "a\u0301\u0302\u0303", "\uffff", "👩‍👩‍👧‍👦", "\u2028", "\ufeffa"], ids=ascii
-)
-def test_any_text_that_is_unicode_is_a_prompt(gateway: GatewayCluster, text: str) -> None:
-    answer = gateway.post(COMPLETIONS, PLAIN | {"prompt": text, "echo": True, "max_tokens": 1})
-    assert answer.status == 200
-    assert answer.json["choices"][0]["text"].startswith(text)
+def test_any_text_that_is_unicode_is_a_prompt(gateway: GatewayCluster) -> None:
+    for text in ("\x00", "\u202e", "a\u0301\u0302\u0303", "\uffff", "👩‍👩‍👧‍👦", "\u2028", "\ufeffa"):
+        answer = gateway.post(COMPLETIONS, PLAIN | {"prompt": text, "echo": True, "max_tokens": 1})
+        assert answer.status == 200, ascii(text)
+        assert answer.json["choices"][0]["text"].startswith(text), ascii(text)
 
 
 def connected(gateway: GatewayCluster) -> socket.socket:

@@ -20,7 +20,7 @@ from paceline.protocol.generation import Finished, FinishReason, ModelDescriptio
 from paceline.protocol.handshake import Fingerprint
 from paceline.protocol.proposal import Acceptance
 from paceline.protocol.records import GenerationStats, RoundStats
-from paceline.protocol.sampling import SamplingParams
+from paceline.protocol.sampling import FIELDS_WITH_DEFAULTS, SamplingParams
 from paceline.protocol.target import RowLogprobs
 from paceline.runtime import telemetry
 from paceline_gateway.http.answers import EventStream
@@ -283,21 +283,30 @@ async def test_a_text_that_comes_slowly_is_not_cut_off() -> None:
     assert [message.get("body", b"") for message in reader.sent] == [b"", b"first", b"second", b"last", b""]
 
 
+NUMBERS: dict[str, float] = {
+    "temperature": 0.8, "top_k": 20, "top_p": 0.9, "min_p": 0.01,
+    "repetition_penalty": 1.3, "presence_penalty": 1.5, "frequency_penalty": 0.5,
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("fields", "stated"),
     [
         ({}, {}),
-        ({"temperature": None, "top_p": None, "top_k": None, "min_p": None, "repetition_penalty": None}, {}),
-        ({"temperature": 1, "top_k": 0}, {"temperature": 1.0, "top_k": 0}),
-        ({"top_k": -1, "top_p": 1.0}, {"top_k": 0, "top_p": 1.0}),
+        (dict.fromkeys(NUMBERS), {}),
+        (NUMBERS, NUMBERS),
+        ({"temperature": 0, "top_k": -1, "top_p": 1.0}, {"temperature": 0.0, "top_k": 0, "top_p": 1.0}),
         ({"min_p": 0.0, "repetition_penalty": 1.0}, {"min_p": 0.0, "repetition_penalty": 1.0}),
     ],
+    ids=["none", "null", "all", "off", "neutral"],
 )
 def test_a_field_that_is_left_out_or_null_is_left_to_the_model(
     fields: dict[str, Any], stated: dict[str, float]
 ) -> None:
-    body = CompletionRequest.model_validate({"prompt": "x", **fields})
-    assert sampling_params(body, (), None).stated_numbers == stated
+    body = CompletionRequest.model_validate({"prompt": "x", "min_tokens": 9, **fields})
+    params = sampling_params(body, [(3,)], 2)
+    assert params.stated_numbers == {name: stated[name] for name in FIELDS_WITH_DEFAULTS if name in stated}
+    assert params == SamplingParams(**stated, min_tokens=9, bad_words=((3,),), logprobs=2)
 
 
 TOKENIZER = TransformersTokenizer(byte_level_tokenizer())
