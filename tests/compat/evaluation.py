@@ -42,13 +42,8 @@ def lm_eval() -> list[HarnessReport]:
     programs = python_environment("lm-eval", *PACKAGES)
     folder = pulled_path(MODEL)
     with served(MODEL, drafter="ngram") as services:
-        asked = {
-            "model": MODEL,
-            "base_url": f"{http_url(services)}/v1/completions",
-            "tokenizer_backend": "huggingface",
-            "tokenizer": folder,
-            "num_concurrent": 2,
-        }
+        asked = {"model": MODEL, "base_url": f"{http_url(services)}/v1/completions", "num_concurrent": 2}
+        asked |= {"tokenizer_backend": "huggingface", "tokenizer": folder}
         ours = evaluated(programs / "lm_eval", "local-completions", asked)
     theirs = evaluated(programs / "lm_eval", "hf", {"pretrained": folder, "dtype": "float32"})
     commands = [f"lm_eval run --model {how} --tasks {','.join(TASKS)} …" for how in ("local-completions", "hf")]

@@ -54,23 +54,13 @@ def installed_python() -> Path:
 
 def command_line(url: str, backend: str, path: str) -> list[str]:
     """No request beside those that are counted: neither to try the server nor to warm it up."""
-    asked: dict[str, object] = {
-        "backend": backend,
-        "base-url": url,
-        "endpoint": path,
-        "model": MODEL,
-        "tokenizer": pulled_path(MODEL),
-        "dataset-name": "random",
-        "random-input-len": INPUT_TOKENS,
-        "random-output-len": TOKENS,
-        "num-prompts": REQUESTS,
-        "max-concurrency": USERS,
-        "temperature": 0,
-        "seed": 1,
-        "ready-check-timeout-sec": 0,
-    }
-    flags = [word for name, value in asked.items() for word in (f"--{name}", str(value))]
-    return ["bench", "serve", *flags, "--ignore-eos", "--disable-tqdm", "--save-result"]
+    asked: list[object] = [
+        *("--backend", backend, "--base-url", url, "--endpoint", path, "--model", MODEL),
+        *("--tokenizer", pulled_path(MODEL), "--dataset-name", "random", "--random-input-len", INPUT_TOKENS),
+        *("--random-output-len", TOKENS, "--num-prompts", REQUESTS, "--max-concurrency", USERS),
+        *("--temperature", 0, "--seed", 1, "--ready-check-timeout-sec", 0),
+    ]
+    return ["bench", "serve", *map(str, asked), "--ignore-eos", "--disable-tqdm", "--save-result"]
 
 
 def compare(result: Mapping[str, Any], counted: Mapping[str, float]) -> str:

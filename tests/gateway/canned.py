@@ -116,7 +116,9 @@ class Served:
 
     @cached_property
     def openai(self) -> openai.AsyncOpenAI:
-        return openai.AsyncOpenAI(api_key="k", base_url="http://localhost/v1", max_retries=0, http_client=cast(Any, self.http))
+        return openai.AsyncOpenAI(
+            api_key="k", base_url="http://localhost/v1", max_retries=0, http_client=cast(Any, self.http)
+        )
 
     @cached_property
     def anthropic(self) -> Any:
@@ -125,12 +127,14 @@ class Served:
 
     @cached_property
     def claude(self) -> Any:
-        return self.anthropic.AsyncAnthropic(api_key="k", base_url="http://localhost", max_retries=0, http_client=self.http)
+        return self.anthropic.AsyncAnthropic(
+            api_key="k", base_url="http://localhost", max_retries=0, http_client=self.http
+        )
 
 
 @asynccontextmanager
 async def serving(template: str, text: str, *, defective: bool = False) -> AsyncIterator[Served]:
-    """defective: the application will raise, which is left to the server, after its answer; else that fails a test."""
+    """defective: the application will raise, which a server would log behind its answer; else it fails a test."""
     tokenizer = templated(template)
     canned = CannedCoordinator(tokenizer, text)
     prompts = PromptReader(tokenizer)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from paceline_gateway.dialects.anthropic_reply import MessageEvents, message_of
 from paceline_gateway.dialects.anthropic_request import chat_of_messages
 from paceline_gateway.dialects.anthropic_types import MessagesRequest
@@ -48,23 +46,22 @@ def test_calls_and_results_keep_their_order() -> None:
     assert more == {"role": "user", "content": [{"type": "text", "text": "and?"}]}
 
 
-@pytest.mark.parametrize(
-    ("choice", "expected"),
-    [
-        ({"type": "auto"}, "auto"),
-        ({"type": "any"}, "required"),
-        ({"type": "none"}, "none"),
-        ({"type": "tool", "name": "add"}, {"type": "function", "function": {"name": "add"}}),
-    ],
-)
-def test_tool_choice(choice: dict[str, Any], expected: Any) -> None:
-    asked = chat(tools=[TOOL], tool_choice=choice)
+def test_tool_choice() -> None:
     function = {"name": "add", "description": "Adds.", "parameters": {"type": "object"}}
-    assert asked["tools"] == [{"type": "function", "function": function}]
-    assert asked["tool_choice"] == expected
-    assert "parallel_tool_calls" not in asked
-    alone = chat(tools=[TOOL], tool_choice={**choice, "disable_parallel_tool_use": True})
-    assert alone["parallel_tool_calls"] is False
+    choices = {
+        "auto": "auto",
+        "any": "required",
+        "none": "none",
+        "tool": {"type": "function", "function": {"name": "add"}},
+    }
+    for kind, expected in choices.items():
+        choice = {"type": kind} | ({"name": "add"} if kind == "tool" else {})
+        asked = chat(tools=[TOOL], tool_choice=choice)
+        assert asked["tools"] == [{"type": "function", "function": function}]
+        assert asked["tool_choice"] == expected
+        assert "parallel_tool_calls" not in asked
+        alone = chat(tools=[TOOL], tool_choice={**choice, "disable_parallel_tool_use": True})
+        assert alone["parallel_tool_calls"] is False
 
 
 def test_arguments_that_are_no_json_stay_text() -> None:

@@ -40,10 +40,9 @@ async def test_a_coordinators_peers_are_shown_as_it_describes_them() -> None:
     described = coordinator("c:1", MODEL)
     (shown,) = await view(described)
     described.describe.assert_awaited_once_with(HttpCaller("1", "key"))
-    drafts = {"name": "drafts", "state": "runs", "gain": 1.5, "wait_steps": 0.0}
     group = {
         "mode": "drafts", "mode_steps": 40.0, "sessions": 3, "promise": 1.25, "promise_bound": 1.0625,
-        "modes": (drafts,),
+        "modes": ({"name": "drafts", "state": "runs", "gain": 1.5, "wait_steps": 0.0},),
     }  # fmt: skip
     target = {
         "role": "target", "address": "t:1", "up": True, "problem": "", "model": "big", "sessions": 3,
@@ -51,8 +50,7 @@ async def test_a_coordinators_peers_are_shown_as_it_describes_them() -> None:
     }  # fmt: skip
     draft = {
         "role": "draft", "address": "d:1", "up": False, "problem": "no link to draft at d:1", "model": "",
-        "sessions": 0, "step_sessions": 0, "step_rows": 0, "queue": 0, "step_ms": 0.0,
-        "group": None,
+        "sessions": 0, "step_sessions": 0, "step_rows": 0, "queue": 0, "step_ms": 0.0, "group": None,
     }  # fmt: skip
     model = {"name": "my-m", "max_length": 64, "drafters": ["auto"], "peers": [target, draft]}
     assert shown == {"address": "c:1", "requests": 4, "reachable": True, "problem": "", "models": [model]}
@@ -61,9 +59,8 @@ async def test_a_coordinators_peers_are_shown_as_it_describes_them() -> None:
 @pytest.mark.parametrize("failure", [PeerUnavailable("gone"), VocabularyMismatch("another tokenizer")])
 async def test_one_that_fails_is_shown_beside_the_others(failure: PacelineError) -> None:
     lost, there = await view(coordinator("c:1", failure), coordinator("c:2", MODEL))
-    assert lost == {
-        "address": "c:1", "requests": 4, "reachable": False, "problem": failure.message, "models": [],
-    }  # fmt: skip
+    problem = {"reachable": False, "problem": failure.message, "models": []}
+    assert lost == {"address": "c:1", "requests": 4, **problem}
     assert there["reachable"]
 
 

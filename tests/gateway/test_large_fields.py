@@ -76,7 +76,9 @@ def some_and_others(fields: Iterable[str]) -> pytest.MarkDecorator:
     """Those of `make test`, and those that are left to `make test-full`."""
     others = [name for name in fields if name in ELSEWHERE]
     some = [name for name in fields if name not in ELSEWHERE]
-    return pytest.mark.parametrize("names", [some, pytest.param(others, marks=pytest.mark.full)], ids=["some", "others"])
+    return pytest.mark.parametrize(
+        "names", [some, pytest.param(others, marks=pytest.mark.full)], ids=["some", "others"]
+    )
 
 
 @some_and_others(LARGE)

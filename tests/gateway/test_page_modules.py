@@ -55,18 +55,19 @@ READ = """{
 }"""
 
 
-@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
-def test_events_are_read_wherever_they_are_cut(end: str, modules: Path) -> None:
+def test_events_are_read_wherever_they_are_cut(modules: Path) -> None:
     lines = ['data: {"a": "🦀é"}', "", ": a comment", "event: x", "data:one", "data: two", "", "data: [DONE]", "", ""]
-    sent = end.join(lines).encode()
-    cuts = [[list(sent[:at]), list(sent[at:])] for at in range(1, len(sent))]
+    pieces = []
+    for end in ("\n", "\r\n", "\r"):
+        sent = end.join(lines).encode()
+        pieces += [*([list(sent[:at]), list(sent[at:])] for at in range(1, len(sent))), [[byte] for byte in sent]]
     expected = ['{"a": "🦀é"}', "one\ntwo", "[DONE]"]
-    result = in_node(modules / "sse.js", READ, [*cuts, [[byte] for byte in sent]])
-    assert result == [expected] * len(result)
+    assert in_node(modules / "sse.js", READ, pieces) == [expected] * len(pieces)
 
 
-def tokens(modules: Path, chunk: Any) -> Any:
-    return in_node(modules / "generation.js", "page.tokensOf(given)", chunk)
+def tokens(modules: Path, *chunks: Any) -> Any:
+    """Those of each chunk."""
+    return in_node(modules / "generation.js", "given.map(page.tokensOf)", chunks)
 
 
 def chunk(text: str, ends: list[int], provenance: list[str], logprobs: Any = None, **told: Any) -> Any:
@@ -75,21 +76,22 @@ def chunk(text: str, ends: list[int], provenance: list[str], logprobs: Any = Non
 
 
 def test_ends_count_characters_and_not_their_16_bit_halves(modules: Path) -> None:
-    result = tokens(modules, chunk("🦀é🌊x", [1, 1, 3, 4], ["accepted"] * 4))
+    (result,) = tokens(modules, chunk("🦀é🌊x", [1, 1, 3, 4], ["accepted"] * 4))
     assert [each["text"] for each in result] == ["🦀", "", "é🌊", "x"]
 
 
 def test_text_that_was_held_back_belongs_to_the_last_token(modules: Path) -> None:
     longer, shorter = chunk("abcd", [1, 2], ["target"] * 2), chunk("a", [1, 3], ["target"] * 2)
-    assert [each["text"] for each in tokens(modules, longer)] == ["a", "bcd"]
-    assert [each["text"] for each in tokens(modules, shorter)] == ["a", ""]
-    assert tokens(modules, {"choices": [{"delta": {"content": "more"}}]}) == [{"id": None, "text": "more"}]
-    assert tokens(modules, {"choices": [], "usage": {}}) == []
+    *held, more, none = tokens(
+        modules, longer, shorter, {"choices": [{"delta": {"content": "more"}}]}, {"choices": [], "usage": {}}
+    )
+    assert [[each["text"] for each in read] for read in held] == [["a", "bcd"], ["a", ""]]
+    assert (more, none) == ([{"id": None, "text": "more"}], [])
 
 
 def test_each_recovered_token_has_the_draft_that_it_replaced(modules: Path) -> None:
     provenance = ["accepted", "recovered", "accepted", "recovered", "bonus"]
-    result = tokens(modules, chunk("abcde", [1, 2, 3, 4, 5], provenance, replaced=["x", "y"]))
+    (result,) = tokens(modules, chunk("abcde", [1, 2, 3, 4, 5], provenance, replaced=["x", "y"]))
     assert [each.get("replaced") for each in result] == [None, "x", None, "y", None]
 
 
@@ -97,14 +99,14 @@ def test_probabilities_of_both_apis_are_read_alike(modules: Path) -> None:
     completion = {"token_logprobs": [-1.0], "top_logprobs": [{"b": -2.0, "a": -1.0}]}
     top = [{"token": "a", "logprob": -1.0}, {"token": "b", "logprob": -2.0}]
     chat = {"content": [{"token": "a", "logprob": -1.0, "top_logprobs": top}]}
-    read = [tokens(modules, chunk("a", [1], ["target"], logprobs)) for logprobs in (completion, chat)]
+    read = tokens(modules, *(chunk("a", [1], ["target"], logprobs) for logprobs in (completion, chat)))
     expected = [{"text": "a", "logprob": -1.0}, {"text": "b", "logprob": -2.0}]
     assert read[0] == read[1]
     assert (read[0][0]["logprob"], read[0][0]["alternatives"]) == (-1.0, expected)
 
 
 def test_partings_have_both_choices_and_what_stands_before(modules: Path) -> None:
-    read = tokens(
+    (read,) = tokens(
         modules, chunk("abcabd", [1, 2, 3, 4, 5, 6], [*["recovered", "accepted", "bonus"] * 2], replaced=["x", "x"])
     )
     (first, second) = in_node(modules / "partings.js", "page.partingsOf(given)", read)
@@ -119,26 +121,18 @@ def test_partings_show_the_end_of_a_long_text(modules: Path) -> None:
     assert result["logprob"] == -1.5
 
 
-@pytest.mark.parametrize(
-    ("group", "line"),
-    [
-        ({"mode": "drafts", "sessions": 4, "modes": [{"name": "drafts", "gain": 1.318}]}, "draft, 1.32 × resting"),
-        ({"mode": "rest", "sessions": 4, "modes": [{"name": "rest", "gain": None}]}, "rest"),
-        (
-            {
-                "mode": "matches",
-                "sessions": 4,
-                "modes": [
-                    {"name": "rest", "gain": None, "wait_steps": 200.0},
-                    {"name": "matches", "gain": 1.02, "wait_steps": 0.0},
-                    {"name": "drafts", "gain": 0.9, "wait_steps": 12.5},
-                ],
-            },
-            "copy matches, 1.02 × resting, may draft in 13 steps",
-        ),
-        ({"mode": "sideways", "sessions": 4, "modes": []}, "sideways"),
-        ({"mode": "drafts", "sessions": 1, "modes": []}, "one request at most, by its own account"),
-    ],
-)
-def test_a_group_is_one_line(group: Any, line: str, modules: Path) -> None:
-    assert in_node(modules / "cluster.js", "page.groupLine(given)", group) == line
+def test_a_group_is_one_line(modules: Path) -> None:
+    modes = [
+        {"name": "rest", "gain": None, "wait_steps": 200.0},
+        {"name": "matches", "gain": 1.02, "wait_steps": 0.0},
+        {"name": "drafts", "gain": 0.9, "wait_steps": 12.5},
+    ]
+    lines: dict[str, dict[str, Any]] = {
+        "draft, 1.32 × resting": {"mode": "drafts", "modes": [{"name": "drafts", "gain": 1.318}]},
+        "rest": {"mode": "rest", "modes": [{"name": "rest", "gain": None}]},
+        "copy matches, 1.02 × resting, may draft in 13 steps": {"mode": "matches", "modes": modes},
+        "sideways": {"mode": "sideways"},
+        "one request at most, by its own account": {"mode": "drafts", "sessions": 1},
+    }
+    groups = [{"sessions": 4, "modes": []} | group for group in lines.values()]
+    assert in_node(modules / "cluster.js", "given.map(page.groupLine)", groups) == [*lines]

@@ -41,26 +41,16 @@ TRACE = {"traceparent": f"00-{'a' * 32}-{'b' * 16}-01", "tracestate": "a=b"}
 @pytest.mark.parametrize(
     ("kind", "status"),
     [
-        (errors.InvalidInput, 400),
-        (errors.Unsupported, 400),
-        (errors.Unauthenticated, 401),
-        (errors.PermissionDenied, 403),
-        (errors.UnknownModel, 404),
-        (errors.Overloaded, 429),
-        (errors.Cancelled, 499),
-        (errors.InternalError, 500),
-        (errors.VocabularyMismatch, 500),
-        (errors.PeerUnavailable, 503),
+        (errors.InvalidInput, 400), (errors.Unsupported, 400), (errors.Unauthenticated, 401),
+        (errors.PermissionDenied, 403), (errors.UnknownModel, 404), (errors.Overloaded, 429), (errors.Cancelled, 499),
+        (errors.InternalError, 500), (errors.VocabularyMismatch, 500), (errors.PeerUnavailable, 503),
         (errors.DeadlineExceeded, 504),
     ],
-)
+)  # fmt: skip
 def test_every_error_has_its_status(kind: type[PacelineError], status: int) -> None:
     error = http_error(kind("what is wrong"))
     assert (error.status, error.message) == (status, "what is wrong")
     assert ("Retry-After" in error.headers) == (status in (429, 503))
-
-
-def test_retry_after_is_whole_seconds_and_no_earlier_than_told() -> None:
     assert http_error(Overloaded("full", retry_after_ms=1200)).headers["Retry-After"] == "2"
 
 
@@ -82,19 +72,12 @@ def test_keys_of_headers(headers: dict[str, str], key: str | None, sendable: boo
     assert (caller.api_key, caller.key_is_sendable) == (key, sendable)
 
 
-@pytest.mark.parametrize(
-    ("headers", "sent"),
-    [
-        (TRACE, tuple(TRACE.items())),
-        ({"traceparent": TRACE["traceparent"] + "\r\nx: y"}, ()),
-        ({}, ()),
-    ],
-    ids=["both", "no traceparent", "none"],
-)
-def test_a_trace_is_passed_on_if_it_is_one(headers: dict[str, str], sent: tuple[tuple[str, str], ...]) -> None:
-    with observe_reply(caller_of(headers), [GenerateRequest(token_ids=(1,))], "chat", 1):
-        assert telemetry.outgoing() == sent
-    assert telemetry.outgoing() == ()
+def test_a_trace_is_passed_on_if_it_is_one() -> None:
+    no_trace = {"traceparent": TRACE["traceparent"] + "\r\nx: y"}
+    for headers, sent in ((TRACE, tuple(TRACE.items())), (no_trace, ()), ({}, ())):
+        with observe_reply(caller_of(headers), [GenerateRequest(token_ids=(1,))], "chat", 1):
+            assert telemetry.outgoing() == sent
+        assert telemetry.outgoing() == ()
 
 
 async def test_one_channel_serves_many_callers() -> None:
@@ -140,40 +123,26 @@ def refusal(body: dict[str, Any]) -> tuple[int, HttpError]:
     return len(errors), invalid_body([each | {"loc": ("body", *each["loc"])} for each in errors])
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"prompt": [1.5] * 10_000},
-        {"prompt": [["a"]] * 10_000},
-        {"prompt": "a", "stop": [1] * 10_000},
-        {"prompt": "a", "logit_bias": {f"a{i}": "x" for i in range(10_000)}},
-        {"prompt": "a"} | {f"a{i}": 1 for i in range(10_000)},
-    ],
-    ids=["numbers", "lists", "stop", "bias", "fields"],
-)
-def test_much_that_is_wrong_is_few_errors(wrong: dict[str, Any]) -> None:
-    count, error = refusal(wrong)
-    assert count < 10, "each takes time and memory"
-    assert len(error.message) < 300
+def test_much_that_is_wrong_is_few_errors() -> None:
+    bias, fields = {f"a{i}": "x" for i in range(10_000)}, {f"a{i}": 1 for i in range(10_000)}
+    of_prompt: list[dict[str, Any]] = [{"prompt": [1.5] * 10_000}, {"prompt": [["a"]] * 10_000}]
+    for wrong in (*of_prompt, {"stop": [1] * 10_000}, {"logit_bias": bias}, fields):
+        count, error = refusal({"prompt": "a"} | wrong)
+        assert count < 10, "each takes time and memory"
+        assert len(error.message) < 300
 
 
 DEEP = functools.reduce(lambda value, _: {"a": value}, range(300), cast(Any, 1))
 
 
-@pytest.mark.parametrize(
-    ("wrong", "begins"),
-    [
-        ({"Top_P": 1}, "Top_P"),
-        ({"top-p": 1}, "top-p"),
-        ({"x" * 10_000: 1}, "xxx"),
-        ({"structured_outputs": {"json": DEEP}}, "structured_outputs.json.a"),
-    ],
-    ids=["capitals", "dash", "long", "deep"],
-)
-def test_a_parameter_is_named_as_it_was_given_and_no_longer_than_is_read(wrong: dict[str, Any], begins: str) -> None:
-    _, error = refusal({"prompt": "a"} | wrong)
-    assert (error.param or "").startswith(begins)
-    assert len(error.message) < 300
+def test_a_parameter_is_named_as_it_was_given_and_no_longer_than_is_read() -> None:
+    wrong = {"Top_P": 1, "top-p": 1, "x" * 10_000: 1, "structured_outputs": {"json": DEEP}}
+    for (name, value), begins in zip(
+        wrong.items(), ("Top_P", "top-p", "xxx", "structured_outputs.json.a"), strict=True
+    ):
+        _, error = refusal({"prompt": "a", name: value})
+        assert (error.param or "").startswith(begins)
+        assert len(error.message) < 300
 
 
 class Endless(AsyncClient):
@@ -344,14 +313,9 @@ def test_metrics_have_reasoning_and_answer_apart_where_there_was_reasoning() -> 
     reasoning = RoundStats(3, 9, 40.0, num_spec_steps=2, num_draft_tokens=8, num_accepted_draft_tokens=6)
     metrics: Any = metrics_of(GenerationStats(5, 11, reasoning=reasoning, answer=RoundStats(2, 2, 10.0)))
     assert metrics["reasoning"] == {
-        "mean_acceptance_length": pytest.approx(4.0),
-        "draft_acceptance_rate": pytest.approx(0.75),
-        "num_spec_steps": 2,
-        "num_accepted_draft_tokens": 6,
-        "num_draft_tokens": 8,
-        "rounds": 3,
-        "tokens": 9,
-        "tokens_per_second": 40.0,
-    }
+        "mean_acceptance_length": pytest.approx(4.0), "draft_acceptance_rate": pytest.approx(0.75),
+        "num_spec_steps": 2, "num_accepted_draft_tokens": 6, "num_draft_tokens": 8,
+        "rounds": 3, "tokens": 9, "tokens_per_second": 40.0,
+    }  # fmt: skip
     assert metrics["answer"]["tokens"] == 2
     assert [*metrics_of(GenerationStats(5, 11))] == ["speculative_decoding"]

@@ -12,17 +12,17 @@ from tests.gateway.templates import HERMES, THINKING
 
 
 @pytest.mark.parametrize("template", [HERMES, THINKING], ids=["plain", "reasoning"])
-@pytest.mark.parametrize("client", RECORDED)
-async def test_a_client_with_its_defaults_is_answered(client: str, template: str) -> None:
-    path, body = RECORDED[client]
+async def test_clients_with_their_defaults_are_answered(template: str) -> None:
     async with serving(template, "Yes.") as served:
-        answer = await served.http.post(path, json=body)
-        assert answer.status_code == 200, answer.text
-        (request,) = served.canned.asked
-        prompt = served.canned.text_of(request.token_ids)
-    assert "Yes" in answer.text or '"Y"' in answer.text
-    assert request.max_new_tokens is None or request.max_new_tokens < 10_000
-    assert all(text in prompt for text in _texts(body)), prompt
+        for client, (path, body) in RECORDED.items():
+            answer = await served.http.post(path, json=body)
+            assert answer.status_code == 200, (client, answer.text)
+            request = served.canned.asked.pop()
+            assert not served.canned.asked
+            prompt = served.canned.text_of(request.token_ids)
+            assert "Yes" in answer.text or '"Y"' in answer.text, client
+            assert request.max_new_tokens is None or request.max_new_tokens < 10_000, client
+            assert all(text in prompt for text in _texts(body)), (client, prompt)
 
 
 def _texts(body: dict[str, Any]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from typing import Any
 
 import pytest
@@ -96,34 +97,40 @@ def test_a_chat_is_refused_by_name(gateway: GatewayCluster, fields: dict[str, An
     assert (answer.status, answer.error["param"]) == (400, param), answer.content
 
 
-@pytest.mark.parametrize(
-    ("content", "status"),
-    [
-        (b"", 400),
-        (b"{", 400),
-        (b"\xff\xfe{}", 400),
-        (b'{"prompt": "\xff"}', 400),
-        (DEEP, 400),
-        (b'{"prompt": "a", "n": ' + b"1" * 5000 + b"}", 400),
-        (b"[]", 400),
-        (b'{"a":' * 100_000, 400),
-        (b'{"input": "\\ud800", "messages": [{"role": "user", "content": "\\ud800"}], "max_tokens": 1}', 400),
-        (b'{"prompt": "' + b"a" * (4 << 20) + b'"}', 413),
-    ],
-    ids=["empty", "cut", "bytes", "no UTF-8", "deep", "long number", "list", "deep object", "lone surrogate", "huge"],
-)  # fmt: skip
-@pytest.mark.parametrize(
-    "path",
-    ["/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens",
-     "/tokenize", "/detokenize"],
-)  # fmt: skip
-def test_a_body_that_is_none_is_refused(gateway: GatewayCluster, path: str, content: bytes, status: int) -> None:
-    answer = gateway.post(path, content)
-    assert answer.status == status, answer.content
-    if path.startswith("/v1/messages"):
-        assert set(answer.json["error"]) == {"type", "message"}
-    else:
-        assert answer.error["type"] == "invalid_request_error"
+NO_BODIES: dict[str, tuple[bytes, int]] = {
+    "bytes": (b"\xff\xfe{}", 400),
+    "lone surrogate": (
+        b'{"input": "\\ud800", "messages": [{"role": "user", "content": "\\ud800"}], "max_tokens": 1}', 400
+    ),
+    "deep": (DEEP, 400),
+    "empty": (b"", 400),
+    "cut": (b"{", 400),
+    "no UTF-8": (b'{"prompt": "\xff"}', 400),
+    "long number": (b'{"prompt": "a", "n": ' + b"1" * 5000 + b"}", 400),
+    "list": (b"[]", 400),
+    "deep object": (b'{"a":' * 100_000, 400),
+    "huge": (b'{"prompt": "' + b"a" * (4 << 20) + b'"}', 413),
+}  # fmt: skip
+OF_EACH_ROUTE = ("bytes", "lone surrogate", "deep")
+ROUTES = (
+    "/v1/chat/completions",
+    "/v1/responses",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+    "/tokenize",
+    "/detokenize",
+)
+
+
+def test_a_body_that_is_none_is_refused(gateway: GatewayCluster) -> None:
+    for path, name in (*product(["/v1/completions"], NO_BODIES), *product(ROUTES, OF_EACH_ROUTE)):
+        content, status = NO_BODIES[name]
+        answer = gateway.post(path, content)
+        assert answer.status == status, (path, name, answer.content)
+        if path.startswith("/v1/messages"):
+            assert set(answer.json["error"]) == {"type", "message"}
+        else:
+            assert answer.error["type"] == "invalid_request_error"
 
 
 def test_a_body_is_json_by_its_content_type_too(gateway: GatewayCluster) -> None:

@@ -24,14 +24,9 @@ def chat(**fields: Any) -> dict[str, Any]:
 def test_fields_and_their_names() -> None:
     schema = {"type": "object"}
     same = {"temperature": 0.5, "parallel_tool_calls": False, "stream": True}
-    asked = chat(
-        instructions="i",
-        max_output_tokens=9,
-        tools=[TOOL],
-        tool_choice={"type": "function", "name": "add"},
-        text={"format": {"type": "json_schema", "name": "n", "schema": schema}},
-        **same,
-    )
+    text = {"format": {"type": "json_schema", "name": "n", "schema": schema}}
+    choice = {"type": "function", "name": "add"}
+    asked = chat(instructions="i", max_output_tokens=9, tools=[TOOL], tool_choice=choice, text=text, **same)
     assert asked == same | {
         "model": "m",
         "messages": [{"role": "system", "content": "i"}, {"role": "user", "content": "q"}],
@@ -48,13 +43,14 @@ def test_items_of_one_answer_are_one_message() -> None:
     text = {"type": "output_text", "text": "so", "annotations": []}
     said = {"type": "message", "role": "assistant", "content": [text]}
     thought = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]}
+    calls = [{**called, "call_id": each} for each in ("c1", "c2")]
+    output = {"type": "function_call_output", "call_id": "c1", "output": "2"}
     items = [
         {"role": "user", "content": [{"type": "input_text", "text": "q"}]},
         thought,
         said,
-        {**called, "call_id": "c1"},
-        {**called, "call_id": "c2"},
-        {"type": "function_call_output", "call_id": "c1", "output": "2"},
+        *calls,
+        output,
         said,
         said,
     ]

@@ -21,24 +21,17 @@ def tell(call: str, kind: str, text: str) -> None:
 
 assert [each.id for each in ours.models.list()] == [model]
 
-chat = ours.chat.completions.create(model=model, messages=messages, max_tokens=tokens, seed=seed)
+asked: Any = {"model": model, "max_tokens": tokens, "seed": seed}
+chat = ours.chat.completions.create(**asked, messages=messages)
 tell("openai chat", "chat", chat.choices[0].message.content)
-chunks = list(
-    ours.chat.completions.create(
-        model=model,
-        messages=messages,
-        max_tokens=tokens,
-        seed=seed,
-        stream=True,
-        stream_options={"include_usage": True},
-    )
-)
+with_usage = {"stream": True, "stream_options": {"include_usage": True}}
+chunks = list(ours.chat.completions.create(**asked, messages=messages, **with_usage))
 tell("openai chat, streamed", "chat", "".join(c.delta.content or "" for chunk in chunks for c in chunk.choices))
 assert chunks[-1].usage == chat.usage
 
-completion = ours.completions.create(model=model, prompt=prompt, max_tokens=tokens, seed=seed)
+completion = ours.completions.create(**asked, prompt=prompt)
 tell("openai completion", "completion", completion.choices[0].text)
-pieces = ours.completions.create(model=model, prompt=prompt, max_tokens=tokens, seed=seed, stream=True)
+pieces = ours.completions.create(**asked, prompt=prompt, stream=True)
 tell("openai completion, streamed", "completion", "".join(c.text for chunk in pieces for c in chunk.choices))
 
 extra = {"seed": seed}

@@ -6,11 +6,8 @@ import sys
 URL, MODEL = sys.argv[1:3]
 ASKED = json.loads(sys.argv[3])
 TEXT, ASK_TEXT, ASK_TOOL = ASKED["said"], ASKED["text"], ASKED["tool"]
-ASK_SCHEMA, ASK_SCHEMA_BY_TOOL, ASK_SCHEMA_AND_TOOL = (
-    ASKED["schema"],
-    ASKED["schema by tool"],
-    ASKED["schema and tool"],
-)
+ASK_SCHEMA, ASK_SCHEMA_BY_TOOL = ASKED["schema"], ASKED["schema by tool"]
+ASK_SCHEMA_AND_TOOL = ASKED["schema and tool"]
 
 
 def add(a: int, b: int) -> int:

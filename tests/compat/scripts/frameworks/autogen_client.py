@@ -9,20 +9,13 @@ from autogen_ext.models.openai import OpenAIChatCompletionClient
 
 
 async def main() -> None:
-    info = {
-        "vision": False,
-        "function_calling": True,
-        "json_output": True,
-        "family": "unknown",
-        "structured_output": True,
-    }
+    info = dict.fromkeys(("function_calling", "json_output", "structured_output"), True)
+    info |= {"vision": False, "family": "unknown"}
     client = OpenAIChatCompletionClient(model=MODEL, base_url=f"{URL}/v1", api_key="none", model_info=info)
     for kind, stream in (("", False), (", streamed", True)):
-        agent = AssistantAgent(
-            "adder", client, tools=[add], reflect_on_tool_use=True, model_client_stream=stream, description="Adds."
-        )
+        options = {"tools": [add], "reflect_on_tool_use": True, "model_client_stream": stream}
+        agent, fresh = (AssistantAgent("adder", client, **options) for _ in range(2))
         tell(f"text{kind}", (await agent.run(task=ASK_TEXT)).messages[-1].content)
-        fresh = AssistantAgent("adder", client, tools=[add], reflect_on_tool_use=True, model_client_stream=stream)
         last = [event async for event in fresh.run_stream(task=ASK_TOOL)][-1]
         assert isinstance(last, TaskResult)
         tell(f"tool{kind}", last.messages[-1].content)

@@ -24,10 +24,8 @@ async def main() -> None:
     set_tracing_disabled(True)
     client = AsyncOpenAI(base_url=f"{URL}/v1", api_key="none")
     tool = function_tool(add)
-    for kind, model in (
-        ("", OpenAIChatCompletionsModel(MODEL, client)),
-        ("responses ", OpenAIResponsesModel(MODEL, client)),
-    ):
+    models = {"": OpenAIChatCompletionsModel(MODEL, client), "responses ": OpenAIResponsesModel(MODEL, client)}
+    for kind, model in models.items():
         agent = Agent("a", instructions="Obey.", tools=[tool], model=model)
         tell(f"{kind}text", (await Runner.run(agent, ASK_TEXT)).final_output)
         streamed = Runner.run_streamed(agent, ASK_TOOL)

@@ -16,10 +16,8 @@ class City(BaseModel):
 
 async def main() -> None:
     provider = OpenAIProvider(base_url=f"{URL}/v1", api_key="none")
-    for kind, model in (
-        ("", OpenAIChatModel(MODEL, provider=provider)),
-        ("responses ", OpenAIResponsesModel(MODEL, provider=provider)),
-    ):
+    for kind, api in (("", OpenAIChatModel), ("responses ", OpenAIResponsesModel)):
+        model = api(MODEL, provider=provider)
         agent = Agent(model, tools=[add])
         tell(f"{kind}text", (await agent.run(ASK_TEXT)).output)
         async with agent.run_stream(ASK_TEXT) as stream:
