@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from paceline_gateway.dialects.anthropic_reply import MessageEvents, message_of
+from paceline_gateway.dialects.anthropic_reply import message_of
 from paceline_gateway.dialects.anthropic_request import chat_of_messages
 from paceline_gateway.dialects.anthropic_types import MessagesRequest
-from tests.gateway.chat_chunks import call, completion, ended
 
 ASKED: Any = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "q"}]}
 TOOL = {"name": "add", "description": "Adds.", "input_schema": {"type": "object"}}
@@ -66,13 +65,8 @@ def test_tool_choice() -> None:
 
 def test_arguments_that_are_no_json_stay_text() -> None:
     calls = [{"id": "c1", "function": {"name": "add", "arguments": '{"a": '}}]
-    message = message_of(completion({"content": None, "tool_calls": calls}, "tool_calls"))
+    reply = {"role": "assistant", "content": None, "tool_calls": calls}
+    choice = {"index": 0, "message": reply, "finish_reason": "tool_calls"}
+    usage = {"prompt_tokens": 9, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": 4}}
+    message = message_of({"id": "chatcmpl-7f", "model": "m", "created": 7, "choices": [choice], "usage": usage})
     assert message["content"] == [{"type": "text", "text": 'add {"a": '}]
-
-
-def test_a_stream_s_events_nest() -> None:
-    events = MessageEvents()
-    made = [event for one in ended({"content": "a"}, call(0, "add")) for event in events.feed(one)] + events.finish()
-    text, use = ("start", "delta", "stop"), ("start", "stop")
-    blocks = [f"content_block_{each}" for each in (*text, *use)]
-    assert [event["type"] for event in made] == ["message_start", "ping", *blocks, "message_delta", "message_stop"]

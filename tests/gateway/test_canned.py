@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from itertools import product
 from typing import Any
@@ -101,6 +102,24 @@ async def test_reasoning_text_and_a_call_are_each_apis_own_whole_and_streamed(te
         assert response.usage.input_tokens_details.cached_tokens == CACHED_TOKENS
     assert (kinds[0], kinds[-1]) == ("response.created", "response.completed")
     assert served.canned.asked[0].sampling.grammar is None
+
+
+async def test_events_of_messages_nest_and_those_of_responses_are_numbered() -> None:
+    claude = {"max_tokens": 99, "messages": ASKED, "tools": [CLAUDES], "stream": True}
+    async with serving(HERMES, f"So:\n<tool_call>\n{CALL}\n</tool_call>") as served:
+        answers = [
+            await served.http.post("/v1/messages", json=claude),
+            await served.http.post("/v1/responses", json={"input": "q", "stream": True}),
+        ]
+    lines = [[line[6:] for line in answer.text.splitlines() if line.startswith("data: {")] for answer in answers]
+    nested, numbered = [[json.loads(line) for line in each] for each in lines]
+    blocks = ["content_block_start", "content_block_stop"] * 2
+    kinds = [event["type"] for event in nested if event["type"] != "content_block_delta"]
+    assert kinds == ["message_start", "ping", *blocks, "message_delta", "message_stop"]
+    assert [event["sequence_number"] for event in numbered] == [*range(len(numbered))]
+    added = next(event for event in numbered if event["type"] == "response.output_item.added")
+    done = next(event for event in numbered if event["type"] == "response.output_text.done")
+    assert (added["item"]["content"], done["text"]) == ([], served.canned.text)
 
 
 async def test_a_failure_is_each_clients_exception_in_mid_stream_too() -> None:

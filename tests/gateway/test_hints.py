@@ -192,34 +192,34 @@ BLOCK = "messages.0.content.0: content block of type"
 PREFILL = "messages = '…, assistant': must be ended by a user's turn: prefill"
 CUT_CALL = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{"}
 LARGE = {"type": "json_schema", "json_schema": {"schema": {"a": "x" * 70_000}}}
+BY_NAME = {
+    "web_search_options": {}, "audio": {"voice": "v"}, "n": 200, "unheard_of": 1, "max_completion_tokens": 0,
+    "max_tokens": 0, "response_format": LARGE,
+}  # fmt: skip
+BY_NAME_OF_RESPONSES = {
+    "previous_response_id": "r", "conversation": "c", "unheard_of": 1, "background": True, "max_output_tokens": 0,
+}  # fmt: skip
+ITEMS: list[tuple[str, dict[str, Any]]] = [
+    ("", {"type": "item_reference", "id": "i"}),
+    ("", {"type": "custom_tool_call"}),
+    (".content.0", said({"type": "input_file"})),
+    (".content.0", said({"type": "input_image"})),
+    (".content.0.text", said({"type": "input_text"})),
+    (".arguments", CUT_CALL),
+]
 IMAGE = {"type": "image_url", "image_url": {"url": "u"}}
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    *((CHAT, {name: value}, name) for name, value in BY_NAME.items()),
+    *((RESPONSES, {name: value}, name) for name, value in BY_NAME_OF_RESPONSES.items()),
     (CHAT, {"messages": [said(IMAGE)]}, "messages.0.content.0"),
     (CHAT, {"messages": [said(MARKED, {"type": "input_text", "text": "q"})]}, "messages.0.content.1"),
-    (CHAT, {"web_search_options": {}}, "web_search_options"),
-    (CHAT, {"audio": {"voice": "v"}}, "audio"),
-    (CHAT, {"n": 200}, "n"),
-    (CHAT, {"unheard_of": 1}, "unheard_of"),
-    (RESPONSES, {"previous_response_id": "r"}, "previous_response_id"),
-    (RESPONSES, {"conversation": "c"}, "conversation"),
+    (CHAT, {"structured_outputs": {"regex": "a" * 70_000}}, "structured_outputs.regex"),
     (RESPONSES, {"reasoning": {"effort": "much"}}, "reasoning.effort"),
-    (RESPONSES, {"unheard_of": 1}, "unheard_of"),
-    (RESPONSES, {"input": [USER, {"type": "item_reference", "id": "i"}]}, "input.1"),
-    (RESPONSES, {"input": [USER, said({"type": "input_file"})]}, "input.1.content.0"),
-    (RESPONSES, {"background": True}, "background"),
     (RESPONSES, {"tools": [{"type": "web_search"}]}, "tools.0"),
     (RESPONSES, {"include": ["message.output_text.logprobs"]}, "include.0"),
-    (RESPONSES, {"input": [USER, said({"type": "input_image"})]}, "input.1.content.0"),
-    (RESPONSES, {"input": [USER, said({"type": "input_text"})]}, "input.1.content.0.text"),
-    (RESPONSES, {"input": [USER, {"type": "custom_tool_call"}]}, "input.1"),
     (RESPONSES, {"input": [{"type": "function_call_output", "call_id": "c", "output": "o"}]}, "input.0.call_id"),
-    (RESPONSES, {"input": [USER, CUT_CALL]}, "input.1.arguments"),
     (RESPONSES, {"text": {"format": {"type": "json_schema", "name": "n"}}}, "text.format.schema"),
-    (RESPONSES, {"max_output_tokens": 0}, "max_output_tokens"),
-    (CHAT, {"max_completion_tokens": 0}, "max_completion_tokens"),
-    (CHAT, {"max_tokens": 0}, "max_tokens"),
-    (CHAT, {"response_format": LARGE}, "response_format"),
-    (CHAT, {"structured_outputs": {"regex": "a" * 70_000}}, "structured_outputs.regex"),
+    *((RESPONSES, {"input": [USER, item]}, f"input.1{place}") for place, item in ITEMS),
 ]
 
 

@@ -195,13 +195,6 @@ def test_logprobs_are_the_grpc_clients_in_both_shapes(gateway: GatewayCluster) -
         math.isclose(max(top.values()), row.logprobs[1], rel_tol=1e-6)
         for top, row in zip(shown.top_logprobs, own, strict=True)
     )
-    assert shown.text_offset == sorted(shown.text_offset)
-    ends = [*shown.text_offset[1:], len(choice.text)]
-    pieces = [choice.text[a:b] for a, b in zip(shown.text_offset, ends, strict=True)]
-    plain = [(token, piece) for token, piece in zip(shown.tokens, pieces, strict=True) if token.isascii() and token]
-    assert plain
-    assert all(token in piece or not piece for token, piece in plain)
-
     of_chat = direct(gateway, messages=TURNS, sampling=SamplingParams(logprobs=2)).logprobs
     asked = {"logprobs": True, "top_logprobs": 2}
     for made in ([chat(gateway, **asked)], chat(gateway, **asked, stream=True)):

@@ -156,11 +156,6 @@ def test_reasoning_then_a_call() -> None:
     assert deltas == [ReplyDelta(reasoning="why"), call(0, "get_weather", WEATHER)]
 
 
-def test_without_functions_the_text_of_a_call_is_content() -> None:
-    parser = reply_parser(form_of("HERMES"))
-    assert parser.feed(HERMES_CALL) == [content(HERMES_CALL)]
-
-
 class Forgetful(MarkedReply):
     """A mutant: it takes the end of each piece for the end of the reply."""
 

@@ -4,21 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from paceline_gateway.dialects.responses_reply import ResponseEvents
 from paceline_gateway.dialects.responses_request import chat_of_response
 from paceline_gateway.dialects.responses_types import ResponsesRequest
-from tests.gateway.chat_chunks import ended
 
 ASKED: Any = {"model": "m", "input": "q"}
 TOOL = {"type": "function", "name": "add", "description": "Adds.", "parameters": {"type": "object"}, "strict": None}
 
 
-def request(**fields: Any) -> ResponsesRequest:
-    return ResponsesRequest.model_validate({**ASKED, **fields})
-
-
 def chat(**fields: Any) -> dict[str, Any]:
-    return {**chat_of_response(request(**fields)).chat}
+    return {**chat_of_response(ResponsesRequest.model_validate({**ASKED, **fields})).chat}
 
 
 def test_fields_and_their_names() -> None:
@@ -60,14 +54,3 @@ def test_items_of_one_answer_are_one_message() -> None:
     assert [made["id"] for made in answer["tool_calls"]] == ["c1", "c2"]
     assert result == {"role": "tool", "tool_call_id": "c1", "content": "2"}
     assert again == more == {"role": "assistant", "content": "so"}
-
-
-def test_events_are_numbered_and_what_was_sent_doesn_t_grow() -> None:
-    events = ResponseEvents(request())
-    chunks = ended({"content": "s"}, {"content": "o"})
-    made = [event for chunk in chunks for event in events.feed(chunk)] + events.finish()
-    assert [event["sequence_number"] for event in made] == list(range(len(made)))
-    added = next(event for event in made if event["type"] == "response.output_item.added")
-    assert added["item"]["content"] == []
-    done = next(event for event in made if event["type"] == "response.output_text.done")
-    assert done["text"] == "so"
