@@ -42,7 +42,11 @@ def lm_eval() -> list[HarnessReport]:
     programs = python_environment("lm-eval", *PACKAGES)
     folder = pulled_path(MODEL)
     with served(MODEL, drafter="ngram") as services:
-        asked = {"model": MODEL, "base_url": f"{http_url(services)}/v1/completions", "num_concurrent": 2}
+        asked: dict[str, object] = {
+            "model": MODEL,
+            "base_url": f"{http_url(services)}/v1/completions",
+            "num_concurrent": 2,
+        }
         asked |= {"tokenizer_backend": "huggingface", "tokenizer": folder}
         ours = evaluated(programs / "lm_eval", "local-completions", asked)
     theirs = evaluated(programs / "lm_eval", "hf", {"pretrained": folder, "dtype": "float32"})

@@ -111,14 +111,13 @@ class CannedCoordinator:
 class Served:
     """A gateway before such a coordinator: over HTTP, and by official clients, which are loaded by whoever asks."""
 
-    canned: CannedCoordinator
-    http: httpx2.AsyncClient
+    canned: Any
+    http: Any
 
     @cached_property
-    def openai(self) -> openai.AsyncOpenAI:
-        return openai.AsyncOpenAI(
-            api_key="k", base_url="http://localhost/v1", max_retries=0, http_client=cast(Any, self.http)
-        )
+    def openai(self) -> Any:
+        asked: dict[str, Any] = {"api_key": "k", "max_retries": 0, "http_client": self.http}
+        return openai.AsyncOpenAI(base_url="http://localhost/v1", **asked)
 
     @cached_property
     def anthropic(self) -> Any:
@@ -127,9 +126,8 @@ class Served:
 
     @cached_property
     def claude(self) -> Any:
-        return self.anthropic.AsyncAnthropic(
-            api_key="k", base_url="http://localhost", max_retries=0, http_client=self.http
-        )
+        asked = {"api_key": "k", "max_retries": 0, "http_client": self.http}
+        return self.anthropic.AsyncAnthropic(base_url="http://localhost", **asked)
 
 
 @asynccontextmanager

@@ -60,7 +60,7 @@ CODING_AGENT: dict[str, Any] = {
     "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
     "output_config": {"effort": "high"},
 }  # fmt: skip
-TITLES = {
+TITLES: dict[str, Any] = {
     "messages": [{"role": "user", "content": [text("<session>q</session>")]}], "tools": [],
     "thinking": {"type": "disabled"},
     "output_config": {"effort": "high", "format": {"type": "json_schema", "schema": TITLE}},

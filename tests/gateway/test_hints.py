@@ -27,21 +27,27 @@ PLAINLY: dict[str, dict[str, Any]] = {
 EPHEMERAL = {"type": "ephemeral", "ttl": "1h"}
 MARKED = {"type": "text", "text": "q", "cache_control": EPHEMERAL}
 BLOCKS = [{"role": "user", "content": [MARKED]}]
-TO_CHAT = {
+TO_CHAT: dict[str, Any] = {
     "user": "x", "safety_identifier": "x", "prompt_cache_key": "x", "prompt_cache_retention": "x", "priority": 3,
     "service_tier": "flex", "store": True, "metadata": {"a": "b"}, "request_id": "r",
     "reasoning_effort": "high", "verbosity": "low",
 }  # fmt: skip
-TO_CLAUDE = {
+TO_CLAUDE: dict[str, Any] = {
     "metadata": {"user_id": "u"}, "service_tier": "auto", "cache_control": EPHEMERAL, "betas": ["b"], "speed": "fast",
     "inference_geo": "eu", "context_management": {"edits": [{"type": "clear_thinking_20251015"}]},
 }  # fmt: skip
-TO_RESPONSES = {
+TO_RESPONSES: dict[str, Any] = {
     "store": True, "truncation": "auto", "max_tool_calls": 3, "include": ["reasoning.encrypted_content"],
     "metadata": {"a": "b"}, "service_tier": "priority", "client_metadata": {"a": "b"},
 }  # fmt: skip
-NULLS = dict.fromkeys(("functions", "function_call", "audio", "unheard_of", "stop"))
-EMPTY = {"modalities": ["text"], "parallel_tool_calls": True, "top_logprobs": 0, "tools": [], "tool_choice": "none"}
+NULLS: dict[str, Any] = dict.fromkeys(("functions", "function_call", "audio", "unheard_of", "stop"))
+EMPTY: dict[str, Any] = {
+    "modalities": ["text"],
+    "parallel_tool_calls": True,
+    "top_logprobs": 0,
+    "tools": [],
+    "tool_choice": "none",
+}
 HINTS: list[tuple[str, dict[str, Any], list[str]]] = [
     (CHAT, TO_CHAT, [*TO_CHAT]),
     (CHAT, {"messages": [BLOCKS[0] | {"name": "Ann"}]}, ["messages.content.cache_control", "messages.name"]),
@@ -192,11 +198,11 @@ BLOCK = "messages.0.content.0: content block of type"
 PREFILL = "messages = '…, assistant': must be ended by a user's turn: prefill"
 CUT_CALL = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{"}
 LARGE = {"type": "json_schema", "json_schema": {"schema": {"a": "x" * 70_000}}}
-BY_NAME = {
+BY_NAME: dict[str, Any] = {
     "web_search_options": {}, "audio": {"voice": "v"}, "n": 200, "unheard_of": 1, "max_completion_tokens": 0,
     "max_tokens": 0, "response_format": LARGE,
 }  # fmt: skip
-BY_NAME_OF_RESPONSES = {
+BY_NAME_OF_RESPONSES: dict[str, Any] = {
     "previous_response_id": "r", "conversation": "c", "unheard_of": 1, "background": True, "max_output_tokens": 0,
 }  # fmt: skip
 ITEMS: list[tuple[str, dict[str, Any]]] = [

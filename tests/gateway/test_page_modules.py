@@ -134,5 +134,6 @@ def test_a_group_is_one_line(modules: Path) -> None:
         "sideways": {"mode": "sideways"},
         "one request at most, by its own account": {"mode": "drafts", "sessions": 1},
     }
-    groups = [{"sessions": 4, "modes": []} | group for group in lines.values()]
+    usual: dict[str, Any] = {"sessions": 4, "modes": []}
+    groups = [usual | group for group in lines.values()]
     assert in_node(modules / "cluster.js", "given.map(page.groupLine)", groups) == [*lines]

@@ -125,8 +125,9 @@ def refusal(body: dict[str, Any]) -> tuple[int, HttpError]:
 
 def test_much_that_is_wrong_is_few_errors() -> None:
     bias, fields = {f"a{i}": "x" for i in range(10_000)}, {f"a{i}": 1 for i in range(10_000)}
-    of_prompt: list[dict[str, Any]] = [{"prompt": [1.5] * 10_000}, {"prompt": [["a"]] * 10_000}]
-    for wrong in (*of_prompt, {"stop": [1] * 10_000}, {"logit_bias": bias}, fields):
+    all_wrong: list[dict[str, Any]] = [{"stop": [1] * 10_000}, {"logit_bias": bias}, fields]
+    all_wrong += [{"prompt": [1.5] * 10_000}, {"prompt": [["a"]] * 10_000}]
+    for wrong in all_wrong:
         count, error = refusal({"prompt": "a"} | wrong)
         assert count < 10, "each takes time and memory"
         assert len(error.message) < 300
@@ -270,7 +271,7 @@ NUMBERS: dict[str, float] = {
     ids=["none", "null", "all", "off", "neutral"],
 )
 def test_a_field_that_is_left_out_or_null_is_left_to_the_model(
-    fields: dict[str, Any], stated: dict[str, float]
+    fields: dict[str, Any], stated: dict[str, Any]
 ) -> None:
     body = CompletionRequest.model_validate({"prompt": "x", "min_tokens": 9, **fields})
     params = sampling_params(body, [(3,)], 2)
