@@ -73,8 +73,7 @@ GLM = HERMES.replace("{{ '\n<tool_call>\n' }}", "{{ '\n<tool_call>' }}").replace
     ),
 )
 LINES = HERMES.replace(
-    _JSON_CALL,
-    "{{ c.function.name }}({% for k, v in c.function.arguments.items() %}{{ k }}={{ v }}, {% endfor %})",
+    _JSON_CALL, "{{ c.function.name }}({% for k, v in c.function.arguments.items() %}{{ k }}={{ v }}, {% endfor %})"
 )
 DEEPSEEK = (
     "{% for m in messages %}{% if m.role == 'user' %}{% if tools %}{{ tools | tojson }}{% endif %}"

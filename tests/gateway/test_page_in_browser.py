@@ -16,10 +16,7 @@ from tests.gateway.page_backend import PageBackend, ScriptedToken, cluster, pass
 CHROMIUM = shutil.which("chromium")
 sync_api: Any = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 expect = sync_api.expect
-pytestmark = [
-    pytest.mark.full,
-    pytest.mark.skipif(CHROMIUM is None, reason="Debian's chromium is not installed"),
-]
+pytestmark = [pytest.mark.full, pytest.mark.skipif(CHROMIUM is None, reason="Debian's chromium is not installed")]
 TEXT = "".join(token.text for token in passage())
 HOSTILE = (
     '<img src=x onerror="document.title=`owned`">',

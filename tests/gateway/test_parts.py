@@ -81,10 +81,7 @@ def test_a_trace_is_passed_on_if_it_is_one() -> None:
 
 
 async def test_one_channel_serves_many_callers() -> None:
-    async with (
-        describing() as (service, coordinator),
-        AsyncClient(coordinator.address, api_key="own") as client,
-    ):
+    async with describing() as (service, coordinator), AsyncClient(coordinator.address, api_key="own") as client:
         service.may_answer.set()
         await client.calling(api_key="theirs", request_id="r-1").describe_models()
         await client.calling().describe_models()
