@@ -40,14 +40,15 @@ def test_a_minute_s_worth_may_come_at_once_and_then_at_the_rate() -> None:
 
 
 def test_running_requests_are_counted_until_they_end_and_refused_ones_are_not() -> None:
-    meter, _ = metered(requests_per_minute=60, max_concurrent_requests=1)
+    meter, _ = metered(requests_per_minute=60, max_concurrent_requests=2)
+    meter.begin()
     meter.begin()
     for _ in range(100):
         error = refused(meter)
-        assert error.metadata == {"limit": "max_concurrent_requests", "value": "1"}
+        assert error.metadata == {"limit": "max_concurrent_requests", "value": "2"}
         assert error.retry_after_ms
     meter.end()
-    for _ in range(59):
+    for _ in range(58):
         meter.begin()
         meter.end()
     assert refused(meter).metadata["limit"] == "requests_per_minute"

@@ -14,7 +14,7 @@ from tests.e2e.cluster import eventually
 from tests.gateway.gateways import GatewayCluster, endless_text, post, request
 
 SHORT: dict[str, Any] = {"prompt": "a", "max_tokens": 5, "seed": 1}
-LENGTH = 600
+LENGTH = 1000
 LONG_TEXT: dict[str, Any] = {"prompt": "a", "max_tokens": LENGTH, "seed": 1, "ignore_eos": True}
 """A second or more of rounds: longer than it takes to kill its coordinator."""
 LABELS: tuple[str, ...] = ("coordinator", "second")
