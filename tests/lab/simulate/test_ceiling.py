@@ -9,6 +9,7 @@ import pytest
 
 from paceline.costs.cost_line import CostLine
 from paceline.protocol.errors import InvalidInput
+from paceline_lab.simulate import ceiling
 from paceline_lab.simulate.ceiling import (
     CeilingTrace,
     Proposing,
@@ -23,9 +24,14 @@ from paceline_lab.simulate.trace import Trace, TracedRequest, TracedSetting, wri
 SETTING = TracedSetting(
     alone=CostLine(((1.0, 20.0), (101.0, 40.0))), draft=CostLine(((1.0, 2.0), (101.0, 12.0)))
 )  # .2 ms and .1 ms a row
-PERFECT = synthetic_requests(SyntheticPair.even(1.0), 4, 4096)
-HOPELESS = synthetic_requests(SyntheticPair.even(0.0), 4, 4096)
+PERFECT = synthetic_requests(SyntheticPair.even(1.0), 4, 256)
+HOPELESS = synthetic_requests(SyntheticPair.even(0.0), 4, 256)
 DRAFTS = Proposing(depth=3, least_chance=0.0)
+
+
+@pytest.fixture(autouse=True)
+def few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ceiling, "ROUNDS", 32)
 
 
 def test_sessions_in_step_cost_all_of_their_rows() -> None:

@@ -46,6 +46,7 @@ def simulated(found: Scenario) -> CellRecord:
     return record
 
 
+@pytest.mark.full
 def test_requests_one_at_a_time_wait_as_long_as_the_formula_of_an_m_d_1_queue_says() -> None:
     """Each takes 2 steps of 50 ms; at half of what the target can do the mean wait is ρ·D / 2(1 − ρ) = 50 ms."""
     record = simulated(
@@ -143,7 +144,7 @@ def test_requests_of_a_failed_service_go_on_at_another_one(
     assert record.lost_sessions in lost
 
 
-@pytest.mark.parametrize("k", ["0", "4"])
+@pytest.mark.parametrize("k", ["0", pytest.param("4", marks=pytest.mark.full)])
 def test_two_coordinators_that_share_a_target_share_its_steps(k: str) -> None:
     """Steps are flat: whoever's the sessions are, each step serves all, and goodput is the same."""
 
@@ -172,8 +173,8 @@ def test_a_coordinators_own_time_bounds_its_rounds() -> None:
             traffic={"sessions": 16, "answer_tokens": {"median": 100}},
             coordinators={"count": coordinators, "round_ms": 2},
             speculation={"k": "0", "lease": 0},
-            seconds=4.0,
-            warmup_seconds=1.0,
+            seconds=2.0,
+            warmup_seconds=0.5,
         )
         return outcome(found, run_cells(found)).tokens_per_second
 
@@ -181,6 +182,7 @@ def test_a_coordinators_own_time_bounds_its_rounds() -> None:
     assert 550 < rate(2) < 1000
 
 
+@pytest.mark.full
 def test_ten_cells_are_one_cell_ten_times() -> None:
     def speed(simulated_cells: int, seconds: float) -> ClusterOutcome:
         found = scenario(
@@ -203,7 +205,8 @@ def test_ten_cells_are_one_cell_ten_times() -> None:
 
 def test_a_tenant_beyond_its_limit_is_refused_as_keys_are() -> None:
     """A minute's worth is there at the start and fills by one a second: 60 + 30 of about 300."""
-    found = scenario(traffic={"requests_per_second": 10.0, "requests_per_minute": 60}, seconds=30.0)
+    traffic = {"requests_per_second": 10.0, "requests_per_minute": 60, "answer_tokens": {"median": 2}}
+    found = scenario(traffic=traffic, seconds=30.0)
     totals = simulated(found).totals
     assert sum(not each.limited for each in totals) == pytest.approx(60 + 30, abs=1)
     assert sum(each.limited for each in totals) > 150
@@ -250,30 +253,26 @@ def test_shares_of_requests_time_are_of_the_time_behind_their_first_rounds() -> 
         assert each.waited_ms + each.queue_ms + each.step_ms <= each.end_ms - each.first_ms + 1e-6
 
 
-@pytest.mark.parametrize("kinds", [1, 2])
-def test_unfinished_requests_are_told_of_each_kind_of_traffic(kinds: int) -> None:
+def test_unfinished_requests_are_told_of_each_kind_of_traffic() -> None:
     """A target does 10 requests of 100 ms a second, one by one, and 20 come: half are left when time is over."""
-    each = {"requests_per_second": 20.0 / kinds}
     found = scenario(
         target={"max_sessions": 1, "max_queue": 1000},
-        traffic=[{"name": str(kind), **each} for kind in range(kinds)],
+        traffic=[{"name": name, "requests_per_second": 10.0} for name in ("one", "other")],
         seconds=6.0,
         warmup_seconds=2.0,
         drain_seconds=0.1,
     )
     cells = run_cells(found)
     result = outcome(found, cells)
-    left = [sum(totals.group == kind for totals in cells[0].running) for kind in range(kinds)]
+    left = [sum(totals.group == kind for totals in cells[0].running) for kind in range(2)]
     assert sum(left) == pytest.approx(60, abs=20) and min(left) > 10
-    # Those are counted that came within the counted time, as all other requests are.
-    assert all(0 < group.unfinished < group.requests for group in result.groups)
     assert 0 < result.unfinished <= sum(left)
 
 
 def test_targets_come_when_load_is_high_and_are_paid_for() -> None:
     found = scenario(
-        target={"count": 3, "step": [[1, 50.0]]},
-        traffic={"sessions": 8, "answer_tokens": {"median": 20}},
+        target={"count": 3, "step": [[1, 100.0]]},
+        traffic={"sessions": 8, "answer_tokens": {"median": 10}},
         autoscaling={"least": 1, "up_above": 3, "down_below": 1, "every_seconds": 1, "start_seconds": 4},
         seconds=20.0,
     )
@@ -311,14 +310,12 @@ def test_what_bounds_a_cluster_is_named() -> None:
         return outcome(found, run_cells(found)).bottleneck
 
     crowd = {"sessions": 16, "answer_tokens": {"median": 100}}
-    rows = scenario(target={"step": [[1, 10], [17, 26]]}, traffic=crowd, seconds=2.0)
+    rows = scenario(target={"step": [[1, 10], [17, 26]]}, traffic=crowd, seconds=1.5)
     assert bottleneck(rows).startswith("rows of target steps")
-    busy = scenario(traffic=crowd, coordinators={"round_ms": 2}, speculation={"k": "0", "lease": 0}, seconds=4.0)
+    busy = scenario(traffic=crowd, coordinators={"round_ms": 2}, speculation={"k": "0", "lease": 0}, seconds=1.5)
     assert bottleneck(busy).startswith("coordinators")
-    short = scenario(target={"kv_rows": 400}, traffic=crowd, seconds=2.0)
+    short = scenario(target={"kv_rows": 400}, traffic=crowd, seconds=1.5)
     assert bottleneck(short).startswith("KV rows")
-    slow = scenario(
-        traffic=crowd, drafts=[{"step": [[1, 5], [17, 80]]}], speculation={"k": "4"}, seconds=2.0
-    )  # fmt: skip
+    slow = scenario(traffic=crowd, drafts=[{"step": [[1, 5], [17, 80]]}], speculation={"k": "4"}, seconds=1.5)
     assert bottleneck(slow).startswith("drafts")
-    assert bottleneck(scenario(traffic={"sessions": 1}, seconds=2.0)).startswith("none")
+    assert bottleneck(scenario(traffic={"sessions": 1}, seconds=1.0)).startswith("none")

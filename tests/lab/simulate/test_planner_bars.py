@@ -16,12 +16,12 @@ from paceline_lab.simulate.policies import PLANNED, TARGET_ONLY, Policy
 
 FEW_CONSTANTS = (TARGET_ONLY, Policy(2, 0), Policy(4, 0))
 """Enough to say what is best within some percent; all of them are tried in the whole matrix."""
-QUICK = (
-    GridCase("poor", 1, "dear", "slow", shared=True, fewest=3),
+QUICK = (GridCase("poor", 1, "dear", "slow", shared=True, fewest=3), GridCase("copies", 1, fewest=3))
+LONGER = (
     GridCase("good", 1, "cheap", "slow", shared=True, fewest=3),
-    GridCase("copies", 1, fewest=3),
+    GridCase("hopeless", fewest=3),
+    GridCase("middling", 2, fewest=4),
 )
-LONGER = (GridCase("hopeless", fewest=3), GridCase("middling", 2, fewest=4))
 RECORD = Path(__file__).with_name("known_misses.json")
 KNOWN = read_misses(RECORD)
 RENEW = f"python -m paceline_lab.simulate.grid --record {RECORD.relative_to(Path(__file__).parents[3])}"

@@ -21,9 +21,8 @@ DRAFT = CostLine(((1.0, 2.0), (257.0, 27.6)))
 """2 ms, and 0.1 for each row beyond the first."""
 SETTING = TracedSetting(alone=TARGET, draft=DRAFT)
 
-
-CELLS = ((0.0, 1), (0.5, 2), (0.8, 8), (1.0, 4))
-"""Acceptance and k: each of those of the whole table once."""
+CELLS = ((0.5, 2), (0.8, 8), (1.0, 4))
+"""Acceptance and k: each of those of the whole table once, but for 0.0 and 1, which take the most rounds."""
 OTHER_CELLS = sorted({*itertools.product((0.0, 0.5, 0.8, 1.0), (1, 2, 4, 8))} - {*CELLS})
 
 
@@ -65,10 +64,9 @@ def test_under_a_lease_no_way_costs_anything() -> None:
     assert cycle_ms(run) == pytest.approx(TARGET.ms(1), rel=0.01)
 
 
-@pytest.mark.parametrize("sessions", [2, 16, 64])
-def test_target_only_sessions_share_every_step(sessions: int) -> None:
-    run = simulate(SETTING, concurrent([text((0,) * 64)], sessions), TARGET_ONLY)
-    assert cycle_ms(run) == pytest.approx(TARGET.ms(sessions), rel=0.02)
+def test_target_only_sessions_share_every_step() -> None:
+    run = simulate(SETTING, concurrent([text((0,) * 64)], 16), TARGET_ONLY)
+    assert cycle_ms(run) == pytest.approx(TARGET.ms(16), rel=0.02)
     assert run.target_steps <= 64 + 1
 
 
@@ -126,7 +124,7 @@ def test_the_next_request_begins_when_one_has_ended() -> None:
 
 def test_a_run_depends_on_its_seed_alone() -> None:
     def run(seed: int) -> SimulatedRun:
-        return simulate(SETTING, synthetic_requests(PAIRS["mixed"], 4, 24, seed=seed), Policy(4, 4))
+        return simulate(SETTING, synthetic_requests(PAIRS["mixed"], 2, 24, seed=seed), Policy(4, 4))
 
     assert run(1) == run(1)
     assert run(1) != run(2)

@@ -92,7 +92,7 @@ def test_bad_arrivals_are_refused_by_line(tmp_path: Path, text: str, said: str) 
 
 def test_the_command_writes_a_report_with_plots(tmp_path: Path) -> None:
     scenario = tmp_path / "small.toml"
-    scenario.write_text(SMALL)
+    scenario.write_text(SMALL.replace("seconds = 2", "seconds = 1").replace("sessions = 4", "sessions = 2"))
     ran = runner.invoke(app, ["simulate", "--scenario", str(scenario), "--out", str(tmp_path / "out")])
     assert ran.exit_code == 0, ran.output
     assert "Bottleneck: " in ran.output
@@ -110,18 +110,17 @@ def test_one_thing_is_simulated_at_a_time(options: list[str]) -> None:
     assert "must be exactly one of them" in ran.output
 
 
-@pytest.mark.parametrize("what", ["--scenario", "--study"])
 @pytest.mark.parametrize(
-    ("option", "value"),
+    ("what", "option", "value"),
     [
-        ("--sessions", "64"),
-        ("--k", "0"),
-        ("--fan-out", "2"),
-        ("--target-line", "1:500"),
-        ("--beside-line", "own"),
-        ("--draft-line", "1:2"),
-        ("--target-one-way-ms", "0"),
-        ("--draft-one-way-ms", "5"),
+        ("--scenario", "--sessions", "64"),
+        ("--study", "--k", "0"),
+        ("--scenario", "--fan-out", "2"),
+        ("--study", "--target-line", "1:500"),
+        ("--scenario", "--beside-line", "own"),
+        ("--study", "--draft-line", "1:2"),
+        ("--scenario", "--target-one-way-ms", "0"),
+        ("--study", "--draft-one-way-ms", "5"),
     ],
 )
 def test_what_a_trace_alone_takes_is_refused_by_name(tmp_path: Path, what: str, option: str, value: str) -> None:

@@ -14,8 +14,8 @@ from paceline_lab.simulate.studies.parts import MIDDLE, run
 
 def test_a_named_model_drafts_faster_than_it_decodes_alone() -> None:
     one = {"sessions": 2, "answer_tokens": {"median": 60}, "prompt_tokens": {"median": 8}}
-    plain = run(MIDDLE.targets(1), one, k="0", seconds=1.5, warmup_seconds=1.0)
-    drafted = run(MIDDLE.targets(1), one, drafts=MIDDLE.drafts(1), k="4+ahead", seconds=1.5, warmup_seconds=1.0)
+    plain = run(MIDDLE.targets(1), one, k="0", seconds=1.0, warmup_seconds=0.5)
+    drafted = run(MIDDLE.targets(1), one, drafts=MIDDLE.drafts(1), k="4+ahead", seconds=1.0, warmup_seconds=0.5)
     assert drafted.tokens_per_second > 1.3 * plain.tokens_per_second
 
 
