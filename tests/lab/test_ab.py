@@ -243,7 +243,7 @@ def test_http_and_grpc_write_the_same_texts_and_each_process_is_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(experiments, "PAIR", FAST)
-    turns = measured(tmp_path, "http", "--users", "2", "--tokens", "24", "--turns", "1")["turns"]
+    turns = measured(tmp_path, "http", "--users", "2", "--tokens", "12", "--turns", "1")["turns"]
     stages = ("target-only", "drafts of 4")
     assert [(each["stage"], each["number"]) for each in turns] == [(stage, 0) for stage in stages]
     for each in turns:
@@ -258,6 +258,7 @@ def test_http_and_grpc_write_the_same_texts_and_each_process_is_counted(
     assert "- commit:" in text and f"- services: {FAST.target} with {FAST.drafter}\n" in text
 
 
+@pytest.mark.full
 def test_services_that_start_anew_and_settled_ones_write_the_same_texts(tmp_path: Path) -> None:
     model = ["--model", "table:vocab=300,seed=1", "--tokens", "8"]
     turns = measured(tmp_path, "fresh", *model, "--turns", "1")["turns"]

@@ -65,7 +65,7 @@ def test_a_plan_out_of_its_limits_is_refused_by_name(field: str, change: dict[st
         LoadPlan(**{"prompts": PROMPTS, **change})
 
 
-@pytest.mark.parametrize("via", ["grpc", "http"])
+@pytest.mark.parametrize("via", [pytest.param("grpc", marks=pytest.mark.full), "http"])
 def test_a_run_says_speed_slowest_first_token_drafted_rounds_and_cpu(via: str, tmp_path: Path) -> None:
     options = ["--sessions", "2", "--tokens", "8", "--waves", "1", "--kind", "chat", "--via", via, "--k", "2"]
     arrivals = ["--arrivals", "poisson", "--rate", "50"] if via == "http" else []

@@ -155,7 +155,13 @@ def test_a_trace_of_running_services_is_a_sample(tmp_path: Path) -> None:
     assert matches.offered.tolist() == [0] * 47 + [32] and matches.reach.sum() == matches.reach[47, 0].sum() == 8
 
 
-@pytest.mark.parametrize("beside", [CostLine(), CostLine(((1, 20.0),)), CostLine(((1, 25.0),))])
+@pytest.mark.parametrize(
+    "beside",
+    [
+        CostLine(((1, 20.0),)),
+        *(pytest.param(each, marks=pytest.mark.full) for each in (CostLine(), CostLine(((1, 25.0),)))),
+    ],
+)
 def test_drafts_of_a_trace_have_hardware_of_their_own_only_if_that_is_said(tmp_path: Path, beside: CostLine) -> None:
     """A target says `beside` as `alone` until a draft was at work beside a step, on whatever cores."""
     setting = TracedSetting(CostLine(((1, 20.0),)), beside=beside, draft=CostLine(((1, 1.0),)))

@@ -410,15 +410,14 @@ def measured_services(folder: Path, *arguments: str) -> tuple[Any, str, str]:
 
 
 def test_the_command_measures_real_services_and_writes_both_files(tmp_path: Path) -> None:
-    options = ["--num-draft-tokens", "3", "--temperature", "0,1", "--kind", "copy", "--pairs", "1"]
+    options = ["--num-draft-tokens", "3", "--temperature", "1", "--kind", "copy", "--pairs", "1"]
     values, text, _ = measured_services(tmp_path, "--drafter", NEAR, *options)
     assert values["facts"]["model"] == TARGET
-    assert len(values["results"]) == 2
-    for row in values["results"]:
-        assert len(row["settings"]) == 3
-        assert all(one["texts"] - len(one["differences"]) == 1 for one in row["settings"].values())
-        assert all(one["speed"]["median"] > 0 for one in row["settings"].values())
-        assert row["settings"][f"{NEAR} k=3"]["accepted_length"] > 1
+    (row,) = values["results"]
+    assert len(row["settings"]) == 3
+    assert all(one["texts"] - len(one["differences"]) == 1 for one in row["settings"].values())
+    assert all(one["speed"]["median"] > 0 for one in row["settings"].values())
+    assert row["settings"][f"{NEAR} k=3"]["accepted_length"] > 1
     assert all(fact in text for fact in ("- commit:", "- machine:", "- compute threads: none: target", "- torch:"))
     assert f"| copy | 1 | {NEAR} k=3 | 1 |" in text
 
@@ -439,6 +438,7 @@ def test_nobody_at_the_address_is_one_line() -> None:
     assert "127.0.0.1:1" in result.stderr
 
 
+@pytest.mark.full
 def test_each_drafter_alone_beside_auto(tmp_path: Path) -> None:
     drafts = f"auto:{TARGET},noise=0.2+{TARGET},noise=0.4"
     options = ["--alone", "--k", "2", "--kind", "code", "--pairs", "1"]

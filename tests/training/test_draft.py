@@ -55,8 +55,11 @@ def weights(of: Distiller) -> dict[str, torch.Tensor]:
     return {name: weight.detach() for name, weight in of.trainee.weights().items()}
 
 
-@pytest.mark.parametrize("loss", list(Loss))
+@pytest.mark.parametrize(
+    "loss", [Loss.NLA, *(pytest.param(each, marks=pytest.mark.full) for each in (Loss.KL, Loss.LK))]
+)
 def test_acceptance_rises(bench: Bench, loss: Loss, tmp_path: Path) -> None:
+    """Exits learn by LK and what reads features by KL in every run of the tests."""
     learner = bench.distiller(replace(RECIPE, loss=loss, tokens=12_000))
     before = learner.measure_held_out()
     reports = list(run(learner, tmp_path / "checkpoint.pt", PACE, lambda: None))
@@ -65,7 +68,7 @@ def test_acceptance_rises(bench: Bench, loss: Loss, tmp_path: Path) -> None:
     assert reports[-1].tokens >= 11_000
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.full)])
 def test_killed_and_resumed_is_bitwise_undisturbed(bench: Bench, dtype: str, tmp_path: Path) -> None:
     recipe = replace(RECIPE, dtype=dtype, tokens=3000)
     undisturbed = bench.distiller(recipe)
@@ -199,8 +202,9 @@ def proposed_ids(draft: Path, target: Path, acceptance: Acceptance, temperature:
     return proposed, known
 
 
-@pytest.mark.parametrize("acceptance", list(Acceptance))
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(
+    ("acceptance", "temperature"), [(Acceptance.COUPLED, 1.0), (Acceptance.REJECTION, 0.0), (Acceptance.BLOCK, 1.0)]
+)
 def test_a_draft_proposes_its_own_ids_alone(
     draft_folder: Path, target_folder: Path, acceptance: Acceptance, temperature: float
 ) -> None:

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 from safetensors.torch import load_file
 
 from paceline.drafters.layers.manifest import TrainedKind, load_manifest
 from paceline.drafters.layers.stack import WEIGHTS_FILE, load_draft
 from paceline.protocol.errors import InvalidInput
 from paceline_training.kinds import TraineeShape
-from tests.training.tiny_target import load_target, served_as_trained
+from paceline_training.make_draft import train_draft
+from tests.training.tiny_target import job, load_target, served_as_trained
+
+
+@pytest.fixture(scope="module")
+def exit_folder(corpus_folder: Path, target_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An early exit behind the target's first layer."""
+    asked = job(target_folder, tmp_path_factory.mktemp("exit") / "exit", tokens=6000)
+    shape = TraineeShape(TrainedKind.EXIT, exit_layer=1)
+    train_draft(replace(asked, data=corpus_folder, shape=shape), Console(quiet=True))
+    return asked.out
 
 
 def test_only_the_exit_is_stored_and_it_learned(exit_folder: Path, target_folder: Path) -> None:

@@ -38,7 +38,7 @@ from tests.training.tiny_target import SETTINGS, job, load_target, save_target, 
 KINDS = (TrainedKind.MEDUSA, TrainedKind.EAGLE, TrainedKind.EAGLE3, TrainedKind.MTP, TrainedKind.BLOCK)
 DEPTH = 3
 WHOLE = DraftVocabulary(np.arange(258, dtype=np.int32), 258)
-RECIPE = TrainRecipe(loss=Loss.KL, tokens=6000, learning_rate=3e-3, warmup_steps=5, batch_rows=4)
+RECIPE = TrainRecipe(loss=Loss.KL, tokens=4200, learning_rate=3e-3, warmup_steps=5, batch_rows=4)
 TOLERANCE = 1e-3
 """Of logits of some tens: what float32 leaves."""
 
@@ -60,10 +60,10 @@ def target(target_folder: Path) -> Target:
 
 @pytest.fixture(scope="module", params=KINDS)
 def trained(
-    request: pytest.FixtureRequest, target: Target, draft_folder: Path, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, target: Target, corpus_folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Trained:
     shape = TraineeShape(request.param, depth=DEPTH).on(target)
-    split = split_rows(read_shards(draft_folder / "work" / "corpus"))
+    split = split_rows(read_shards(corpus_folder))
     vocabulary = vocabulary_of(target, split, 200 if shape.kind.reduces else None)
     trainee = make_trainee(shape, target, vocabulary)
     learner = Distiller(target.model, trainee, split, RECIPE)
@@ -179,11 +179,11 @@ def test_attention_that_sees_less_is_refused_by_name(extra: str) -> None:
         UnrolledAttention().attend(call)
 
 
-def test_the_command_measures_by_depth(draft_folder: Path, target_folder: Path, tmp_path: Path) -> None:
+def test_the_command_measures_by_depth(corpus_folder: Path, target_folder: Path, tmp_path: Path) -> None:
     """Two heads draft two tokens: deeper ones are never accepted."""
-    asked = job(target_folder, tmp_path / "medusa", tokens=3000)
+    asked = job(target_folder, tmp_path / "medusa", tokens=1200)
     shape = TraineeShape(TrainedKind.MEDUSA, depth=2)
-    manifest = train_draft(replace(asked, data=draft_folder / "work" / "corpus", shape=shape), Console(quiet=True))
+    manifest = train_draft(replace(asked, data=corpus_folder, shape=shape), Console(quiet=True))
     tables = manifest.acceptance["tables"]
     assert {table["temperature"] for table in tables} == {0.0, 0.6, 1.0}
     assert any(table["by_depth"][0] > 0 for table in tables)

@@ -71,15 +71,15 @@ def asked(target: Path, corpus: Path, out: Path, kind: TrainedKind = TrainedKind
 
 
 @pytest.fixture(scope="module")
-def corpus(draft_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def corpus(corpus_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Some of the target's texts, cut short."""
-    rows = [row for row in read_shards(draft_folder / "work" / "corpus") if row.loss_mask[:SHORT].sum() > SHORT // 2]
+    rows = [row for row in read_shards(corpus_folder) if row.loss_mask[:SHORT].sum() > SHORT // 2]
     file = tmp_path_factory.mktemp("corpus") / "short.npz"
     save_shard(file, [Row(row.token_ids[:SHORT], row.roles[:SHORT], row.temperature) for row in rows], 258)
     return file
 
 
-@pytest.fixture(scope="module", params=[TrainedKind.MEDUSA, TrainedKind.MTP])
+@pytest.fixture(scope="module", params=[TrainedKind.MEDUSA, pytest.param(TrainedKind.MTP, marks=pytest.mark.full)])
 def made(
     request: pytest.FixtureRequest, target_folder: Path, corpus: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Made:
@@ -88,8 +88,8 @@ def made(
 
 
 @pytest.fixture(scope="module")
-def split(draft_folder: Path) -> Split:
-    return split_rows(read_shards(draft_folder / "work" / "corpus"))
+def split(corpus_folder: Path) -> Split:
+    return split_rows(read_shards(corpus_folder))
 
 
 def trainee(target: Target, split: Split) -> JointTrainee:

@@ -31,6 +31,7 @@ from tests.models.saving import byte_level_tokenizer
 Counts = dict[Row, NDArray[np.float32]]
 SETTINGS = EngineSettings(threads=1, device="cpu")
 LAYERS = (0, 2)
+GENERATED_TOKENS = 4000
 GENERATION = GenerationRecipe(seed=5, max_length=64, user_tokens=8, shard_rows=16, batch_rows=16)
 
 
@@ -83,13 +84,13 @@ def vocabulary_of(target: Target, split: Split, size: int | None = 200) -> Draft
     return choose_vocabulary(split.train, size or ids, ids, always=(1,))
 
 
-def job(target: Path, out: Path, tokens: int = 14_000) -> TrainingJob:
+def job(target: Path, out: Path, tokens: int = 9000) -> TrainingJob:
     """A whole run of the command, seconds long."""
     recipe = TrainRecipe(loss=Loss.LK, tokens=tokens, learning_rate=3e-3, warmup_steps=5, batch_rows=4)
     return TrainingJob(
         target=str(target),
         out=out,
-        self_generate=4000,
+        self_generate=GENERATED_TOKENS,
         shape=TraineeShape(layers=LAYERS),
         draft_vocab=200,
         generation=GENERATION,
