@@ -24,7 +24,12 @@ runner = CliRunner(env={"COLUMNS": "200", "TERM": "dumb", "PACELINE_HOME": ""})
 
 
 @pytest.mark.parametrize(
-    ("command", "flag"), [("draft-service", "--drafter"), ("target-service", "--model"), ("coordinator", "--target")]
+    ("command", "flag"),
+    [
+        pytest.param("draft-service", "--drafter", marks=pytest.mark.full),
+        pytest.param("target-service", "--model", marks=pytest.mark.full),
+        ("coordinator", "--target"),
+    ],
 )
 def test_service_help_has_an_example_and_the_services_own_flags(command: str, flag: str) -> None:
     argv = [*PACELINE, command, "--help"]
@@ -52,7 +57,6 @@ BAD_INPUT = [
     (["generate", "--prompt", ""], ("prompt", "''", "at least 1 character")),
     (["generate"], ("inputs given", "0", "exactly 1 of --prompt, --prompt-file and --chat")),
     (["generate", "--prompt", "x", "--system", "y"], ("system", "'y'", "--chat only")),
-    (["generate", "--prompt-file", "/no/such/file"], ("prompt_file", "/no/such/file", "readable")),
     (["generate", "--prompt", "x", "--prediction", "/no/such/file"], ("prediction", "/no/such/file", "readable")),
     (["generate", "--prompt", "x", "--local", "--drafter", "oracle"], ("drafter", "'oracle'", "auto, ngram, model")),
     (["generate", "--prompt", "x", "--no-such-flag"], ("--no-such-flag",)),
@@ -128,13 +132,6 @@ def test_doctor_names_versions_and_the_cache(tmp_path: Path, monkeypatch: pytest
     assert findings["model smollm2-135m"].detail == "not pulled (paceline pull smollm2-135m)"
 
 
-def paceline(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """The command as a process of that name."""
-    code = "import sys; sys.argv[0] = 'paceline'; from paceline.cli.main import main; main()"
-    command = [sys.executable, "-c", code, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=os.environ | environment, check=False)
-
-
 @pytest.mark.parametrize(
     ("words", "completions"),
     [
@@ -152,15 +149,17 @@ def test_a_shell_completes_commands_flags_and_choices(words: str, completions: l
 
 def test_completion_is_shown_and_installed(tmp_path: Path) -> None:
     home = {"HOME": str(tmp_path), "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
-    shown = paceline("--show-completion", "zsh", **home)
-    assert (shown.returncode, shown.stderr) == (0, "")
+    shown = runner.invoke(app, ["--show-completion", "zsh"], prog_name="paceline", env=home)
+    assert (shown.exit_code, shown.stderr) == (0, "")
     assert "#compdef paceline" in shown.stdout
-    installed = paceline("--install-completion", "bash", **home)
+    code = "import sys; sys.argv[0] = 'paceline'; from paceline.cli.main import main; main()"
+    command = [sys.executable, "-c", code, "--install-completion", "bash"]
+    installed = subprocess.run(command, capture_output=True, text=True, env=os.environ | home, check=False)
     assert (installed.returncode, installed.stderr) == (0, "")
     (script,) = (tmp_path / ".bash_completions").iterdir()
     assert "_PACELINE_COMPLETE=complete_bash" in script.read_text()
-    wrong = paceline("--show-completion", "tcsh", **home)
-    assert wrong.returncode == 2
+    wrong = runner.invoke(app, ["--show-completion", "tcsh"], prog_name="paceline", env=home)
+    assert wrong.exit_code == 2
     assert wrong.stderr.startswith("paceline: error: ")
     assert "'tcsh'" in wrong.stderr
 
@@ -189,7 +188,7 @@ def test_models_are_listed_and_removed(tmp_path: Path) -> None:
     assert [each.name for each in (tmp_path / "models").iterdir()] == ["mine"]
 
 
-@pytest.mark.parametrize("name", ["smollm2-135m", "mine", "../mine", ""])
+@pytest.mark.parametrize("name", ["smollm2-135m", "mine", "../mine"])
 def test_only_what_was_pulled_is_removed(tmp_path: Path, name: str) -> None:
     (tmp_path / "models" / "mine").mkdir(parents=True)
     (tmp_path / "models" / "mine" / "provenance.json").write_text("{}")
@@ -229,13 +228,7 @@ def test_serve_loads_no_laboratory_and_no_training() -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "stated"),
-    [
-        ([], {}),
-        (["--temperature", "1"], {"temperature": 1.0}),
-        (["--top-k", "0", "--min-p", "0"], {"top_k": 0, "min_p": 0.0}),
-        (["--top-p", "1", "--repetition-penalty", "1"], {"top_p": 1.0, "repetition_penalty": 1.0}),
-    ],
+    ("flags", "stated"), [([], {}), (["--temperature", "1", "--top-k", "0"], {"temperature": 1.0, "top_k": 0})]
 )
 def test_generate_states_what_its_flags_say_and_leaves_the_rest_to_the_model(
     flags: list[str], stated: dict[str, float], monkeypatch: pytest.MonkeyPatch

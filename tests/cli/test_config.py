@@ -11,14 +11,6 @@ from paceline.local.settings import ServeSettings, coordinator_flags, draft_flag
 from paceline.runtime.config import CoordinatorConfig, DraftConfig, TargetConfig, load_config
 
 
-@pytest.mark.parametrize(("kind", "port"), [(TargetConfig, 50053), (DraftConfig, 50052), (CoordinatorConfig, 50051)])
-def test_a_section_given_in_part_keeps_its_other_defaults(kind: type[TargetConfig], port: int) -> None:
-    config = load_config(kind, None, {"server.host": "0.0.0.0"})
-    assert (config.server.host, config.server.port) == ("0.0.0.0", port)
-    alone = load_config(CoordinatorConfig, None, {"target.tls_ca": "ca.crt"})
-    assert alone.target.address == ("127.0.0.1:50053",)
-
-
 @pytest.mark.parametrize(("drafter", "shares"), [("model:x", [0.72, 0.18]), ("ngram", [0.9, 0.0])])
 def test_target_and_draft_of_one_machine_divide_its_gpu(drafter: str, shares: list[float]) -> None:
     flags = gpu_shares(ServeSettings(model="m", drafter=drafter))

@@ -10,7 +10,6 @@ import sys
 import tarfile
 import tomllib
 import zipfile
-from dataclasses import dataclass
 from importlib.metadata import distribution
 from pathlib import Path
 
@@ -72,31 +71,16 @@ def test_the_readmes_demo() -> None:
     assert re.search(r"target-only +[\d.]+ tokens per second, the same tokens", out)
 
 
-@dataclass(frozen=True)
-class Built:
-    """A distribution as a release has it: its source, and the wheel that was made of that."""
+def names_of(wheel: Path) -> set[str]:
+    with zipfile.ZipFile(wheel) as archive:
+        return {name for name in archive.namelist() if not name.endswith("/")}
 
-    source: Path
-    wheel: Path
 
-    @classmethod
-    def of(cls, project: Path, folder: Path) -> Built:
-        """Built as `make dist` does, with this environment's setuptools."""
-        run(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, project)
-        (source,), (wheel,) = folder.glob("*.tar.gz"), folder.glob("*.whl")
-        return cls(source, wheel)
-
-    @property
-    def names(self) -> set[str]:
-        """Files of the wheel."""
-        with zipfile.ZipFile(self.wheel) as archive:
-            return {name for name in archive.namelist() if not name.endswith("/")}
-
-    @property
-    def source_names(self) -> set[str]:
-        """Files of the source, without its own folder."""
-        with tarfile.open(self.source) as archive:
-            return {name.partition("/")[2] for name in archive.getnames()}
+def build(project: Path, folder: Path, *only: str) -> Path:
+    """Build as `make dist` does, with this environment's setuptools; return the wheel."""
+    run(sys.executable, "-m", "build", "--no-isolation", *only, "--outdir", folder, project)
+    (wheel,) = folder.glob("*.whl")
+    return wheel
 
 
 @pytest.fixture(scope="module")
@@ -112,12 +96,12 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def built(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Built:
-    return Built.of(checkout, tmp_path_factory.mktemp("built"))
+def wheel(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(checkout, tmp_path_factory.mktemp("built"), "--wheel")
 
 
 @pytest.fixture(scope="module")
-def client_folder(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def client_folder(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel beside what it requires without extras, and nothing else."""
     folder = tmp_path_factory.mktemp("client")
     pip = (
@@ -130,7 +114,7 @@ def client_folder(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Pat
         "--no-index",
         "--no-deps",
     )
-    run(*pip, "--target", folder, built.wheel)
+    run(*pip, "--no-compile", "--target", folder, wheel)
     for name in pinned_versions("paceline", ()):
         required = distribution(name)
         for top in {file.parts[0] for file in required.files or ()} - {"..", "__pycache__"}:
@@ -141,32 +125,38 @@ def client_folder(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 def installed(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Python with the modules of a folder and no site-packages."""
-    environment = os.environ | {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = os.environ | {"PYTHONPATH": str(folder)}
     command = [sys.executable, "-S", *arguments]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 
-def test_the_wheel_holds_the_packages_and_no_weights(built: Built) -> None:
-    assert built.wheel.stat().st_size < LARGEST_WHEEL
-    assert {name.partition("/")[0] for name in built.names} == {*PACKAGES, f"paceline-{VERSION}.dist-info"}
-    assert {"paceline/py.typed", "paceline/v1/types_pb2.pyi", "paceline_gateway/page/index.html"} < built.names
+def test_the_wheel_holds_the_packages_and_no_weights(wheel: Path) -> None:
+    names = names_of(wheel)
+    assert wheel.stat().st_size < LARGEST_WHEEL
+    assert {name.partition("/")[0] for name in names} == {*PACKAGES, f"paceline-{VERSION}.dist-info"}
+    assert {"paceline/py.typed", "paceline/v1/types_pb2.pyi", "paceline_gateway/page/index.html"} < names
 
 
-def test_the_source_holds_what_the_wheel_is_made_from_and_no_weights(built: Built) -> None:
-    assert built.source.stat().st_size < LARGEST_WHEEL
-    tops = {name.partition("/")[0] for name in built.source_names if name}
+@pytest.mark.full
+def test_the_source_makes_the_same_wheel_and_holds_no_weights(checkout: Path, wheel: Path, tmp_path: Path) -> None:
+    assert names_of(build(checkout, tmp_path)) == names_of(wheel)
+    (source,) = tmp_path.glob("*.tar.gz")
+    assert source.stat().st_size < LARGEST_WHEEL
+    with tarfile.open(source) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
     made = {"PKG-INFO", "setup.cfg", "paceline.egg-info"}
     told = {"pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "CHANGELOG.md", "buf.yaml", "protos"}
-    assert tops == {*PACKAGES, *made, *told}
-    assert not any(name.endswith((".safetensors", ".bin", ".pt")) for name in built.source_names)
+    assert {name.partition("/")[0] for name in names if name} == {*PACKAGES, *made, *told}
+    assert not any(name.endswith((".safetensors", ".bin", ".pt")) for name in names)
 
 
+@pytest.mark.full
 def test_the_drafts_wheel_holds_every_draft_whole(checkout: Path, tmp_path: Path) -> None:
-    built = Built.of(checkout / "drafts", tmp_path)
+    names = names_of(build(checkout / "drafts", tmp_path))
     package = checkout / "drafts" / "paceline_drafts"
     tracked = {f"paceline_drafts/{file.relative_to(package)}" for file in package.rglob("*") if file.is_file()}
-    assert {name for name in built.names if ".dist-info/" not in name} == tracked
-    assert any(name.endswith("licenses/LICENSE") for name in built.names)
+    assert {name for name in names if ".dist-info/" not in name} == tracked
+    assert any(name.endswith("licenses/LICENSE") for name in names)
 
 
 def test_an_installed_client_runs_without_torch(client_folder: Path) -> None:
@@ -182,7 +172,10 @@ def test_an_installed_client_runs_without_torch(client_folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("command", "arguments", "lacks", "extra"),
-    [("serve", [], "engine", "engine"), ("bench ab", ["http"], "benchmarks", "bench")],
+    [
+        pytest.param("serve", [], "engine", "engine", marks=pytest.mark.full),
+        ("bench ab", ["http"], "benchmarks", "bench"),
+    ],
 )
 def test_an_installed_client_says_what_it_lacks(
     client_folder: Path, command: str, arguments: list[str], lacks: str, extra: str

@@ -66,7 +66,8 @@ def trained(
     split = split_rows(read_shards(corpus_folder))
     vocabulary = vocabulary_of(target, split, 200 if shape.kind.reduces else None)
     trainee = make_trainee(shape, target, vocabulary)
-    learner = Distiller(target.model, trainee, split, RECIPE)
+    tokens = 6000 if shape.kind is TrainedKind.MEDUSA else RECIPE.tokens  # its heads learn the slowest
+    learner = Distiller(target.model, trainee, split, replace(RECIPE, tokens=tokens))
     before, losses = learner.measure_held_out(), []
     while not learner.is_done:
         losses.append(learner.step().loss)

@@ -312,7 +312,7 @@ def test_what_bounds_a_cluster_is_named() -> None:
     crowd = {"sessions": 16, "answer_tokens": {"median": 100}}
     rows = scenario(target={"step": [[1, 10], [17, 26]]}, traffic=crowd, seconds=1.5)
     assert bottleneck(rows).startswith("rows of target steps")
-    busy = scenario(traffic=crowd, coordinators={"round_ms": 2}, speculation={"k": "0", "lease": 0}, seconds=3.0)
+    busy = scenario(traffic=crowd, coordinators={"round_ms": 2}, speculation={"k": "0", "lease": 0}, seconds=4.0)
     assert bottleneck(busy).startswith("coordinators")
     short = scenario(target={"kv_rows": 400}, traffic=crowd, seconds=1.5)
     assert bottleneck(short).startswith("KV rows")
