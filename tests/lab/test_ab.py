@@ -24,7 +24,7 @@ from paceline_lab.bench.ab.arms import Arm, ArmRun, ArmServices, ArmsTurn, Case,
 from paceline_lab.bench.ab.command import in_order, run_stage, with_arms
 from paceline_lab.bench.ab.experiments import EXPERIMENTS, AbOptions
 from paceline_lab.bench.ab.report import ab_markdown, arm_lines
-from paceline_lab.bench.simulated_pair import OFF, SimulatedPair, drafted, request, share_of_ideal
+from paceline_lab.bench.simulated_pair import OFF, SimulatedPair, request, share_of_ideal
 from paceline_lab.bench.users import RequestOutcome, UserRequest
 from tests.warm import PACELINE
 
@@ -41,12 +41,10 @@ def names(arms: Sequence[Arm]) -> list[str]:
 
 def test_every_second_turn_runs_backwards_and_none_starts_anew_before_the_first() -> None:
     arms = Stage("s", (A, replace(B, starts_anew=True)), ()).all_arms
-    assert [names(in_order(arms, turn)) for turn in (0, 1, 2)] == [
-        ["a", "b", "a again"],
-        ["a again", "b", "a"],
-        ["a", "b", "a again"],
-    ]
+    forwards = ["a", "b", "a again"]
+    assert [names(in_order(arms, turn)) for turn in (0, 1, 2)] == [forwards, forwards[::-1], forwards]
     assert names(in_order(arms, -1)) == ["a again", "a"]
+    assert names(with_arms(Stage("s", (A, B), ()), ["b"]).all_arms) == ["b", "b again"]
 
 
 def test_the_first_arm_runs_again_on_its_own_services_or_on_others_like_every_arm() -> None:
@@ -73,12 +71,6 @@ def test_services_of_another_checkout_run_its_code(tmp_path: Path) -> None:
     result = runner.invoke(app, ["bench", "ab", "overlap", *out])
     assert result.exit_code == 1
     assert "this is the other tree" in result.stderr
-
-
-def test_an_arm_changes_a_cases_requests_as_it_says() -> None:
-    asked = replace(request(1, 8, drafted(4)), prediction_text="p")
-    assert A.request(asked) == asked
-    assert replace(A, speculation=OFF, predicts=False).request(asked) == request(1, 8, OFF)
 
 
 @dataclass
@@ -192,23 +184,11 @@ def test_ratios_are_of_one_turn_and_the_first_arms_second_run_is_the_noise() -> 
     assert (second["÷ a"], second["lower 95 %"]) == ("1.500 (1.000 to 2.000)", 1.0)
     assert (again["arm"], again["÷ a"]) == ("a again", "1.100 (1.000 to 1.250)")
     assert again["same text"] == "2 of 3"
-    assert figures == {
-        "stage": "s",
-        "case": "c",
-        "arm": "b",
-        "first token ms": 20,
-        "CPU µs a token": "3",
-        "by process": "target 3",
-    }
+    cell = {"stage": "s", "case": "c", "arm": "b"}
+    assert figures == cell | {"first token ms": 20, "CPU µs a token": "3", "by process": "target 3"}
     text = ab_markdown("Title", [stage], turns)
     assert text.startswith("# Title\n")
     assert "| s | c | b | 3 | 20.0 (6.0 to 20.0) | 1.500 (1.000 to 2.000) | 1.000 |" in text
-
-
-def test_some_arms_can_be_left_out() -> None:
-    stage = Stage("s", (A, B), ())
-    assert names(with_arms(stage, ["b"]).all_arms) == ["b", "b again"]
-    assert names(with_arms(stage, []).arms) == ["a", "b"]
 
 
 def test_every_experiment_has_a_question_cases_with_requests_and_arms_with_names_of_their_own() -> None:
@@ -222,7 +202,7 @@ def test_every_experiment_has_a_question_cases_with_requests_and_arms_with_names
                     assert all(len(asked) == (1 if name == "edits" else 2) for asked in case.turns), name
 
 
-def test_only_some_arms_of_an_edit_are_told_the_file() -> None:
+def test_an_arm_changes_a_cases_requests_as_it_says() -> None:
     with ExitStack() as stack:
         (stage,) = EXPERIMENTS["edits"](AbOptions(), stack)
     (asked,), *others = stage.cases[0].turns
@@ -231,6 +211,8 @@ def test_only_some_arms_of_an_edit_are_told_the_file() -> None:
     assert told == ["prediction", "auto with prediction"]
     assert asked.prediction_text in asked.messages[0].content
     assert not asked.ignore_eos
+    assert A.request(asked) == asked
+    assert replace(A, speculation=OFF).request(asked) == replace(asked, speculation=OFF)
 
 
 def measured(tmp_path: Path, *arguments: str) -> Any:
@@ -315,3 +297,22 @@ def children_of(bench: psutil.Popen) -> list[psutil.Process]:
     with suppress(psutil.NoSuchProcess):  # one ended meanwhile
         return [child for child in bench.children() if "resource_tracker" not in " ".join(child.cmdline())]
     return []
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        (["http", "--users", "0"], ("users", "0")),
+        (["http", "--users", "many"], ("users", "many")),
+        (["http", "--turns", "0"], ("turns", "0")),
+        (["http", "--tokens", "1"], ("tokens", "1", "at least 2")),
+        (["http", "--arms", "off"], ("arms", "off", "gRPC, HTTP")),
+        (["http", "--against", "gone"], ("against", "gone", "folder")),
+        (["loads"], ("experiment", "loads", "http, tracing, overlap")),
+    ],
+)
+def test_what_no_grid_has_is_refused_by_name(given: list[str], named: tuple[str, ...], tmp_path: Path) -> None:
+    result = runner.invoke(app, ["bench", "ab", *given, "--out", str(tmp_path)])
+    assert result.exit_code == 2
+    assert all(part in result.stderr for part in named), result.stderr
+    assert not list(tmp_path.iterdir())

@@ -70,12 +70,6 @@ def test_no_gpu_is_said_in_one_line() -> None:
         gpu.main([])
 
 
-def test_unknown_shapes_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        gpu.main(["--shape", "1b,2b"])
-    assert "2b: must be among tiny, 1b, 8b, 32b" in capsys.readouterr().err
-
-
 def test_the_bytes_of_a_step() -> None:
     model = random_model("tiny", torch.bfloat16, torch.device("cpu"), 64)
     layer = 64 * 64 * 2 + 64 * 32 * 2 + 3 * 64 * 128 + 2 * 64
@@ -207,7 +201,16 @@ def test_what_llama_cpp_can_not_measure_is_refused_in_a_sentence(flags: list[str
         gpu.main([*LLAMA, *(flag.replace("FILE", str(tiny_file())) for flag in flags)])
 
 
-def test_a_file_is_needed(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--engine", "llama"], "--engine llama needs --model FILE.gguf"),
+        (["--shape", "1b,2b"], "2b: must be among tiny, 1b, 8b, 32b"),
+    ],
+)
+def test_what_is_missing_or_unknown_is_refused(
+    flags: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit):
-        gpu.main(["--engine", "llama"])
-    assert "--engine llama needs --model FILE.gguf" in capsys.readouterr().err
+        gpu.main(flags)
+    assert said in capsys.readouterr().err

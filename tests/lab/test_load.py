@@ -85,12 +85,6 @@ def test_a_run_says_speed_slowest_first_token_drafted_rounds_and_cpu(via: str, t
     assert via.upper() in values["facts"]["requests"].upper()
 
 
-def test_an_unknown_way_is_refused_by_name() -> None:
-    result = runner.invoke(app, ["bench", "load", TABLE, "--via", "pigeon"])
-    assert result.exit_code != 0
-    assert "via = 'pigeon': must be one of: grpc, http" in result.output
-
-
 def test_coordinators_that_run_are_asked_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options = ["--sessions", "4", "--tokens", "8", "--waves", "1", "--kind", "chat", "--out", str(tmp_path)]
     asked, stream = Counter[int](), AsyncClient.stream
@@ -112,6 +106,13 @@ def test_coordinators_that_run_are_asked_in_turn(tmp_path: Path, monkeypatch: py
     assert first == second >= 12
 
 
-def test_a_coordinator_is_reached_over_grpc() -> None:
-    result = runner.invoke(app, ["bench", "load", "--url", "127.0.0.1:1", "--via", "http"])
-    assert (result.exit_code, "via = 'http': must be grpc, with --url" in result.output) == (2, True)
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (("--url", "127.0.0.1:1", "--via", "http"), "via = 'http': must be grpc, with --url"),
+        ((TABLE, "--via", "pigeon"), "via = 'pigeon': must be one of: grpc, http"),
+    ],
+)
+def test_a_way_that_is_not_there_is_refused_by_name(given: tuple[str, ...], said: str) -> None:
+    result = runner.invoke(app, ["bench", "load", *given])
+    assert (result.exit_code, said in result.output) == (2, True)

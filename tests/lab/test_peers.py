@@ -19,7 +19,6 @@ from typer.testing import CliRunner
 from paceline.cli.main import app
 from paceline.local.settings import draft_flags, local_settings, target_flags
 from paceline.models.tokenizer import load_tokenizer
-from paceline.protocol.errors import InvalidInput
 from paceline.protocol.generation import ChatMessage
 from paceline_lab.bench.peers import command
 from paceline_lab.bench.peers import install as peer_install
@@ -58,10 +57,15 @@ def stack() -> Iterator[ExitStack]:
 
 
 def worker(behaviour: str, folder: Path, *, ready_s: float = 30, answer_s: float = 30) -> PeerProcess:
-    command = [sys.executable, str(WORKER), behaviour]
-    return PeerProcess(
-        behaviour, command, dict(os.environ), folder / f"{behaviour}.log", ready_s=ready_s, answer_s=answer_s
-    )
+    command, log = [sys.executable, str(WORKER), behaviour], folder / f"{behaviour}.log"
+    return PeerProcess(behaviour, command, dict(os.environ), log, ready_s=ready_s, answer_s=answer_s)
+
+
+def write_all(writer: gguf.GGUFWriter) -> None:
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
 
 
 def contestant(behaviour: str, stack: ExitStack, folder: Path, **limits: float) -> PeerContestant:
@@ -97,14 +101,9 @@ def test_a_crash_and_a_hang_are_reported_and_the_others_go_on(stack: ExitStack, 
     assert "- other lookup hangs: hangs gave no answer in 1 s" in text
 
 
-@pytest.mark.parametrize(
-    ("behaviour", "said"), [("mute", "gave no answer in 1 s"), ("noise", "'INFO loading"), ("unknown.py", "")]
-)
+@pytest.mark.parametrize(("behaviour", "said"), [("mute", "gave no answer in 1 s"), ("noise", "'INFO loading")])
 def test_a_worker_that_never_gets_ready_is_ended(behaviour: str, said: str, tmp_path: Path) -> None:
     process = worker(behaviour, tmp_path, ready_s=1)
-    if behaviour == "unknown.py":
-        process = PeerProcess("gone", [sys.executable, "/no/such.py"], {}, tmp_path / "log")
-        said = "ended with exit code 2"
     with pytest.raises(WorkerFailed, match=said), process:
         pass
     assert not psutil.pid_exists(process.processes[0])
@@ -112,15 +111,10 @@ def test_a_worker_that_never_gets_ready_is_ended(behaviour: str, said: str, tmp_
 
 def test_contestants_take_turns_and_begin_with_another_each_pass(stack: ExitStack, tmp_path: Path) -> None:
     contest = hold([contestant("plain", stack, tmp_path), contestant("speculates", stack, tmp_path)])
-    order = [(run.number, run.prompt, run.mode) for run in contest.runs]
-    plain, lookup = "plain", "lookup speculates"
-    assert order == [
-        (0, "a", plain),
-        (0, "a", lookup),
-        (1, "b", lookup),
-        (1, "b", plain),
-        (2, "a", plain),
-        (2, "a", lookup),
+    assert [(run.number, run.prompt, run.mode == "plain") for run in contest.runs] == [
+        *((0, "a", True), (0, "a", False)),
+        *((1, "b", False), (1, "b", True)),
+        *((2, "a", True), (2, "a", False)),
     ]
 
 
@@ -148,13 +142,8 @@ def test_users_ask_at_once_and_their_tokens_count_together(stack: ExitStack, tmp
     fake = FakeRunner("none")
     ours = [OurContestant(fake), OurContestant(FakeRunner("none"), system=peers.REPRODUCIBLE)]
     contest = hold([*ours, contestant("plain", stack, tmp_path)], users=(1, 2))
-    assert [(run.users, run.number, run.prompt) for run in contest.runs if run.system == "other"] == [
-        (1, 0, "a"),
-        (2, 0, "a"),
-        (1, 1, "b"),
-        (1, 2, "a"),
-        (2, 1, "a"),
-    ]
+    waves = [(run.users, run.number, run.prompt) for run in contest.runs if run.system == "other"]
+    assert waves == [(1, 0, "a"), (2, 0, "a"), (1, 1, "b"), (1, 2, "a"), (2, 1, "a")]
     rows = {(row.users, row.system): row for row in peer_rows(contest)}
     alone, together = rows[1, "other"], rows[2, "other"]
     assert (alone.runs, alone.speed.median) == (3, 16.0)
@@ -218,10 +207,7 @@ def test_a_float32_gguf_has_the_quantised_files_values_and_settings(tmp_path: Pa
     writer.add_context_length(77)
     writer.add_token_list(["a", "b"])
     writer.add_tensor("token_embd.weight", packed, raw_dtype=gguf.GGMLQuantizationType.Q4_1)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    write_all(writer)
     write_float32(tmp_path / "q.gguf", tmp_path / "f.gguf")
     reader = gguf.GGUFReader(tmp_path / "f.gguf")
     assert reader.fields["llama.context_length"].contents() == 77
@@ -236,10 +222,7 @@ def test_eight_bits_are_the_float32_files_values_in_blocks(tmp_path: Path, monke
     writer = gguf.GGUFWriter(tmp_path / "f.gguf", "llama")
     writer.add_tensor("token_embd.weight", values)
     writer.add_tensor("output_norm.weight", values[0])
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    write_all(writer)
     monkeypatch.setattr(peer_models, "float32_gguf", lambda model, home: tmp_path / "f.gguf")
     (tmp_path / "models").mkdir()
     written = gguf_of("m", "q8_0", tmp_path)
@@ -287,12 +270,6 @@ def test_bad_input_is_one_line(arguments: list[str], named: tuple[str, ...]) -> 
     assert all(part in result.stderr for part in named), result.stderr
 
 
-def test_unknown_peers_are_refused() -> None:
-    with pytest.raises(InvalidInput, match="peer = 'x'"):
-        peer_install.check_peers(["x"])
-    assert all("plain" in spec.modes for spec in PEERS.values())
-
-
 def test_the_command_reports_ours_alone_where_no_peer_is_installed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -306,11 +283,8 @@ def test_the_command_reports_ours_alone_where_no_peer_is_installed(
     result = runner.invoke(app, wanted)
     assert result.exit_code == 0, result.output
     values = json.loads(next(tmp_path.glob("peers-*.json")).read_text())
-    assert [(row["system"], row["mode"], row["same_as_plain"]) for row in values["results"]] == [
-        ("paceline", "plain", 1),
-        ("paceline", "ngram", 1),
-    ]
-    assert [row["tokens_per_step"] for row in values["results"]] == [1, 4]
+    rows = [[row[key] for key in ("system", "mode", "same_as_plain", "tokens_per_step")] for row in values["results"]]
+    assert rows == [["paceline", "plain", 1, 1], ["paceline", "ngram", 1, 4]]
     assert "llama-cpp is not installed" in next(tmp_path.glob("peers-*.md")).read_text()
 
 
@@ -355,10 +329,7 @@ def write_tiny(file: Path) -> str:
     writer.add_block_count(3)
     writer.add_head_count(1)
     writer.add_embedding_length(16)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    write_all(writer)
     return str(file)
 
 
@@ -373,7 +344,6 @@ def test_own_takes_a_gguf_file_as_it_is(tmp_path: Path) -> None:
     ("model", "name"),
     [
         ("qwen2.5-coder-1.5b", "qwen2.5-coder-1.5b"),
-        ("smollm2-135m.gguf", "smollm2-135m"),
         ("files/Qwen2.5-Coder-1.5B.Q4_K_M.gguf", "Qwen2.5-Coder-1.5B.Q4_K_M"),
     ],
 )

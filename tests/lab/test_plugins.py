@@ -100,16 +100,6 @@ def test_both_servers_have_one_runner_and_one_has_drafts(runner: str | None, met
     assert json.loads(flags[3]) == {"paceline": {"draft": {"address": "127.0.0.1:9"}}}
 
 
-def test_a_server_that_does_not_start_is_told_with_its_log(tmp_path: Path) -> None:
-    script = tmp_path / "vllm"
-    script.write_text(f"#!{sys.executable}\nimport sys\nsys.exit('no room for ' + sys.argv[2])\n")
-    script.chmod(0o755)
-    with pytest.raises(SystemExit, match="no room for m"):
-        plugins.main(
-            ["--model", "m", "--vllm", str(script), "--draft", "127.0.0.1:9", "--out", str(tmp_path / "out")]
-        )
-
-
 def test_a_server_that_ends_later_is_told_with_its_log(tmp_path: Path) -> None:
     script = tmp_path / "vllm"
     script.write_text(
