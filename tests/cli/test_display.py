@@ -7,14 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from paceline.cli.display import (
-    STYLES,
-    StreamDisplay,
-    coloured_text,
-    comparison,
-    generation_json,
-    histogram_text,
-)
+from paceline.cli.display import STYLES, StreamDisplay, coloured_text, comparison, generation_json, histogram_text
 from paceline.client import Collector, Generation
 from paceline.protocol.generation import Finished, FinishReason, Provenance, Started, Tokens
 from paceline.protocol.records import GenerationStats
@@ -37,7 +30,15 @@ STATS = GenerationStats(
 MIXED = Tokens(
     (5, 6, 7), "one two three", (Provenance.ACCEPTED, Provenance.ACCEPTED, Provenance.BONUS), (), (3, 7, 13)
 )
-EVENTS = (Started(3, (1, 2), "m"), MIXED, Finished(FinishReason.STOP, "!", STATS))
+MARKUP = "[red]array[0][/red] :smile:"
+"""Text that looks so."""
+EVENTS = (
+    Started(3, (1, 2), "m"),
+    MIXED,
+    Tokens((8,), MARKUP, (Provenance.TARGET,), (), (len(MARKUP),)),
+    Finished(FinishReason.STOP, "!", STATS),
+)
+TEXT = f"one two three{MARKUP}!"
 
 
 def generation(token_ids: tuple[int, ...] = (5, 6, 7), speed: float = 50.0) -> Generation:
@@ -60,18 +61,12 @@ def test_text_held_back_belongs_to_the_token_that_made_it_certain() -> None:
     assert text.spans[-1].style == STYLES[Provenance.RECOVERED]
 
 
-def test_stream_and_collector_give_the_whole_text() -> None:
+def test_a_stream_is_never_wrapped_or_marked_up() -> None:
     written = io.StringIO()
-    screen, collector = StreamDisplay(Console(file=written, width=10)), Collector()
+    screen = StreamDisplay(Console(file=written, width=10))
     for event in EVENTS:
         screen.show(event)
-        collector.add(event)
-    assert written.getvalue() == "one two three!\n", "text is never wrapped or marked up"
-    whole = collector.generation()
-    assert whole.text == "one two three!"
-    assert whole.token_ids == MIXED.token_ids
-    assert whole.provenance == MIXED.provenance
-    assert (whole.seed, whole.prompt_token_ids, whole.finish_reason) == (3, (1, 2), FinishReason.STOP)
+    assert written.getvalue() == f"{TEXT}\n"
 
 
 @pytest.mark.parametrize(
@@ -88,26 +83,19 @@ def test_a_histogram_says_what_happened_in_a_line(counts: tuple[int, ...], shown
     assert histogram_text(counts) == shown
 
 
-def test_text_that_looks_like_markup_is_shown_as_it_is() -> None:
-    written = io.StringIO()
-    text = "[red]array[0][/red] :smile:"
-    StreamDisplay(Console(file=written)).show(Tokens((1,), text, (Provenance.TARGET,), (), (len(text),)))
-    assert written.getvalue() == text
-
-
 def test_json_has_exactly_the_promised_fields() -> None:
     collector = Collector()
     for event in EVENTS:
         collector.add(event)
     shown = generation_json(collector.generation())
     assert shown == {
-        "text": "one two three!",
-        "token_ids": [5, 6, 7],
+        "text": TEXT,
+        "token_ids": [5, 6, 7, 8],
         "prompt_token_ids": [1, 2],
         "finish_reason": "stop",
         "seed": 3,
         "sample_index": 0,
-        "provenance": ["accepted", "accepted", "bonus"],
+        "provenance": ["accepted", "accepted", "bonus", "target"],
         "stats": {
             "rounds": 4,
             "committed": 9,

@@ -74,7 +74,7 @@ def test_several_drafts_of_ones_own(drafter: str, models: tuple[str, ...]) -> No
     assert draft_flags(settings(drafter), 1)["drafters"] == [f"model:{model}" for model in models]
 
 
-@pytest.mark.parametrize("drafter", ["auto:", "model:a+", "auto:+a", "ngram:a+b", "mtp:a"])
+@pytest.mark.parametrize("drafter", ["auto:", "model:a+", "ngram:a+b", "mtp:a"])
 def test_names_that_are_left_out_or_out_of_place_are_refused(drafter: str) -> None:
     with pytest.raises(InvalidInput, match=r"drafter = .*PATH\+PATH several"):
         settings(drafter)
@@ -88,9 +88,7 @@ def test_auto_goes_on_without_a_draft_that_is_not_pulled_and_says_so(
     assert announced(settings(), tmp_path, monkeypatch) == [TOLD]
 
 
-@pytest.mark.parametrize(
-    "chosen", [settings("ngram"), settings("none"), settings("auto:mine"), settings(model=DRAFT)]
-)
+@pytest.mark.parametrize("chosen", [settings("ngram"), settings("auto:mine"), settings(model=DRAFT)])
 def test_who_wants_no_draft_or_another_is_told_nothing(
     chosen: ServeSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

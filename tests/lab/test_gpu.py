@@ -91,19 +91,9 @@ def test_the_whole_way_of_a_gguf_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
-    more = [
-        "--sessions",
-        "1,3",
-        "--rows",
-        "1,4",
-        "--gpu-layers",
-        "0",
-        "--cache-type-k",
-        "f32",
-        "--cache-type-v",
-        "f32",
-    ]
-    gpu.main([*LLAMA, *more, "--model", str(tiny_file()), "--out", str(tmp_path)])
+    loads = ["--sessions", "1,3", "--rows", "1,4", "--gpu-layers", "0"]
+    kinds = ["--cache-type-k", "f32", "--cache-type-v", "f32"]
+    gpu.main([*LLAMA, *loads, *kinds, "--model", str(tiny_file()), "--out", str(tmp_path)])
     text = capsys.readouterr().out
     for fact in (
         "- library: xllamacpp",
