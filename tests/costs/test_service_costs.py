@@ -48,9 +48,10 @@ def test_small_moves_add_up() -> None:
     assert said == 2
 
 
-@pytest.mark.parametrize("field", ["sessions", "rows", "queue"])
-@pytest.mark.parametrize("kind", [TargetCosts, DraftCosts])
-@pytest.mark.parametrize("count", [-1, (1 << 20) + 1])
+@pytest.mark.parametrize(
+    ("kind", "field", "count"),
+    [(TargetCosts, "sessions", -1), (DraftCosts, "rows", (1 << 20) + 1), (TargetCosts, "queue", (1 << 20) + 1)],
+)
 def test_counts_are_bounded(kind: type[TargetCosts | DraftCosts], field: str, count: int) -> None:
     with pytest.raises(InvalidInput, match=f"costs {field} = {count}: must be in "):
         kind(**{field: count})  # type: ignore[arg-type]

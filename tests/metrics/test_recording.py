@@ -200,6 +200,6 @@ def test_groups_are_shown_as_they_come_and_go_and_gains_where_they_are_measured(
     assert {each.labels["target"] for each in exposed().series if each.name == "paceline_group_mode"} == {"t:2"}
 
 
-@pytest.mark.parametrize(("count", "shown"), [(0, "0"), (8, "8"), (9, "9-12"), (64, "33-64"), (65, OTHER)])
+@pytest.mark.parametrize(("count", "shown"), [(8, "8"), (9, "9-12"), (64, "33-64"), (65, OTHER)])
 def test_lengths_are_told_by_ranges(count: int, shown: str) -> None:
     assert range_of(count) == shown

@@ -1,23 +1,32 @@
-"""What kind of text a token is, and that training looks more at the kinds in which a draft parts from its target."""
+"""What kind of text a token is, and that training looks more at those in which a draft parts from its target."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
+from paceline.drafters.layers.manifest import load_manifest
 from paceline.models.tokenizer import TableTokenizer, TransformersTokenizer
 from paceline.protocol.errors import InvalidInput
 from paceline_training.corpus import Role, Row
+from paceline_training.distill import load_state, save_state
 from paceline_training.focus import BRANCHING, MOST_WEIGHT, cell_weights, position_weights, read_focus
+from paceline_training.losses import Loss
+from paceline_training.make_draft import train_draft
+from paceline_training.recipe import TrainRecipe
 from paceline_training.text_kinds import CELLS, TextKinds, TokenKind, kind_of
 from tests.models.saving import byte_level_tokenizer
+from tests.training.tiny_target import Bench, Counts, job, writer, written
 
 BYTES = TableTokenizer(300, None)
+RECIPE = TrainRecipe(loss=Loss.KL, tokens=500, batch_rows=4, focus={"text/number": 2.0})
 CELL_LOSSES = {"text/number": {"positions": 100, "lost": 60.0}, "text/word inside": {"positions": 300, "lost": 40.0}}
 
 
@@ -70,8 +79,6 @@ def test_what_is_no_such_report_is_named(tmp_path: Path, changes: dict[str, Any]
         ("the", " of", TokenKind.WORD_INSIDE),
         ("s", "9", TokenKind.WORD_INSIDE),
         ("the", "(", TokenKind.WORD_START),
-        ("the", "", TokenKind.WORD_START),
-        ("Übung", "\n", TokenKind.WORD_START),
         ("\n\n", ".", TokenKind.SPACE),
         (" 12", "is", TokenKind.NUMBER),
         (").", "x", TokenKind.PUNCTUATION),
@@ -112,3 +119,51 @@ def test_special_tokens_have_no_text_and_end_words() -> None:
     row = Row(tokens, np.full(tokens.size, Role.ANSWER, np.int8), 0.0)
     assert TextKinds(tokenizer).cells(row)[-3:] == ["text/word inside", "text/special", "text/word start"]
     assert set(TextKinds(tokenizer).cells(row)) <= set(CELLS)
+
+
+def loss(bench: Bench, counts: Counts) -> float:
+    """Of the first step."""
+    return bench.distiller(RECIPE, counts).step().loss
+
+
+def halves(bench: Bench, first: float, second: float) -> Counts:
+    """Every text's first and second half of learned tokens count so much."""
+    counts: Counts = {}
+    for row in bench.split.train:
+        learned = int(row.loss_mask[1:].sum())
+        counts[row] = np.where(np.arange(learned) < learned // 2, first, second).astype(np.float32)
+    return counts
+
+
+@pytest.fixture(scope="module")
+def bench(target_folder: Path) -> Bench:
+    return Bench.of(target_folder, written(writer(target_folder), range(16)))
+
+
+def test_a_position_s_loss_counts_as_much_as_it_weighs(bench: Bench) -> None:
+    plain = loss(bench, {})
+    assert loss(bench, halves(bench, 1, 1)) == plain, "bit for bit"
+    assert loss(bench, halves(bench, 2, 2)) == pytest.approx(2 * plain)
+    first, second = loss(bench, halves(bench, 1, 0)), loss(bench, halves(bench, 0, 1))
+    assert first + second == pytest.approx(plain)
+    assert min(first, second) > 0.05 * plain
+    assert loss(bench, halves(bench, 3, 0.5)) == pytest.approx(3 * first + 0.5 * second)
+
+
+def test_a_run_goes_on_with_its_own_focus_alone(bench: Bench, tmp_path: Path) -> None:
+    save_state(tmp_path / "c.pt", bench.distiller(RECIPE, halves(bench, 1, 1)).state())
+    other = bench.distiller(replace(RECIPE, focus={}))
+    with pytest.raises(InvalidInput, match="focus"):
+        other.restore(load_state(tmp_path / "c.pt"))
+    state = load_state(tmp_path / "c.pt")
+    del state["recipe"]["focus"]  # of a time before there was one
+    other.restore(state)
+
+
+def test_a_report_s_weights_are_the_recipe_s(target_folder: Path, tmp_path: Path) -> None:
+    losses = {"text/number": (100, 60.0), "text/special": (300, 40.0)}
+    cells = {name: {"positions": positions, "lost": lost} for name, (positions, lost) in losses.items()}
+    file = report(tmp_path, tokenizer=TransformersTokenizer(byte_level_tokenizer()).fingerprint, cells=cells)
+    run = replace(job(target_folder, tmp_path / "out", tokens=300), self_generate=300, evaluation_rows=1, focus=file)
+    train_draft(run, Console(quiet=True))
+    assert load_manifest(tmp_path / "out").training["focus"] == cell_weights(losses)

@@ -258,9 +258,7 @@ def made_trainee(made: Made, target: Target) -> Any:
     return make_trainee(shape, target, vocabulary_of(target, split, 200 if shape.kind.reduces else None))
 
 
-@pytest.mark.parametrize(
-    "kind", [TrainedKind.DRAFT, TrainedKind.EXIT, TrainedKind.EAGLE, TrainedKind.EAGLE3, TrainedKind.BLOCK]
-)
+@pytest.mark.parametrize("kind", [TrainedKind.DRAFT, TrainedKind.EAGLE3])
 def test_kinds_that_need_a_target_that_stays_are_refused(
     kind: TrainedKind, target_folder: Path, corpus: Path, tmp_path: Path
 ) -> None:

@@ -169,7 +169,7 @@ def test_the_default_drafter_is_the_shipped_draft(shipped: Path) -> None:
 
 
 @pytest.mark.usefixtures("shipped")
-@pytest.mark.parametrize("target", ["other", "..", "tiny/../tiny", "", "table:vocab=64,seed=1", None])
+@pytest.mark.parametrize("target", ["other", "tiny/../tiny", "", None])
 def test_other_targets_have_no_default_draft(target: str | None) -> None:
     if target is not None:
         assert shipped_draft(target) is None

@@ -29,8 +29,7 @@ def model(target_folder: Path) -> PreTrainedModel:
     return load_target(target_folder).model
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("temperature", [0.5, 1.0])
+@pytest.mark.parametrize(("dtype", "temperature"), [(torch.float32, 0.5), (torch.bfloat16, 1.0)])
 def test_a_remembered_label_is_the_recomputed_one(
     model: PreTrainedModel, dtype: torch.dtype, temperature: float
 ) -> None:
