@@ -56,19 +56,11 @@ def random_records(seed: int) -> list[RoundRecord]:
 def test_parts_follow_each_other_and_are_as_long_as_the_record_says() -> None:
     waited = next(place_rounds(REQUEST))
     assert sorted(slices(waited, Track.COORDINATOR), key=lambda each: (each[1], -each[2])) == [
-        ("round", 4, 22),
-        ("draft wait", 4, 9),
-        ("verify", 9, 21),
-        ("wire", 9, 10),
-        ("wire", 20, 21),
-        ("accept", 21, 22),
+        *(("round", 4, 22), ("draft wait", 4, 9), ("verify", 9, 21)),
+        *(("wire", 9, 10), ("wire", 20, 21), ("accept", 21, 22)),
     ]
-    assert slices(waited, Track.TARGET) == [
-        ("verify", 10, 20),
-        ("queue", 10, 11),
-        ("forward", 11, 19),
-        ("sample", 19, 20),
-    ]
+    parts = [("verify", 10, 20), ("queue", 10, 11), ("forward", 11, 19), ("sample", 19, 20)]
+    assert slices(waited, Track.TARGET) == parts
     assert slices(waited, Track.DRAFT)[0] == ("draft", 4.75, 8.25), "in the middle of the wait for it"
 
 
@@ -91,12 +83,11 @@ def test_rounds_of_an_older_coordinator_follow_closely() -> None:
     assert [(each.whole.start_ms, each.whole.end_ms) for each in placed] == [(0, 18), (18, 31), (31, 40)]
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_a_viewer_can_show_every_trace(seed: int) -> None:
-    trace = chrome_trace(random_records(seed))
-    assert list(broken_rules(trace)) == []
-    rounds = [event for event in trace["traceEvents"] if event["name"] == "round" and event["ph"] == "X"]  # type: ignore[attr-defined]
-    assert len(rounds) == 40
+def test_a_viewer_can_show_every_trace() -> None:
+    for seed in range(20):
+        trace: Any = chrome_trace(random_records(seed))
+        assert list(broken_rules(trace)) == [], seed
+        assert sum(event["name"] == "round" and event["ph"] == "X" for event in trace["traceEvents"]) == 40
 
 
 def test_the_rules_notice_what_a_viewer_could_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,7 +141,6 @@ def test_fields_that_are_unknown_or_absent_change_nothing(tmp_path: Path) -> Non
         (_changed(cache_hit=1), "rounds[0].cache_hit = 1: must be a bool"),
         (_changed(target={"queue_ms": "x"}), "rounds[0].target.queue_ms = 'x'"),
     ],
-    ids=["text", "none", "number", "empty", "negative", "nan", "half", "no bool", "nested"],
 )
 def test_what_has_no_rounds_is_refused_by_its_field(text: str, said: str, tmp_path: Path) -> None:
     (tmp_path / "saved").write_text(text)

@@ -1,4 +1,4 @@
-"""Ranks under shared noise against races, and figures against hand-computed ones."""
+"""Ranks under shared noise against races, figures against hand-computed ones, and passes with features."""
 
 from __future__ import annotations
 
@@ -6,11 +6,16 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from paceline.drafters.heads.own_features import OwnFeaturesEngine
 from paceline.protocol.sampling import NoiseKey
 from paceline.sampling.noise import Stream
 from paceline.sampling.racing import race, race_rows
 from paceline_lab.predict.figures import LEAST_Q, RANKS, calibration_error, divergence, entropy, rank_reach
-from paceline_training.evaluate import coupled_acceptance
+from paceline_lab.predict.passes import SampleText, chances_of, drafter_pass
+from paceline_lab.predict.positions import TargetPositions
+from paceline_training.corpus import Role, Row
+from paceline_training.evaluate import MAX_K, Reading, coupled_acceptance, overlap
+from tests.drafters.heads.sum_network import VOCAB, SumNetwork, sum_features
 
 RANDOM = np.random.Generator(np.random.Philox(29))
 
@@ -62,3 +67,32 @@ def test_calibration_error_is_the_weighted_gap_of_each_bin() -> None:
     confidence, right = np.array([0.95, 0.97, 0.15, 1.0]), np.array([1.0, 0.0, 0.15, 1.0])
     assert calibration_error(confidence, right) == pytest.approx(abs(2 - 2.92) / 4)
     assert calibration_error(np.empty(0), np.empty(0)) == 0
+
+
+LENGTH, PROMPT = 14, 4
+
+
+def test_each_depth_knows_features_up_to_its_rounds_root() -> None:
+    random = np.random.Generator(np.random.Philox(5))
+    tokens = random.integers(0, VOCAB, LENGTH).astype(np.int32)
+    roles = np.array([0] * PROMPT + [Role.ANSWER] * (LENGTH - PROMPT), np.int8)
+    text = SampleText(Row(tokens, roles, 1.0), NoiseKey(3), own=True)
+    learned = text.answer_places
+    logits = random.normal(size=(learned.size, VOCAB)).astype(np.float32)
+    features = sum_features(LENGTH - 1)
+    ids, figures = np.zeros((3, learned.size), np.int32), np.zeros((4, learned.size))
+    ids[1] = tokens[learned]
+    target = TargetPositions(learned.astype(np.int32), roles[learned], ids[1], ids[1], ids[2], *figures)
+    network = SumNetwork()
+    found = drafter_pass(OwnFeaturesEngine(network), text, target, Reading(logits, features))
+    assert found.reach.shape[:2] == (learned.size, MAX_K)
+    for place, at in enumerate(learned.tolist()):
+        p = chances_of(logits[place], text.params)
+        for depth in range(min(MAX_K, at)):
+            root = at - 1 - depth
+            given = dict(enumerate(features[:root]))
+            q = chances_of(network.by_definition(tokens[:at].tolist(), given)[-1], text.params)
+            assert found.reach[place, depth, 0] == pytest.approx(coupled_acceptance(p, q, int(tokens[at])), rel=1e-3)
+            if depth == 0:
+                assert found.overlaps[place] == pytest.approx(overlap(p, q), rel=1e-3)
+    assert np.ptp(found.reach[-1, :, 0]) > 1e-3  # depths differ

@@ -9,7 +9,6 @@ import pytest
 
 from paceline.costs.acceptance import FAN_OUT
 from paceline.protocol.errors import InvalidInput
-from paceline_lab.predict.cycle import shared_step_ms
 from paceline_lab.predict.rounds import ProposalShape, expected_rounds
 from tests.lab.predict.made_positions import made_positions
 
@@ -26,14 +25,6 @@ def test_a_constant_chance_gives_the_geometric_sum(k: int) -> None:
     assert found.survival == pytest.approx([0.7**depth for depth in range(1, k + 1)], rel=END)
     assert dict(found.proposed) == pytest.approx({k: 1.0})
     assert expected_rounds([made_positions([0.5])], ProposalShape(0)).tokens == 1
-
-
-def test_rounds_begin_where_the_ones_before_ended() -> None:
-    """Tokens 1, 0, 1, 0 … with k = 1: a round takes two tokens, so each begins at a sure one and brings both."""
-    found = expected_rounds([made_positions([1.0, 0.0] * 10)], ProposalShape(1))
-    assert found.tokens == pytest.approx(2)
-    shifted = expected_rounds([made_positions([0.0, 1.0] * 10)], ProposalShape(1))
-    assert shifted.tokens == pytest.approx(20 / 11), "of the last round the end leaves one"
 
 
 def test_a_tree_accepts_what_its_width_holds() -> None:
@@ -114,9 +105,3 @@ def test_rounds_are_those_of_a_drawn_replay() -> None:
             at += 1 + next((depth for depth in range(4) if at + depth >= right.size or not right[at + depth]), 4)
     found = expected_rounds([made_positions(chances.tolist())], ProposalShape(4))
     assert found.tokens == pytest.approx(coins.size / rounds, rel=0.01)
-
-
-def test_who_is_away_is_not_in_the_step() -> None:
-    step_ms = shared_step_ms(lambda inside: 10 + inside, 8.0, 10.0)
-    assert step_ms - 10 == pytest.approx(8 * step_ms / (step_ms + 10))
-    assert shared_step_ms(lambda inside: 10 + inside, 8.0, 0.0) == pytest.approx(18)

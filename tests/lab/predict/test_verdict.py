@@ -45,12 +45,6 @@ def test_a_round_drafted_just_in_time_by_hand() -> None:
     assert shared.round_ms == pytest.approx(TARGET.ms(15) + 8 + 2)
 
 
-def test_the_first_draft_step_has_two_rows_and_a_trees_levels_have_theirs() -> None:
-    steep = replace(TIMES, drafts={"d": CostLine(((1, 1.0), (11, 11.0)))})
-    tree = expected_rounds([POSITIONS], ProposalShape(3, (3, 2)))
-    assert just_in_time(steep, "d", tree, 1).draft_ms == pytest.approx(2 + 3 + 6)
-
-
 def test_matches_wait_for_no_draft_and_pay_the_way_in_every_round_that_has_no_lease() -> None:
     expected = replace(expected_rounds([POSITIONS], ProposalShape(2)), proposed=((0, 0.75), (2, 0.25)))
     speed = just_in_time(TIMES, NGRAM, expected, 1)
@@ -172,18 +166,6 @@ def test_ahead_is_offered_only_where_drafts_are_apart() -> None:
     assert modes == {DraftingMode.NONE, DraftingMode.WAIT}
     apart = [each for each in candidates.speeds(replace(TIMES, apart=True), 1) if each.mode is DraftingMode.AHEAD]
     assert {each.drafter for each in apart} == {"d"} and all("tree" not in each.setting for each in apart)
-
-
-def test_long_proposals_are_not_praised_for_the_few_long_texts() -> None:
-    """40 answers of 7 tokens that the draft misses, 2 of 40 that it knows: a round of 8 is bought for all 42."""
-    texts = [made_positions([0.1] * 7) for _ in range(40)]
-    texts += [made_positions([chance] * 40) for chance in (0.9, 0.85)]
-    times = StepTimes(CostLine(((1, 20.0),)), {"d": CostLine(((1, 2.0),))})
-    candidates = Candidates({"d": texts}, DEPTHS)
-    found = verdict_of(candidates, times, 1)
-    assert found.best.setting == "k=1" and not found.pays
-    gains = {speed.setting: speed.gain(found.plain) for speed in candidates.speeds(times, 1)}
-    assert gains["k=8"] < 0.8 < gains["k=1"] < 1.03
 
 
 @pytest.mark.parametrize("one_way_ms", [*(pytest.param(ms, marks=pytest.mark.full) for ms in (0.0, 5.0)), 20.0])

@@ -107,12 +107,6 @@ def test_a_service_that_becomes_slower_is_slower_from_then_on() -> None:
     assert run.milliseconds == pytest.approx(50 * 20 + 50 * 40, rel=0.02)
 
 
-def test_requests_beyond_the_targets_limit_wait() -> None:
-    run = simulate(SETTING.of_run(max_sessions=2), concurrent([text((0,) * 10)], 4), TARGET_ONLY)
-    ends = sorted(request.end_ms for request in run.requests)
-    assert ends[2] - ends[1] == pytest.approx(10 * TARGET.ms(2), rel=0.15)
-
-
 def test_the_next_request_begins_when_one_has_ended() -> None:
     requests = [text((0,) * 10)] * 6
     run = simulate(SETTING.of_run(concurrency=2), requests, TARGET_ONLY)
