@@ -19,13 +19,7 @@ from typer.testing import CliRunner
 
 from paceline.cli.main import app
 from paceline.client import Client
-from paceline.local.service_process import (
-    ServiceFailed,
-    ServiceProcess,
-    ServiceRefused,
-    is_serving,
-    write_config,
-)
+from paceline.local.service_process import ServiceFailed, ServiceProcess, ServiceRefused, is_serving, write_config
 from paceline.local.settings import ServeSettings, available_cores, speculative_drafter
 from paceline.local.supervisor import LONGEST_DELAY_S, STEADY_S, Restarts, SupervisedServices
 from paceline.runtime.config import TargetConfig

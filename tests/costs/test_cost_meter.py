@@ -47,13 +47,7 @@ def test_no_step_is_larger_than_the_service_takes() -> None:
 
 @pytest.mark.parametrize(
     ("ms", "rows"),
-    [
-        (30.0, [1, 2, 4, 8, 16, 32, 64]),
-        (60.0, [1, 2, 4, 8, 16]),
-        (200.0, [1, 8]),
-        (900.0, [1, 8]),
-        (3000.0, [1]),
-    ],
+    [(30.0, [1, 2, 4, 8, 16, 32, 64]), (60.0, [1, 2, 4, 8, 16]), (200.0, [1, 8]), (900.0, [1, 8]), (3000.0, [1])],
 )
 def test_long_steps_are_timed_less_often(ms: float, rows: list[int]) -> None:
     service = Service(ms, 0.1)

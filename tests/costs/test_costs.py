@@ -6,12 +6,7 @@ import pytest
 
 from paceline.costs.acceptance import TokenAcceptance, bin_of, binned_chances
 from paceline.costs.cost_line import CostLine
-from paceline.costs.cycle import (
-    Cycle,
-    ahead_cycle,
-    proposal_ms,
-    tokens_ahead,
-)
+from paceline.costs.cycle import Cycle, ahead_cycle, proposal_ms, tokens_ahead
 from paceline.costs.running_mean import MEMORY, RunningMean
 from paceline.costs.service_costs import DraftCosts, TargetCosts, changed_lines, has_moved, merge_costs
 from paceline.protocol.errors import InvalidInput

@@ -29,13 +29,7 @@ from paceline_lab.bench.peers.install import PEERS, install_peer, is_installed
 from paceline_lab.bench.peers.models import assistant_folder, gguf_of, is_model, write_float32
 from paceline_lab.bench.peers.process import PeerFailed, PeerProcess
 from paceline_lab.bench.peers.report import duels, peer_rows, peers_json, peers_markdown
-from paceline_lab.bench.peers.run import (
-    Contest,
-    ContestPlan,
-    OurContestant,
-    PeerContestant,
-    run_contest,
-)
+from paceline_lab.bench.peers.run import Contest, ContestPlan, OurContestant, PeerContestant, run_contest
 from paceline_lab.bench.peers.starting import PeerRunSettings, modes_of, start_peers
 from paceline_lab.bench.prompts import Prompt
 from paceline_lab.bench.speed.groups import MeasuredServices, cpu_seconds

@@ -24,10 +24,7 @@ QUICK_DRAFT: Mapping[str, Any] = {"step": [[1, 2.0]], "link": {"ms": 0}}
 
 
 def scenario(
-    *,
-    traffic: Mapping[str, Any] | Sequence[Mapping[str, Any]],
-    target: Mapping[str, Any] | None = None,
-    **more: Any,
+    *, traffic: Mapping[str, Any] | Sequence[Mapping[str, Any]], target: Mapping[str, Any] | None = None, **more: Any
 ) -> Scenario:
     """One target of flat steps, target-only, without delays, unless something else is said."""
     kinds = [traffic] if isinstance(traffic, Mapping) else [*traffic]
@@ -96,11 +93,7 @@ def test_a_prefix_is_computed_once(tmp_path: Any) -> None:
     """256 rows in chunks of 128 take two steps, the first round rides with the second; then the prefix is there."""
     found = scenario(
         target={"prefill_chunk": 128},
-        traffic={
-            "arrivals": arrivals(tmp_path, 0.0, 1.0),
-            "prompt_tokens": {"median": 257},
-            "prefix_tokens": 256,
-        },
+        traffic={"arrivals": arrivals(tmp_path, 0.0, 1.0), "prompt_tokens": {"median": 257}, "prefix_tokens": 256},
     )
     first, second = first_tokens_ms(simulated(found))
     assert (first, second) == (20.0, 1010.0)
