@@ -50,13 +50,6 @@ def test_the_first_rank_is_coupled_acceptance_and_enough_ranks_hold_every_token(
             assert reach[size - 1] == pytest.approx(1, abs=1e-6)
 
 
-def test_the_second_rank_by_hand() -> None:
-    """One other id stands before the token with probability c / (1 + c), and no third can."""
-    p, q = np.array([0.5, 0.5]), np.array([0.2, 0.8])
-    assert rank_reach(p, q, 0)[:2] == pytest.approx([1 / (1 + 1.5), 1.0], abs=1e-7)
-    assert not rank_reach(np.array([0.5, 0.5]), np.array([0.0, 1.0]), 0).any()
-
-
 def test_divergence_and_entropy_by_hand() -> None:
     p, q = np.array([0.5, 0.5, 0.0]), np.array([0.25, 0.0, 0.75])
     assert entropy(p) == pytest.approx(np.log(2))

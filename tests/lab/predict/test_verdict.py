@@ -187,12 +187,6 @@ def test_ahead_is_as_fast_as_simulated_rounds_however_far_the_drafts_are(one_way
     assert 0.75 * gain < speed.gain(target_only(times, 1)) < 1.1 * gain
 
 
-def test_nothing_is_drafted_ahead_by_a_draft_that_is_too_far() -> None:
-    far = replace(TIMES, apart=True, draft_trip_ms=200.0)
-    found = verdict_of(Candidates({"d": [POSITIONS]}, DEPTHS), far, 1)
-    assert found.best.mode is DraftingMode.WAIT and not found.pays
-
-
 def test_what_comes_too_late_to_be_prefetched_pays_the_targets_way() -> None:
     """24 ms, of which 21 are ways and 2 the prefetch's: no level of 2 fits. At the coordinator 24 + 20 - 1 do."""
     away = replace(TIMES, apart=True, target_trip_ms=20.0)
