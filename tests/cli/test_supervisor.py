@@ -215,6 +215,7 @@ def test_serve_reads_its_flags_and_variables_names_those_of_its_services_and_sto
 def test_serve_starts_what_fails_again_where_it_was(tmp_path: Path) -> None:
     with serving(tmp_path, "--drafter", "none", "--max-restarts", "1") as command:
         command.wait_ready()
+        assert set(command.pids) == {"target", "coordinator"}
         with Client(command.address) as client:
             before = client.generate(prompt="hello", max_new_tokens=9, seed=5)
             os.kill(command.pids["target"], signal.SIGKILL)

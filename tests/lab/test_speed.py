@@ -224,10 +224,6 @@ def fixed(lengths: LengthsRunner, **options: object) -> list[SpeedTurn]:
     return turns
 
 
-def identity(turn: SpeedTurn) -> tuple[str, str, int]:
-    return turn.kind, turn.prompt, turn.number
-
-
 def test_a_short_generation_with_the_longest_proposals_comes_before_each_turn() -> None:
     fake = LengthsRunner(SPEEDS)
     assert all(list(turn.runs) == FIXED for turn in fixed(fake))
@@ -239,7 +235,7 @@ def test_a_short_generation_with_the_longest_proposals_comes_before_each_turn() 
 
 def test_no_pass_begins_after_the_time_and_the_one_that_runs_is_ended() -> None:
     turns = fixed(LengthsRunner(SPEEDS), until=0.0)
-    assert [*map(identity, turns)] == [("chat", "a", 0), ("code", "c", 0)]
+    assert [(turn.kind, turn.prompt, turn.number) for turn in turns] == [("chat", "a", 0), ("code", "c", 0)]
 
 
 def test_every_figure_of_auto_beside_fixed_settings() -> None:
@@ -394,12 +390,6 @@ def test_a_running_coordinator_is_measured_where_it_is(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     text = next(tmp_path.glob("remote-*.md")).read_text()
     assert "- compute threads: none: unknown; ngram: unknown" in text
-
-
-def test_nobody_at_the_address_is_one_line() -> None:
-    result = runner.invoke(app, ["bench", "speed", "--url", "127.0.0.1:1"])
-    assert result.exit_code == 1
-    assert "127.0.0.1:1" in result.stderr
 
 
 @pytest.mark.full

@@ -117,10 +117,7 @@ def test_one_thing_is_simulated_at_a_time(options: list[str]) -> None:
         ("--study", "--k", "0"),
         ("--scenario", "--fan-out", "2"),
         ("--study", "--target-line", "1:500"),
-        ("--scenario", "--beside-line", "own"),
-        ("--study", "--draft-line", "1:2"),
         ("--scenario", "--target-one-way-ms", "0"),
-        ("--study", "--draft-one-way-ms", "5"),
     ],
 )
 def test_what_a_trace_alone_takes_is_refused_by_name(tmp_path: Path, what: str, option: str, value: str) -> None:
