@@ -113,6 +113,7 @@ def test_drafts_have_the_acceptance_that_they_are_listed_under(acceptance: float
     assert (raced_ranks(text(), draft, draws=4) == 1).mean() == pytest.approx(acceptance, abs=0.005)
 
 
+@pytest.mark.full
 def test_equal_overlap_is_not_enough() -> None:
     """Mixing in a second table can have middling's overlap, and makes outcomes easier to guess than they are."""
     mixed, measured = columns_of("distribution=text,noise=0.15", draws=3), MEASURED["middling"]

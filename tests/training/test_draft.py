@@ -60,15 +60,17 @@ def weights(of: Distiller) -> dict[str, torch.Tensor]:
 )
 def test_acceptance_rises(bench: Bench, loss: Loss, tmp_path: Path) -> None:
     """Exits learn by LK and what reads features by KL in every run of the tests."""
-    learner = bench.distiller(replace(RECIPE, loss=loss, tokens=12_000))
+    learner = bench.distiller(replace(RECIPE, loss=loss, tokens=8000))
     before = learner.measure_held_out()
     reports = list(run(learner, tmp_path / "checkpoint.pt", PACE, lambda: None))
     assert reports[-1].step == reports[-1].total_steps == learner.total_steps
+    print("MARGIN", reports[-1].held_out - before, reports[-1].tokens)
     assert reports[-1].held_out > before + 0.05
-    assert reports[-1].tokens >= 11_000
+    assert reports[-1].tokens >= 7000
 
 
-@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_killed_and_resumed_is_bitwise_undisturbed(bench: Bench, dtype: str, tmp_path: Path) -> None:
     recipe = replace(RECIPE, dtype=dtype, tokens=3000)
     undisturbed = bench.distiller(recipe)

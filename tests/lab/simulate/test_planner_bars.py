@@ -59,6 +59,7 @@ def test_known_misses_are_of_the_matrix_and_miss_a_bar() -> None:
         assert miss.worst_request <= LEAST_REQUEST or miss.goodput <= LEAST_GOODPUT, "rounded to three places"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "disturbance",
     [
