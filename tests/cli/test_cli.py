@@ -149,17 +149,21 @@ def test_a_shell_completes_commands_flags_and_choices(words: str, completions: l
 
 def test_completion_is_shown_and_installed(tmp_path: Path) -> None:
     home = {"HOME": str(tmp_path), "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
-    shown = runner.invoke(app, ["--show-completion", "zsh"], prog_name="paceline", env=home)
-    assert (shown.exit_code, shown.stderr) == (0, "")
+
+    def paceline(*arguments: str) -> subprocess.CompletedProcess[str]:
+        code = "import sys; sys.argv[0] = 'paceline'; from paceline.cli.main import main; main()"
+        command = [sys.executable, "-c", code, *arguments]
+        return subprocess.run(command, capture_output=True, text=True, env=os.environ | home, check=False)
+
+    shown = paceline("--show-completion", "zsh")
+    assert (shown.returncode, shown.stderr) == (0, "")
     assert "#compdef paceline" in shown.stdout
-    code = "import sys; sys.argv[0] = 'paceline'; from paceline.cli.main import main; main()"
-    command = [sys.executable, "-c", code, "--install-completion", "bash"]
-    installed = subprocess.run(command, capture_output=True, text=True, env=os.environ | home, check=False)
+    installed = paceline("--install-completion", "bash")
     assert (installed.returncode, installed.stderr) == (0, "")
     (script,) = (tmp_path / ".bash_completions").iterdir()
     assert "_PACELINE_COMPLETE=complete_bash" in script.read_text()
-    wrong = runner.invoke(app, ["--show-completion", "tcsh"], prog_name="paceline", env=home)
-    assert wrong.exit_code == 2
+    wrong = paceline("--show-completion", "tcsh")
+    assert wrong.returncode == 2
     assert wrong.stderr.startswith("paceline: error: ")
     assert "'tcsh'" in wrong.stderr
 

@@ -59,7 +59,7 @@ def weights(of: Distiller) -> dict[str, torch.Tensor]:
     "loss", [Loss.NLA, *(pytest.param(each, marks=pytest.mark.full) for each in (Loss.KL, Loss.LK))]
 )
 def test_acceptance_rises(bench: Bench, loss: Loss, tmp_path: Path) -> None:
-    """Exits learn by LK and what reads features by KL in every run of the tests."""
+    """By LK learns the draft of test_packed, by KL what reads features: those are for the whole matrix."""
     learner = bench.distiller(replace(RECIPE, loss=loss, tokens=8000))
     before = learner.measure_held_out()
     reports = list(run(learner, tmp_path / "checkpoint.pt", PACE, lambda: None))

@@ -283,12 +283,6 @@ def test_a_table_is_refused(corpus: Path, tmp_path: Path) -> None:
         train_joint(run, QUIET)
 
 
-@pytest.fixture
-def options(target_folder: Path, corpus: Path, tmp_path: Path) -> list[str]:
-    paths = ["--target", str(target_folder), "--out", str(tmp_path / "both"), "--data", str(corpus)]
-    return [*paths, "--threads", "1", "--evaluation-rows", "1"]
-
-
 @pytest.mark.parametrize(
     ("kind", "flags", "named"),
     [
@@ -298,7 +292,10 @@ def options(target_folder: Path, corpus: Path, tmp_path: Path) -> list[str]:
         ("medusa", ("--joint", "--dtype", "bfloat16"), "dtype = 'bfloat16': must be float32 with --joint"),
     ],
 )
-def test_bad_options_are_refused(options: list[str], kind: str, flags: tuple[str, ...], named: str) -> None:
-    result = CliRunner().invoke(app, ["train", kind, *options, *flags])
+def test_bad_options_are_refused(
+    target_folder: Path, corpus: Path, tmp_path: Path, kind: str, flags: tuple[str, ...], named: str
+) -> None:
+    paths = ["--target", str(target_folder), "--out", str(tmp_path / "both"), "--data", str(corpus)]
+    result = CliRunner().invoke(app, ["train", kind, *paths, "--threads", "1", "--evaluation-rows", "1", *flags])
     assert result.exit_code != 0
     assert named in result.stderr
