@@ -63,7 +63,7 @@ def test_readme_imports_what_the_client_exports() -> None:
 @pytest.mark.real_model
 @pytest.mark.timeout(600)
 def test_the_readmes_demo() -> None:
-    few = "--temperature 0 --max-new-tokens 16"
+    few = "--temperature 0 --max-new-tokens 32"
     out = run("sh", "-c", readme_commands()[0], TERM="xterm", FORCE_COLOR="1", COLUMNS="100", DEMO_FLAGS=few)
     assert "\x1b[32m" in out, "accepted tokens are green"
     assert "mean acceptance length" in out

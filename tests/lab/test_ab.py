@@ -225,7 +225,7 @@ def test_http_and_grpc_write_the_same_texts_and_each_process_is_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(experiments, "PAIR", FAST)
-    turns = measured(tmp_path, "http", "--users", "2", "--tokens", "12", "--turns", "1")["turns"]
+    turns = measured(tmp_path, "http", "--users", "2", "--tokens", "24", "--turns", "1")["turns"]
     stages = ("target-only", "drafts of 4")
     assert [(each["stage"], each["number"]) for each in turns] == [(stage, 0) for stage in stages]
     for each in turns:

@@ -60,13 +60,12 @@ def weights(of: Distiller) -> dict[str, torch.Tensor]:
 )
 def test_acceptance_rises(bench: Bench, loss: Loss, tmp_path: Path) -> None:
     """By LK learns the draft of test_packed, by KL what reads features: those are for the whole matrix."""
-    learner = bench.distiller(replace(RECIPE, loss=loss, tokens=8000))
+    learner = bench.distiller(replace(RECIPE, loss=loss, tokens=12_000))
     before = learner.measure_held_out()
     reports = list(run(learner, tmp_path / "checkpoint.pt", PACE, lambda: None))
     assert reports[-1].step == reports[-1].total_steps == learner.total_steps
-    print("MARGIN", reports[-1].held_out - before, reports[-1].tokens)
     assert reports[-1].held_out > before + 0.05
-    assert reports[-1].tokens >= 7000
+    assert reports[-1].tokens >= 11_000
 
 
 @pytest.mark.full
