@@ -134,6 +134,7 @@ def test_the_floor_of_a_file_has_its_own_formats(tmp_path: Path) -> None:
     assert llama_steps.weights_read(experts) == whole - looked_up - sum(some) * (1 - used / count)
 
 
+@pytest.mark.full
 def test_a_pair_agrees_as_often_as_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tokenizer = tmp_path / "tokenizer"
     tokenizer.mkdir()

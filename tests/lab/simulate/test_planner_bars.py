@@ -72,9 +72,8 @@ def test_lies_and_slow_drafts_cost_no_request_more_than_the_account_allows(distu
     assert judged.worst_request >= LEAST_REQUEST, judged.row()
 
 
-@pytest.mark.parametrize(
-    ("pair", "least"), [("poor", 0.93), pytest.param("good", LEAST_REQUEST, marks=pytest.mark.full)]
-)
+@pytest.mark.full
+@pytest.mark.parametrize(("pair", "least"), [("poor", 0.93), ("good", LEAST_REQUEST)])
 def test_a_target_shared_with_another_coordinator_costs_no_request_more_than_may_be_lost(
     pair: str, least: float
 ) -> None:
