@@ -11,7 +11,7 @@ from google.rpc import error_details_pb2, status_pb2
 
 from paceline.protocol.errors import InvalidInput, PacelineError, PeerUnavailable
 from paceline.rpc import peer_link
-from paceline.rpc.statuses import DETAILS_KEY, from_rpc_error, to_status
+from paceline.rpc.statuses import DETAILS_KEY, to_status
 from tests.rpc.harness import Client, ScriptedServicer, serving, silent_listener, until, welcome_frame
 
 
@@ -60,28 +60,6 @@ def breaking_its_first_link(details: bytes) -> ScriptedServicer:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "it stops", trailing_metadata=metadata)
 
     return ScriptedServicer(script)
-
-
-class Refused(grpc.RpcError):
-    """A call that a peer, or whatever stands before it, has refused."""
-
-    def __init__(self, details: bytes) -> None:
-        self._details = details
-
-    def code(self) -> grpc.StatusCode:
-        return grpc.StatusCode.UNAVAILABLE
-
-    def details(self) -> str:
-        return "it stops"
-
-    def trailing_metadata(self) -> Any:
-        return ((DETAILS_KEY, self._details),)
-
-
-@pytest.mark.parametrize("details", MALFORMED.values(), ids=MALFORMED)
-def test_details_that_nobody_can_read_leave_the_code(details: bytes) -> None:
-    error = from_rpc_error(Refused(details), "target")
-    assert (type(error), error.message) == (PeerUnavailable, "target: it stops")
 
 
 @pytest.mark.parametrize("details", MALFORMED.values(), ids=MALFORMED)

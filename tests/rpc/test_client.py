@@ -91,7 +91,7 @@ async def ends(put: Put) -> None:
     await put(Finished(FinishReason.LENGTH, "", GenerationStats()))
 
 
-@pytest.mark.parametrize("threads", [False, True])
+@pytest.mark.parametrize("threads", [False, pytest.param(True, marks=pytest.mark.full)])
 async def test_a_stream_that_only_ever_starts_is_given_up(threads: bool) -> None:
     async with listening(coordinator := Coordinator(dies)) as address:
         with pytest.raises(PeerUnavailable, match="the target is dead"):
@@ -99,7 +99,7 @@ async def test_a_stream_that_only_ever_starts_is_given_up(threads: bool) -> None
     assert 2 <= coordinator.streams <= 8
 
 
-@pytest.mark.parametrize("threads", [False, True])
+@pytest.mark.parametrize("threads", [pytest.param(False, marks=pytest.mark.full), True])
 async def test_tokens_earn_new_tries_and_every_one_counts(threads: bool) -> None:
     async def one_token(request: GenerateRequest, number: int, put: Put) -> None:
         arrived = len(request.resume_token_ids)
@@ -163,7 +163,7 @@ class FullCoordinator(Coordinator):
         await context.write(codec.encode_generate_event(Finished(FinishReason.LENGTH, "", GenerationStats())))
 
 
-@pytest.mark.parametrize("threads", [False, True])
+@pytest.mark.parametrize("threads", [False, pytest.param(True, marks=pytest.mark.full)])
 async def test_a_request_without_room_is_asked_again_if_its_client_is_patient(threads: bool) -> None:
     async with listening(full := FullCoordinator(2)) as address:
         await generate(address, threads, overload_wait_s=5)

@@ -51,7 +51,6 @@ from tests.rpc.harness import (
 )
 
 ROOT = Path(__file__).resolve().parents[2]
-FAST = Keepalive(time_ms=200, timeout_ms=200)
 
 
 async def test_open_and_round_are_answered_in_one_session(servicer: Servicer, client: Client) -> None:
@@ -70,15 +69,9 @@ async def test_open_and_round_are_answered_in_one_session(servicer: Servicer, cl
         client.send(an_open(session + 1))
 
 
-async def test_many_sessions_of_one_moment_travel_in_one_frame_each_way(servicer: Servicer, client: Client) -> None:
-    client.send(*(a_round(session) for session in range(1, 65)), urgent=True)
-    await until(lambda: len(client.events) == 64)
-    assert client.frames_sent == 1
-    assert servicer.handlers[0].writer.frames_sent == 1
-    assert [event.session_id for event in client.events] == list(range(1, 65))
-
-
-async def test_events_of_a_frame_are_all_delivered_before_anything_is_written(client: Client) -> None:
+async def test_events_of_a_frame_are_all_delivered_before_anything_is_written(
+    servicer: Servicer, client: Client
+) -> None:
     rounds = 0
 
     def answer(event: Any) -> None:
@@ -92,35 +85,25 @@ async def test_events_of_a_frame_are_all_delivered_before_anything_is_written(cl
     client.send(*(a_round(session, base_length=0) for session in range(1, 17)), urgent=True)
     await until(lambda: len(client.events) == 16 * 11)
     assert rounds == 160
-    assert client.frames_sent == 11
+    assert client.frames_sent == servicer.handlers[0].writer.frames_sent == 11
 
 
-async def test_typed_error_of_one_command_is_a_failure_of_its_session_alone(
-    servicer: Servicer, client: Client
-) -> None:
-    servicer.errors[2] = InvalidInput.of("session_id", 2, "a new id")
-    client.send(*map(an_open, (1, 2, 3)))
-    await until(lambda: len(client.events) == 3)
-    opened, failure, after = client.events
-    assert (opened, after) == (TargetOpened(1), TargetOpened(3))
-    assert isinstance(failure, Failure)
-    assert (failure.session_id, failure.reason, failure.session_closed) == (2, "INVALID_INPUT", False)
-    assert failure.metadata["field"] == "session_id"
-    assert not client.downs
-
-
-async def test_defect_in_a_handler_closes_the_session_and_the_link_lives(
+async def test_an_error_is_a_failure_of_its_session_alone_which_a_defect_closes(
     servicer: Servicer, client: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
-    servicer.errors[2] = ZeroDivisionError("boom")
-    client.send(*map(an_open, (2, 3)))
-    await until(lambda: len(client.events) == 2)
-    failure, opened = client.events
-    assert isinstance(failure, Failure)
-    assert (failure.session_id, failure.reason, failure.session_closed) == (2, "INTERNAL", True)
-    assert Close(2) in servicer.handlers[0].commands
-    assert opened == TargetOpened(3)
+    servicer.errors |= {2: InvalidInput.of("session_id", 2, "a new id"), 3: ZeroDivisionError("boom")}
+    client.send(*map(an_open, (1, 2, 3, 4)))
+    await until(lambda: len(client.events) == 4)
+    opened, refused, broken, after = client.events
+    assert (opened, after) == (TargetOpened(1), TargetOpened(4))
+    assert isinstance(refused, Failure)
+    assert isinstance(broken, Failure)
+    assert (refused.session_id, refused.reason, refused.session_closed) == (2, "INVALID_INPUT", False)
+    assert refused.metadata["field"] == "session_id"
+    assert (broken.session_id, broken.reason, broken.session_closed) == (3, "INTERNAL", True)
+    assert [each for each in servicer.handlers[0].commands if isinstance(each, Close)] == [Close(3)]
     assert "boom" in caplog.text
+    assert not client.downs
 
 
 async def test_defect_in_a_callback_of_the_client_is_logged_and_the_link_lives(
@@ -372,27 +355,29 @@ async def peer_process(*arguments: str) -> AsyncIterator[tuple[asyncio.subproces
         await process.wait()
 
 
-@pytest.mark.parametrize(("number", "keepalive"), [(signal.SIGKILL, Keepalive()), (signal.SIGSTOP, FAST)])
-async def test_killed_or_stopped_process_brings_the_link_down_once(
-    number: signal.Signals, keepalive: Keepalive
+async def test_a_process_that_stops_and_one_that_is_killed_bring_their_links_down_once(
+    servicer: Servicer, port: int
 ) -> None:
-    async with peer_process() as (server, port), Client(port, keepalive=keepalive) as client:
-        await client.link.wait_up(20)
-        await client.is_served()
-        server.send_signal(number)
-        await until(lambda: client.downs)
-        assert isinstance(client.downs[0], PeerUnavailable)
-        assert len(client.downs) == 1
-        with pytest.raises(PeerUnavailable):
-            client.send(a_round(1))
-
-
-async def test_killed_client_frees_the_handler_once(servicer: Servicer, port: int) -> None:
-    async with peer_process(str(port)) as (client, _):
+    async with (
+        peer_process(str(port)) as (process, its_port),
+        Client(its_port, keepalive=Keepalive(time_ms=200, timeout_ms=200)) as watchful,
+        Client(its_port) as other,
+    ):
+        for client in (watchful, other):
+            await client.link.wait_up(20)
+            await client.is_served()
         await until(lambda: servicer.handlers)
-        client.kill()
-        await until(lambda: servicer.ended)
+        process.send_signal(signal.SIGSTOP)
+        await until(lambda: watchful.downs)
+        assert not other.downs
+        process.kill()
+        await until(lambda: other.downs and servicer.ended)
         assert servicer.handlers[0].closed_count == 1
+        for client in (watchful, other):
+            (down,) = client.downs
+            assert isinstance(down, PeerUnavailable)
+            with pytest.raises(PeerUnavailable):
+                client.send(a_round(1))
 
 
 async def test_a_client_that_reads_nothing_loses_its_link_and_its_sessions(

@@ -147,7 +147,7 @@ async def test_a_deadline_is_not_waited_out_without_a_word() -> None:
     assert f"no link to target at {nobody}" in error.message
 
 
-@pytest.mark.parametrize("threads", [False, True])
+@pytest.mark.parametrize("threads", [pytest.param(False, marks=pytest.mark.full), True])
 async def test_a_client_waits_until_the_service_and_its_target_are_ready(threads: bool) -> None:
     service = Loads(links_in=1)
     asking = asyncio.create_task(_described(service.address, threads, wait_ready=20))
@@ -161,7 +161,7 @@ async def test_a_client_waits_until_the_service_and_its_target_are_ready(threads
     assert service.links_in < 0
 
 
-@pytest.mark.parametrize("threads", [False, True])
+@pytest.mark.parametrize("threads", [False, pytest.param(True, marks=pytest.mark.full)])
 async def test_a_client_that_has_waited_long_enough_says_for_what(threads: bool) -> None:
     service = Loads(links_in=10_000)
     async with loading(service, "the coordinator is still loading m"):

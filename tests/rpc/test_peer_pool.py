@@ -247,12 +247,13 @@ async def members(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Members]:
 
 
 async def test_a_vanished_peer_drains_and_is_closed_when_its_last_session_ends(members: Members) -> None:
-    await members.become("a", "b")
+    await members.become("a", "b", "c")
     await members.pool.wait_up(5.0)
     (first,) = [peer for peer in members.pool.peers if peer.link.address == "a"]
     session_id = first.attach(mock.Mock())
     await members.become("b")
     assert address_of(members.pool.place((1,))) == "b"
+    await until(lambda: members.links["c"].closed)
     assert not members.links["a"].closed, "its session goes on"
     first.detach(session_id)
     await until(lambda: members.links["a"].closed)
@@ -270,12 +271,6 @@ async def test_a_peer_that_comes_back_while_it_drains_keeps_its_link(members: Me
     first.detach(session_id)
     await asyncio.sleep(0)
     assert not members.links["a"].closed
-
-
-async def test_an_idle_peer_that_vanishes_is_closed_at_once(members: Members) -> None:
-    await members.become("a", "b")
-    await members.become("b")
-    await until(lambda: members.links["a"].closed)
 
 
 async def test_a_session_that_waits_is_counted_once_and_our_own_not_among_the_others(members: Members) -> None:

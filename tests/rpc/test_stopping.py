@@ -95,15 +95,24 @@ def hang_ups_end_what_is_started() -> Iterator[None]:
     signal.signal(signal.SIGHUP, before)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-async def test_one_signal_drains_first_and_two_end_at_once(tmp_path: Path, number: signal.Signals) -> None:
+async def test_one_signal_drains_and_standard_input_means_nothing_by_itself(tmp_path: Path) -> None:
     async with serving(tmp_path) as server:
-        server.process.send_signal(number)
-        await server.becomes(NOT_SERVING)
+        server.lose_starter()
+        changed = asyncio.create_task(server.becomes(NOT_SERVING))
+        await asyncio.sleep(UNMOVED_S)
+        assert not changed.done()
+        server.process.send_signal(signal.SIGINT)
+        await changed
         server.drained.touch()
         assert await server.exit_code() == 0
         assert not server.port_file.exists()
-    server.drained.unlink()
+
+
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGHUP, *(pytest.param(each, marks=pytest.mark.full) for each in (signal.SIGTERM, signal.SIGINT))],
+)
+async def test_a_second_signal_ends_it_at_once(tmp_path: Path, number: signal.Signals) -> None:
     async with serving(tmp_path) as server:
         server.process.send_signal(number)
         await server.becomes(NOT_SERVING)
@@ -128,11 +137,3 @@ async def test_a_server_whose_starter_is_gone_drains_and_ends(tmp_path: Path) ->
         await server.becomes(NOT_SERVING)
         server.drained.touch()
         assert await server.exit_code() == 0
-
-
-async def test_without_the_setting_standard_input_means_nothing(tmp_path: Path) -> None:
-    async with serving(tmp_path) as server:
-        server.lose_starter()
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(UNMOVED_S):
-                await server.becomes(NOT_SERVING)

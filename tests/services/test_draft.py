@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.protocol.draft import Commit, DraftBudget, DraftedProposal, DraftOpened, Verifying
+from paceline.protocol.draft import Commit, DraftBudget, DraftedProposal, DraftOpened
 from paceline.protocol.proposal import ROOT, Outcome
 from paceline.protocol.sampling import SamplingParams
 from paceline.protocol.session import Close
@@ -124,34 +124,6 @@ async def test_greedy_drafts_the_most_probable_token(draft: Events) -> None:
 
 
 @pytest.mark.parametrize(
-    ("commit", "field"),
-    [
-        (Commit(1, Outcome(4, ROOT, 7), (7,), 6), "committed_length: expected 5, got 6"),
-        (Commit(1, Outcome(4, ROOT, 7), (8,), 5), "outcome.next_token: expected 8, got 7"),
-        (Commit(1, Outcome(9, ROOT, 7), (7,), 5), "outcome.base_length: expected 4, got 9"),
-        (Commit(1, Outcome(4, 2, 7), (7,), 5), "outcome.node: expected in [-1, 1], got 2"),
-    ],
-)
-async def test_a_commit_that_does_not_follow_is_a_prefix_mismatch(commit: Commit, field: str, draft: Events) -> None:
-    proposal = await draft.proposal(draft_open(1, PREFIX, K4))
-    draft.send(Verifying(1, 4, proposal.proposal_id, 2))
-    await draft.expect_failure(commit, "PREFIX_MISMATCH", field, closed=False)
-    assert len(await draft.proposal(commit_of(1, PREFIX, 1, [9, 9, 9])))
-
-
-@pytest.mark.parametrize(
-    ("verifying", "reason", "field"),
-    [
-        (Verifying(1, 9), "PREFIX_MISMATCH", "base_length: expected 4, got 9"),
-        (Verifying(1, 4, 99, 1), "INVALID_INPUT", "proposal_id = 99"),
-    ],
-)
-async def test_verifying_is_checked(verifying: Verifying, reason: str, field: str, draft: Events) -> None:
-    await draft.proposal(draft_open(1, PREFIX, K4))
-    await draft.expect_failure(verifying, reason, field, closed=False)
-
-
-@pytest.mark.parametrize(
     ("prefix", "changes", "text"),
     [
         (PREFIX, {"drafter": "oracle"}, "drafter = 'oracle': must be one of: model"),
@@ -164,17 +136,6 @@ async def test_an_open_that_cannot_be_served(
 ) -> None:
     await draft.expect_failure(draft_open(1, prefix, K4, **changes), "INVALID_INPUT", text, closed=True)
     await still_drafts(draft)
-
-
-async def test_a_failing_step_fails_its_sessions_and_the_service_goes_on(
-    engine: RecordingEngine, draft: Events
-) -> None:
-    await draft.proposal(draft_open(1, PREFIX, K4))
-    engine.poison = 31
-    await draft.expect_failure(draft_open(2, (1, 31), K4), "INTERNAL", closed=True)
-    engine.poison = None
-    assert len(await draft.proposal(commit_of(1, PREFIX, ROOT, [7])))
-    assert draft.servicer.status().sessions == 1
 
 
 async def test_closing_and_cut_links_free_everything(engine: RecordingEngine, draft: Events) -> None:

@@ -182,6 +182,8 @@ async def test_a_round_before_the_first_proposal_ends_its_drafting() -> None:
         (Verifying(1, BASE, proposal=Proposal(1, (40,), (1.0,)), budget=K3), "INVALID_INPUT", "token_ids = 40"),
         (commit_of(Outcome(BASE, 3, 7), [7]), "PREFIX_MISMATCH", "outcome.node: expected in [-1, 2], got 3"),
         (commit_of(Outcome(BASE, 0, 7), [7], length=9), "PREFIX_MISMATCH", "committed_length: expected 5, got 9"),
+        (commit_of(Outcome(BASE, 0, 7), [8]), "PREFIX_MISMATCH", "outcome.next_token: expected 8, got 7"),
+        (commit_of(Outcome(9, ROOT, 7), [7]), "PREFIX_MISMATCH", "outcome.base_length: expected 4, got 9"),
     ],
 )
 async def test_malformed_commands_disturb_nobody(

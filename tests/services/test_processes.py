@@ -1,4 +1,4 @@
-"""Starting the services as processes with settings that can't be served."""
+"""Starting the services with settings that can't be served."""
 
 from __future__ import annotations
 
@@ -8,25 +8,23 @@ from pathlib import Path
 
 import pytest
 
+from paceline.drafters.names import check_drafters
+from paceline.protocol.errors import InvalidInput
+from paceline.runtime.config import TargetConfig
+from paceline.runtime.options import parse
 from tests.models import gguf_files
+
+COORDINATOR = pytest.param(["coordinator", "--target", "h:1", "--model"], marks=pytest.mark.full)
 
 
 @pytest.mark.parametrize(
     ("arguments", "code", "text"),
     [
         (["target_service", "-tp", "0"], 2, "tensor_parallel_size = 0"),
-        (["target_service", "-tp", "2", "--engine", "llama"], 2, "llama.cpp has one rank"),
         (
             ["draft_service", "--drafter", "model:/", "--engine", "llama"],
             2,
-            "engine = 'llama': must be auto or torch",
-        ),
-        (["target_service", "--max-num-seqs", "0"], 2, "engine.max_num_seqs = 0"),
-        (["draft_service", "--drafter", "oracle"], 2, "drafters = 'oracle': must be model:NAME"),
-        (
-            ["draft_service", "--drafter", "model:table", "--drafter", f"model:{'x' * 507}"],
-            2,
-            "drafters bytes = 513: must be at most 512",
+            "engine = 'llama': must be auto",
         ),
         (
             ["draft_service", "--drafter", "model:mtp", "--target-model", "table:vocab=32", "--port", "0"],
@@ -45,7 +43,14 @@ def test_a_bad_setting_ends_the_process_with_one_line(arguments: list[str], code
     assert "Traceback" not in ended.stderr
 
 
-@pytest.mark.parametrize("arguments", [["target_service", "--model"], ["coordinator", "--target", "h:1", "--model"]])
+def test_settings_that_cannot_be_are_named() -> None:
+    with pytest.raises(InvalidInput, match=r"llama\.cpp has one rank"):
+        parse(TargetConfig, "", ["-tp", "2", "--engine", "llama"], {})
+    with pytest.raises(InvalidInput, match="drafters bytes = 513: must be at most 512"):
+        check_drafters(["model:table", f"model:{'x' * 507}"])
+
+
+@pytest.mark.parametrize("arguments", [["target_service", "--model"], COORDINATOR])
 def test_a_damaged_model_ends_the_process_as_a_bad_setting_does(tmp_path: Path, arguments: list[str]) -> None:
     file = tmp_path / "tiny.gguf"
     gguf_files.write(file)

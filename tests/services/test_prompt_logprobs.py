@@ -222,16 +222,6 @@ def test_the_bound_is_bytes_of_logits() -> None:
     assert prompt_logit_rows(1 << 40) == 1
 
 
-@pytest.mark.parametrize(("first", "rows", "most"), [(0, 10, 3), (5, 10, 3), (8, 4, 9), (20, 9, 2), (31, 5, 4)])
-def test_wanted_rows_of_a_chunk(first: int, rows: int, most: int) -> None:
-    report = ReportedRows(7, 30, 1)
-    by_hand = [row for row in range(first, first + rows) if 7 <= row < 30]
-    assert [first + row for row in report.within(first, rows)] == by_hand
-    cut = report.cut(first, rows, most)
-    assert [first + row for row in report.within(first, cut)] == by_hand[:most]
-    assert cut == rows or len(by_hand) > most, "it is cut where it must be"
-
-
 async def test_rows_that_hold_nan_fail_their_session_alone() -> None:
     class SpoiledEngine(RecordingEngine):
         """Has no number in the logits of rows that carry token 31."""

@@ -83,7 +83,10 @@ class Request:
             node = following
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["reuse", "no reuse"])
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(True, id="reuse"), pytest.param(False, id="no reuse", marks=pytest.mark.full)],
+)
 def engine(request: pytest.FixtureRequest) -> Engine:
     config = tiny.llama(hidden_size=64, intermediate_size=1536)
     made, _ = tiny.engine_and_plain(config, reproducible=True, prefix_reuse=request.param)

@@ -6,9 +6,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Any
 
-import pytest
-
-from paceline.protocol.errors import InvalidInput, PrefixMismatch
+from paceline.protocol.errors import InvalidInput
 from paceline.protocol.session import Failure
 from paceline.protocol.target import TargetOpen
 from paceline.rpc.sessions import ServedSession, SessionOwner, SessionScheduler
@@ -83,22 +81,3 @@ async def test_a_session_fails_once_and_its_link_is_told() -> None:
     assert isinstance(failure, Failure)
     assert (failure.session_id, failure.reason, failure.session_closed) == (7, "INVALID_INPUT", True)
     assert (sessions.owner.forgotten, sessions.released) == ([7], [7])
-
-
-async def test_a_session_whose_time_runs_out_fails_and_one_that_ended_before_does_not() -> None:
-    sessions = Sessions()
-    sessions.opened(7, time_left_ms=1)
-    sessions.close(sessions.opened(8, time_left_ms=1))
-    async with asyncio.timeout(5):
-        await sessions.idle()
-    await asyncio.sleep(0.01)
-    (failure,) = sessions.owner.sent
-    assert (failure.session_id, failure.reason) == (7, "DEADLINE_EXCEEDED")
-    assert "time_left_ms = 1 ran out" in failure.message
-
-
-def test_what_does_not_continue_a_session_is_named() -> None:
-    session = ServedSession(1, 7, Owner(), target_open(7, (1, 2)).spec)
-    session._expect("base_length", 4, 4)
-    with pytest.raises(PrefixMismatch, match="session 7 base_length: expected 4, got 5"):
-        session._expect("base_length", 4, 5)

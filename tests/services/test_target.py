@@ -38,17 +38,6 @@ async def test_a_round_is_answered_with_the_targets_own_tokens(target: Events) -
     assert timings.forward_ms > 0
 
 
-async def test_rounds_go_on_behind_partly_accepted_chains(target: Events) -> None:
-    text, node = [*PREFIX], ROOT
-    target.send(target_open(1, PREFIX))
-    for at in range(0, 21, 3):
-        proposal = chain([OWN[at], OWN[at + 1], (OWN[at + 2] + 1) % 32])
-        verdict = await verdict_of(target, Round(1, len(text) - 1, node, (text[-1],), proposal))
-        node = 1
-        text += [*proposal.token_ids[:2], verdict.token_ids[2]]
-    assert text[len(PREFIX) :] == OWN[:21]
-
-
 async def test_the_accepted_path_of_a_tree_is_compacted(engine: RecordingEngine, target: Events) -> None:
     # Nodes: 0 wrong, 1 right, 2 below 0, 3 wrong below 1, 4 right below 1.
     tokens = (WRONG, OWN[0], OWN[1], (OWN[1] + 1) % 32, OWN[1])
@@ -60,26 +49,6 @@ async def test_the_accepted_path_of_a_tree_is_compacted(engine: RecordingEngine,
     follow = Round(1, len(PREFIX) + 2, 4, (OWN[2],), chain(OWN[3:5], 2))
     assert (await verdict_of(target, follow)).token_ids == tuple(OWN[3:6])
     assert engine.plans[-1].items[0].kept_rows == (6, 9)
-
-
-async def test_a_repeated_round_gets_the_same_verdict_without_a_step(engine: RecordingEngine, target: Events) -> None:
-    target.send(target_open(1, PREFIX))
-    round_ = first_round(1, PREFIX, chain([7, 8]))
-    first = await verdict_of(target, round_)
-    steps = len(engine.plans)
-    assert await verdict_of(target, round_) == first
-    assert len(engine.plans) == steps
-
-
-async def test_a_round_repeated_in_flight_is_answered_once(engine: RecordingEngine, target: Events) -> None:
-    await target.open(target_open(1, PREFIX))
-    await engine.hold(target, first_round(1, PREFIX))
-    target.send(first_round(1, PREFIX))
-    await target.expect_failure(Round(1, 9, ROOT, (3,)), "PREFIX_MISMATCH", closed=False)
-    engine.go.set()
-    verdict = await target.of(Verdict, 1)
-    follow = Round(1, len(PREFIX), ROOT, verdict.token_ids)
-    assert (await verdict_of(target, follow)).base_length == len(PREFIX)
 
 
 @pytest.mark.parametrize(
@@ -149,10 +118,14 @@ async def test_status_tells_sessions_rows_and_steps(target: Events) -> None:
     assert status.frames_sent >= 1
 
 
-async def test_under_rejection_a_repeated_round_must_have_the_same_draft_probabilities(target: Events) -> None:
+async def test_under_rejection_a_repeated_round_must_have_the_same_draft_probabilities(
+    engine: RecordingEngine, target: Events
+) -> None:
     proposal = Proposal(1, (9,), (0.5,), supports=(SUPPORT,))
     target.send(target_open(1, PREFIX, acceptance=Acceptance.REJECTION))
     verdict = await verdict_of(target, first_round(1, PREFIX, proposal))
+    steps = len(engine.plans)
     assert await verdict_of(target, first_round(1, PREFIX, replace(proposal, proposal_id=2))) == verdict
+    assert len(engine.plans) == steps
     other = first_round(1, PREFIX, replace(proposal, draft_probabilities=(0.5000002384185791,)))
     await target.expect_failure(other, "PREFIX_MISMATCH", closed=False)

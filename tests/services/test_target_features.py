@@ -112,7 +112,6 @@ class Caller:
         (Acceptance.COUPLED, branching, {2}),
         (Acceptance.REJECTION, from_supports, {0, 1, 2, 3}),
         (Acceptance.BLOCK, from_supports, {0, 1, 2, 3}),
-        (Acceptance.REJECTION, target_only, {0}),
     ],
 )
 async def test_rows_are_of_exactly_the_committed_tokens(

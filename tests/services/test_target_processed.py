@@ -124,7 +124,9 @@ async def written(
     return text[: len(expected)]
 
 
-@pytest.mark.parametrize("name", CHAINS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "everything" else pytest.mark.full) for name in CHAINS]
+)
 async def test_greedy_text_is_transformers_own_token_for_token(name: str) -> None:
     plain = CHAINS[name]
     engine = build_engine(tiny_model(), TableTokenizer(tiny.VOCAB, END), EngineSettings(threads=1), "tiny")
