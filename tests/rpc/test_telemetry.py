@@ -74,35 +74,21 @@ def serve(
     telemetry.shutdown()
 
 
-def test_one_request_is_one_trace_with_three_services_under_one_root(receiver: Receiver) -> None:
+def test_one_request_is_one_trace_with_the_lengths_and_words_of_its_records(receiver: Receiver) -> None:
     (traceparent,) = request(RECORD)
     serve("target", traceparent, "verify", TARGET_TIMINGS)
     serve("draft", traceparent, "draft", DRAFT_TIMINGS)
     assert len({span.trace_id for _, span in receiver.spans}) == 1
     assert len({span.span_id for _, span in receiver.spans}) == len(receiver.spans)
     assert [span.name for _, span in receiver.spans if not span.parent_span_id] == [NAME]
-    root, round_ = f"coordinator/{NAME}", "coordinator/round"
-    verify, draft = "target/verify", "draft/draft"
-    assert receiver.tree() == {
-        (root,),
-        (root, round_),
-        (root, round_, "coordinator/draft"),
-        (root, round_, "coordinator/verify"),
-        (root, round_, "coordinator/accept"),
-        (root, round_, verify),
-        (root, round_, verify, "target/queue"),
-        (root, round_, verify, "target/forward"),
-        (root, round_, verify, "target/sample"),
-        (root, round_, draft),
-        (root, round_, draft, "draft/queue"),
-        (root, round_, draft, "draft/forward"),
-        (root, round_, draft, "draft/sample"),
+    path = f"coordinator/{NAME}", "coordinator/round"
+    parts_of = {
+        path[:1]: {"coordinator/round"},
+        path: {f"coordinator/{part}" for part in ("draft", "verify", "accept")} | {"target/verify", "draft/draft"},
+        (*path, "target/verify"): {f"target/{part}" for part in ("queue", "forward", "sample")},
+        (*path, "draft/draft"): {f"draft/{part}" for part in ("queue", "forward", "sample")},
     }
-
-
-def test_spans_have_the_record_lengths_and_words(receiver: Receiver) -> None:
-    (traceparent,) = request(RECORD)
-    serve("target", traceparent, "verify", TARGET_TIMINGS)
+    assert receiver.tree() == {path[:1]} | {(*above, part) for above, parts in parts_of.items() for part in parts}
     parts = {name: receiver.one("coordinator", name) for name in ("round", "draft", "verify", "accept")}
     lengths = {name: length_ms(span) for name, span in parts.items()}
     assert lengths == pytest.approx({"round": 20, "draft": 5, "verify": 14.5, "accept": 0.5}, abs=1e-3)
@@ -155,15 +141,13 @@ def test_what_a_request_causes_elsewhere_carries_its_context_on(receiver: Receiv
 @pytest.mark.parametrize(
     ("sent", "taken"),
     [
-        ("a=1", "a=1"),
         ("a=1,,b@c=x y", "a=1,b@c=x y"),
-        ("a", ""),
         ("A=1", ""),
         ("a=ä", ""),
         ("a=1,b=" + "x" * 512, ""),
         (",".join(f"k{i}=1" for i in range(33)), ""),
     ],
-    ids=["one", "empty member", "no value", "capital", "not ASCII", "long", "many"],
+    ids=["empty member", "capital", "not ASCII", "long", "many"],
 )
 def test_a_state_that_is_not_valid_counts_for_nothing(sent: str, taken: str) -> None:
     assert decode_tracestate(sent) == taken
@@ -297,19 +281,12 @@ def test_off_passes_a_clients_context_on_and_records_nothing(monkeypatch: pytest
         assert telemetry.outgoing() == ()
 
 
-OFF = [
-    (telemetry, "OTEL_SDK_DISABLED", "true"),
-    (telemetry, "OTEL_TRACES_EXPORTER", "none"),
-    (metrics, "OTEL_SDK_DISABLED", "true"),
-    (metrics, "OTEL_METRICS_EXPORTER", "none"),
-]
+OFF = [(telemetry, "OTEL_TRACES_EXPORTER", "none"), (metrics, "OTEL_METRICS_EXPORTER", "none")]
 NOT_SPOKEN = [
-    (telemetry, "OTEL_TRACES_EXPORTER", "zipkin"),
     (telemetry, "OTEL_EXPORTER_OTLP_PROTOCOL", "http/json"),
     (telemetry, "OTEL_TRACES_SAMPLER", "jaeger_remote"),
     (telemetry, "OTEL_TRACES_SAMPLER_ARG", "1.5"),
     (telemetry, "OTEL_BSP_SCHEDULE_DELAY", "soon"),
-    (metrics, "OTEL_METRICS_EXPORTER", "prometheus"),
     (metrics, "OTEL_EXPORTER_OTLP_PROTOCOL", "http/json"),
 ]
 

@@ -1,83 +1,71 @@
-"""What the schedulers of both services share: the end of sessions."""
+"""What the schedulers of both services share: the end of sessions, and draining, in which the open ones go on."""
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
-from typing import Any
 
-from paceline.protocol.errors import InvalidInput
-from paceline.protocol.session import Failure
+from paceline.protocol.codec import error_of
+from paceline.protocol.draft import DraftOpen
+from paceline.protocol.errors import InvalidInput, PeerUnavailable
+from paceline.protocol.session import Close, Failure
 from paceline.protocol.target import TargetOpen
-from paceline.rpc.sessions import ServedSession, SessionOwner, SessionScheduler
-from tests.services.harness import target_open
+from paceline.rpc.sessions import DRAINING, DRAINING_RETRY_MS
+from tests.services.harness import (
+    Events,
+    RecordingEngine,
+    draft_open,
+    eventually,
+    first_round,
+    target_open,
+    verdict_of,
+)
+from tests.services.test_draft import K4, OWN, PREFIX, commit_of
 
 
-@dataclass
-class Owner:
-    """Notes what a session's link is told."""
-
-    sent: list[Any] = field(default_factory=list)
-    forgotten: list[int] = field(default_factory=list)
-
-    def send(self, event: Any, *, urgent: bool) -> None:
-        self.sent.append(event)
-
-    def forget(self, session_id: int) -> None:
-        self.forgotten.append(session_id)
-
-
-class Sessions(SessionScheduler[ServedSession]):
-    """A scheduler that only notes what it releases."""
-
-    opens = TargetOpen
-    queue_length = 0
-    costs = None
-
-    def __init__(self) -> None:
-        super().__init__(max_sessions_per_link=8)
-        self.released: list[int] = []
-        self.owner = Owner()
-
-    def open(self, owner: SessionOwner, command: TargetOpen) -> ServedSession:
-        session = ServedSession(next(self._keys), command.session_id, owner, command.spec)
-        self._add(session)
-        return session
-
-    def opened(self, session_id: int, time_left_ms: int | None = None) -> ServedSession:
-        return self.open(self.owner, target_open(session_id, (1, 2), time_left_ms=time_left_ms))
-
-    def handle(self, session: ServedSession, command: Any) -> None:
-        raise AssertionError(f"no command comes here: {command}")
-
-    async def run(self) -> None:
-        """It has no steps."""
-
-    def _release(self, session: ServedSession) -> None:
-        self.released.append(session.id)
-
-
-async def test_a_session_is_released_once_and_the_service_is_idle_without_sessions() -> None:
-    sessions = Sessions()
-    first, second = sessions.opened(7), sessions.opened(8)
-    assert first.key != second.key
-    sessions.close(first)
-    sessions.close(first)
-    assert (sessions.released, sessions.sessions) == ([7], 1)
-    waiting = asyncio.ensure_future(sessions.idle())
-    await asyncio.sleep(0)
-    assert not waiting.done()
-    sessions.close(second)
-    await asyncio.wait_for(waiting, 1)
-    assert not sessions.owner.sent, "the other side closed them"
-
-
-async def test_a_session_fails_once_and_its_link_is_told() -> None:
-    sessions = Sessions()
-    session = sessions.opened(7)
+async def test_a_session_ends_once_its_link_is_told_and_a_service_without_sessions_is_idle(
+    engine: RecordingEngine, target: Events
+) -> None:
+    scheduler = target.servicer.scheduler
+    await target.open(target_open(7, PREFIX), target_open(8, PREFIX))
+    (link,) = target.servicer._links
+    closed, failed = link._sessions[7], link._sessions[8]
+    waiting = asyncio.ensure_future(scheduler.idle())
     for _ in range(2):
-        sessions._fail(session, InvalidInput.of("rows", 9, "at most 8"))
-    (failure,) = sessions.owner.sent
-    assert isinstance(failure, Failure)
-    assert (failure.session_id, failure.reason, failure.session_closed) == (7, "INVALID_INPUT", True)
-    assert (sessions.owner.forgotten, sessions.released) == ([7], [7])
+        scheduler.close(closed)
+    await target.handled()
+    assert scheduler.sessions == 1
+    assert not waiting.done()
+    for session in (failed, failed, closed):
+        scheduler._fail(session, InvalidInput.of("rows", 9, "at most 8"))
+    await asyncio.wait_for(waiting, 1)
+    failure = await target.of(Failure, 8)
+    assert (failure.reason, failure.session_closed) == ("INVALID_INPUT", True)
+    await target.handled()
+    assert not target.has(Failure), "it is told once, and nothing of the one that the other side closed"
+    assert [*link._sessions] == [7], "the failed one is forgotten"
+    await eventually(lambda: engine.kv_rows == 0, "the rows are free")
+
+
+async def is_refused(events: Events, opening: TargetOpen | DraftOpen) -> None:
+    failure = await events.answer(opening, Failure)
+    error = error_of(failure)
+    assert isinstance(error, PeerUnavailable)
+    assert failure.session_closed
+    assert failure.retry_safe
+    assert (error.retry_after_ms, error.metadata) == (DRAINING_RETRY_MS, {DRAINING: "true"})
+
+
+async def test_a_target_that_drains_verifies_on(target: Events) -> None:
+    await target.open(target_open(1, PREFIX))
+    target.servicer.scheduler.draining = True
+    await is_refused(target, target_open(2, PREFIX))
+    assert (await verdict_of(target, first_round(1, PREFIX))).token_ids[0] == OWN[0]
+    target.send(Close(1))
+    await eventually(lambda: target.servicer.scheduler.sessions == 0, "the refused session is not there")
+
+
+async def test_a_draft_that_drains_proposes_on(draft: Events) -> None:
+    assert (await draft.proposal(draft_open(1, PREFIX, K4))).token_ids == tuple(OWN[:4])
+    draft.servicer.scheduler.draining = True
+    await is_refused(draft, draft_open(2, PREFIX, K4))
+    assert (await draft.proposal(commit_of(1, PREFIX, 3, OWN[:5]))).token_ids == tuple(OWN[5:9])
