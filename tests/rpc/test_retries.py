@@ -6,9 +6,10 @@ import heapq
 import itertools
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 
@@ -20,100 +21,51 @@ FULL = Overloaded("full", retry_after_ms=500)
 GONE = PeerUnavailable("gone")
 
 
-class VirtualTime:
-    """Seconds that pass as a test says, and what happens at which of them."""
+class Crowd:
+    """A service with room for `capacity` requests, of `seconds` each, which is away for a time; and the callers' streams.
 
-    def __init__(self, seed: int = 1) -> None:
-        self.now = 0.0
-        self.source = random.Random(seed)
-        self._order = itertools.count()
-        self._due: list[tuple[float, int, Callable[[], None]]] = []
+    All of it in virtual time. `tries` has how many came in which second, `served` when each stream had its answer.
+    """
 
-    def clock(self) -> float:
-        return self.now
+    def __init__(self, capacity: int, seconds: float, away: tuple[float, float] = (-1.0, -1.0)) -> None:
+        self._capacity, self._seconds, self._away = capacity, seconds, away
+        self._source = random.Random(1)
+        self._now, self._running = 0.0, 0
+        self.tries: Counter[int] = Counter()
+        self.served: list[float] = []
 
-    def at(self, when: float, happens: Callable[[], None]) -> None:
-        heapq.heappush(self._due, (when, next(self._order), happens))
+    def run(self, callers: int, begins: Sequence[float], patience_s: float, end: float) -> None:
+        """Let streams begin at these times, as many of each caller, and be patient for so long."""
+        budgets = [RetryBudget(lambda: self._now) for _ in range(callers)]
+        retries = [
+            Retries(budgets[place * callers // len(begins)], self._source.uniform) for place in range(len(begins))
+        ]
+        due = [(begin, place, self._stream(retries[place], patience_s)) for place, begin in enumerate(begins)]
+        order = itertools.count(len(due))
+        heapq.heapify(due)
+        while due and due[0][0] <= end:
+            self._now, _, stream = heapq.heappop(due)
+            with suppress(StopIteration, PacelineError):
+                heapq.heappush(due, (self._now + next(stream), next(order), stream))
 
-    def run(self, until: float) -> None:
-        while self._due and self._due[0][0] <= until:
-            self.now, _, happens = heapq.heappop(self._due)
-            happens()
-        self.now = until
+    def _stream(self, retries: Retries, patience_s: float) -> Iterator[float]:
+        """One request, tried as the clients try: yields how long it waits."""
+        gives_up = self._now + patience_s
+        while error := self._refusal():
+            if self._now >= gives_up:
+                return
+            yield from retries.pauses(error, gives_up - self._now)
+        self._running += 1
+        yield self._seconds
+        self._running -= 1
+        self.served.append(self._now)
+        retries.note_success()
 
-
-@dataclass
-class CrowdedService:
-    """Serves `capacity` requests at once, each for `seconds`, and is away for a time. Counts who comes when."""
-
-    time: VirtualTime
-    capacity: int
-    seconds: float
-    away: tuple[float, float] = (-1.0, -1.0)
-    running: int = 0
-    tries: Counter[int] = field(default_factory=Counter)
-    """By the second in which they came."""
-
-    def ask(self, ended: Callable[[], None]) -> PacelineError | None:
-        """Begin a request; `ended` is called when it has its answer. None: it is being served."""
-        self.tries[int(self.time.now)] += 1
-        if self.away[0] <= self.time.now < self.away[1]:
+    def _refusal(self) -> PacelineError | None:
+        self.tries[int(self._now)] += 1
+        if self._away[0] <= self._now < self._away[1]:
             return GONE
-        if self.running >= self.capacity:
-            return FULL
-        self.running += 1
-        self.time.at(self.time.now + self.seconds, partial(self._end, ended))
-        return None
-
-    def _end(self, ended: Callable[[], None]) -> None:
-        self.running -= 1
-        ended()
-
-
-@dataclass
-class PatientStream:
-    """One request of a caller, tried again as the clients try: with pauses between, until it is served."""
-
-    service: CrowdedService
-    retries: Retries
-    patience_s: float
-    served_at: float | None = None
-    refused: bool = False
-    began: float = 0.0
-
-    def begin(self) -> None:
-        self.began = self.service.time.now
-        self._try()
-
-    def _try(self) -> None:
-        error = self.service.ask(self._served)
-        if error is not None:
-            left_s = self.began + self.patience_s - self.service.time.now
-            self._pause(self.retries.pauses(error, left_s)) if left_s > 0 else self._give_up()
-
-    def _pause(self, pauses: Iterator[float]) -> None:
-        time = self.service.time
-        try:
-            time.at(time.now + next(pauses), partial(self._pause, pauses))
-        except StopIteration:
-            self._try()
-        except PacelineError:
-            self._give_up()
-
-    def _served(self) -> None:
-        self.served_at = self.service.time.now
-        self.retries.note_success()
-
-    def _give_up(self) -> None:
-        self.refused = True
-
-
-def streams_of(service: CrowdedService, callers: int, each: int, patience_s: float) -> list[PatientStream]:
-    """Streams of so many callers, each with a budget of its own."""
-    time = service.time
-    budgets = [RetryBudget(time.clock) for _ in range(callers)]
-    draw = time.source.uniform
-    return [PatientStream(service, Retries(budget, draw), patience_s) for budget in budgets for _ in range(each)]
+        return FULL if self._running >= self._capacity else None
 
 
 def test_pauses_are_drawn_below_a_bound_that_doubles() -> None:
@@ -147,8 +99,8 @@ def test_a_hint_beyond_the_time_that_is_left_ends_the_tries_at_once() -> None:
 
 
 def test_a_budget_has_so_many_a_minute_and_one_for_each_success() -> None:
-    time = VirtualTime()
-    budget = RetryBudget(time.clock)
+    time = SimpleNamespace(now=0.0)
+    budget = RetryBudget(lambda: time.now)
     assert sum(budget.take() for _ in range(2 * RETRIES_PER_MINUTE)) == RETRIES_PER_MINUTE
     budget.note_success()
     assert [budget.take(), budget.take()] == [True, False]
@@ -160,7 +112,7 @@ def test_a_budget_has_so_many_a_minute_and_one_for_each_success() -> None:
 
 
 def test_requests_that_ask_elsewhere_leave_half_of_the_tries_to_those_that_wait() -> None:
-    budget = RetryBudget(VirtualTime().clock)
+    budget = RetryBudget(lambda: 0.0)
     refused = Retries(budget)
     assert sum(refused.take_spare() for _ in range(2 * RETRIES_PER_MINUTE)) == RETRIES_PER_MINUTE // 2
     assert sum(budget.take() for _ in range(2 * RETRIES_PER_MINUTE)) == RETRIES_PER_MINUTE // 2
@@ -169,8 +121,8 @@ def test_requests_that_ask_elsewhere_leave_half_of_the_tries_to_those_that_wait(
 
 
 def test_without_a_budget_a_stream_waits_for_one_and_in_the_end_gives_up() -> None:
-    time = VirtualTime()
-    budget = RetryBudget(time.clock)
+    time = SimpleNamespace(now=0.0)
+    budget = RetryBudget(lambda: time.now)
     while budget.take():
         pass
     pauses = Retries(budget, lambda low, high: high).pauses(GONE, left_s=1.0)
@@ -188,49 +140,30 @@ OUTAGE = (1.0, 21.0)
 PATIENCE_S = 60.0
 
 
-def after_an_outage(callers: int, each: int) -> tuple[CrowdedService, list[PatientStream]]:
-    """A service that has room for all vanishes for 20 s: all their streams break at its beginning."""
-    time = VirtualTime()
-    service = CrowdedService(time, callers * each, 0.05, OUTAGE)
-    streams = streams_of(service, callers, each, PATIENCE_S)
-    for stream in streams:
-        time.at(OUTAGE[0], stream.begin)
-    time.run(OUTAGE[0] + PATIENCE_S + 1)
-    return service, streams
-
-
 @pytest.mark.parametrize(("callers", "each"), [(200, 1), (1, 1000)])
 def test_many_streams_outlive_an_outage_without_a_storm(callers: int, each: int) -> None:
-    """With a pause of 0.1 s and no budget each stream would try ten times a second."""
-    service, streams = after_an_outage(callers, each)
-    assert not [stream for stream in streams if stream.served_at is None], "each of them is served"
-    during = [service.tries[second] for second in range(5, 21)]
+    """A service that has room for all vanishes for 20 s: all their streams break at its beginning.
+
+    With a pause of 0.1 s and no budget each stream would try ten times a second.
+    """
+    crowd = Crowd(callers * each, 0.05, OUTAGE)
+    crowd.run(callers, [OUTAGE[0]] * callers * each, PATIENCE_S, OUTAGE[0] + PATIENCE_S + 1)
+    assert len(crowd.served) == callers * each, "each of them is served"
+    during = [crowd.tries[second] for second in range(5, 21)]
     # A pause of MOST_S / 2 on average; of a thousand streams the one budget's few.
     assert max(during) <= (1.3 * callers if each == 1 else RETRIES_PER_MINUTE / 60 + 5)
-    last = max(stream.served_at or 0.0 for stream in streams)
-    assert last - OUTAGE[1] <= 2 * MOST_S + 1, "and all of them within seconds"
-
-
-def overloaded(callers: int, each: int, seconds: int) -> tuple[CrowdedService, list[PatientStream]]:
-    """Ten times as many streams as there is room for come each second, and each is patient."""
-    time = VirtualTime()
-    service = CrowdedService(time, 10, 1.0)
-    streams = streams_of(service, callers, each * seconds, 10.0)
-    for number, stream in enumerate(streams):
-        time.at(number % (100 * seconds) / 100, stream.begin)
-    time.run(seconds + 15.0)
-    return service, streams
+    assert max(crowd.served) - OUTAGE[1] <= 2 * MOST_S + 1, "and all of them within seconds"
 
 
 def test_a_gateway_at_ten_times_its_capacity_repeats_no_more_than_is_served() -> None:
+    """Each second ten times as many streams come as there is room for, and each is patient."""
     seconds = 15
-    service, streams = overloaded(1, 100, seconds)
-    served = sum(stream.served_at is not None for stream in streams)
-    first = len(streams)
-    again = sum(service.tries.values()) - first
-    allowed = RETRIES_PER_MINUTE + (seconds + 15) * RETRIES_PER_MINUTE / 60 + served
-    assert again <= allowed
-    assert served >= 9.5 * seconds, "the room that there is was used"
+    crowd = Crowd(10, 1.0)
+    begins = [place / 100 for place in range(100 * seconds)]
+    crowd.run(1, begins, 10.0, seconds + 15.0)
+    again = sum(crowd.tries.values()) - len(begins)
+    assert again <= RETRIES_PER_MINUTE + (seconds + 15) * RETRIES_PER_MINUTE / 60 + len(crowd.served)
+    assert len(crowd.served) >= 9.5 * seconds, "the room that there is was used"
 
 
 @pytest.mark.parametrize("defect", ["no budget", "no jitter", "no growth"])

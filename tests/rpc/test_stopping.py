@@ -70,19 +70,21 @@ class Serving:
         self.process.stdin.close()
 
 
+def started(folder: Path, stops_with_stdin: bool, under: Sequence[str]) -> Serving:
+    port_file, drained, quiet = folder / "port", folder / "drained", subprocess.DEVNULL
+    command = [*under, sys.executable, "-c", PROGRAM, str(port_file), str(drained), str(int(stops_with_stdin))]
+    process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet)
+    return Serving(process, port_file, drained)
+
+
 @asynccontextmanager
 async def serving(
     folder: Path, *, stops_with_stdin: bool = False, under: Sequence[str] = ()
 ) -> AsyncIterator[Serving]:
-    port_file, drained = folder / "port", folder / "drained"
-    command = [*under, sys.executable, "-c", PROGRAM, str(port_file), str(drained), str(int(stops_with_stdin))]
-    quiet = subprocess.DEVNULL
-    server = Serving(
-        subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet), port_file, drained
-    )
+    server = started(folder, stops_with_stdin, under)
     try:
-        await until(port_file.exists)
-        async with open_channel(PeerSettings(address=port_file.read_text())) as channel:
+        await until(server.port_file.exists)
+        async with open_channel(PeerSettings(address=server.port_file.read_text())) as channel:
             stub: Any = health_pb2_grpc.HealthStub(channel)
             server.watch = stub.Watch(health_pb2.HealthCheckRequest(), timeout=2 * ENDS_S)
             await server.becomes(SERVING)
