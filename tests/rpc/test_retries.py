@@ -22,9 +22,9 @@ GONE = PeerUnavailable("gone")
 
 
 class Crowd:
-    """A service with room for `capacity` requests, of `seconds` each, which is away for a time; and the callers' streams.
+    """A service with room for `capacity` requests, each of which takes `seconds`, and its callers' streams.
 
-    All of it in virtual time. `tries` has how many came in which second, `served` when each stream had its answer.
+    It is in virtual time. `tries` has how many came in which second, `served` when each stream had its answer.
     """
 
     def __init__(self, capacity: int, seconds: float, away: tuple[float, float] = (-1.0, -1.0)) -> None:
@@ -37,10 +37,10 @@ class Crowd:
     def run(self, callers: int, begins: Sequence[float], patience_s: float, end: float) -> None:
         """Let streams begin at these times, as many of each caller, and be patient for so long."""
         budgets = [RetryBudget(lambda: self._now) for _ in range(callers)]
-        retries = [
-            Retries(budgets[place * callers // len(begins)], self._source.uniform) for place in range(len(begins))
-        ]
-        due = [(begin, place, self._stream(retries[place], patience_s)) for place, begin in enumerate(begins)]
+        due = []
+        for place, begin in enumerate(begins):
+            tries = Retries(budgets[place % callers], self._source.uniform)
+            due.append((begin, place, self._stream(tries, patience_s)))
         order = itertools.count(len(due))
         heapq.heapify(due)
         while due and due[0][0] <= end:
