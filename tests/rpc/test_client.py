@@ -41,15 +41,21 @@ Stream = Callable[[GenerateRequest, int, Put], Awaitable[None]]
 
 
 class Coordinator(pb_grpc.GenerationServiceServicer):
-    """Streams as it is told; every stream begins with `Started`."""
+    """Refuses the first of all requests, notes when each came, and streams as it is told; `Started` comes first."""
 
-    def __init__(self, stream: Stream) -> None:
-        self._stream = stream
-        self.streams = 0
+    def __init__(self, stream: Stream, refusals: int = 0) -> None:
+        self._stream, self._refusals = stream, refusals
+        self.came: list[float] = []
+
+    @property
+    def streams(self) -> int:
+        return len(self.came)
 
     @typed_errors
     async def Generate(self, request: Any, context: Any) -> None:
-        self.streams += 1
+        self.came.append(time.monotonic())
+        if self.streams <= self._refusals:
+            raise Overloaded("full", retry_after_ms=HINT_MS)
 
         async def put(event: GenerateEvent) -> None:
             await context.write(codec.encode_generate_event(event))
@@ -87,7 +93,7 @@ async def dies(request: GenerateRequest, number: int, put: Put) -> None:
     raise PeerUnavailable("the target is dead")
 
 
-async def ends(put: Put) -> None:
+async def ends(request: GenerateRequest, number: int, put: Put) -> None:
     await put(Finished(FinishReason.LENGTH, "", GenerationStats()))
 
 
@@ -105,7 +111,7 @@ async def test_tokens_earn_new_tries_and_every_one_counts(threads: bool) -> None
         arrived = len(request.resume_token_ids)
         assert request.resume_token_ids == tuple(range(arrived))
         if arrived == 6:
-            await ends(put)
+            await ends(request, number, put)
         else:
             await put(Tokens((arrived,), "a", (Provenance.TARGET,)))
             raise PeerUnavailable("the target died again")
@@ -121,7 +127,7 @@ async def test_a_stream_that_breaks_after_a_long_wait_is_resumed() -> None:
         if number == 1:
             await asyncio.sleep(2 * WAIT_S)
             raise PeerUnavailable("the coordinator was restarted")
-        await ends(put)
+        await ends(request, number, put)
 
     async with listening(coordinator := Coordinator(waits_and_breaks)) as address:
         await generate(address, False)
@@ -138,7 +144,7 @@ async def test_a_text_that_has_begun_goes_on_where_there_is_no_room_at_first() -
         if number == 2:
             raise Overloaded("full", retry_after_ms=HINT_MS)
         assert request.resume_token_ids == (0,)
-        await ends(put)
+        await ends(request, number, put)
 
     async with listening(coordinator := Coordinator(breaks_then_is_full)) as address:
         generation = await generate(address, False)
@@ -146,37 +152,20 @@ async def test_a_text_that_has_begun_goes_on_where_there_is_no_room_at_first() -
     assert coordinator.streams == 3
 
 
-class FullCoordinator(Coordinator):
-    """Refuses the first of all requests before anything is sent, and notes when each came."""
-
-    def __init__(self, refusals: int) -> None:
-        super().__init__(lambda request, number, put: ends(put))
-        self._refusals = refusals
-        self.came: list[float] = []
-
-    @typed_errors
-    async def Generate(self, request: Any, context: Any) -> None:
-        self.came.append(time.monotonic())
-        if len(self.came) <= self._refusals:
-            raise Overloaded("full", retry_after_ms=HINT_MS)
-        await context.write(codec.encode_generate_event(Started(7, (1, 2), "table")))
-        await context.write(codec.encode_generate_event(Finished(FinishReason.LENGTH, "", GenerationStats())))
-
-
 @pytest.mark.parametrize("threads", [False, pytest.param(True, marks=pytest.mark.full)])
 async def test_a_request_without_room_is_asked_again_if_its_client_is_patient(threads: bool) -> None:
-    async with listening(full := FullCoordinator(2)) as address:
+    async with listening(full := Coordinator(ends, refusals=2)) as address:
         await generate(address, threads, overload_wait_s=5)
     first, second, third = full.came
     assert min(second - first, third - second) >= HINT_MS / 1e3, "no sooner than it was told"
 
 
 async def test_a_request_without_room_is_refused_at_once_unless_its_client_is_patient() -> None:
-    async with listening(full := FullCoordinator(1)) as address, AsyncClient(address, timeout_s=10) as client:
+    async with listening(full := Coordinator(ends, refusals=1)) as address, AsyncClient(address) as client:
         with pytest.raises(Overloaded) as caught:
             await client.generate(REQUEST)
         assert caught.value.retry_after_ms == HINT_MS
-        assert len(full.came) == 1
+        assert full.streams == 1
         await client.generate(REQUEST)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -31,60 +30,37 @@ from tests.rpc.harness import background, until
 KEY = new_key()
 
 
-def fifo(file: Path) -> None:
-    os.mkfifo(file)
-
-
-def a_directory(file: Path) -> None:
-    file.mkdir()
-
-
 def a_socket(file: Path) -> None:
     with socket.socket(socket.AF_UNIX) as bound:
         bound.bind(str(file))
 
 
-def zeros_without_end(file: Path) -> None:
-    file.symlink_to("/dev/zero")
-
-
 def too_much(file: Path) -> None:
-    with file.open("wb") as opened:
-        opened.truncate(1 << 40)
+    file.touch()
+    os.truncate(file, 1 << 40)
 
 
-def nothing(file: Path) -> None:
-    """It is deleted."""
-
-
-def a_link_to_itself(file: Path) -> None:
-    file.symlink_to(file)
-
-
-def unreadable(file: Path) -> None:
-    file.touch(mode=0)
-
-
-ODD: dict[Callable[[Path], None], str] = {
-    fifo: "it is a FIFO",
-    a_directory: "it is a directory",
-    a_socket: "No such device",
-    zeros_without_end: "it is a device",
-    too_much: f"a file of at most {MAX_LIVE_BYTES} bytes",
-    nothing: "No such file",
-    a_link_to_itself: "Too many levels of symbolic links",
-    unreadable: "Permission denied",
+ODD: dict[str, tuple[Callable[[Path], object], str]] = {
+    "FIFO": (os.mkfifo, "it is a FIFO"),
+    "directory": (Path.mkdir, "it is a directory"),
+    "socket": (a_socket, "No such device"),
+    "zeros without end": (lambda file: file.symlink_to("/dev/zero"), "it is a device"),
+    "too much": (too_much, f"a file of at most {MAX_LIVE_BYTES} bytes"),
+    "nothing": (lambda file: None, "No such file"),
+    "link to itself": (lambda file: file.symlink_to(file), "Too many levels of symbolic links"),
+    "unreadable": (lambda file: file.touch(mode=0), "Permission denied"),
 }
+"""What may stand in a file's place: how it is made, and what the error says."""
 
 
-def replaced(file: Path, put: Callable[[Path], None]) -> None:
+def replace(file: Path, odd: str) -> None:
     remove(file)
-    put(file)
+    ODD[odd][0](file)
 
 
 def remove(file: Path) -> None:
     if file.is_dir() and not file.is_symlink():
-        shutil.rmtree(file)
+        file.rmdir()
     else:
         file.unlink(missing_ok=True)
 
@@ -106,23 +82,17 @@ def in_time(read: Callable[[], Any]) -> Any:
     return results[0]
 
 
-def skip_what_root_reads(put: Callable[[Path], None]) -> None:
-    if put is unreadable and os.geteuid() == 0:
+@pytest.mark.parametrize("odd", ODD)
+def test_what_is_no_readable_regular_file_is_refused_at_once_by_what_it_is(tmp_path: Path, odd: str) -> None:
+    if odd == "unreadable" and os.geteuid() == 0:
         pytest.skip("root reads every file")
-
-
-@pytest.mark.parametrize("put", ODD, ids=lambda put: put.__name__)
-def test_what_is_no_readable_regular_file_is_refused_at_once_by_what_it_is(
-    tmp_path: Path, put: Callable[[Path], None]
-) -> None:
-    skip_what_root_reads(put)
     file = tmp_path / "f"
-    put(file)
+    replace(file, odd)
     error = in_time(lambda: read_live("api_keys", file, "JSON"))
     assert isinstance(error, InvalidInput)
     assert error.metadata["field"] == "api_keys"
-    assert ODD[put] in error.message
-    replaced(file, lambda file: None)
+    assert ODD[odd][1] in error.message
+    remove(file)
     file.write_bytes(b"{}")
     assert read_live("api_keys", file, "JSON") == b"{}"
 
@@ -140,10 +110,10 @@ def counted() -> Iterator[Callable[[str], float]]:
     metrics.shutdown()
 
 
-@pytest.mark.parametrize("put", [fifo, nothing], ids=lambda put: put.__name__)
+@pytest.mark.parametrize("odd", ["FIFO", "nothing"])
 async def test_keys_stay_and_are_read_again_once_the_file_is_right(
     tmp_path: Path,
-    put: Callable[[Path], None],
+    odd: str,
     counted: Callable[[str], float],
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
@@ -154,7 +124,7 @@ async def test_keys_stay_and_are_read_again_once_the_file_is_right(
     save_keys(ApiKeys(keys=(kept,)), file)
     gate = KeyGate(file)
     async with background(gate.watch()):
-        replaced(file, put)
+        replace(file, odd)
         await until(lambda: counted("api_keys") >= 3, 5)
         assert gate.authenticate(f"Bearer {KEY}").tenant == "alice"
         assert sum("key file not read" in record.message for record in caplog.records) == 1
@@ -173,7 +143,7 @@ async def test_endpoints_stay_and_are_read_again_once_the_file_is_right(
     watch = EndpointWatch([EndpointSource.parse("target.address", f"file:{file}")], told.append)
     async with background(watch.run()):
         await until(lambda: told == [(Endpoint("a:1"),)], 5)
-        replaced(file, fifo)
+        replace(file, "FIFO")
         await until(lambda: counted("endpoints") >= 3, 5)
         remove(file)
         file.write_text("b:2\n")
@@ -191,8 +161,8 @@ def test_certificates_stay_and_are_read_again_once_the_file_is_right(
     files = server_files(ServerSettings(**pair, tls_client_ca=tmp_path / "ca.crt"))
     before = files.read()
     right = (tmp_path / name).read_bytes()
-    for place, put in enumerate((fifo, a_directory, too_much, nothing), start=1):
-        replaced(tmp_path / name, put)
+    for place, odd in enumerate(("FIFO", "directory", "too much", "nothing"), start=1):
+        replace(tmp_path / name, odd)
         for _ in range(2):
             assert in_time(files.read) is before
         assert counted("tls") == 2 * place, "at each connection"

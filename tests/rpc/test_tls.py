@@ -150,12 +150,10 @@ async def test_without_roles_any_certificate_of_the_authority_will_do_and_probes
 @pytest.mark.parametrize(
     ("uris", "role"),
     [
-        (("spiffe://prod.example/paceline/target",), PeerRole.TARGET),
         (("spiffe://prod/paceline/client", "https://example.org/"), PeerRole.CLIENT),
         (("spiffe://prod/paceline/client", "spiffe://prod/paceline/coordinator"), None),
         (("spiffe://prod/paceline/root",), None),
         (("spiffe://prod/ns/x/paceline/coordinator",), None),
-        (("spiffe://prod/paceline/coordinator/more",), None),
         (("spiffe:///paceline/coordinator",), None),
         (("https://prod/paceline/coordinator",), None),
         (("spiffe://prod/paceline/coordinator\n",), None),

@@ -184,12 +184,11 @@ async def test_a_round_repeated_while_its_run_computes_it_is_answered_once(
     ("changes", "rounds"),
     [
         ({"max_length": len(PREFIX) + 3}, 3),
-        ({"max_length": 0}, 256 - len(PREFIX)),
         ({"sampling": SamplingParams(logit_bias=((END, 100.0),)), "end_token_ids": (END,)}, 1),
         ({"sampling": SamplingParams(min_tokens=2, logit_bias=((END, 100.0),)), "end_token_ids": (END,)}, 3),
         ({"sampling": SamplingParams(logit_bias=((END, 100.0),)), "max_length": len(PREFIX) + 4}, 4),
     ],
-    ids=["max_length", "context", "end token", "end token behind min_tokens", "no end token"],
+    ids=["max_length", "end token", "end token behind min_tokens", "no end token"],
 )
 async def test_a_run_ends_early(changes: dict[str, Any], rounds: int) -> None:
     engine = RecordingEngine(SPEC)

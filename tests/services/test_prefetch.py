@@ -367,11 +367,10 @@ async def test_all_prefetches_of_a_round_together_have_as_many_outcomes_as_the_w
     assert (await at.events.of(Verdict, 1)).token_ids == tuple(OWN[1:4])
 
 
-@pytest.mark.parametrize("acceptance", [Acceptance.REJECTION, Acceptance.BLOCK])
-async def test_nothing_is_prefetched_unless_acceptance_is_coupled(acceptance: Acceptance) -> None:
+async def test_nothing_is_prefetched_unless_acceptance_is_coupled() -> None:
     first = sent(PREFIX)
     behind = [Round(1, 5, ROOT, (token,), chain([1, 2])) for token in range(32)]
-    async with paced(acceptance=acceptance) as at:
+    async with paced(acceptance=Acceptance.BLOCK) as at:
         await at.refuses("INVALID_INPUT", "for coupled acceptance only", first, prefetch(first, *behind))
         verdict = await at.verdict(first)
         assert verdict.self_started is None

@@ -198,23 +198,6 @@ async def test_rows_with_logits_are_bounded_and_leave_room_beside_them(monkeypat
     assert len(rows) <= 2 * 149 // 20 + 4, "nobody starves"
 
 
-async def test_running_rounds_are_in_every_step_beside_a_report() -> None:
-    engine = RecordingEngine(TableSpec(vocab=32, seed=3, max_length=2048))
-    prompt = tuple(random.Random(9).choices(range(32), k=1600))
-    async with linked_target(engine, prefill_chunk=64) as events:
-        events.send(target_open(1, (1, 2, 3), max_length=500))
-        round_, rounds = first_round(1, (1, 2, 3)), 0
-        verdict = await verdict_of(events, round_)
-        engine.plans.clear()
-        events.send(target_open(2, prompt, prompt_logprobs=TOP))
-        while not events.has(TargetOpened, 2):
-            round_ = round_.following(verdict.token_ids[0])
-            verdict = await verdict_of(events, round_)
-            rounds += 1
-        assert max(plan.rows for plan in engine.plans) <= 65
-        assert rounds >= len(engine.plans) // 4, "it waited for the chunk that ran, and was in one of the next steps"
-
-
 def test_the_bound_is_bytes_of_logits() -> None:
     assert prompt_logit_rows(151_936) >= 64
     assert prompt_logit_rows(49_152) >= EngineSettings().prefill_chunk

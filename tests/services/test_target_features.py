@@ -156,16 +156,6 @@ async def test_mutants_that_send_other_rows_are_noticed(
         assert misplaced(caller.taken, caller.text) == []
 
 
-async def test_a_lease_sends_rows_of_the_rounds_that_it_starts(target: Events) -> None:
-    caller = Caller(target)
-    caller.open()
-    target.send(caller.round(None, lease=9), urgent=True)
-    for _ in range(10):
-        caller.commit(caller.round(None), await target.of(Verdict, 1))
-    await caller.take_features()
-    assert misplaced(caller.taken, caller.text) == []
-
-
 async def test_a_self_started_round_sends_the_rows_of_its_accepted_path(
     engine: RecordingEngine, target: Events
 ) -> None:
