@@ -97,9 +97,7 @@ def servicer() -> Servicer:
     return Servicer(costs=COSTS)
 
 
-async def test_costs_are_known_with_the_welcome_and_before_the_events_of_their_frame(
-    servicer: Servicer, client: Client
-) -> None:
+async def test_costs_come_with_the_welcome_and_before_their_frames_events(servicer: Servicer, client: Client) -> None:
     assert client.link.costs == COSTS
     servicer.costs = TargetCosts(LINE.scale(2), COSTS.beside, 9, 9, 9)
     seen: list[tuple[TargetEvent, TargetCosts]] = []
@@ -113,9 +111,7 @@ FACTORS = (1.0, 1.02, 1.04, 1.05, 1.06, 1.10, 1.10, 0.5)
 SAID = [False, False, True, False, False, True, False, True]
 
 
-async def test_a_line_is_said_again_when_it_has_moved_since_it_was_said_and_only_then(
-    servicer: Servicer, port: int
-) -> None:
+async def test_a_line_is_said_again_when_it_has_moved_and_only_then(servicer: Servicer, port: int) -> None:
     said: list[bool] = []
     async with raw_stream(port) as stream:
         await stream.write(hello_frame())
@@ -144,7 +140,7 @@ async def test_mutant_lines_that_are_said_always_or_never_are_noticed(
 ) -> None:
     monkeypatch.setattr(cost_messages, "changed_lines", mutant)
     with pytest.raises(AssertionError):
-        await test_a_line_is_said_again_when_it_has_moved_since_it_was_said_and_only_then(servicer, port)
+        await test_a_line_is_said_again_when_it_has_moved_and_only_then(servicer, port)
 
 
 async def test_every_link_is_told_whatever_the_others_were(port: int) -> None:
@@ -224,9 +220,7 @@ async def test_malformed_costs_beside_a_welcome_cost_no_link() -> None:
         assert client.link.costs == TargetCosts()
 
 
-async def test_of_an_old_peer_nothing_is_known_even_if_a_new_one_was_there_before(
-    servicer: Servicer, port: int
-) -> None:
+async def test_of_an_old_peer_nothing_is_known_even_after_a_new_one(servicer: Servicer, port: int) -> None:
     async with Client(port, reconnect_min_ms=1) as client:
         await client.link.wait_up(10)
         servicer.costs = None

@@ -69,9 +69,7 @@ async def test_open_and_round_are_answered_in_one_session(servicer: Servicer, cl
         client.send(an_open(session + 1))
 
 
-async def test_events_of_a_frame_are_all_delivered_before_anything_is_written(
-    servicer: Servicer, client: Client
-) -> None:
+async def test_a_frames_events_are_delivered_before_anything_is_written(servicer: Servicer, client: Client) -> None:
     rounds = 0
 
     def answer(event: Any) -> None:
@@ -355,9 +353,7 @@ async def peer_process(*arguments: str) -> AsyncIterator[tuple[asyncio.subproces
         await process.wait()
 
 
-async def test_a_process_that_stops_and_one_that_is_killed_bring_their_links_down_once(
-    servicer: Servicer, port: int
-) -> None:
+async def test_a_process_that_stops_and_is_killed_takes_its_links_down_once(servicer: Servicer, port: int) -> None:
     async with (
         peer_process(str(port)) as (process, its_port),
         Client(its_port, keepalive=Keepalive(time_ms=200, timeout_ms=200)) as watchful,

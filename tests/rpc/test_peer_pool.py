@@ -118,9 +118,7 @@ async def test_what_other_coordinators_have_there_counts() -> None:
     assert address_of(pool.place((1, 2))) == "b"
 
 
-async def test_a_target_of_another_model_is_left_out_until_the_first_is_gone(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_another_models_target_is_left_out_until_the_first_is_gone(caplog: pytest.LogCaptureFixture) -> None:
     one = FakeLink("a")
     pool = pool_of(one, FakeLink("b", model="other"))
     assert {address_of(pool.place((n,))) for n in range(8)} == {"a"}
@@ -308,9 +306,7 @@ async def test_a_question_whose_link_ends_meanwhile_is_not_the_last(
 
 
 @pytest.mark.parametrize("looks", range(6))
-async def test_a_pause_that_ends_between_two_looks_at_the_clock_is_seen(
-    looks: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_pause_that_ends_between_two_looks_is_seen(looks: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each look takes a while, so a refusal ends before, between or behind any two of them."""
     clock = itertools.count()
     monkeypatch.setattr(pool_module, "clock", SimpleNamespace(now=lambda: 0.7e-3 * next(clock)))

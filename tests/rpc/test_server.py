@@ -284,9 +284,7 @@ TLS_CASES = [
 
 
 @pytest.mark.parametrize(("field", "file", "limit"), TLS_CASES)
-async def test_a_wrong_tls_file_is_named_with_what_is_wrong(
-    tls_files: Path, field: str, file: str, limit: str
-) -> None:
+async def test_a_wrong_tls_file_is_named_with_its_fault(tls_files: Path, field: str, file: str, limit: str) -> None:
     right = {"tls_certificate": "cert.pem", "tls_key": "key.pem", "tls_client_ca": "cert.pem"}
     settings = ServerSettings.model_validate(
         {name: tls_files / each for name, each in (right | {field: file}).items()}

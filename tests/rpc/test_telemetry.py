@@ -170,9 +170,7 @@ def test_failed_request_ends_its_round_and_says_why(receiver: Receiver) -> None:
     assert attributes_of(receiver.one("coordinator", NAME))["error.type"] == "PeerUnavailable"
 
 
-def test_a_share_is_sampled_and_every_service_knows_which(
-    receiver: Receiver, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_share_is_sampled_and_all_services_know(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_TRACES_SAMPLER", "parentbased_traceidratio")
     monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", "0.5")
     telemetry.configure("coordinator")
@@ -210,9 +208,7 @@ def test_slow_rounds_are_exported_though_not_sampled_below_their_request(receive
     assert path in receiver.tree()
 
 
-def test_slow_requests_are_exported_with_their_last_rounds(
-    receiver: Receiver, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slow_requests_are_exported_with_last_rounds(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(telemetry, "MOST_HELD", 3)
     request(*[RECORD] * 5, headers=UNSAMPLED, settings=TraceSettings(slow_request_ms=60_000))
     assert receiver.spans == []

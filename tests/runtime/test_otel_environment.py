@@ -23,9 +23,7 @@ both = pytest.mark.parametrize("signal", [TRACES, METRICS], ids=lambda signal: s
         ({"OTEL_EXPORTER_OTLP_ENDPOINT": ""}, False),
     ],
 )
-def test_an_endpoint_asks_for_both_signals(
-    signal: OtelSignal, environment: Mapping[str, str], exported: bool
-) -> None:
+def test_an_endpoint_asks_for_both(signal: OtelSignal, environment: Mapping[str, str], exported: bool) -> None:
     assert signal.is_exported(environment) is exported
 
 
@@ -52,9 +50,7 @@ def test_what_is_not_supported_is_refused_by_name(signal: OtelSignal) -> None:
 
 
 @both
-def test_a_signal_s_own_protocol_comes_first_and_an_empty_one_says_nothing(
-    signal: OtelSignal,
-) -> None:
+def test_a_signal_s_own_protocol_comes_first_and_an_empty_one_says_nothing(signal: OtelSignal) -> None:
     own, common = f"OTEL_EXPORTER_OTLP_{signal.name}_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"
     signal.check_protocol({own: "grpc", common: "http/protobuf"})
     signal.check_protocol({own: "", common: ""})

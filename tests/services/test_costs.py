@@ -186,9 +186,7 @@ def measured_drafter(engine: Engine) -> CostLine:
 
 
 @pytest.mark.parametrize(("measure", "most"), [(measure_engine, 64), (measured_drafter, 32)])
-def test_what_is_loaded_is_measured_and_holds_nothing_afterwards(
-    measure: Callable[[Engine], CostLine], most: int
-) -> None:
+def test_what_is_loaded_is_measured_and_holds_nothing(measure: Callable[[Engine], CostLine], most: int) -> None:
     engine = SimulatedEngine(TableEngine(SPEC), step_ms=1.0, row_ms=0.2)
     line = measure(engine)
     assert [rows for rows, _ in line.points] == [rows for rows in (1, 2, 4, 8, 16, 32, 64) if rows <= most]

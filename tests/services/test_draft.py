@@ -57,9 +57,7 @@ async def test_accepted_rows_are_not_computed_again(
     assert (first.base_length, first.token_ids) == (len(PREFIX) + len(tokens) - computed, tokens[-computed:])
 
 
-async def test_a_tree_holds_the_targets_path_and_is_compacted_after_it(
-    engine: RecordingEngine, draft: Events
-) -> None:
+async def test_a_tree_holds_the_targets_path_and_is_compacted(engine: RecordingEngine, draft: Events) -> None:
     budget = DraftBudget(max_tokens=3, tree_widths=(3, 2))
     tree = await draft.proposal(draft_open(1, PREFIX, budget))
     assert tree.depths == (1,) * 3 + (2,) * 6 + (3,) * 6

@@ -31,9 +31,7 @@ def features(first: int, end: int, session: int = 1, dtype: FeatureType = Featur
     return message
 
 
-async def test_rows_reach_the_drafter_in_order_with_the_commits_of_their_tokens(
-    spy: FeatureSpy, spied: Events
-) -> None:
+async def test_rows_reach_the_drafter_in_order_with_their_commits(spy: FeatureSpy, spied: Events) -> None:
     """Early, lost and repeated ones, too: the spy notes them only if they are of committed tokens."""
     welcome = spied.link.welcome
     assert welcome is not None

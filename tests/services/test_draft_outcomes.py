@@ -112,9 +112,7 @@ async def test_a_commit_between_two_steps_takes_the_branch_as_it_stands(
     assert [plan.rows for plan in engine.plans[1:]] == [1, 1, 1]
 
 
-async def test_a_commit_ends_speculation_within_a_step(
-    engine: RecordingEngine, draft: Events, offer: Proposal
-) -> None:
+async def test_a_commit_ends_speculation_in_a_step(engine: RecordingEngine, draft: Events, offer: Proposal) -> None:
     engine.plans.clear()
     await engine.hold(draft, leaves(offer))
     await draft.handled(commit_of(Outcome(BASE, ROOT, 30), [30], NONE))
@@ -134,7 +132,7 @@ async def test_mutant_prepared_proposals_that_are_sent_after_a_commit_are_notice
 
     monkeypatch.setattr(scheduler.DraftScheduler, "_stop", keeps)
     with pytest.raises(AssertionError):
-        await test_a_commit_ends_speculation_within_a_step(engine, draft, offer)
+        await test_a_commit_ends_speculation_in_a_step(engine, draft, offer)
 
 
 async def test_fan_out_zero_prepares_nothing(draft: Events, offer: Proposal) -> None:

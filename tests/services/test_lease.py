@@ -129,9 +129,7 @@ async def test_a_run_ends_where_its_lease_does_and_a_proposal_goes_on_behind_it(
     assert text[len(PREFIX) :] == OWN[:9]
 
 
-async def test_a_run_goes_on_for_longer_when_one_of_its_rounds_is_sent(
-    engine: RecordingEngine, target: Events
-) -> None:
+async def test_a_run_goes_on_longer_when_its_round_is_sent(engine: RecordingEngine, target: Events) -> None:
     """Sent while the target computes it, or a moment after: then its verdict comes twice."""
     tokens: list[int] = []
     target.send(target_open(1, PREFIX), sent(PREFIX, 2))
@@ -148,9 +146,7 @@ async def test_a_run_goes_on_for_longer_when_one_of_its_rounds_is_sent(
     assert bases == list(range(len(PREFIX), len(PREFIX) + len(bases))), "no round is computed twice"
 
 
-async def test_a_repeated_round_of_a_run_gets_its_verdict_again_without_a_step(
-    engine: RecordingEngine, target: Events
-) -> None:
+async def test_a_repeated_round_of_a_run_is_answered_without_a_step(engine: RecordingEngine, target: Events) -> None:
     target.send(target_open(1, PREFIX), sent(PREFIX, 3))
     run = await run_of(target, PREFIX, 4)
     steps = len(engine.plans)
@@ -165,9 +161,7 @@ async def test_a_repeated_round_of_a_run_gets_its_verdict_again_without_a_step(
     assert drawn([*run, *later]) == OWN[:6], "a run that had ended goes on"
 
 
-async def test_a_round_repeated_while_its_run_computes_it_is_answered_once(
-    engine: RecordingEngine, target: Events
-) -> None:
+async def test_a_round_repeated_in_its_step_is_answered_once(engine: RecordingEngine, target: Events) -> None:
     target.send(target_open(1, PREFIX), sent(PREFIX, 2))
     text = [*PREFIX, *drawn(await run_of(target, PREFIX, 3))]
     await engine.hold(target, sent(text, 1))
@@ -258,9 +252,7 @@ async def test_a_service_that_stops_ends_its_runs_with_the_step_that_runs() -> N
         ),
     ],
 )
-async def test_a_malformed_run_is_refused_and_harms_nobody(
-    changes: dict[str, Any], text: str, target: Events
-) -> None:
+async def test_a_malformed_run_is_refused_and_harms_none(changes: dict[str, Any], text: str, target: Events) -> None:
     await target.open(*(target_open(session, PREFIX) for session in (1, 2)))
     message = pb.Round(session_id=1, base_length=4, accepted_node=-1, committed=[5], **changes)
     raw(target, pb.TargetCommand(round=message))
@@ -285,9 +277,7 @@ def raw(events: Events, message: pb.TargetCommand) -> None:
     writer._encode = encode
 
 
-async def test_sessions_that_are_leased_and_sessions_that_are_sent_share_steps(
-    engine: RecordingEngine, target: Events
-) -> None:
+async def test_leased_sessions_and_sent_ones_share_steps(engine: RecordingEngine, target: Events) -> None:
     rounds = 12
     await target.open(*(target_open(session, PREFIX, noise=NoiseKey(session)) for session in range(1, 5)))
     engine.plans.clear()

@@ -335,9 +335,7 @@ GOOD = {"node": ROOT, "next_token": OWN[0], "token_ids": [1, 2]}
         ({"node": 2, "token_ids": [1] * 64}, "KV rows of the session = 73: must be at most 72"),
     ],
 )
-async def test_a_malformed_prefetch_is_refused_as_a_whole_and_harms_nobody(
-    changes: dict[str, Any], text: str
-) -> None:
+async def test_a_malformed_prefetch_is_refused_whole_and_harms_nobody(changes: dict[str, Any], text: str) -> None:
     bad = {**GOOD, "next_token": wrong(OWN[0]), **changes}
     after, behind = sent([*PREFIX, OWN[0]]), Round(1, 6, ROOT, (OWN[1],), chain([1, 2]))
     async with paced(max_length=8) as at:

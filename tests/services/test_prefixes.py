@@ -132,9 +132,7 @@ async def four_streams_beside_a_prompt(engine: RecordingEngine, tokens: int) -> 
         assert text[3:] == own_tokens((i, 2, 3), len(text) - 3)
 
 
-async def test_a_prompt_of_4000_tokens_delays_four_streams_by_one_chunk_at_most(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_prompt_of_4000_tokens_delays_four_streams_by_a_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = RecordingEngine(LONG)
     arrived: list[tuple[int, int]] = []
     submit = TargetScheduler.submit

@@ -156,9 +156,7 @@ async def test_mutants_that_send_other_rows_are_noticed(
         assert misplaced(caller.taken, caller.text) == []
 
 
-async def test_a_self_started_round_sends_the_rows_of_its_accepted_path(
-    engine: RecordingEngine, target: Events
-) -> None:
+async def test_a_self_started_round_sends_its_accepted_rows(engine: RecordingEngine, target: Events) -> None:
     caller = Caller(target)
     caller.open()
     await target.of(TargetOpened, 1)
@@ -176,9 +174,7 @@ async def test_a_self_started_round_sends_the_rows_of_its_accepted_path(
     assert (misplaced(caller.taken, caller.text), caller.accepted) == ([], [0, 2])
 
 
-async def test_a_prefix_that_is_cached_is_computed_again_as_far_as_its_features_are_not_known(
-    target: Events,
-) -> None:
+async def test_a_cached_prefix_is_computed_again_as_far_as_its_features_are_not_known(target: Events) -> None:
     for session, known, reused in ((1, 0, 0), (2, 0, 0), (3, 18, 18), (4, 21, 20)):
         caller = Caller(target, session=session)
         caller.open(features=FeatureRequest(NEED, first_position=known))
@@ -197,9 +193,7 @@ async def test_int8_says_nearly_the_same_in_fewer_bytes(target: Events) -> None:
     assert misplaced(caller.taken, caller.text, within=half_a_step / 100) != []
 
 
-async def test_a_failed_capture_costs_the_rows_and_nothing_else(
-    monkeypatch: pytest.MonkeyPatch, target: Events
-) -> None:
+async def test_a_failed_capture_costs_its_rows_alone(monkeypatch: pytest.MonkeyPatch, target: Events) -> None:
     def broken(work: RoundWork | PrefillWork, verdict: Verdict | None) -> list[int]:
         raise RuntimeError("no rows")
 

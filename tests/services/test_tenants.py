@@ -39,9 +39,7 @@ async def reused_tokens(events: Events, session_id: int, tenant: str) -> int:
 
 
 @pytest.mark.parametrize(("share_prefixes", "others"), [(False, 0), (True, len(PROMPT) - 1)])
-async def test_a_tenant_is_told_of_its_own_prefixes_alone_unless_they_are_shared(
-    share_prefixes: bool, others: int
-) -> None:
+async def test_a_tenant_is_told_of_its_own_prefixes_alone_unless_shared(share_prefixes: bool, others: int) -> None:
     async with linked_target(RecordingEngine(), share_prefixes=share_prefixes) as ann, ann.another() as bob:
         assert await reused_tokens(ann, 1, "ann") == 0
         assert await reused_tokens(bob, 1, "bob") == others
@@ -68,39 +66,25 @@ async def test_a_link_leaves_room_for_the_others(kind: str) -> None:
         await greedy.open(fourth)
 
 
-@pytest.mark.parametrize(("share", "waits"), [(0.5, True), (1.0, False)])
-async def test_a_link_holds_its_share_of_the_rows_and_its_further_sessions_wait(share: float, waits: bool) -> None:
-    async with linked_target(RecordingEngine(LIMITED), max_link_share=share) as greedy, greedy.another() as other:
-        greedy.send(*(target_open(session, (session,), max_length=100) for session in (1, 2, 3)))
-        for session in (1, 2):
-            await greedy.of(TargetOpened, session)
-        await other.open(target_open(1, (9,), max_length=100))
-        waiting = greedy.servicer.scheduler.queue_length
-        assert (waiting, greedy.has(TargetOpened)) == ((1, False) if waits else (0, True))
-        greedy.send(Close(1))
-        await greedy.of(TargetOpened, 3)
-
-
-@pytest.mark.parametrize(("states", "waits"), [(0, False), (50, True)])
-async def test_a_link_s_share_has_its_sessions_states_too(states: int, waits: bool) -> None:
+@pytest.mark.parametrize(
+    ("share", "states", "served"),
+    [(0.5, 0, 2), (1.0, 0, 3), (0.5, 50, 1), (0.1, 0, 1)],
+    ids=["two of three", "all", "each has states, too", "one that alone exceeds the share"],
+)
+async def test_a_link_holds_its_share_of_the_rows_and_its_further_sessions_wait(
+    share: float, states: int, served: int
+) -> None:
     engine = RecordingEngine(LIMITED)
     engine.info = replace(engine.info, session_rows=states)
-    async with linked_target(engine, max_link_share=0.5) as greedy, greedy.another() as other:
-        greedy.send(*(target_open(session, (session,), max_length=100) for session in (1, 2)))
-        await greedy.of(TargetOpened, 1)
+    async with linked_target(engine, max_link_share=share) as greedy, greedy.another() as other:
+        greedy.send(*(target_open(session, (session,), max_length=100) for session in (1, 2, 3)))
+        for session in range(1, 1 + served):
+            await greedy.of(TargetOpened, session)
         await other.open(target_open(1, (9,), max_length=100))
-        assert greedy.has(TargetOpened) is not waits
+        assert (greedy.servicer.scheduler.queue_length, greedy.has(TargetOpened)) == (3 - served, False)
         greedy.send(Close(1))
-        await greedy.of(TargetOpened, 2)
-
-
-async def test_a_session_that_alone_exceeds_the_share_is_served_alone() -> None:
-    async with linked_target(RecordingEngine(LIMITED), max_link_share=0.1) as events:
-        events.send(*(target_open(session, (session,), max_length=100) for session in (1, 2)))
-        await events.of(TargetOpened, 1)
-        assert not events.has(TargetOpened)
-        events.send(Close(1))
-        await events.of(TargetOpened, 2)
+        if served < 3:
+            await greedy.of(TargetOpened, 1 + served)
 
 
 async def order_of_a_flood(flood: int, room: int) -> list[str]:
