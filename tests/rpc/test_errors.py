@@ -8,7 +8,6 @@ from google.rpc import error_details_pb2
 
 from paceline.protocol.errors import (
     Cancelled,
-    Code,
     DeadlineExceeded,
     InternalError,
     InvalidInput,
@@ -40,16 +39,9 @@ def test_status_and_back_keep_every_error(kind: type[PacelineError]) -> None:
     assert retry.retry_delay.ToMilliseconds() == 1500
     again = from_status(status)
     assert again is not None
-    assert (type(again), again.message, again.metadata, again.retry_after_ms) == (
-        kind,
-        error.message,
-        error.metadata,
-        1500,
-    )
-
-
-def test_retry_info_is_absent_unless_it_is_set() -> None:
-    assert len(to_status(Overloaded("full")).details) == 1
+    assert (type(again), again.message, again.metadata) == (kind, error.message, error.metadata)
+    assert again.retry_after_ms == 1500
+    assert len(to_status(kind("no hint")).details) == 1
 
 
 def test_a_strangers_status_is_not_ours() -> None:
@@ -153,8 +145,3 @@ class Status(grpc.RpcError):
 )
 def test_statuses_of_grpc_itself_are_typed(code: grpc.StatusCode, details: str, kind: type[PacelineError]) -> None:
     assert type(from_rpc_error(Status(code, details))) is kind
-
-
-def test_every_code_is_a_grpc_code() -> None:
-    numbers = {code.value[0] for code in grpc.StatusCode}
-    assert {int(code) for code in Code} <= numbers

@@ -61,28 +61,18 @@ def address_of(peer: TargetPeer | DraftPeer | None) -> str | None:
     return None if peer is None else peer.link.address
 
 
-def test_a_prefix_is_remembered_in_whole_blocks() -> None:
-    memory = PrefixMemory()
-    memory.remember("a", PREFIX)
-    memory.remember("b", PREFIX[: BLOCK_TOKENS + 1])
-    assert memory.longest(("a", "b", "c"), PREFIX) == {"a": 3 * BLOCK_TOKENS, "b": BLOCK_TOKENS, "c": 0}
-    other = (7, *PREFIX[1:])
-    assert memory.longest(("a", "b"), other) == {"a": 0, "b": 0}, "a block counts behind the same tokens only"
-
-
-def test_a_prefix_is_its_tenant_s() -> None:
-    memory = PrefixMemory()
+def test_a_tenants_prefix_is_remembered_in_whole_blocks_of_which_the_oldest_are_forgotten() -> None:
+    memory = PrefixMemory(max_blocks=4)
     memory.remember("a", PREFIX, "one")
-    assert memory.longest(("a",), PREFIX, "one") == {"a": 3 * BLOCK_TOKENS}
+    memory.remember("b", PREFIX[: BLOCK_TOKENS + 1], "one")
+    assert memory.longest(("a", "b", "c"), PREFIX, "one") == {"a": 3 * BLOCK_TOKENS, "b": BLOCK_TOKENS, "c": 0}
     assert memory.longest(("a",), PREFIX, "another") == {"a": 0}
-
-
-def test_the_memory_is_bounded_and_forgets_the_oldest() -> None:
-    memory = PrefixMemory(max_blocks=3)
-    memory.remember("a", PREFIX)
-    memory.remember("a", (9,) * BLOCK_TOKENS)
-    assert memory.longest(("a",), (9,) * BLOCK_TOKENS) == {"a": BLOCK_TOKENS}
-    assert memory.longest(("a",), PREFIX) == {"a": 0}
+    other = (7, *PREFIX[1:])
+    assert memory.longest(("a", "b"), other, "one") == {"a": 0, "b": 0}, "a block counts behind the same tokens only"
+    memory.remember("c", other[:BLOCK_TOKENS])
+    memory.remember("c", (9,) * BLOCK_TOKENS)
+    assert memory.longest(("c",), other) == {"c": BLOCK_TOKENS}
+    assert memory.longest(("a",), PREFIX, "one") == {"a": 0}
 
 
 @pytest.mark.parametrize(

@@ -142,11 +142,13 @@ async def test_one_session_with_a_draft_makes_a_step_one_beside_it(engine: Recor
     assert not costs.alone.is_known
 
 
-async def test_lines_are_those_of_the_steps_that_run() -> None:
+async def test_lines_are_those_of_the_steps_that_run_and_who_comes_later_knows_them_at_once() -> None:
     engine = SimulatedEngine(TableEngine(SPEC), step_ms=8.0, row_ms=4.0)
     async with linked_target(engine) as events:
         await opened(events, 1)
         await verdict_of(events, sent(0))
+        async with events.another() as later:
+            assert later.link.costs.alone.ms(1) == pytest.approx(events.link.costs.alone.ms(1), rel=1e-6)
         text = [*PREFIX, *OWN[:1]]
         await verdict_of(events, Round(1, len(text) - 1, ROOT, (text[-1],), chain(OWN[1:8])))
         costs = events.link.costs
@@ -222,18 +224,5 @@ async def test_a_drafts_steps_are_said_with_its_proposals() -> None:
         await events.proposal(Commit(1, Outcome(0, ROOT, token), (token,), 1, DraftBudget(max_tokens=2)))
         assert events.link.costs.queue == 0
         await eventually(lambda: events.servicer.scheduler.costs.line.is_known, "its status has it, too")
-
-
-async def test_a_coordinator_that_comes_later_knows_a_targets_lines_at_once() -> None:
-    async with linked_target(SimulatedEngine(TableEngine(SPEC), step_ms=3.0)) as first:
-        await opened(first, 1)
-        await verdict_of(first, sent(0))
-        async with first.another() as later:
-            assert later.link.costs.alone.ms(1) == pytest.approx(first.link.costs.alone.ms(1), rel=1e-6)
-
-
-async def test_a_coordinator_that_comes_later_knows_a_drafts_line_at_once() -> None:
-    async with linked_draft(SimulatedEngine(TableEngine(SPEC), step_ms=3.0)) as first:
-        await first.proposal(draft_open(1, PREFIX, DraftBudget(max_tokens=4)))
-        async with first.another() as later:
-            assert later.link.costs.line.ms(1) >= 3.0
+        async with events.another() as later:
+            assert later.link.costs.line.ms(1) >= 3.0, "who comes later knows it at once"
