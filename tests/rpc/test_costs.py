@@ -12,14 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.costs.cost_line import MAX_POINTS, CostLine
-from paceline.costs.service_costs import (
-    Costs,
-    DraftCosts,
-    DrafterLine,
-    TargetCosts,
-    changed_lines,
-    merge_costs,
-)
+from paceline.costs.service_costs import Costs, DraftCosts, DrafterLine, TargetCosts, changed_lines, merge_costs
 from paceline.protocol import codec
 from paceline.protocol.errors import InvalidInput
 from paceline.protocol.handshake import MAX_DRAFTERS, MAX_FRAME_BYTES

@@ -116,26 +116,21 @@ def test_a_self_started_rounds_parts_are_cut_at_its_start(receiver: Receiver) ->
     assert length_ms(verify) == pytest.approx(11.5, abs=1e-3)
 
 
-def test_clients_trace_is_continued_with_its_vendors_state(receiver: Receiver) -> None:
-    request(RECORD, headers={"traceparent": PARENT, "tracestate": "one=1, two=2"})
+def test_a_clients_trace_and_its_vendors_state_go_on_and_to_what_the_request_causes(receiver: Receiver) -> None:
+    telemetry.configure("coordinator")
+    with telemetry.start_request(NAME, {"traceparent": PARENT, "tracestate": "one=1, two=2"}) as trace:
+        sent = dict(telemetry.outgoing())
+        trace.start_round().finish(RECORD, time.perf_counter())
+        trace.describe({"gen_ai.usage.output_tokens": 3})
+    assert telemetry.outgoing() == ()
+    telemetry.shutdown()
     root = receiver.one("coordinator", NAME)
+    assert sent == {"traceparent": f"00-{TRACE_ID}-{root.span_id.hex()}-01", "tracestate": "one=1,two=2"}
+    assert attributes_of(root)["gen_ai.usage.output_tokens"] == 3
     assert (root.trace_id.hex(), root.parent_span_id.hex()) == (TRACE_ID, SPAN_ID)
     round_ = receiver.one("coordinator", "round")
     assert root.trace_state == round_.trace_state == "one=1,two=2"
     assert (root.flags, round_.flags) == (0x301, 0x101), "the one's parent is in another process"
-
-
-def test_what_a_request_causes_elsewhere_carries_its_context_on(receiver: Receiver) -> None:
-    telemetry.configure("gateway")
-    headers = {"traceparent": PARENT, "tracestate": "one=1"}
-    with telemetry.start_request(NAME, headers) as trace:
-        sent = dict(telemetry.outgoing())
-        trace.describe({"gen_ai.usage.output_tokens": 3})
-    assert telemetry.outgoing() == ()
-    telemetry.shutdown()
-    root = receiver.one("gateway", NAME)
-    assert sent == {"traceparent": f"00-{'a' * 32}-{root.span_id.hex()}-01", "tracestate": "one=1"}
-    assert attributes_of(root)["gen_ai.usage.output_tokens"] == 3
 
 
 @pytest.mark.parametrize(

@@ -21,11 +21,7 @@ COORDINATOR = pytest.param(["coordinator", "--target", "h:1", "--model"], marks=
     ("arguments", "code", "text"),
     [
         (["target_service", "-tp", "0"], 2, "tensor_parallel_size = 0"),
-        (
-            ["draft_service", "--drafter", "model:/", "--engine", "llama"],
-            2,
-            "engine = 'llama': must be auto",
-        ),
+        (["draft_service", "--drafter", "model:/", "--engine", "llama"], 2, "engine = 'llama': must be auto"),
         (
             ["draft_service", "--drafter", "model:mtp", "--target-model", "table:vocab=32", "--port", "0"],
             1,

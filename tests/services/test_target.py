@@ -11,15 +11,7 @@ from paceline.protocol.sampling import NoiseKey, SamplingParams
 from paceline.protocol.target import Round, TargetOpened, Verdict
 from paceline.sampling.distribution import row_logprobs
 from tests.services.expected import next_token, own_tokens
-from tests.services.harness import (
-    LAW,
-    Events,
-    RecordingEngine,
-    chain,
-    first_round,
-    target_open,
-    verdict_of,
-)
+from tests.services.harness import LAW, Events, RecordingEngine, chain, first_round, target_open, verdict_of
 
 PREFIX = (1, 2, 3, 4, 5)
 OWN = own_tokens(PREFIX, 24)
