@@ -55,15 +55,18 @@ class Service:
         most_calls: int = MAX_CALLS,
     ) -> None:
         self.servicer = servicer or Servicer()
-        self._add = register or self._add_target
-        self.loading = asyncio.Event()
-        self.stop = asyncio.Event()
+        self.loading, self.stop = asyncio.Event(), asyncio.Event()
         self.running: list[RunningServer] = []
-        self.task = asyncio.create_task(
-            run_server(
-                settings, self._register, [NAME], self.stop, on_drain, self.running.append, most_calls=most_calls
-            )
-        )
+
+        async def load(server: grpc.aio.Server) -> None:
+            await self.loading.wait()
+            if register is None:
+                pb_grpc.add_TargetServiceServicer_to_server(self.servicer, server)
+            else:
+                register(server)
+
+        serving = run_server(settings, load, [NAME], self.stop, on_drain, self.running.append, most_calls=most_calls)
+        self.task = asyncio.create_task(serving)
 
     @property
     def port(self) -> int:
@@ -71,13 +74,6 @@ class Service:
 
     def channel(self) -> grpc.aio.Channel:
         return channel_to(self.port)
-
-    async def _register(self, server: grpc.aio.Server) -> None:
-        await self.loading.wait()
-        self._add(server)
-
-    def _add_target(self, server: grpc.aio.Server) -> None:
-        pb_grpc.add_TargetServiceServicer_to_server(self.servicer, server)
 
 
 @asynccontextmanager

@@ -193,13 +193,6 @@ async def test_a_mixed_lease_goes_on_with_what_was_prefetched_and_without(at: Pa
     assert not at.events.has(Verdict)
 
 
-async def test_a_mixed_lease_is_for_coupled_acceptance() -> None:
-    async with paced(acceptance=Acceptance.REJECTION) as at:
-        (first, *_) = along(OWN[:6])
-        text = "lease = 9: must be 0 while a draft works, but for coupled acceptance"
-        await at.refuses("INVALID_INPUT", text, replace(first, proposal=None, lease=9, drafting=True))
-
-
 async def test_what_was_prefetched_before_the_prefix_is_computed_is_started() -> None:
     first, second = rounds = along(OWN[:6])
     async with unopened() as at:
@@ -365,10 +358,11 @@ async def test_all_prefetches_of_a_round_together_have_as_many_outcomes_as_the_w
     assert (await at.events.of(Verdict, 1)).token_ids == tuple(OWN[1:4])
 
 
-async def test_nothing_is_prefetched_unless_acceptance_is_coupled() -> None:
+async def test_prefetches_and_mixed_leases_are_for_coupled_acceptance() -> None:
     first = sent(PREFIX)
     behind = [Round(1, 5, ROOT, (token,), chain([1, 2])) for token in range(32)]
     async with paced(acceptance=Acceptance.BLOCK) as at:
+        await at.refuses("INVALID_INPUT", "lease = 9: must be 0", replace(first, lease=9, drafting=True))
         await at.refuses("INVALID_INPUT", "for coupled acceptance only", first, prefetch(first, *behind))
         verdict = await at.verdict(first)
         assert verdict.self_started is None
