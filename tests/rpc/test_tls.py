@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -164,11 +164,11 @@ def test_a_certificate_has_a_role_or_none(uris: tuple[str, ...], role: PeerRole 
     assert role_in(uris) is role
 
 
-REFUSED_CALLERS = {
-    "no certificate": "PEER_DID_NOT_RETURN_A_CERTIFICATE",
-    "another authority": "CERTIFICATE_VERIFY_FAILED: unable to get local issuer certificate",
-    "expired": "CERTIFICATE_VERIFY_FAILED: certificate has expired",
-    "plaintext": "WRONG_VERSION_NUMBER",
+REFUSED_CALLERS: dict[str, tuple[Callable[[Pki, int], PeerSettings], str]] = {
+    "no certificate": (lambda pki, port: pki.peer(port, None), "PEER_DID_NOT_RETURN_A_CERTIFICATE"),
+    "another authority": (lambda pki, port: pki.peer(port, "foreign"), "unable to get local issuer certificate"),
+    "expired": (lambda pki, port: pki.peer(port, "expired"), "certificate has expired"),
+    "plaintext": (lambda pki, port: PeerSettings(address=f"127.0.0.1:{port}"), "WRONG_VERSION_NUMBER"),
 }
 
 
@@ -179,45 +179,34 @@ async def test_a_caller_that_the_handshake_refuses(
     uri = PeerRole.COORDINATOR.uri()
     pki.certify("foreign", uri, authority=Authority.create("another CA"))
     pki.certify("expired", uri, **past())
-    settings = {
-        "no certificate": pki.peer(port, None),
-        "another authority": pki.peer(port, "foreign"),
-        "expired": pki.peer(port, "expired"),
-        "plaintext": PeerSettings(address=f"127.0.0.1:{port}"),
-    }[case]
-    error = await refusal_of(settings)
+    settings, reason = REFUSED_CALLERS[case]
+    error = await refusal_of(settings(pki, port))
     assert isinstance(error, PeerUnavailable)
     assert f"target at 127.0.0.1:{port}: it hung up while connecting" in error.message
     assert "tls_client_ca" in error.message
     async with linked(pki.peer(port)) as link:
         assert await link.wait_up(10) == WELCOME, "the next one is served"
     assert "Handshake failed with error SSL_ERROR_SSL: error:" in (log := capfd.readouterr().err)
-    assert REFUSED_CALLERS[case] in log
+    assert reason in log
 
 
-UNTRUSTED_SERVERS = {
-    "another authority": "its certificate is of no authority in this side's tls_ca",
-    "expired": "its certificate has expired",
-    "another role": "its certificate lacks the DNS name that is expected of it",
-    "plaintext": "it does not speak TLS",
-}
-
-
-@pytest.mark.parametrize("case", UNTRUSTED_SERVERS)
-async def test_a_server_that_the_handshake_refuses(pki: Pki, case: str) -> None:
-    name = PeerRole.TARGET.server_name
-    pki.certify("foreign", hosts=[name], authority=Authority.create("another CA"))
-    pki.certify("expired", hosts=[name], **past())
-    served = {
-        "another authority": pki.server("foreign"),
-        "expired": pki.server("expired"),
-        "another role": pki.server("draft"),
-        "plaintext": ServerSettings(),
-    }[case]
-    async with service(served) as running:
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("foreign", "its certificate is of no authority in this side's tls_ca"),
+        ("expired", "its certificate has expired"),
+        ("draft", "its certificate lacks the DNS name that is expected of it"),
+        ("", "it does not speak TLS"),
+    ],
+)
+async def test_a_server_that_the_handshake_refuses(pki: Pki, name: str, reason: str) -> None:
+    hosts = [PeerRole.TARGET.server_name]
+    pki.certify("foreign", hosts=hosts, authority=Authority.create("another CA"))
+    pki.certify("expired", hosts=hosts, **past())
+    async with service(pki.server(name) if name else ServerSettings()) as running:
         error = await refusal_of(pki.peer(running.port))
     assert type(error) is UntrustedPeer
-    assert f"target at 127.0.0.1:{running.port}: {UNTRUSTED_SERVERS[case]}" in error.message
+    assert f"target at 127.0.0.1:{running.port}: {reason}" in error.message
 
 
 def test_a_coordinator_expects_roles_of_its_peers_once_it_shows_a_certificate(tmp_path: Path) -> None:
