@@ -166,8 +166,11 @@ def test_a_certificate_has_a_role_or_none(uris: tuple[str, ...], role: PeerRole 
 
 REFUSED_CALLERS: dict[str, tuple[Callable[[Pki, int], PeerSettings], str]] = {
     "no certificate": (lambda pki, port: pki.peer(port, None), "PEER_DID_NOT_RETURN_A_CERTIFICATE"),
-    "another authority": (lambda pki, port: pki.peer(port, "foreign"), "unable to get local issuer certificate"),
-    "expired": (lambda pki, port: pki.peer(port, "expired"), "certificate has expired"),
+    "another authority": (
+        lambda pki, port: pki.peer(port, "foreign"),
+        "CERTIFICATE_VERIFY_FAILED: unable to get local issuer certificate",
+    ),
+    "expired": (lambda pki, port: pki.peer(port, "expired"), "CERTIFICATE_VERIFY_FAILED: certificate has expired"),
     "plaintext": (lambda pki, port: PeerSettings(address=f"127.0.0.1:{port}"), "WRONG_VERSION_NUMBER"),
 }
 

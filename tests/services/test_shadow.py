@@ -188,7 +188,7 @@ def check_coupled(text: Text, standings: Standings) -> None:
     ("name", "kind"),
     [
         pytest.param(name, kind, marks=() if (kind == "table") == on_table else pytest.mark.full)
-        for name, on_table in dict(zip(SAMPLINGS, (True, False, True, True, False), strict=True)).items()
+        for name, on_table in zip(SAMPLINGS, (True, False, True, True, False), strict=True)
         for kind in ("table", "tiny transformer")
     ],
 )
