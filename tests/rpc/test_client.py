@@ -123,14 +123,16 @@ async def test_tokens_earn_new_tries_and_every_one_counts(threads: bool) -> None
 
 
 async def test_a_stream_that_breaks_after_a_long_wait_is_resumed() -> None:
+    short_s = 0.1
+
     async def waits_and_breaks(request: GenerateRequest, number: int, put: Put) -> None:
         if number == 1:
-            await asyncio.sleep(2 * WAIT_S)
+            await asyncio.sleep(2 * short_s)
             raise PeerUnavailable("the coordinator was restarted")
         await ends(request, number, put)
 
     async with listening(coordinator := Coordinator(waits_and_breaks)) as address:
-        await generate(address, False)
+        await generate(address, False, resume_wait_s=short_s)
     assert coordinator.streams == 2
 
 

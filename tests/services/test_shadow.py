@@ -69,7 +69,6 @@ SAMPLINGS = {
     "penalised": PENALISED,
     "greedy, penalised": replace(PENALISED, temperature=0.0),
 }
-RULES = [Acceptance.REJECTION, Acceptance.BLOCK]
 
 
 def tiny_engine(disturb: float) -> Engine:
@@ -253,7 +252,7 @@ def by_q_alone(ids: list[int], sampling: SamplingParams) -> Standings:
     return standings
 
 
-@pytest.mark.parametrize("acceptance", RULES)
+@pytest.mark.parametrize("acceptance", [Acceptance.REJECTION, pytest.param(Acceptance.BLOCK, marks=pytest.mark.full)])
 async def test_no_noise_and_no_dropped_token_has_a_say_where_it_may_not(acceptance: Acceptance) -> None:
     sampling = SAMPLINGS["T .8"]
     async with services("table") as (draft, target):
