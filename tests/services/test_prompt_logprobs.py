@@ -76,13 +76,7 @@ WIDE = pytest.mark.skipif(not has_wide_vectors(), reason="this CPU has no vector
 
 @pytest.mark.parametrize(
     "kind",
-    [
-        pytest.param("plain", marks=pytest.mark.full),
-        "reproducible",
-        "static",
-        pytest.param("compiled", marks=WIDE),
-        pytest.param("int8", marks=WIDE),
-    ],
+    ["plain", "reproducible", "static", pytest.param("compiled", marks=WIDE), pytest.param("int8", marks=WIDE)],
 )
 async def test_every_engine_reports_what_transformers_computes(kind: str) -> None:
     engine, direct, prompt = torch_engine(kind)
