@@ -201,22 +201,20 @@ async def test_a_tokenizer_that_cannot_be_loaded_is_a_defect_of_one_session() ->
     def broken() -> Tokenizer:
         raise RuntimeError("no such file")
 
-    async with linked_target(RecordingEngine(SPEC), grammars=Grammars(broken)) as events:
+    async with linked_target(RecordingEngine(SPEC), max_queue=1, grammars=Grammars(broken)) as events:
         assert (await events.answer(constrained(1), Failure)).reason == "INTERNAL"
+        assert events.servicer.scheduler.waiting == 0
         await is_served(events, target_open(2, PREFIX))
 
 
-@pytest.mark.parametrize("broken", [(WorkerPool, "join"), (threading.Thread, "start")])
-async def test_a_grammar_that_finds_no_thread_keeps_no_place_in_the_queue(
-    monkeypatch: pytest.MonkeyPatch, broken: tuple[type[Any], str]
-) -> None:
+async def test_a_grammar_that_finds_no_thread_keeps_no_place_in_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*args: Any) -> None:
         raise RuntimeError("can't start new thread")
 
     async with linked_target(RecordingEngine(SPEC), max_queue=1, grammars=Grammars(tokenizer)) as events:
         await is_served(events, target_open(9, PREFIX))  # all threads of the service run
         with monkeypatch.context() as limited:
-            limited.setattr(*broken, fails)
+            limited.setattr(WorkerPool, "join", fails)
             assert (await events.answer(constrained(1), Failure)).session_closed
         assert events.servicer.scheduler.waiting == 0
         await is_served(events, constrained(2))
