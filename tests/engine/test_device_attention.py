@@ -44,14 +44,16 @@ class Case:
 
 CASES = {
     "one row each": Case(rows=1),
-    "chains": Case(),
-    "chunks of several tiles": Case(rows=40),
+    "chunks of several tiles, windows": Case(kv_heads=1, rows=17, horizon=9),
     "trees": Case(has_trees=True),
-    "windows": Case(horizon=9),
-    "odd widths, three heads a key head": Case(heads=6, kv_heads=2, width=20),
-    "soft-caps": Case(extras={SOFTCAP: 2.0}),
-    "sinks": Case(extras={SINKS: torch.tensor([0.5, -1.0, 2.0, 3.0], device=DEVICE)}),
+    "windows, soft-caps and sinks, three heads of an odd width a key head": Case(
+        heads=6,
+        width=20,
+        horizon=9,
+        extras={SOFTCAP: 2.0, SINKS: torch.tensor([0.5, -1.0, 2.0, 3.0, 0.0, 1.0], device=DEVICE)},
+    ),
 }
+SMALL = Case(heads=2, kv_heads=1, rows=3)
 
 
 @pytest.fixture(scope="module")
@@ -154,11 +156,11 @@ def test_bfloat16_is_near(kernel: Any) -> None:
 @pytest.mark.parametrize(
     ("name", "case"),
     [
-        ("pages", Case()),
-        ("first", CASES["windows"]),
-        ("end", Case()),
-        ("bits", CASES["trees"]),
-        ("trunk", CASES["trees"]),
+        ("pages", SMALL),
+        ("first", replace(SMALL, horizon=9)),
+        ("end", SMALL),
+        ("bits", replace(SMALL, has_trees=True)),
+        ("trunk", replace(SMALL, has_trees=True)),
     ],
 )
 def test_the_comparison_catches(kernel: Any, monkeypatch: pytest.MonkeyPatch, name: str, case: Case) -> None:

@@ -49,7 +49,7 @@ def free_rows(engine: StaticEngine) -> int:
     return len(engine._pool._free) * PAGE_ROWS
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.full)])
 def test_random_ragged_batches(family: tuple[StaticEngine, tiny.Plain], seed: int) -> None:
     run_writers(*family, seed)
     assert free_rows(family[0]) == family[0].info.max_kv_rows
@@ -85,7 +85,7 @@ def replaying(monkeypatch: pytest.MonkeyPatch) -> Replaying:
 
 def test_a_step_is_a_function_of_its_static_buffers(replaying: Replaying) -> None:
     engine, plain = static(tiny.llama())
-    for seed in (0, 1, 1, 0):
+    for seed in (0, 1, 0):
         run_writers(engine, plain, seed)
     assert replaying.replays >= replaying.graphs > 10
 
@@ -133,9 +133,8 @@ def test_a_step_of_hundreds_of_rows_has_a_graph(replaying: Replaying, rows: int,
     assert (512 in raced_rows) is has_graph
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_trees_that_grow(llama: tuple[StaticEngine, tiny.Plain], seed: int) -> None:
-    check_growth(*llama, seed)
+def test_trees_that_grow(llama: tuple[StaticEngine, tiny.Plain]) -> None:
+    check_growth(*llama, 0)
 
 
 @pytest.mark.parametrize("edge", [1, PAGE_ROWS, 127, 128, 192])
@@ -277,12 +276,6 @@ def test_the_comparison_catches(
     monkeypatch.setattr(f"paceline.engine.cuda.{name}", mutant)
     with pytest.raises(AssertionError, match="Not equal to tolerance"):
         run_writers(*llama, seed=1)
-
-
-def test_a_wrong_engine_is_refused_at_its_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "_pool_rows", _a_key_short)
-    with pytest.raises(Unsupported, match="packed logits differ"):
-        static(tiny.llama(), kernels="torch")
 
 
 @pytest.mark.parametrize("mutant", ["", "rounding", "keys"])

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from paceline.engine import decoder, memory
-from paceline.engine.cpu.fused import fuse_layers
 from paceline.engine.cuda.device import choose_kernels, empty_caches, share_left
 from paceline.engine.cuda.static_engine import StaticEngine
 from paceline.protocol.errors import InvalidInput
@@ -61,27 +60,17 @@ def test_the_plan_of_a_gpu_is_of_the_share(monkeypatch: pytest.MonkeyPatch) -> N
     assert memory._available_bytes(CUDA, settings) == 250
 
 
-@pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What is asked of the device while an engine is built, in order."""
+def test_parts_of_fused_layers_are_given_back_before_the_pool_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     log: list[str] = []
 
-    def noting(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any) -> Any:
-            log.append(name)
-            return function(*args)
+    def noting(owner: Any, name: str) -> None:
+        own = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *args: (log.append(name), own(*args))[1])
 
-        return call
-
-    monkeypatch.setattr(decoder, "empty_caches", noting("empty", empty_caches))
-    monkeypatch.setattr(decoder, "fuse_layers", noting("fuse", fuse_layers))
-    monkeypatch.setattr(StaticEngine, "__init__", noting("pool", StaticEngine.__init__))
-    return log
-
-
-def test_parts_of_fused_layers_are_given_back_before_the_pool_is_taken(calls: list[str]) -> None:
+    for owner, name in ((decoder, "empty_caches"), (decoder, "fuse_layers"), (StaticEngine, "__init__")):
+        noting(owner, name)
     tiny.static(tiny.random_model(tiny.llama()), kv_bytes=1 << 20)
-    assert calls == ["fuse", "empty", "pool"]
+    assert log == ["fuse_layers", "empty_caches", "__init__"]
 
 
 def test_caches_are_emptied_of_what_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,22 +83,17 @@ def test_caches_are_emptied_of_what_is_gone(monkeypatch: pytest.MonkeyPatch) -> 
     assert log == ["collect", "empty"]
 
 
-@pytest.fixture
-def no_collection() -> Iterator[None]:
-    gc.disable()
-    yield
-    gc.enable()
-
-
-@pytest.mark.usefixtures("no_collection")
 @pytest.mark.parametrize("in_a_cycle", [False, True])
 def test_an_engine_that_nobody_holds_is_gone_at_once(in_a_cycle: bool) -> None:
     engine = tiny.static(tiny.random_model(tiny.llama()), kv_bytes=1 << 20)
     if in_a_cycle:  # a mutant
         engine._ledger._blocks._release = partial(lambda whole, block: whole._pool.release(block.page), engine)
     alive = weakref.ref(engine._pool.rows)
+    gc.disable()
     del engine
-    assert (alive() is not None) is in_a_cycle
+    is_alive = alive() is not None
+    gc.enable()
+    assert is_alive is in_a_cycle
 
 
 @pytest.fixture
@@ -134,12 +118,9 @@ def test_kernels_follow_from_how_shapes_grow(flags: Callable[[], tuple[bool, boo
         assert flags() == expected
 
 
-@pytest.mark.parametrize(("settings", "static", "grow"), [({}, False, True), ({}, True, False)])
-def test_engines_say_whether_their_shapes_grow(
-    monkeypatch: pytest.MonkeyPatch, settings: dict[str, object], static: bool, grow: bool
-) -> None:
+def test_engines_say_whether_their_shapes_grow(monkeypatch: pytest.MonkeyPatch) -> None:
     notes: list[bool] = []
     monkeypatch.setattr(decoder, "choose_kernels", lambda device, *, shapes_grow: notes.append(shapes_grow))
-    model = tiny.random_model(tiny.llama())
-    tiny.static(model, kv_bytes=1 << 20) if static else tiny.build(model)
-    assert notes == [grow]
+    for static in (False, True):
+        tiny.build(tiny.random_model(tiny.llama()), kv_bytes=1 << 20, static=static)
+    assert notes == [True, False]

@@ -28,7 +28,7 @@ from paceline.engine.transformer import TransformerEngine
 from paceline.engine.weights import load_decoder
 from paceline.models.resolve import resolve
 from paceline.protocol.errors import Unsupported
-from paceline.protocol.proposal import ROOT, Acceptance, Proposal, SparseDistribution
+from paceline.protocol.proposal import ROOT, Acceptance, Proposal
 from paceline.protocol.sampling import NoiseKey, SamplingParams
 from paceline.protocol.session import SessionSpec
 from paceline.protocol.target import Round
@@ -38,7 +38,7 @@ from paceline_training.corpus import Role, Row
 from paceline_training.text_pass import learned_logits
 from target_service.verifier import verify
 from tests.engine import tiny
-from tests.engine.families import CONTEXT, REFUSED, SERVED, WINDOW, Family, named, table
+from tests.engine.families import CONTEXT, REFUSED, SERVED, Family, named, table
 from tests.engine.parallel.ranks import run_ranks
 from tests.engine.parallel.test_parallel_engine import share_of
 from tests.engine.test_growth import check_growth
@@ -93,9 +93,7 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return loaded(request.param, tmp_path_factory.mktemp("checkpoint"))
 
 
-@pytest.fixture(scope="module", params=CORE, ids=lambda family: family.name)
-def core(request: pytest.FixtureRequest) -> ServedFamily:
-    return loaded(request.param)
+OF_THE_CORE = pytest.mark.parametrize("served", CORE, indirect=True, ids=lambda family: family.name)
 
 
 def greedy(engine: Engine) -> list[int]:
@@ -180,44 +178,29 @@ def test_sampled_text_is_that_of_plain_forward_passes(served: ServedFamily) -> N
         assert speculated(served.engine, text, propose) == text
 
 
-def test_rejection_and_block_draw_what_plain_forward_passes_do(core: ServedFamily) -> None:
-    tokens = (*PROMPT, *(t + 1 for t in PROMPT))
-    support = SparseDistribution((3, 40, 96), (0.5, 0.25, 0.25))
-    proposal = Proposal(1, (40, 96), (0.25, 0.25), supports=(support, support))
-    core.engine.open(1, CONTEXT)
-    logits = step(core.engine, StepItem(1, 0, (*tokens, 40, 96), logit_rows=(19, 20, 21)))
-    core.engine.close(1)
-    rows = np.stack([core.plain.logits([*tokens, *path]) for path in ((), (40,), (40, 96))])
-    round_ = Round(1, 19, ROOT, tokens[-1:], proposal)
-    for acceptance in (Acceptance.REJECTION, Acceptance.BLOCK):
-        spec = SessionSpec(PROMPT, len(PROMPT), SamplingParams(temperature=0.9), NoiseKey(11), acceptance)
-        mine, theirs = verify(logits, spec, round_), verify(rows, spec, round_)
-        assert mine.token_ids == theirs.token_ids
-        assert mine.target_probabilities == pytest.approx(theirs.target_probabilities, rel=1e-3)
-
-
+@OF_THE_CORE
 @pytest.mark.parametrize("compiled", [True, False], ids=["few keys", "many keys"])
-def test_trees_grow_lose_branches_and_become_trunk(core: ServedFamily, compiled: bool) -> None:
-    few, row_decoder = core.engine.few_keys, core.engine.row_decoder
+def test_trees_grow_lose_branches_and_become_trunk(
+    served: ServedFamily, monkeypatch: pytest.MonkeyPatch, compiled: bool
+) -> None:
     if not compiled:
-        core.engine.few_keys, core.engine.row_decoder = 0, None
-    try:
-        check_growth(core.engine, core.plain, 1)
-    finally:
-        core.engine.few_keys, core.engine.row_decoder = few, row_decoder
+        monkeypatch.setattr(served.engine, "few_keys", 0)
+        monkeypatch.setattr(served.engine, "row_decoder", None)
+    check_growth(served.engine, served.plain, 1)
 
 
-def test_sessions_share_rows_of_every_width(core: ServedFamily) -> None:
+@OF_THE_CORE
+def test_sessions_share_rows_of_every_width(served: ServedFamily) -> None:
     tokens = tuple(range(3, 43))
     prefix = Prefix(tokens, len(tokens))
     for reused in (0, 39):
-        assert core.engine.open(1, CONTEXT, prefix) == reused
-        logits = step(core.engine, StepItem(1, reused, tokens[reused:], logit_rows=(len(tokens) - reused - 1,)))
-        core.plain.assert_row(logits[0], tokens)
-        core.engine.close(1)
+        assert served.engine.open(1, CONTEXT, prefix) == reused
+        logits = step(served.engine, StepItem(1, reused, tokens[reused:], logit_rows=(len(tokens) - reused - 1,)))
+        served.plain.assert_row(logits[0], tokens)
+        served.engine.close(1)
 
 
-@pytest.mark.parametrize("name", ["Mistral 7B v0.1", "Llama 4", "Gemma 2", "gpt-oss"])
+@pytest.mark.parametrize("name", ["Llama 4", "Gemma 2", "gpt-oss"])
 def test_static_steps_know_it_all(name: str) -> None:
     engine, plain = pair(name, static=True)
     assert isinstance(engine, StaticEngine)
@@ -257,30 +240,31 @@ def test_windows_are_reproducible(name: str) -> None:
     assert (rows[0] == rows[1]).all()
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("Gemma 2", "attention with softcap"),
-        ("DeepSeek-V3, R1, Kimi K2", "keys and values, or layers, of different shapes"),
-        ("DeepSeek-V3.2", "attention with indices"),
-    ],
-)
-def test_what_reproducible_mode_does_not_know_is_refused(name: str, message: str) -> None:
-    with pytest.raises(Unsupported, match=f"in reproducible mode: {message}"):
-        built(named(name), reproducible=True)
+REPRODUCIBLE, STATIC, RANKS = {"reproducible": True}, {"static": True}, {"ranks": 1}
 
 
 @pytest.mark.parametrize(
-    ("name", "message"),
+    ("name", "settings", "message"),
     [
-        ("Mistral 7B v0.1", "sliding windows or chunks"),
-        ("MiMo-V2-Flash", "sliding windows"),
-        ("DeepSeek-V3.2", "an index of keys"),
+        ("Gemma 2", REPRODUCIBLE, "in reproducible mode: attention with softcap"),
+        ("DeepSeek-V3, R1, Kimi K2", REPRODUCIBLE, "mode: keys and values, or layers, of different shapes"),
+        ("DeepSeek-V3.2", REPRODUCIBLE, "in reproducible mode: attention with indices"),
+        ("LFM 2", REPRODUCIBLE, "Lfm2ForCausalLM in reproducible mode: recurrent layers"),
+        ("LFM 2", STATIC, "in steps of few shapes: recurrent layers"),
+        ("DeepSeek-V3.2", STATIC, "DeepseekV32ForCausalLM in steps of few shapes: an index of keys"),
+        ("LFM 2", RANKS, "recurrent layers with 1 ranks: one process only"),
+        ("Mistral 7B v0.1", RANKS, "sliding windows or chunks with 1 ranks: one process only"),
+        ("MiMo-V2-Flash", RANKS, "sliding windows.*: one process only"),
+        ("DeepSeek-V3.2", RANKS, "an index of keys.*: one process only"),
     ],
 )
-def test_what_ranks_do_not_know_is_refused(name: str, message: str) -> None:
-    with pytest.raises(Unsupported, match=f"{message}.*: one process only"):
-        run_ranks(1, lambda group: share_of(tiny.random_model(named(name).config()), group), lambda group: None)
+def test_what_other_engines_do_not_know_is_refused(name: str, settings: dict[str, Any], message: str) -> None:
+    model = tiny.random_model(named(name).config())
+    with pytest.raises(Unsupported, match=message):
+        if settings is RANKS:
+            run_ranks(1, lambda group: share_of(model, group), lambda group: None)
+        else:
+            tiny.build(model, SETTINGS, **settings)
 
 
 def test_a_draft_is_trained_on_the_attention_it_will_have() -> None:
@@ -464,13 +448,3 @@ def test_the_self_check_and_the_texts_catch(monkeypatch: pytest.MonkeyPatch, nam
     with pytest.raises(AssertionError):
         for seed in range(2):
             check_growth(mutant.engine, mutant.plain, seed)
-
-
-def test_horizons_are_what_the_models_masks_say() -> None:
-    for name, lengths in (("Mistral 7B v0.1", [WINDOW]), ("Gemma 2", [WINDOW, 0]), ("DeepSeek-V3, R1, Kimi K2", [0])):
-        horizons = [kind.horizon for kind in loaded(named(name)).engine.attention.kinds]
-        assert [0 if each is None else each.size for each in horizons] == lengths
-    chunks = loaded(named("Llama 4")).engine.attention.kinds[0].horizon
-    assert chunks == Horizon(8, is_chunked=True)
-    assert chunks[[0, 7, 8, 15, 16]].tolist() == [0, 0, 8, 8, 16]
-    assert Horizon(3)[[0, 2, 3, 9]].tolist() == [0, 0, 1, 7]

@@ -14,23 +14,26 @@ from paceline.engine.interface import StepItem
 from paceline.protocol.errors import Unsupported
 from tests.engine import tiny
 from tests.engine.families import CHOOSING, CHOSEN, CONTEXT, named
-from tests.engine.test_families import SETTINGS, ServedFamily, built, loaded
+from tests.engine.test_families import SETTINGS, ServedFamily, loaded
 from tests.engine.test_states import SETTINGS as LONG
 from tests.engine.test_states import SPECS, check_texts, longer
 from tests.engine.tiny import TOLERANCE, chain, step
 
-IN_EVERY_RUN = ("DeepSeek-V3.2", "GLM-5")
+IN_EVERY_RUN = (("DeepSeek-V3.2", "T 0.8"), ("GLM-5", "greedy"))
 
 
-@pytest.mark.parametrize("spec", SPECS.values(), ids=list(SPECS))
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param(each.name, marks=() if each.name in IN_EVERY_RUN else pytest.mark.full) for each in CHOOSING],
+    ("name", "spec"),
+    [
+        pytest.param(each.name, spec, marks=() if (each.name, spec) in IN_EVERY_RUN else pytest.mark.full)
+        for each in CHOOSING
+        for spec in SPECS
+    ],
 )
-def test_texts_are_those_of_forward_passes(name: str, spec: Any) -> None:
+def test_texts_are_those_of_forward_passes(name: str, spec: str) -> None:
     model = tiny.random_model(longer(named(name)).config())
     plain = tiny.Plain(model)
-    check_texts(ServedFamily(tiny.transformer(model, LONG), model, plain), spec)
+    check_texts(ServedFamily(tiny.transformer(model, LONG), model, plain), SPECS[spec])
 
 
 def check_equal_scores() -> None:
@@ -83,11 +86,6 @@ def test_few_rows_choose_few_keys_while_they_are_checked() -> None:
     with index.choosing_few(model, 2):
         assert indexer.index_topk == 2
     assert indexer.index_topk == CHOSEN
-
-
-def test_steps_of_few_shapes_refuse_an_index_by_name() -> None:
-    with pytest.raises(Unsupported, match="DeepseekV32ForCausalLM in steps of few shapes: an index of keys"):
-        built(named("DeepSeek-V3.2"), static=True)
 
 
 def test_layers_without_the_index_that_their_type_promises_are_refused() -> None:
