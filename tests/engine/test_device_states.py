@@ -52,7 +52,7 @@ SEEN = (
     *(pytest.param(name, marks=pytest.mark.full) for name in ("Mistral 7B v0.1", "Gemma 2")),
     pytest.param("gpt-oss", marks=[_NO_GRAPH, pytest.mark.full]),
 )
-"""Several streams; a base of another name; in full windows, soft-caps and sinks, which states have nothing to do with."""
+"""Several streams; a base of another name; in full windows, soft-caps and sinks."""
 Differ = pytest.raises(AssertionError, match="Not equal to tolerance")
 
 

@@ -189,9 +189,8 @@ def _text(engine: Engine, step: Callable[[StepPlan, Draw], Any], sampling: Sampl
     return tokens
 
 
-@pytest.mark.parametrize(
-    ("degree", "static"), [(2, True), (2, False), pytest.param(4, False, marks=pytest.mark.full)]
-)
+@pytest.mark.parametrize("degree", [2, pytest.param(4, marks=pytest.mark.full)])
+@pytest.mark.parametrize("static", [False, True])
 def test_ranks_write_the_text_of_one_engine_and_send_a_few_bytes_a_token(degree: int, static: bool) -> None:
     engine, _ = tiny.engine_and_plain(four_heads())
     written, sent = in_parallel(
