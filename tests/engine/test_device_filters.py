@@ -133,8 +133,7 @@ def plausible_rows(rows: int, vocab_size: int, seed: int = 6) -> Row:
 
 
 @pytest.mark.parametrize(
-    "card",
-    [pytest.param(card, marks=pytest.mark.full if card in FULL_CARDS else ()) for card in CARDS],
+    "card", [pytest.param(card, marks=pytest.mark.full if card in FULL_CARDS else ()) for card in CARDS]
 )
 def test_a_row_is_hardly_ever_read_whole(card: str) -> None:
     temperature, filters = CARDS[card]

@@ -44,10 +44,7 @@ def plan_services(share: Share, monkeypatch: pytest.MonkeyPatch, *services: tupl
 @pytest.mark.parametrize("share", [share_left, others_count])
 def test_a_target_and_a_draft_on_one_gpu_start_in_any_order(monkeypatch: pytest.MonkeyPatch, share: Share) -> None:
     target, draft = (0.6, 300), (0.3, 50)
-    plans = [
-        plan_services(share, monkeypatch, target, draft),
-        plan_services(share, monkeypatch, draft, target)[::-1],
-    ]
+    plans = [plan_services(share, monkeypatch, target, draft), plan_services(share, monkeypatch, draft, target)[::-1]]
     assert (plans == [[300, 250], [300, 250]]) is (share is share_left)
     if share is share_left:
         with pytest.raises(InvalidInput, match=r"gpu_memory_utilization = 0.9: must be at most 0.130: of 1000 bytes"):

@@ -17,11 +17,7 @@ from paceline.engine import blocks
 from paceline.engine.cpu.linear import PackedLinear
 from paceline.engine.cpu.row_products import has_wide_vectors
 from paceline.engine.interface import Engine, Logits, Prefix, StepItem, StepPlan
-from paceline.engine.reproducible.shapes import (
-    BUCKET_ROWS,
-    Pass,
-    passes,
-)
+from paceline.engine.reproducible.shapes import BUCKET_ROWS, Pass, passes
 from paceline.protocol.errors import InvalidInput, Unsupported
 from paceline.protocol.proposal import ROOT
 from tests.engine import tiny

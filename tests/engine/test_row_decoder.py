@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pytest
@@ -27,8 +27,6 @@ PROMPTS = ((5, 9, 2, 77, 31, 8), (3, 3, 4), tuple(range(40)))
 TREE = StepItem(0, 6, (11, 12, 13, 14, 15), (ROOT, ROOT, 0, 1, 0), logit_rows=(0, 1, 2, 3, 4))
 CHAIN = chain(1, 3, range(20, 36))
 ALONE = chain(2, 40, (50,))
-
-
 SERVED = (*COMPILED, "qwen coder in eight bits")
 
 
@@ -52,15 +50,10 @@ def logits_of(engine: TransformerEngine, steps: Sequence[Sequence[StepItem]]) ->
     return rows
 
 
-@pytest.mark.parametrize("family", sorted(tiny.FAMILIES))
-def test_known_models_are_compiled_and_no_others(family: str) -> None:
-    assert isinstance(engine_of(family).row_decoder, RowDecoder) == (family in COMPILED)
-
-
 @pytest.mark.parametrize("family", SERVED)
 def test_bits_are_those_of_the_layers(family: str) -> None:
     engine = engine_of(family)
-    assert engine.row_decoder is not None
+    assert isinstance(engine.row_decoder, RowDecoder)
     steps = ((TREE, CHAIN, ALONE), (StepItem(2, 41, (1, 2), logit_rows=(1,)),))
     compiled = logits_of(engine, steps)
     engine.row_decoder = None
@@ -78,9 +71,8 @@ def test_bits_do_not_depend_on_threads_or_on_the_rows_and_sessions_beside(family
     np.testing.assert_array_equal(np.concatenate(logits_of(engine, one_by_one)), together[1])
 
 
-@pytest.mark.parametrize("family", COMPILED)
-def test_bits_do_not_depend_on_how_a_text_is_cut_into_steps(family: str) -> None:
-    engine, text = engine_of(family), tuple(range(60))
+def test_bits_do_not_depend_on_how_a_text_is_cut_into_steps() -> None:
+    engine, text = engine_of("qwen2"), tuple(range(60))
     whole = tiny.read(engine, text)
     for cuts in ((1,) * 60, (13, 20, 1, 26)):
         engine.open(7, 60)
@@ -92,27 +84,16 @@ def test_bits_do_not_depend_on_how_a_text_is_cut_into_steps(family: str) -> None
 def test_no_rotary_module_is_asked_for_positions_that_no_session_reaches() -> None:
     """A module whose frequencies move past the trained length would give other angles for all of them."""
     model, trained = tiny.random_model(tiny.llama()), 40
-    model.model.rotary_emb.register_forward_pre_hook(_refuse_beyond(trained), with_kwargs=True)
+
+    def refuse_beyond(_: object, arguments: Sequence[torch.Tensor], named: Mapping[str, torch.Tensor]) -> None:
+        positions = named["position_ids"] if "position_ids" in named else arguments[1]
+        assert int(positions.max()) < trained, "asked past the trained length"
+
+    model.model.rotary_emb.register_forward_pre_hook(refuse_beyond, with_kwargs=True)
     engine = tiny.transformer(model, max_model_len=trained)
     engine.open(1, trained)
     step(engine, chain(1, 0, range(33)))
     step(engine, chain(1, 33, range(7)))
-
-
-def _refuse_beyond(trained: int) -> Callable[..., None]:
-    def hook(module: object, arguments: Sequence[torch.Tensor], named: Mapping[str, torch.Tensor]) -> None:
-        positions = named["position_ids"] if "position_ids" in named else arguments[1]
-        assert int(positions.max()) < trained, "asked past the trained length"
-
-    return hook
-
-
-def test_logits_are_wanted_of_some_rows_or_of_none() -> None:
-    engine = engine_of("llama")
-    some = StepItem(1, 3, CHAIN.token_ids, logit_rows=(2, 15))
-    (every,), (few,) = logits_of(engine, ((CHAIN,),)), logits_of(engine, ((some,),))
-    np.testing.assert_array_equal(few, every[[2, 15]])
-    assert logits_of(engine, ((StepItem(1, 3, CHAIN.token_ids),),))[0].shape == (0, tiny.VOCAB)
 
 
 def test_a_compiled_step_that_is_wrong_is_refused_at_start_up(monkeypatch: pytest.MonkeyPatch) -> None:
