@@ -17,72 +17,42 @@ CHOSEN = 6
 """Keys that a row of a tiny model attends to, if it chooses them."""
 CONTEXT = 64
 _SHAPE: dict[str, Any] = {
-    "vocab_size": tiny.VOCAB,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": CONTEXT,
-    "initializer_range": 0.3,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
+    "vocab_size": tiny.VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": CONTEXT,
+    "initializer_range": 0.3, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
 _HYBRID = {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"]}
 _SHARING = {
-    "sliding_window": WINDOW,
-    "num_hidden_layers": 4,
-    "layer_types": ["sliding_attention", "full_attention"] * 2,
-    "num_kv_shared_layers": 2,
-    "vocab_size_per_layer_input": tiny.VOCAB,
-    "hidden_size_per_layer_input": 8,
-}
+    "sliding_window": WINDOW, "num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "num_kv_shared_layers": 2, "vocab_size_per_layer_input": tiny.VOCAB, "hidden_size_per_layer_input": 8,
+}  # fmt: skip
 _LATENT = {
-    "num_key_value_heads": 4,
-    "q_lora_rank": 16,
-    "kv_lora_rank": 16,
-    "qk_nope_head_dim": 8,
-    "qk_rope_head_dim": 8,
+    "num_key_value_heads": 4, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8,
     "v_head_dim": 12,
-}
+}  # fmt: skip
 _EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 16}
 _ROUTED = {**_EXPERTS, "n_routed_experts": 4, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1}
 _DELTA = {
-    "layer_types": ["linear_attention", "full_attention"],
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "linear_key_head_dim": 8,
-    "linear_value_head_dim": 8,
-}
+    "layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8, "linear_value_head_dim": 8,
+}  # fmt: skip
 _STATE_SPACE = {
-    "mamba_n_heads": 4,
-    "mamba_d_head": 16,
-    "mamba_d_state": 8,
-    "mamba_n_groups": 2,
-    "mamba_chunk_size": 16,
-}
+    "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_n_groups": 2, "mamba_chunk_size": 16,
+}  # fmt: skip
 _FIRST_STATE_SPACE = {"state_size": 4, "tie_word_embeddings": False}
 _SHORT = {"layer_types": ["conv", "full_attention"]}
 _SHARED_EXPERTS = {**_EXPERTS, "num_experts": 4, "shared_expert_intermediate_size": 16}
 _SMALL_GPT = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": CONTEXT}
-
 _INDEX: dict[str, Any] = {
     "index_topk": CHOSEN,
     "index_n_heads": 16,  # so that a key hardly ever has no score in all of them
     "index_head_dim": 16,
     "pad_token_id": None,  # whose embedding is 0, and so every score of such a row
 }
-
 _VISION = {
-    "hidden_size": 16,
-    "intermediate_size": 16,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "image_size": 28,
+    "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28,
     "patch_size": 14,
-}
+}  # fmt: skip
 
 WINDOWS, SOFTCAP, SINKS = "windows", "soft-cap", "sinks"
 CHUNKS, LATENT, UNEVEN = "chunks", "latent attention", "layers of different shapes"
