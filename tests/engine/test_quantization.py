@@ -47,11 +47,16 @@ def rounded(model: PreTrainedModel) -> PreTrainedModel:
 def test_logits_are_those_of_the_rounded_model_and_of_a_draft_in_the_fast_dtype() -> None:
     model, text = target(), (3, 1, 4, 1, 5, 9, 20, 21)
     plain, exact = tiny.Plain(rounded(model)), tiny.Plain(model)
-    logits = tiny.read(engine_of(model), text)
+    engine, draft = engine_of(model), engine_of(model, "none", dtype="fast")
+    logits = tiny.read(engine, text)
     for end, row in enumerate(logits, start=1):
         plain.assert_row(row, text[:end])
         assert np.abs(row - exact.logits(text[:end])).max() > 10 * tiny.TOLERANCE, "nothing was rounded"
-    np.testing.assert_array_equal(tiny.read(engine_of(model, "none", dtype="fast"), text), logits)
+    np.testing.assert_array_equal(tiny.read(draft, text), logits)
+    own, others = engine.info.fingerprint, engine_of(model, "none").info.fingerprint
+    assert (own.model, others.model) == ("tiny#int8", "tiny")
+    assert own.numeric != others.numeric
+    assert (own.tokenizer, own.vocab_size) == (others.tokenizer, others.vocab_size)
 
 
 @pytest.mark.parametrize("part", ["scale", "bias"])
@@ -68,13 +73,6 @@ def test_a_quantised_engine_that_is_wrong_is_refused_at_start_up(part: str, monk
     monkeypatch.setattr(row_products.PanelLinear, "__init__", wrong)
     with pytest.raises(Unsupported, match="packed logits differ from its own"):
         engine_of(target())
-
-
-def test_both_fingerprints_keep_it_apart_from_the_whole_model() -> None:
-    whole, quantised = (engine_of(target(), kind).info.fingerprint for kind in ("none", "int8"))
-    assert (whole.model, quantised.model) == ("tiny", "tiny#int8")
-    assert whole.numeric != quantised.numeric
-    assert (whole.tokenizer, whole.vocab_size) == (quantised.tokenizer, quantised.vocab_size)
 
 
 @pytest.mark.parametrize(
@@ -110,13 +108,10 @@ def test_a_cpu_without_wide_vectors_is_refused(monkeypatch: pytest.MonkeyPatch) 
         engine_of(target())
 
 
-def test_ranks_are_refused() -> None:
+def test_ranks_and_tables_are_refused() -> None:
+    with pytest.raises(InvalidInput, match="quantization = 'int8': must be none: a table has no weights"):
+        load_engine("table:vocab=9", EngineSettings(quantization="int8"))
     group: Any = type("TwoRanks", (), {"size": 2, "rank": 0})()
     settings = EngineSettings(threads=1, quantization="int8")
     with pytest.raises(PacelineError, match="quantization = int8 with tensor_parallel_size = 2"):
         build_share(target(), TableTokenizer(tiny.VOCAB, None), settings, "tiny", group, torch.device("cpu"))
-
-
-def test_a_table_is_refused() -> None:
-    with pytest.raises(InvalidInput, match="quantization = 'int8': must be none: a table has no weights"):
-        load_engine("table:vocab=9", EngineSettings(quantization="int8"))

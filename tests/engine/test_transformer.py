@@ -91,31 +91,24 @@ def run_writers(engine: Engine, plain: tiny.Plain, seed: int) -> None:
     assert engine.kv_rows == 0
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.full) for seed in (1, 2))])
 def test_random_ragged_batches(family: tuple[Engine, tiny.Plain], seed: int) -> None:
     run_writers(*family, seed)
-
-
-def kv_bytes(engine: TransformerEngine) -> int:
-    """Bytes of the tensors of sessions and shared blocks."""
-    rows = sum(kv.capacity for kv in engine._kv.values()) + engine.cached_rows
-    return rows * engine._kv_shape.row_bytes
 
 
 def test_a_session_holds_what_it_reserved(llama: tuple[Engine, tiny.Plain]) -> None:
     engine, plain = llama
     assert isinstance(engine, TransformerEngine)
     tokens = random.Random(2).choices(range(tiny.VOCAB), k=200)
-    before = kv_bytes(engine)
     engine.open(1, 200)
-    reserved = kv_bytes(engine)
-    assert reserved - before == 200 * tiny.ROW_BYTES
     for base in (0, 100):
         logits = step(engine, chain(1, base, tokens[base : base + 100]))
+        (kv,) = engine._kv.values()
+        assert kv.capacity * engine._kv_shape.row_bytes == 200 * tiny.ROW_BYTES
     plain.assert_row(logits[99], tokens)
-    assert kv_bytes(engine) == reserved
     engine.close(1)
-    assert kv_bytes(engine) == before
+    assert not engine._kv
+    assert not engine.cached_rows
 
 
 def test_the_budget_in_rows_follows_bytes() -> None:

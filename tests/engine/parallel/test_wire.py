@@ -9,6 +9,7 @@ import pytest
 
 from paceline.engine.interface import Draw, StepItem, StepPlan
 from paceline.engine.parallel import wire
+from paceline.engine.parallel.group import INLINE_INTS
 from paceline.engine.parallel.wire import Beat, CloseCommand, Command, Open, StepCommand, Stop, decode, encode
 from paceline.protocol.proposal import ROOT, Acceptance, Proposal, SparseDistribution
 from paceline.protocol.sampling import NoiseKey
@@ -37,12 +38,7 @@ def test_every_command_comes_back_as_it_was(command: Command) -> None:
     ints = encode(command)
     assert ints.dtype == np.int64
     assert decode(ints) == command
-
-
-def test_a_lone_session_s_round_fits_into_the_first_broadcast() -> None:
-    from paceline.engine.parallel.group import INLINE_INTS
-
-    assert encode(STEP).size < 200 < INLINE_INTS
+    assert ints.size < 200 < INLINE_INTS, "a lone session's round fits into the first broadcast"
 
 
 def test_a_field_that_has_no_layout_is_named_at_once() -> None:
