@@ -13,7 +13,7 @@ import torch
 
 from paceline.engine import checks, decoder
 from paceline.engine.cuda import attention, buckets
-from paceline.engine.cuda.buckets import PAGE_ROWS, groups_of, length_bucket
+from paceline.engine.cuda.buckets import PAGE_ROWS, groups_of
 from paceline.engine.cuda.graphs import MAX_GRAPHS, GraphRunner, StepRunner
 from paceline.engine.cuda.kernels import TORCH
 from paceline.engine.cuda.pages import PagePool
@@ -50,8 +50,9 @@ def free_rows(engine: StaticEngine) -> int:
 
 
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.full)])
-def test_random_ragged_batches(family: tuple[StaticEngine, tiny.Plain], seed: int) -> None:
+def test_random_ragged_batches_and_trees_that_grow(family: tuple[StaticEngine, tiny.Plain], seed: int) -> None:
     run_writers(*family, seed)
+    check_growth(*family, seed)
     assert free_rows(family[0]) == family[0].info.max_kv_rows
 
 
@@ -131,10 +132,6 @@ def test_a_step_of_hundreds_of_rows_has_a_graph(replaying: Replaying, rows: int,
     draw_together(engine, 64, 5)
     raced_rows = {shape.raced_rows for shape in replaying._bodies}
     assert (512 in raced_rows) is has_graph
-
-
-def test_trees_that_grow(llama: tuple[StaticEngine, tiny.Plain]) -> None:
-    check_growth(*llama, 0)
 
 
 @pytest.mark.parametrize("edge", [1, PAGE_ROWS, 127, 128, 192])
@@ -234,11 +231,9 @@ def test_items_share_a_shape_only_with_their_like() -> None:
     items = [item(100, 5), item(5000, 3), item(120, 1), item(30, 100), item(1600, 2), item(1700, 2)]
     assert [group.items for group in groups_of(items)] == [(1, 4, 5), (0, 2), (3,)]
     assert [group.shape.sessions for group in groups_of(items)] == [4, 2, 1]
-    lengths = [length_bucket(rows) for rows in (1, 128, 129, 192, 193, 256, 257, 385, 1537)]
-    assert lengths == [128, 128, 192, 192, 256, 256, 384, 512, 2048]
-    many = [item(20_000 + session, 1) for session in range(9)]
-    assert [len(group.items) for group in groups_of(many)] == [2, 2, 2, 2, 1]
-    assert {group.shape.length * group.shape.sessions for group in groups_of(many)} <= {24_576, 49_152}
+    many = groups_of([item(20_000 + session, 1) for session in range(9)])
+    assert [len(group.items) for group in many] == [2, 2, 2, 2, 1]
+    assert {group.shape.length * group.shape.sessions for group in many} <= {24_576, 49_152}
 
 
 def _write_one_too_far(self: PagePool, session: int, rows: Any) -> Any:

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 
 from paceline.engine import decoder, hidden_states
 from paceline.engine.cuda import static_engine
@@ -21,7 +20,7 @@ from paceline.engine.cuda.graphs import host_buffer
 from paceline.engine.cuda.static_engine import StaticEngine
 from paceline.engine.features import FeatureSource
 from paceline.engine.hidden_states import KeptStates, States, capture_states
-from paceline.engine.interface import Logits, Ranking, StepItem, StepPlan
+from paceline.engine.interface import Ranking, StepItem, StepPlan
 from paceline.engine.transformer import TransformerEngine
 from paceline.protocol.features import EMBEDDING, FINAL, FeatureNeed, FeatureOffer
 from paceline.protocol.sampling import NoiseKey
@@ -41,6 +40,7 @@ NEEDS = {
     6: FeatureNeed((FINAL, 1)),
 }
 """By session; 3 and 5 want none. 0 to 3 write chains and trees, those of 4 and 5 grow, 6 has a prompt."""
+OTHERS = {0: FeatureNeed((2,)), 1: FeatureNeed((FINAL, 0)), 6: FeatureNeed((EMBEDDING,))}
 SESSIONS = range(7)
 MANY = 100
 """Rows of a chunk of which there is no graph."""
@@ -121,11 +121,9 @@ def opened(engine: StaticEngine | TransformerEngine, context: int, needs: dict[i
 
 
 def rankings(plan: StepPlan) -> list[Ranking | None]:
-    """Of most items."""
-    return [
-        Ranking(NoiseKey(3), 0.8, tuple(range(len(item.logit_rows)))) if item.session != 1 else None
-        for item in plan.items
-    ]
+    """Of all items but session 1's."""
+    every = [Ranking(NoiseKey(3), 0.8, tuple(range(len(item.logit_rows)))) for item in plan.items]
+    return [None if item.session == 1 else each for item, each in zip(plan.items, every, strict=True)]
 
 
 @pytest.mark.parametrize("family", SEEN)
@@ -146,14 +144,12 @@ def test_a_model_whose_layers_are_not_found_offers_none(monkeypatch: pytest.Monk
         engine.step(plan)
 
 
-def logits_of(engine: StaticEngine, needs: dict[int, FeatureNeed]) -> list[Logits]:
-    opened(engine, tiny.CONTEXT, needs)
-    return [rows.copy() for plan in plans(0) for rows in engine.step(plan)]
-
-
 def test_logits_are_the_same_bits() -> None:
-    engine = static()
-    for one, same in zip(logits_of(engine, NEEDS), logits_of(engine, {}), strict=True):
+    engine, logits = static(), []
+    for needs in (NEEDS, {}):
+        opened(engine, tiny.CONTEXT, needs)
+        logits.append([rows.copy() for plan in plans(0) for rows in engine.step(plan)])
+    for one, same in zip(*logits, strict=True):
         np.testing.assert_array_equal(one, same)
 
 
@@ -179,9 +175,6 @@ class OneForAll(Noting):
 def replayed(monkeypatch: pytest.MonkeyPatch, runner: Noting) -> Beside:
     monkeypatch.setattr(decoder, "runner_for", lambda device, *, graphs: runner)
     return Beside(static(), eager())
-
-
-OTHERS = {0: FeatureNeed((2,)), 1: FeatureNeed((FINAL, 0)), 6: FeatureNeed((EMBEDDING,))}
 
 
 def test_graphs_write_what_is_watched_into_buffers_that_stay(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -291,31 +284,24 @@ class OfTheSessionBefore(KeptStates):
         super().take_packed(StepPlan(tuple(sorted(plan.items, key=lambda item: -item.session))), states)
 
 
-@pytest.mark.parametrize("mutant", [a_layer_further, the_layer_before])
-def test_the_comparison_notices_other_layers(mutant: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("mutant", [a_layer_further, the_layer_before, RowsFurther, OfTheSessionBefore])
+def test_the_comparison_notices(mutant: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     both = Beside(static(), eager())
-    monkeypatch.setattr(static_engine, "capture_states", mutant)
-    with Differ:
-        both.run()
-
-
-@pytest.mark.parametrize("mutant", [RowsFurther, OfTheSessionBefore])
-def test_the_comparison_notices_other_rows(mutant: type[KeptStates]) -> None:
-    both = Beside(static(), eager())
-    both.static._states = mutant()
+    if isinstance(mutant, type):
+        both.static._states = mutant()
+    else:
+        monkeypatch.setattr(static_engine, "capture_states", mutant)
     with Differ:
         both.run()
 
 
 def test_rows_of_half_precision_are_as_the_layers_have_them() -> None:
     """bfloat16: what the ragged engine keeps, up to the rounding of other products."""
-    made = tiny.static(model_of("llama").to(torch.bfloat16), SETTINGS)
-    right = features_of(eager())
-    assert made._static.states.dtype == torch.bfloat16
-    assert np.abs(features_of(made) - right).max() < 0.05 * np.abs(right).max()
-
-
-def features_of(engine: StaticEngine | TransformerEngine) -> NDArray[np.float32]:
-    opened(engine, 40, NEEDS)
-    engine.step(StepPlan((StepItem(0, 0, tuple(range(1, 12))),)))
-    return engine.features(0).copy()
+    own = tiny.static(model_of("llama").to(torch.bfloat16), SETTINGS)
+    assert own._static.states.dtype == torch.bfloat16
+    rows = []
+    for engine in (own, eager()):
+        opened(engine, 40, NEEDS)
+        engine.step(StepPlan((StepItem(0, 0, tuple(range(1, 12))),)))
+        rows.append(engine.features(0).copy())
+    assert np.abs(rows[0] - rows[1]).max() < 0.05 * np.abs(rows[1]).max()

@@ -80,14 +80,6 @@ def test_index_keys_are_part_of_the_budget() -> None:
         assert engine.info.max_kv_rows == SETTINGS.kv_bytes // row_bytes
 
 
-def test_few_rows_choose_few_keys_while_they_are_checked() -> None:
-    model: Any = tiny.random_model(named("GLM-5").config())
-    indexer = model.model.layers[0].self_attn.indexer
-    with index.choosing_few(model, 2):
-        assert indexer.index_topk == 2
-    assert indexer.index_topk == CHOSEN
-
-
 def test_layers_without_the_index_that_their_type_promises_are_refused() -> None:
     """They would be served as another model."""
     model: Any = tiny.random_model(named("DeepSeek-V3, R1, Kimi K2").config())

@@ -90,23 +90,6 @@ def test_parts_draw_what_the_whole_draws(
     np.testing.assert_allclose(found.residual_masses, whole.residual_masses, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("ranks", [2, 3, 5])
-def test_equals_on_both_sides_of_an_edge_go_to_the_lowest_id(temperature: float, ranks: int) -> None:
-    """Exact ties of the race's values: the same score, and noise that gives it no chance to differ."""
-    vocab_size = 24
-    shares = vocabulary_shares(vocab_size, ranks)
-    edge = shares[1].start
-    logits = np.full((1, vocab_size), -INF, np.float32)
-    logits[0, [edge - 1, edge]] = 1.5
-    draw = Draw(Acceptance.COUPLED, temperature, NoiseKey(5), Round(1, BASE, ROOT, (1,)), vocab_size)
-    if temperature == 0:
-        assert drawn_in_parts(draw, logits, ranks).token_ids == (edge - 1,)
-    tied = np.zeros((ranks, 1, 3))
-    tied[:, 0, :2] = [(2.5, share.start + 1) for share in shares]
-    assert combine(draw, tied[::-1], np.empty((ranks, 0, 3))).token_ids == (shares[0].start + 1,)
-
-
 def test_shares_cover_the_vocabulary_in_whole_blocks() -> None:
     for vocab_size, ranks in ((1, 4), (5, 4), (97, 4), (49152, 3), (50257, 8), (24, 7)):
         shares = vocabulary_shares(vocab_size, ranks)
