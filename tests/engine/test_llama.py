@@ -44,11 +44,8 @@ def engine(request: pytest.FixtureRequest) -> LlamaEngine:
     return llama(reproducible=request.param == "alone")
 
 
-def test_random_ragged_batches(engine: LlamaEngine) -> None:
+def test_random_ragged_batches_and_trees_that_grow(engine: LlamaEngine) -> None:
     run_writers(engine, plain(), 0)
-
-
-def test_trees_that_grow(engine: LlamaEngine) -> None:
     for seed in range(2):
         check_growth(engine, plain(), seed)
 
@@ -67,33 +64,20 @@ def test_leaves_without_a_sequence_are_computed_in_turn() -> None:
     assert len(engine._free) == 3
 
 
-def _copies_nothing(self: LlamaContext, source: int, sequence: int, start: int, end: int) -> None:
-    """A new leaf sees nothing of its path."""
-
-
-def _removes_nothing(self: LlamaContext, sequence: int, start: int = 0) -> None:
-    """Rejected rows stay."""
-
-
 def _first_at_hand(self: WavePlanner, row: int, wave: Any) -> int | None:
-    """Any sequence of the session does for a leaf."""
     return next((each for each in self._rows.tips if each not in wave.ends), None)
 
 
-def _position_by_row(self: SessionSequences, row: int) -> int:
-    return row
-
-
-MUTANTS: list[tuple[type, str, Callable[..., Any]]] = [
-    (LlamaContext, "copy", _copies_nothing),
-    (LlamaContext, "remove", _removes_nothing),
-    (WavePlanner, "_sequence_at", _first_at_hand),
-    (SessionSequences, "position", _position_by_row),
-]
+MUTANTS: dict[str, tuple[type, str, Callable[..., Any]]] = {
+    "a new leaf sees nothing of its path": (LlamaContext, "copy", lambda *_: None),
+    "rejected rows stay": (LlamaContext, "remove", lambda *_: None),
+    "any sequence of the session does for a leaf": (WavePlanner, "_sequence_at", _first_at_hand),
+    "positions by row": (SessionSequences, "position", lambda _, row: row),
+}
 
 
 @pytest.mark.parametrize("sessions", [256, 1])
-@pytest.mark.parametrize(("kind", "name", "mutant"), MUTANTS, ids=[name for _, name, _ in MUTANTS])
+@pytest.mark.parametrize(("kind", "name", "mutant"), MUTANTS.values(), ids=MUTANTS)
 def test_the_self_check_catches(
     monkeypatch: pytest.MonkeyPatch, kind: type, name: str, mutant: Callable[..., Any], sessions: int
 ) -> None:
@@ -271,15 +255,15 @@ def test_a_machine_without_a_library_says_how_to_get_one(monkeypatch: pytest.Mon
         llama()
 
 
-@pytest.mark.parametrize(("devices", "folders"), [(0, [b"/builds/b9000"]), (1, [])])
-def test_backends_beside_the_library_are_loaded_where_it_has_none(devices: int, folders: list[bytes]) -> None:
+def test_backends_beside_the_library_are_loaded_where_it_has_none() -> None:
     loads: list[bytes] = []
-    build = SimpleNamespace(
-        ggml_backend_dev_count=lambda: devices,
-        ggml_backend_load_all_from_path=lambda folder: loads.append(folder.value),
-    )
-    capi._load_backends(build, Path("/builds/b9000"))  # type: ignore[arg-type]
-    assert loads == folders
+    for devices in (0, 1):
+        build: Any = SimpleNamespace(
+            ggml_backend_dev_count=lambda devices=devices: devices,
+            ggml_backend_load_all_from_path=lambda folder: loads.append(folder.value),
+        )
+        capi._load_backends(build, Path("/builds/b9000"))
+        assert loads == [b"/builds/b9000"]
 
 
 def test_a_library_of_another_build_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -29,10 +29,11 @@ PROMPT, LENGTH = 100, 150
 """The text crosses the edge of a bucket, and its prompt ends inside a chunk, a block and a tile."""
 # Wide enough that products of different row counts differ in their bits.
 WIDE: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 1536}
-CONFIGS = {
+CONFIGS: dict[str, PreTrainedConfig | None] = {
     "two heads share keys": tiny.llama(**WIDE),
     "one key head": tiny.qwen2(**WIDE),
     "a key head each": tiny.gpt_neox(**WIDE),
+    "llama.cpp": None,
 }
 
 
@@ -144,12 +145,9 @@ def check(engine: Engine, references: Mapping[int, Mapping[int, Logits]], seed: 
 Reference = tuple[Engine, dict[int, dict[int, Logits]]]
 
 
-def referenced(config: PreTrainedConfig, **settings: Any) -> Reference:
-    """An engine, and the logits of every text by its row, computed alone."""
-    return with_reference(tiny.engine_and_plain(config, **settings)[0])
-
-
-def with_reference(engine: Engine) -> Reference:
+def referenced(config: PreTrainedConfig | None, **settings: Any) -> Reference:
+    """An engine, of llama.cpp's where none is ours, and the logits of every text by its row, computed alone."""
+    engine = llama(**settings) if config is None else tiny.engine_and_plain(config, **settings)[0]
     return engine, {i: alone(engine, text) for i, text in enumerate(TEXTS)}
 
 
@@ -160,8 +158,6 @@ def two_share_keys() -> Reference:
 
 @pytest.fixture(scope="module")
 def shared(request: pytest.FixtureRequest, two_share_keys: Reference) -> Reference:
-    if request.param == "llama.cpp":
-        return with_reference(llama(reproducible=True))
     if request.param == "two heads share keys":
         return two_share_keys
     return referenced(CONFIGS[request.param], reproducible=True, reproducible_rows=8)
@@ -174,7 +170,7 @@ def _case(name: str, seed: int) -> Any:
 
 @pytest.mark.parametrize(
     ("shared", "seed"),
-    [_case(name, seed) for name in (*CONFIGS, "llama.cpp") for seed in range(3)],
+    [_case(name, seed) for name in CONFIGS for seed in range(3)],
     indirect=["shared"],
 )
 def test_any_schedule_gives_the_same_bits(shared: Reference, seed: int) -> None:
@@ -209,10 +205,6 @@ def _in_decode_shape(plan: StepPlan, prompt_rows: Mapping[int, int], decode_rows
     return passes(plan, dict.fromkeys(prompt_rows, 0), decode_rows)
 
 
-def _of_the_rows_at_hand(rows: int) -> int:
-    return rows
-
-
 def make_sensitive(patch: pytest.MonkeyPatch) -> None:
     """Make products depend on their number of rows, and attention on its length, visibly."""
     product, attend = PackedLinear.forward, functional.scaled_dot_product_attention
@@ -227,11 +219,6 @@ def make_sensitive(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(functional, "scaled_dot_product_attention", by_length)
 
 
-@pytest.fixture
-def sensitive_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    make_sensitive(monkeypatch)
-
-
 @pytest.fixture(scope="module")
 def sensitive_rows() -> dict[int, dict[int, Logits]]:
     with pytest.MonkeyPatch.context() as patch:
@@ -240,8 +227,9 @@ def sensitive_rows() -> dict[int, dict[int, Logits]]:
 
 
 @pytest.fixture
-def sensitive(sensitive_machine: None, sensitive_rows: dict[int, dict[int, Logits]]) -> Reference:
+def sensitive(monkeypatch: pytest.MonkeyPatch, sensitive_rows: dict[int, dict[int, Logits]]) -> Reference:
     """An engine without any rows of other tests, which may be a mutant's."""
+    make_sensitive(monkeypatch)
     return tiny.engine_and_plain(tiny.llama(**WIDE), reproducible=True)[0], sensitive_rows
 
 
@@ -249,7 +237,8 @@ def test_a_sensitive_machine_is_no_worse(sensitive: Reference) -> None:
     check(*sensitive, 0)
 
 
-def test_ragged_steps_do_not_give_the_same_bits(sensitive_machine: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ragged_steps_do_not_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    make_sensitive(monkeypatch)
     monkeypatch.setattr("paceline.engine.decoder.has_wide_vectors", lambda: False)
     reference = referenced(tiny.llama(**WIDE))
     with pytest.raises(AssertionError, match="Arrays are not equal"):
@@ -262,9 +251,8 @@ def test_compiled_steps_give_the_same_bits_without_fixed_shapes(seed: int) -> No
     check(*referenced(tiny.llama(**WIDE)), seed)
 
 
-def test_a_machine_where_rows_depend_on_their_index_is_refused(
-    sensitive_machine: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_machine_where_rows_depend_on_their_index_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    make_sensitive(monkeypatch)
     monkeypatch.setattr("paceline.engine.reproducible.engine.passes", _unpadded)
     with pytest.raises(Unsupported, match="give different bits"):
         tiny.engine_and_plain(tiny.llama(**WIDE), reproducible=True)
@@ -272,7 +260,7 @@ def test_a_machine_where_rows_depend_on_their_index_is_refused(
 
 @pytest.mark.parametrize(
     ("name", "mutant"),
-    [("passes", _unpadded), ("passes", _in_decode_shape), ("bucket", _of_the_rows_at_hand)],
+    [("passes", _unpadded), ("passes", _in_decode_shape), ("bucket", lambda rows: rows)],
     ids=["unpadded steps", "prompts in decode shape", "attention over the rows at hand"],
 )
 def test_mutants(
@@ -298,7 +286,8 @@ def reopened(engine: Engine, text: Sequence[int]) -> Logits:
     return logits[-1:]
 
 
-def test_output_rows_are_not_taken_for_prompt_rows(sensitive_machine: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output_rows_are_not_taken_for_prompt_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    make_sensitive(monkeypatch)
     config = tiny.llama(**WIDE)
     plain, _ = tiny.engine_and_plain(config, reproducible=True, prefix_reuse=False)
     expected = reopened(plain, TEXTS[1])
@@ -311,17 +300,12 @@ def test_output_rows_are_not_taken_for_prompt_rows(sensitive_machine: None, monk
     assert not np.array_equal(reopened(mutant, TEXTS[1]), expected)
 
 
-def test_a_budget_below_two_sessions_is_refused() -> None:
+def test_a_budget_below_two_sessions_and_kept_trees_are_refused() -> None:
     with pytest.raises(InvalidInput, match="KV rows of kv_bytes = 128: must be at least 256"):
         tiny.engine_and_plain(tiny.llama(), reproducible=True, kv_bytes=255 * ROW_BYTES)
     engine, _ = tiny.engine_and_plain(tiny.llama(), reproducible=True, kv_bytes=260 * ROW_BYTES)
     assert engine.info.max_kv_rows == 256
-
-
-def test_kept_trees_are_refused() -> None:
-    engine, _ = tiny.engine_and_plain(tiny.llama(), reproducible=True)
     engine.open(1, 20)
     step(engine, StepItem(1, 0, (1, 2, 3), (-1, 0, 0)))
     with pytest.raises(InvalidInput, match="no kept trees"):
         step(engine, StepItem(1, 3, (4,), (-1, -1, 1), trunk_length=1))
-    engine.close(1)

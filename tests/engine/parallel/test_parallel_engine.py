@@ -7,6 +7,7 @@ import itertools
 import random
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -134,19 +135,13 @@ def test_ranks_make_the_logits_of_one_engine(family: str, degree: int, static: b
         np.testing.assert_allclose(mine, theirs, atol=tiny.TOLERANCE, rtol=0)
 
 
-def round_weights(model: PreTrainedModel) -> PreTrainedModel:
-    """A model whose weights are those of its bfloat16 files."""
-    for weight in model.parameters():
-        weight.data = weight.data.bfloat16().float()
-    return model
-
-
-@pytest.mark.parametrize("family", ["llama", "gpt_neox"])
-def test_ranks_that_read_bfloat16_serve_in_float32(family: str) -> None:
+def test_ranks_that_read_bfloat16_serve_in_float32() -> None:
     """Also where the check is made: rank 0 converts a layer at a time, and what is rounded on the way would show."""
-    engine = tiny.build(round_weights(tiny.random_model(SHARDED[family]())))
-    together = in_parallel(SHARDED[family], 2, lambda parallel, _: schedule(parallel), torch.bfloat16)
-    for mine, theirs in zip(together, schedule(engine), strict=True):
+    rounded = tiny.random_model(tiny.gpt_neox())
+    for weight in rounded.parameters():
+        weight.data = weight.data.bfloat16().float()
+    together = in_parallel(tiny.gpt_neox, 2, lambda parallel, _: schedule(parallel), torch.bfloat16)
+    for mine, theirs in zip(together, schedule(tiny.build(rounded)), strict=True):
         np.testing.assert_allclose(mine, theirs, atol=tiny.TOLERANCE, rtol=0)
 
 
@@ -271,34 +266,25 @@ def test_shares_have_the_layers_that_make_whole_models_fast() -> None:
         assert counts[0] == counts[1] > 0
 
 
-@pytest.mark.parametrize(
-    ("config", "degree", "kv_heads"), [(tiny.llama, 4, "2 KV heads: 1, 2"), (four_heads, 3, "4 KV heads")]
-)
-def test_a_degree_that_does_not_fit_is_refused(config: Callable[[], Any], degree: int, kv_heads: str) -> None:
-    limit = f"tensor_parallel_size = {degree}: must be a divisor of the model's 4 heads and {kv_heads}"
-    with pytest.raises(InvalidInput, match=limit):
-        in_parallel(config, degree, lambda engine, _: None)
+def test_a_degree_that_does_not_fit_is_refused() -> None:
+    for config, degree, kv_heads in ((tiny.llama, 4, "2 KV heads: 1, 2"), (four_heads, 3, "4 KV heads")):
+        limit = f"tensor_parallel_size = {degree}: must be a divisor of the model's 4 heads and {kv_heads}"
+        with pytest.raises(InvalidInput, match=limit):
+            in_parallel(config, degree, lambda engine, _: None)
 
 
-def test_a_split_that_is_not_built_is_refused() -> None:
-    def leader(group: ThreadRanks) -> None:
-        model = tiny.random_model(four_heads())
-        model._tp_plan = {**model.tp_plan, "model.layers.*.mlp.up_proj": "packed_colwise"}
-        share_of(model, group)
-
-    with pytest.raises(Unsupported, match=r"layers\.0\.mlp\.up_proj is Linear, split packed_colwise"):
-        run_ranks(1, leader, lambda group: None)
-
-
-def test_a_layer_whose_weights_other_code_reads_is_not_split() -> None:
-    model = tiny.random_model(four_heads())
-    mlp: Any = model.model.layers[0].mlp
+def test_splits_that_are_not_built_are_refused() -> None:
+    unknown, read = (tiny.random_model(four_heads()) for _ in range(2))
+    unknown._tp_plan = {**unknown.tp_plan, "model.layers.*.mlp.up_proj": "packed_colwise"}
+    mlp: Any = read.model.layers[0].mlp
     plain = mlp.forward
     mlp.forward = lambda hidden: plain(hidden.to(mlp.up_proj.weight.dtype))
-    with pytest.raises(
-        Unsupported, match=r"layers\.0\.mlp\.up_proj is split colwise, and other code reads its weights"
+    for model, reason in (
+        (unknown, "is Linear, split packed_colwise"),
+        (read, "is split colwise, and other code reads"),
     ):
-        run_ranks(1, lambda group: share_of(model, group), lambda group: None)
+        with pytest.raises(Unsupported, match=rf"layers\.0\.mlp\.up_proj {reason}"):
+            run_ranks(1, partial(share_of, model), lambda group: None)
 
 
 def test_the_first_sum_of_a_group_is_outside_of_any_step(monkeypatch: pytest.MonkeyPatch) -> None:
