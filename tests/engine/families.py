@@ -241,7 +241,6 @@ def named(name: str) -> Family:
 
 
 def table() -> str:
-    """The families as a table of Markdown."""
     rows = ["| family | beside attention to all earlier positions | served |", "|---|---|---|"]
     for family in FAMILIES:
         served = f"refused: {family.why}" if family.refused else "yes"

@@ -25,7 +25,6 @@ def llama_settings(**settings: Any) -> EngineSettings:
 
 
 def llama(file: Path | None = None, **settings: Any) -> LlamaEngine:
-    """An engine of a file, or of the tiny one, checked anew."""
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as home:
         patch.setenv("PACELINE_HOME", home)
         engine = load_engine(str(file or tiny_file()), llama_settings(**settings))
@@ -35,7 +34,6 @@ def llama(file: Path | None = None, **settings: Any) -> LlamaEngine:
 
 @functools.cache
 def tiny_file() -> Path:
-    """A model with the context of the other tiny ones."""
     return gguf_files.write(Path(tempfile.mkdtemp()) / "tiny.gguf", keys={"context_length": tiny.CONTEXT})
 
 
@@ -53,5 +51,4 @@ class PlainLlama(tiny.Plain):
 
 @functools.cache
 def plain() -> tiny.Plain:
-    """The model of `tiny_file`, read whole."""
     return PlainLlama(tiny_file())

@@ -97,13 +97,11 @@ def refusal(kind: Any) -> str:
 
 
 def kinds() -> dict[str, Any]:
-    """The types that are built, and their configurations' classes."""
     every = {kind.model_type: kind for kind in MODEL_FOR_CAUSAL_LM_MAPPING}
     return {name: kind for name, kind in sorted(every.items()) if name not in NOT_BUILT}
 
 
 def listing(refusals: Mapping[str, str]) -> str:
-    """The list of docs/models.md."""
     by_reason: dict[str, list[str]] = {}
     for name, message in refusals.items():
         reason = next(words for pattern, words in _REASONS if re.search(pattern, message)) if message else "served"

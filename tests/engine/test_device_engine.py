@@ -45,7 +45,6 @@ def llama() -> tuple[StaticEngine, tiny.Plain]:
 
 
 def free_rows(engine: StaticEngine) -> int:
-    """Rows of pages that neither a session nor a block holds."""
     return len(engine._pool._free) * PAGE_ROWS
 
 
@@ -78,7 +77,6 @@ class Capturing(Replaying, GraphRunner):
 
 @pytest.fixture
 def replaying(monkeypatch: pytest.MonkeyPatch) -> Replaying:
-    """What runs the steps of the next engines."""
     runner = Capturing()
     monkeypatch.setattr(decoder, "runner_for", lambda device, *, graphs: runner)
     return runner
@@ -170,13 +168,6 @@ def test_trees_of_more_than_a_word_beside_long_chunks(llama: tuple[StaticEngine,
         engine.close(session)
 
 
-def test_bfloat16_is_near() -> None:
-    engine, plain = static(tiny.llama(), torch.bfloat16)
-    tokens = (3, 1, 4, 1, 5, 9, 2, 6)
-    theirs = plain.logits(tokens)
-    assert np.abs(tiny.read(engine, tokens)[-1] - theirs).max() < 0.05 * np.abs(theirs).max()
-
-
 def test_prefixes_are_computed_once_and_every_row_is_accounted_for() -> None:
     engine, plain = static(tiny.llama(), kv_bytes=(20 * PAGE_ROWS + 5) * ROW_BYTES)
     assert engine.info.max_kv_rows == 20 * PAGE_ROWS
@@ -236,27 +227,19 @@ def test_items_share_a_shape_only_with_their_like() -> None:
     assert {group.shape.length * group.shape.sessions for group in many} <= {24_576, 49_152}
 
 
-def _write_one_too_far(self: PagePool, session: int, rows: Any) -> Any:
-    return type(self).rows_before(self, session, rows) + 1  # type: ignore[attr-defined]
-
-
-def _all_of_the_tree(item: StepItem, horizon: Any) -> Any:
-    return np.full((len(item.token_ids), buckets.mask_words(item)), -1)
-
-
 def _a_key_short(inputs: Any, fields: Any, shape: Any, zero_row: int) -> Any:
     held = _pool_rows(inputs, fields, shape, zero_row).view(shape.sessions, -1)
     return held.roll(1, 1).flatten()
 
 
-_pool_rows = attention._pool_rows
+_pool_rows, _rows_of = attention._pool_rows, PagePool.rows_of
 
 
 @pytest.mark.parametrize(
     ("name", "mutant"),
     [
-        ("pages.PagePool.rows_of", _write_one_too_far),
-        ("packing._tree_bits", _all_of_the_tree),
+        ("pages.PagePool.rows_of", lambda *facts: _rows_of(*facts) + 1),
+        ("packing._tree_bits", lambda item, _: np.full((len(item.token_ids), buckets.mask_words(item)), -1)),
         ("attention._pool_rows", _a_key_short),
         ("packing.depths", positions_by_row),
     ],
@@ -265,7 +248,6 @@ _pool_rows = attention._pool_rows
 def test_the_comparison_catches(
     llama: tuple[StaticEngine, tiny.Plain], monkeypatch: pytest.MonkeyPatch, name: str, mutant: Callable[..., Any]
 ) -> None:
-    monkeypatch.setattr(PagePool, "rows_before", PagePool.rows_of, raising=False)
     monkeypatch.setattr(llama[0], "_runner", StepRunner())  # a graph would go on with what it was made of
     monkeypatch.setattr(llama[0], "_kernels", TORCH)
     monkeypatch.setattr(f"paceline.engine.cuda.{name}", mutant)

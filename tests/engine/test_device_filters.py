@@ -216,7 +216,6 @@ FILTERED = SamplingParams(1.5, top_k=30, top_p=0.7, min_p=0.02)
 
 @pytest.fixture
 def replaying_engine(monkeypatch: pytest.MonkeyPatch) -> StaticEngine:
-    """An engine whose shapes run as they ran first, as graphs do."""
     monkeypatch.setattr(decoder, "runner_for", lambda device, *, graphs: Capturing())
     return tiny.static(tiny.random_model(tiny.llama()), kv_bytes=1 << 20, max_num_seqs=1)
 

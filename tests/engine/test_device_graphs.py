@@ -19,8 +19,6 @@ CPU = torch.device("cpu")
 
 
 class FakeCuda:
-    """Notes what is asked of CUDA, in order."""
-
     def __init__(self) -> None:
         self.log: list[str] = []
         self.device = "cuda:0"

@@ -59,15 +59,12 @@ def test_stored_vectors(case: dict[str, Any]) -> None:
     np.testing.assert_allclose(logs, stored, atol=2.0**-20, rtol=2.0**-21)
 
 
-def test_logarithms_at_the_ends_of_the_integers() -> None:
+def test_logarithms_at_the_ends_of_the_integers_and_of_many() -> None:
     edges = np.array([0, 1, 2, 2**24 - 1, 2**24 + 1, 2**31 - 1, 2**31, 2**32 - 257, 2**32 - 2, 2**32 - 1])
     exact = np.log(-np.log1p(-(edges + 0.5) / 2.0**32))
     np.testing.assert_allclose(
         log_exponentials(on_device(edges)).numpy(force=True), exact, atol=2.0**-20, rtol=2.0**-21
     )
-
-
-def test_logarithms_of_many() -> None:
     drawn = words(on_device([counter_of(KEY, 3)]), 60_000)
     exact = np.log(exponentials(KEY, Stream.DRAFT, 3, 60_000).astype(np.float64))
     assert np.abs(log_exponentials(drawn)[0].numpy(force=True) - exact).max() < 2.0**-19
@@ -85,11 +82,9 @@ def kernel() -> Iterator[Any]:
 
 @pytest.fixture(scope="module", params=["torch", "triton"])
 def race(request: pytest.FixtureRequest) -> Race:
-    """Each of the races."""
-    if request.param == "torch":
-        return TORCH.race
-    request.getfixturevalue("kernel")
-    return triton_kernels().race
+    if request.param == "triton":
+        request.getfixturevalue("kernel")
+    return triton_kernels().race if request.param == "triton" else TORCH.race
 
 
 IN_FULL_BY_TRITON = pytest.mark.parametrize(
@@ -283,25 +278,12 @@ def test_verdicts_are_those_of_the_logits(
         engine.close(2)
 
 
-def _counter_off_by_one(key: NoiseKey, position: int, stream: Stream = Stream.DRAFT) -> tuple[int, int, int, int]:
-    return counter_of(key, position + 1, stream)
-
-
-def _seed_words_swapped(key: NoiseKey, position: int, stream: Stream = Stream.DRAFT) -> tuple[int, int, int, int]:
-    counter = counter_of(key, position, stream)
-    return (*counter[:2], counter[3], counter[2])
-
-
-def _always_one(counters: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    return torch.ones((len(counters), vocab_size), dtype=torch.int64, device=counters.device)
-
-
 @pytest.mark.parametrize(
     ("name", "mutant"),
     [
-        ("packing.counter_of", _counter_off_by_one),
-        ("packing.counter_of", _seed_words_swapped),
-        ("noise.words", _always_one),
+        ("packing.counter_of", lambda key, position: counter_of(key, position + 1)),
+        ("packing.counter_of", lambda *facts: tuple(counter_of(*facts)[place] for place in (0, 1, 3, 2))),
+        ("noise.words", lambda counters, vocab_size: torch.ones_like(counters[:, :1]).expand(-1, vocab_size)),
     ],
     ids=["a position too far", "seed words swapped", "no noise"],
 )
@@ -340,29 +322,21 @@ def test_the_kernel_has_the_values_of_the_definition_bit_for_bit(kernel: Any, vo
         assert candidates_[1] == pytest.approx(np.log(np.exp(scores.astype(np.float64)).sum()), abs=1e-5)
 
 
-def test_other_noise_is_refused_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    check_race(DEVICE)
-    monkeypatch.setattr(noise, "ROUNDS", 9)
-    with pytest.raises(Unsupported, match="other noise"):
-        check_race(DEVICE)
-
-
-@pytest.mark.skipif(DEVICE.type != "cpu", reason="a compiled kernel keeps the functions that it was made of")
-@pytest.mark.parametrize(
-    ("name", "mutate"),
-    [
-        ("philox_impl", lambda plain: lambda *words: plain(*words, n_rounds=9)),
-        ("interleave", lambda plain: lambda even, odd: plain(odd, even)),
-    ],
-    ids=["nine rounds", "lanes swapped"],
-)
-def test_other_noise_of_the_kernel_is_refused_at_the_start(
-    kernel: Any, monkeypatch: pytest.MonkeyPatch, name: str, mutate: Callable[..., Any]
-) -> None:
-    check_race(DEVICE, kernel.race_candidates)
-    monkeypatch.setattr(kernel.tl, name, mutate(getattr(kernel.tl, name)))
-    with pytest.raises(Unsupported, match="other noise"):
-        check_race(DEVICE, kernel.race_candidates)
+def test_other_noise_is_refused_at_the_start(kernel: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of nine rounds, or of lanes that are swapped."""
+    philox, interleave, races = kernel.tl.philox_impl, kernel.tl.interleave, (race_candidates, kernel.race_candidates)
+    for race in races:
+        check_race(DEVICE, race)
+    for owner, name, mutant in (
+        (noise, "ROUNDS", 9),
+        (kernel.tl, "philox_impl", lambda *words: philox(*words, n_rounds=9)),
+        (kernel.tl, "interleave", lambda even, odd: interleave(odd, even)),
+    ):
+        if owner is kernel.tl and DEVICE.type != "cpu":
+            continue  # a compiled kernel keeps the functions that it was made of
+        with monkeypatch.context() as patch, pytest.raises(Unsupported, match="other noise"):
+            patch.setattr(owner, name, mutant)
+            check_race(DEVICE, races[owner is kernel.tl])
 
 
 def test_an_engine_attends_and_draws_by_the_kernels(kernel: Any) -> None:

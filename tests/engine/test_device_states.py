@@ -112,7 +112,6 @@ class Beside:
 
 
 def opened(engine: StaticEngine | TransformerEngine, context: int, needs: dict[int, FeatureNeed]) -> None:
-    """Open all sessions anew."""
     for session in SESSIONS:
         engine.close(session)
         engine.open(session, context + 20)
@@ -121,7 +120,6 @@ def opened(engine: StaticEngine | TransformerEngine, context: int, needs: dict[i
 
 
 def rankings(plan: StepPlan) -> list[Ranking | None]:
-    """Of all items but session 1's."""
     every = [Ranking(NoiseKey(3), 0.8, tuple(range(len(item.logit_rows)))) for item in plan.items]
     return [None if item.session == 1 else each for item, each in zip(plan.items, every, strict=True)]
 
@@ -154,8 +152,6 @@ def test_logits_are_the_same_bits() -> None:
 
 
 class Noting(Replaying):
-    """Replays, and notes the shapes that came."""
-
     def __init__(self) -> None:
         super().__init__()
         self.shapes: list[StepShape] = []
@@ -270,8 +266,6 @@ def the_layer_before(model: Any, layers: Sequence[int], out: States) -> Abstract
 
 
 class RowsFurther(KeptStates):
-    """Rows that begin one too late."""
-
     def take(self, session: int, first: int, states: Any, rows: slice) -> None:
         shifted = {layer: each.roll(-1, 0) for layer, each in states.items()}
         super().take(session, first, shifted, rows)

@@ -111,7 +111,6 @@ def greedy(engine: Engine) -> list[int]:
 
 
 def generated(model: Any) -> list[int]:
-    """The greedy text as transformers writes it."""
     prompt, all_seen = torch.tensor([PROMPT]), torch.ones((1, len(PROMPT)), dtype=torch.long)
     limits = {"max_length": LENGTH, "min_length": LENGTH, "eos_token_id": None, "pad_token_id": 0}
     tokens: list[int] = model.generate(prompt, attention_mask=all_seen, do_sample=False, **limits)[0].tolist()
@@ -125,7 +124,6 @@ def test_greedy_text_is_that_of_generate(served: ServedFamily) -> None:
 def sampled(
     plain: tiny.Plain, spec: SessionSpec = SPEC, length: int = LENGTH, prompt: Sequence[int] = PROMPT
 ) -> list[int]:
-    """The text that plain forward passes draw."""
     tokens = list(prompt)
     while len(tokens) < length:
         round_ = Round(1, len(tokens) - 1, ROOT, (tokens[-1],))
@@ -142,7 +140,6 @@ def tree_of(text: Sequence[int], known: int) -> Proposal:
 
 
 def chain_of(text: Sequence[int], known: int) -> Proposal:
-    """What comes, the third token wrong."""
     first, second, third = (*text[known : known + 3], 1, 2, 3)[:3]
     return Proposal(1, (first, second, (third + 1) % tiny.VOCAB), (0.5,) * 3)
 

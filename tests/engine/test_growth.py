@@ -75,7 +75,6 @@ class Grower:
 
 
 def _parents(paths: Sequence[tuple[int, ...]], trunk: int) -> tuple[int, ...]:
-    """The tree's parents, by the paths of all rows."""
     tree = paths[trunk:]
     return tuple(ROOT if len(path) == trunk + 1 else tree.index(path[:-1]) for path in tree)
 

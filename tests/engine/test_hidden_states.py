@@ -102,7 +102,6 @@ def own_states(model: Any, tokens: Sequence[int], need: FeatureNeed = NEED, stre
 
 
 def engine_of(config: PreTrainedConfig, **settings: Any) -> tuple[TransformerEngine, Any]:
-    """An engine, and the same model as transformers made it."""
     return tiny.transformer(tiny.random_model(config), kv_bytes=1 << 22, **settings), tiny.random_model(config).eval()
 
 

@@ -169,7 +169,6 @@ def test_an_unsupported_model_type_is_refused_in_one_sentence(
 
 
 def saved(folder: Path, change: Callable[[dict[str, torch.Tensor]], None], **config: Any) -> str:
-    """A tiny model's folder, its tensors changed."""
     save_with_tokenizer(tiny.random_model(tiny.llama(**config)), folder)
     file = folder / "model.safetensors"
     tensors = load_file(file)

@@ -34,7 +34,6 @@ _IMAGE = 95
 
 
 def holder_of(name: str, text: PreTrainedConfig) -> PreTrainedConfig:
-    """The configuration of a model that holds the text model, its towers small."""
     kind: Any = CONFIG_MAPPING[name]
     towers: dict[str, Any] = {}
     for part in kind().sub_configs.keys() - {"text_config"}:

@@ -28,8 +28,6 @@ def llama() -> tuple[Engine, tiny.Plain]:
 
 @dataclass
 class Writer:
-    """A session that takes random steps and remembers what it must hold."""
-
     session: int
     random: random.Random
     kept: list[int] = field(default_factory=list)

@@ -120,7 +120,6 @@ class Plain:
         return row
 
     def assert_row(self, row: Logits, history: Sequence[int]) -> None:
-        """Refuse an engine's logits of the token after `history` that are others."""
         assert row.shape == (self._width,)
         assert row.dtype == np.float32
         np.testing.assert_allclose(row, self.logits(history), atol=TOLERANCE, rtol=0)

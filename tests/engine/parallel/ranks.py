@@ -17,16 +17,12 @@ WAIT_S = 60.0
 
 
 class _Table:
-    """Where the ranks put what they bring to one call."""
-
     def __init__(self, size: int) -> None:
         self.met = threading.Barrier(size, timeout=WAIT_S)
         self.brought: list[Any] = [None] * size
 
 
 class ThreadRanks(RankGroup):
-    """Ranks that are threads."""
-
     def __init__(self, rank: int, size: int, table: _Table) -> None:
         self.rank, self.size = rank, size
         self._table = table

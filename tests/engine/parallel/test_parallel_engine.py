@@ -152,7 +152,6 @@ TOKENS = 40
 def drawn_text(
     engine: ParallelEngine | StaticEngine, sampling: SamplingParams = WARM, tokens: int = TOKENS
 ) -> list[int]:
-    """A text, each token of which is drawn by the engine."""
 
     def step(plan: StepPlan, draw: Draw) -> Any:
         (answer,) = engine.step_and_draw(plan, (draw,))
@@ -163,7 +162,6 @@ def drawn_text(
 
 
 def plain_text(engine: Engine, sampling: SamplingParams = WARM, tokens: int = TOKENS) -> list[int]:
-    """The same text, drawn from the engine's logits."""
     return _text(engine, lambda plan, _: engine.step(plan)[0], sampling, tokens)
 
 

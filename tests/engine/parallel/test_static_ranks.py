@@ -27,7 +27,6 @@ RANKS = 2
 
 
 def run_rank(rank: int, port: int, answers: multiprocessing.SimpleQueue[list[Logits]]) -> None:
-    """One rank as a process, over gloo."""
     group = RankGroup(Place(rank, RANKS, rank, RANKS, port), CPU)
     group.watch(lambda reason: None)
     own, _ = share_of(tiny.random_model(four_heads()), group, static=True)
@@ -47,7 +46,6 @@ def summed_in_order() -> list[Logits]:
 
 @pytest.fixture(scope="module")
 def by_processes() -> list[Logits]:
-    """Logits of two ranks that are processes."""
     context = multiprocessing.get_context("spawn")
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]

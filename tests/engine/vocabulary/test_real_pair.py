@@ -44,7 +44,6 @@ def test_most_of_the_drafts_tokens_are_the_targets_and_texts_are_spelled_alike()
 
 
 def texts() -> list[str]:
-    """English of each kind of prompt, and code."""
     (folder,) = paceline_lab.bench.prompts.__path__
     kinds = [file.read_text() for file in sorted(Path(folder).glob("*.jsonl"))]
     prompts = ["\n".join(str(json.loads(line)) for line in kind.splitlines())[:20_000] for kind in kinds]

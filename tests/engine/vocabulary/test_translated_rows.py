@@ -200,46 +200,8 @@ def test_mutants_are_given_away(spelling: type[Speller], draft_ids: Callable[[Sh
 
 
 def ids_of(*texts: str | bytes) -> list[int]:
-    """Target tokens of exactly these texts."""
     ids = {text: i for i, text in token_texts(TARGET).texts.items()}
     return [ids[text.encode() if isinstance(text, str) else text] for text in texts]
-
-
-def computed(engine: TranslatedEngine, *items: StepItem) -> list[list[int]]:
-    """Draft tokens computed in each step, and every row's logits compared."""
-    seen: list[list[int]] = []
-    inner = engine._inner
-    assert isinstance(inner, TableEngine)
-    step = inner.step
-
-    def watched(plan: StepPlan) -> Sequence[Logits]:
-        seen.append([token for item in plan.items for token in item.token_ids])
-        return step(plan)
-
-    inner.step = watched  # type: ignore[method-assign]
-    for item in items:
-        engine.step(StepPlan((item,)))
-    return seen
-
-
-def test_a_token_that_joins_those_before_it_takes_their_place() -> None:
-    direct = Direct()
-    engine, path = opened(direct), ids_of("b", "r", "o", "w")
-    seen = computed(engine, *(chain(SESSION, i, (token,)) for i, token in enumerate(path)))
-    assert direct.context(path) == tuple(seen[-1]), "one token for all four"
-    logits = step(engine, chain(SESSION, 4, ids_of(" ")))
-    np.testing.assert_array_equal(logits[0], direct.logits([*path, *ids_of(" ")]))
-
-
-def test_a_character_cut_by_the_target_alone_is_spelled_in_bytes_until_it_is_whole() -> None:
-    direct = Direct("sentencepiece")
-    first, second = (bytes([byte]) for byte in "é".encode())
-    parts = ids_of(first, second)
-    ids = {text: i for i, text in direct.draft.texts.items()}
-    assert direct.context(parts[:1]) == (*direct.draft.beginning, ids[first])
-    assert direct.context(parts) == (*direct.draft.beginning, ids["é".encode()])
-    seen = computed(opened(direct), *(chain(SESSION, i, (part,)) for i, part in enumerate(parts)))
-    assert seen == [[*direct.draft.beginning, ids[first]], [ids["é".encode()]]]
 
 
 @pytest.mark.parametrize("name", DRAFTS)
