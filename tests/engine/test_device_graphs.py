@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -35,23 +35,13 @@ class FakeCuda:
         self.log.append("capture")
         yield
 
-    @contextmanager
-    def stream(self, stream: object) -> Iterator[None]:
-        yield
-
 
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     fake = FakeCuda()
-    names = SimpleNamespace(
-        Stream=lambda device: fake,
-        CUDAGraph=lambda: fake,
-        graph_pool_handle=lambda: (0, 0),
-        graph=fake.graph,
-        stream=fake.stream,
-        current_stream=lambda device: fake,
-    )
-    monkeypatch.setattr(torch, "cuda", names)
+    of_a_device = dict.fromkeys(("Stream", "current_stream"), lambda device: fake)
+    names = {"CUDAGraph": lambda: fake, "graph_pool_handle": lambda: (0, 0), "graph": fake.graph}
+    monkeypatch.setattr(torch, "cuda", SimpleNamespace(**of_a_device, **names, stream=lambda stream: nullcontext()))
     return fake
 
 

@@ -113,10 +113,7 @@ TELL_OTHERS = ("Mamba", "Mamba 2", "Falcon Mamba", "Lara Mini")
 REPRODUCIBLE = {"reproducible": True, "reproducible_rows": 8}
 MODELS = [
     *(pytest.param(each(), {}, id=name) for name, each in tiny.FAMILIES.items()),
-    *(
-        pytest.param(tiny.FAMILIES[name](), REPRODUCIBLE, id=f"{name}, reproducible")
-        for name in ("llama", "gpt_neox")
-    ),
+    *(pytest.param(tiny.FAMILIES[name](), REPRODUCIBLE, id=f"{name}, fixed") for name in ("llama", "gpt_neox")),
     *(
         pytest.param(each.config(), {}, id=each.name, marks=() if each.name in OTHERS else pytest.mark.full)
         for each in SERVED

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,41 +29,30 @@ SEEN = {
 }
 
 
-@dataclass(frozen=True)
+ITEMS, LOWS, ROWS = (CHAIN, ALONE, TREE), (1, 5, 8), 12
+"""A step, with other rows of the step before, between and behind."""
+
+
 class Step:
-    """One step of the three items, in this order, with other rows of the step before, between and behind."""
-
-    kv: tuple[SessionKV, ...]
-    query: torch.Tensor
-    key: torch.Tensor
-    value: torch.Tensor
-
-    ITEMS = (CHAIN, ALONE, TREE)
-    LOWS = (1, 5, 8)
-    ROWS = 12
+    def __init__(self, heads: int, kv_heads: int, head_dim: int, scale: float = 1.0) -> None:
+        generator = torch.Generator().manual_seed(head_dim)
+        layer = LayerShape(kv_heads, head_dim, head_dim, heads // kv_heads)
+        shape = KVShape((layer,) * LAYERS, torch.float32, torch.device("cpu"))
+        self.kv = [SessionKV(shape, CAPACITY + index) for index in range(3)]
+        for session in self.kv:
+            for layer_index in range(LAYERS):
+                session.keys(layer_index).normal_(generator=generator)
+                session.values(layer_index).normal_(generator=generator)
+        # As a fused layer hands them over: parts of one tensor, heads behind rows.
+        joined = scale * torch.randn(1, ROWS, heads + 2 * kv_heads, head_dim, generator=generator)
+        self.query, self.key, self.value = joined.transpose(1, 2).split([heads, kv_heads, kv_heads], dim=1)
 
     def attend(self, scaling: float | None = None) -> torch.Tensor:
-        plan = RowAttention.from_items(list(zip(self.ITEMS, self.kv, self.LOWS, strict=True)))
-        out = torch.full((1, self.ROWS, self.query.shape[1], self.query.shape[3]), 99.0)
+        plan = RowAttention.from_items(list(zip(ITEMS, self.kv, LOWS, strict=True)))
+        out = torch.full((1, ROWS, self.query.shape[1], self.query.shape[3]), 99.0)
         module: Any = SimpleNamespace(layer_idx=1)
         plan.attend(AttentionCall(module, self.query, self.key, self.value, scaling), out)
         return out[0]
-
-
-def made(heads: int, kv_heads: int, head_dim: int, scale: float = 1.0) -> Step:
-    generator = torch.Generator().manual_seed(head_dim)
-    shape = KVShape(
-        (LayerShape(kv_heads, head_dim, head_dim, heads // kv_heads),) * LAYERS, torch.float32, torch.device("cpu")
-    )
-    kv = tuple(SessionKV(shape, CAPACITY + index) for index in range(3))
-    for session in kv:
-        for layer in range(LAYERS):
-            session.keys(layer).normal_(generator=generator)
-            session.values(layer).normal_(generator=generator)
-    # As a fused layer hands them over: parts of one tensor, heads behind rows.
-    joined = scale * torch.randn(1, Step.ROWS, heads + 2 * kv_heads, head_dim, generator=generator)
-    parts = joined.transpose(1, 2).split([heads, kv_heads, kv_heads], dim=1)
-    return Step(kv, *parts)
 
 
 def softmax_over(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float) -> NDArray[np.float64]:
@@ -80,10 +68,10 @@ def softmax_over(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, 
 def test_every_row_attends_to_the_keys_it_sees_and_to_no_others(
     heads: int, kv_heads: int, head_dim: int, scale: float
 ) -> None:
-    step, scaling = made(heads, kv_heads, head_dim, scale), 2 * head_dim**-0.5
+    step, scaling = Step(heads, kv_heads, head_dim, scale), 2 * head_dim**-0.5
     out = step.attend(scaling)
-    assert made(heads, kv_heads, head_dim, 1e4).attend().isfinite().all()
-    for item, kv, low in zip(step.ITEMS, step.kv, step.LOWS, strict=True):
+    assert Step(heads, kv_heads, head_dim, 1e4).attend().isfinite().all()
+    for item, kv, low in zip(ITEMS, step.kv, LOWS, strict=True):
         held = torch.stack((kv.keys(1), kv.values(1)))
         for row, seen in enumerate(SEEN[item.session]):
             for head in range(heads):
@@ -94,7 +82,7 @@ def test_every_row_attends_to_the_keys_it_sees_and_to_no_others(
 
 
 def test_a_broken_key_gives_no_number_to_its_own_rows_alone() -> None:
-    step = made(4, 2, 16)
+    step = Step(4, 2, 16)
     step.kv[0].keys(1)[:, 6] = float("nan")
     step.kv[0].keys(1)[:, 2] = float("nan")
     out = step.attend()
@@ -102,16 +90,9 @@ def test_a_broken_key_gives_no_number_to_its_own_rows_alone() -> None:
     assert not out[4:].isnan().any()
 
 
-@pytest.mark.parametrize(
-    ("item", "few"),
-    [
-        (StepItem(1, 100_000, (1,)), True),
-        (StepItem(1, 0, (1,)), True),
-        (StepItem(1, 0, (1, 2)), True),
-        (StepItem(1, FEW_KEYS // 4 - 4, (1, 2, 3, 4)), True),
-        (StepItem(1, FEW_KEYS // 4 - 3, (1, 2, 3, 4)), False),
-    ],
-)
-def test_which_items_are_few(item: StepItem, few: bool) -> None:
-    assert is_few(item, FEW_KEYS) is few
-    assert not is_few(item, 0)
+def test_which_items_are_few() -> None:
+    most = FEW_KEYS // 4 - 4
+    for base, rows, few in ((100_000, 1, True), (0, 1, True), (0, 2, True), (most, 4, True), (most + 1, 4, False)):
+        item = StepItem(1, base, (1,) * rows)
+        assert is_few(item, FEW_KEYS) is few
+        assert not is_few(item, 0)

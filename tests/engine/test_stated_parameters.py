@@ -12,17 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
-from transformers import (
-    AutoModelForCausalLM,
-    Gemma2Config,
-    Gemma3TextConfig,
-    LlamaConfig,
-    Phi3Config,
-    PreTrainedModel,
-    Qwen2Config,
-    Qwen3Config,
-)
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from paceline.engine.interface import Engine, Logits
 from paceline.engine.loading import load_engine
@@ -36,55 +28,39 @@ CONTEXT = 256
 TOLERANCE = 2e-4
 """Largest difference, as a share of the largest logit: float32 in another order."""
 SHAPE: dict[str, Any] = {
-    "hidden_size": 64,
-    "intermediate_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "vocab_size": tiny.VOCAB,
-    "max_position_embeddings": CONTEXT,
-    "initializer_range": 0.3,
-    "pad_token_id": 0,
-}
+    "hidden_size": 64, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16, "vocab_size": tiny.VOCAB, "max_position_embeddings": CONTEXT,
+    "initializer_range": 0.3, "pad_token_id": 0,
+}  # fmt: skip
 CONFIGS: dict[str, Any] = {
-    "llama": LlamaConfig,
-    "qwen2": Qwen2Config,
-    "qwen3": Qwen3Config,
-    "gemma2": Gemma2Config,
-    "gemma3": Gemma3TextConfig,
-    "phi3": Phi3Config,
-}
+    "llama": transformers.LlamaConfig, "qwen2": transformers.Qwen2Config, "qwen3": transformers.Qwen3Config,
+    "gemma2": transformers.Gemma2Config, "gemma3": transformers.Gemma3TextConfig, "phi3": transformers.Phi3Config,
+}  # fmt: skip
 HALF = [1.0 + place / 4 for place in range(8)]
 OLD = {"rope_parameters": None}
 """Files of older versions of the library have no such field; nor `layer_types`."""
 KINDS = ["sliding_attention", "full_attention", "sliding_attention"]
+
+
+def rotated(kind: str, factor: float = 4.0, key: str = "rope_type", **more: Any) -> dict[str, Any]:
+    own = {"original_max_position_embeddings": 64} if kind in ("yarn", "llama3") else {}
+    return OLD | {"rope_scaling": {key: kind, "factor": factor, **own, **more}}
+
+
 STATED: dict[str, dict[str, Any]] = {
     "nothing": {},
     "theta": OLD | {"rope_theta": 500.0},
-    "linear": OLD | {"rope_scaling": {"type": "linear", "factor": 4.0}},
-    "linear, by its later name": OLD | {"rope_scaling": {"rope_type": "linear", "factor": 4.0}},
-    "yarn": OLD
-    | {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "beta_fast": 16}},
-    "yarn with a factor of its own": OLD
-    | {
-        "rope_scaling": {
-            "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "attention_factor": 0.7,
-        }
-    },
-    "llama3": OLD
-    | {
-        "rope_scaling": {
-            "rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 64, "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-        }
-    },
+    "linear": rotated("linear", key="type"),
+    "linear, by its later name": rotated("linear"),
+    "yarn": rotated("yarn", beta_fast=16),
+    "yarn with a factor of its own": rotated("yarn", attention_factor=0.7),
+    "llama3": rotated("llama3", 8.0, low_freq_factor=1.0, high_freq_factor=4.0),
     "longrope": OLD
     | {
         "original_max_position_embeddings": 128,
         "rope_scaling": {"type": "longrope", "short_factor": HALF, "long_factor": [2 * each for each in HALF]},
     },
-    "dynamic": OLD | {"rope_scaling": {"type": "dynamic", "factor": 2.0}},
+    "dynamic": rotated("dynamic", 2.0, "type"),
     "tied": {"tie_word_embeddings": True},
     "a wider embedding": {"vocab_size": 128},
     "biases": {"attention_bias": True},
@@ -129,7 +105,6 @@ def written(folder: Path, family: str, stated: dict[str, Any]) -> Path:
 
 
 def own_logits(folder: Path) -> Logits:
-    """transformers' own forward pass: [len(TEXT), V]."""
     loaded: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
     model: PreTrainedModel = loaded.eval()
     with torch.inference_mode():

@@ -9,16 +9,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import (
-    AutoModelForCausalLM,
-    Gemma2Config,
-    GPTNeoXConfig,
-    LlamaConfig,
-    PreTrainedConfig,
-    PreTrainedModel,
-    Qwen2Config,
-    Qwen3Config,
-)
+import transformers
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from paceline.engine.cuda.static_engine import StaticEngine
 from paceline.engine.decoder import build_engine
@@ -49,11 +41,11 @@ _SHAPE: dict[str, Any] = {
 
 
 def llama(**changes: Any) -> PreTrainedConfig:
-    return LlamaConfig(**{**_SHAPE, "vocab_size": VOCAB, "num_key_value_heads": 2, **changes})
+    return transformers.LlamaConfig(**{**_SHAPE, "vocab_size": VOCAB, "num_key_value_heads": 2, **changes})
 
 
 def qwen2(**changes: Any) -> PreTrainedConfig:
-    return Qwen2Config(**{**_SHAPE, "vocab_size": VOCAB, "num_key_value_heads": 1, **changes})
+    return transformers.Qwen2Config(**{**_SHAPE, "vocab_size": VOCAB, "num_key_value_heads": 1, **changes})
 
 
 def qwen_coder(**changes: Any) -> PreTrainedConfig:
@@ -76,15 +68,17 @@ def biased(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def qwen3_padded(**changes: Any) -> PreTrainedConfig:
-    return Qwen3Config(**{**_SHAPE, "vocab_size": PADDED_WIDTH, "num_key_value_heads": 4, "head_dim": 16, **changes})
+    return transformers.Qwen3Config(
+        **{**_SHAPE, "vocab_size": PADDED_WIDTH, "num_key_value_heads": 4, "head_dim": 16, **changes}
+    )
 
 
 def gpt_neox(**changes: Any) -> PreTrainedConfig:
-    return GPTNeoXConfig(**{**_SHAPE, "vocab_size": VOCAB, **changes})
+    return transformers.GPTNeoXConfig(**{**_SHAPE, "vocab_size": VOCAB, **changes})
 
 
 def gemma2(**changes: Any) -> PreTrainedConfig:
-    return Gemma2Config(**{**_SHAPE, "vocab_size": VOCAB, "pad_token_id": 0, **changes})
+    return transformers.Gemma2Config(**{**_SHAPE, "vocab_size": VOCAB, "pad_token_id": 0, **changes})
 
 
 FAMILIES: dict[str, Callable[..., PreTrainedConfig]] = {

@@ -77,22 +77,18 @@ def in_parallel(
     )
 
 
-def four_heads() -> Any:
-    return tiny.llama(num_key_value_heads=4)
-
-
-def soft_capped() -> Any:
-    return tiny.gemma2(num_key_value_heads=4, head_dim=8, sliding_window=tiny.CONTEXT, attn_logit_softcapping=2.0)
+def four_heads(**more: Any) -> Any:
+    return tiny.llama(num_key_value_heads=4, **more)
 
 
 SHARDED: dict[str, Callable[[], Any]] = {
     "llama": four_heads,
-    "llama with biases, which are added once": lambda: tiny.llama(
-        num_key_value_heads=4, attention_bias=True, mlp_bias=True
-    ),
+    "llama with biases, which are added once": partial(four_heads, attention_bias=True, mlp_bias=True),
     "qwen3, padded vocabulary": tiny.qwen3_padded,
     "gpt_neox": tiny.gpt_neox,
-    "gemma 2, soft-capped": soft_capped,
+    "gemma 2, soft-capped": partial(
+        tiny.gemma2, num_key_value_heads=4, head_dim=8, sliding_window=tiny.CONTEXT, attn_logit_softcapping=2.0
+    ),
 }
 
 
@@ -241,16 +237,14 @@ def test_what_one_engine_refuses_all_ranks_refuse_and_go_on() -> None:
         with pytest.raises(InvalidInput):
             engine.open(1, 16)
         with pytest.raises(PrefixMismatch):
-            engine.step(StepPlan((StepItem(1, 3, (1,), logit_rows=(0,)),)))
+            tiny.step(engine, StepItem(1, 3, (1,), logit_rows=(0,)))
         assert engine.kv_rows == 16
-        (logits,) = engine.step(StepPlan((StepItem(1, 0, (1, 2), logit_rows=(1,)),)))
+        logits = tiny.step(engine, StepItem(1, 0, (1, 2), logit_rows=(1,)))
         engine.close(1)
         assert engine.kv_rows == 0
         return logits
 
-    _, plain = tiny.engine_and_plain(four_heads())
-    logits = in_parallel(four_heads, 2, work)
-    plain.assert_row(logits[0], [1, 2])
+    tiny.Plain(tiny.random_model(four_heads())).assert_row(in_parallel(four_heads, 2, work)[0], [1, 2])
 
 
 def test_shares_have_the_layers_that_make_whole_models_fast() -> None:

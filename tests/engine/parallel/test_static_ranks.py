@@ -44,8 +44,7 @@ def summed_in_order() -> list[Logits]:
     return in_parallel(four_heads, RANKS, lambda parallel, _: schedule(parallel), static=True)
 
 
-@pytest.fixture(scope="module")
-def by_processes() -> list[Logits]:
+def run_processes() -> list[Logits]:
     context = multiprocessing.get_context("spawn")
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
@@ -59,14 +58,11 @@ def by_processes() -> list[Logits]:
     return answers.get()
 
 
-def test_processes_have_the_bits_of_sums_in_the_order_of_ranks(by_processes: list[Logits]) -> None:
+def test_processes_have_the_bits_of_sums_in_the_order_of_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not those of a mutant, whose parts are rounded before they are added."""
+    by_processes, exact = run_processes(), ThreadRanks.sum
     for theirs, mine in zip(by_processes, summed_in_order(), strict=True):
         np.testing.assert_array_equal(theirs, mine)
-
-
-def test_other_sums_have_other_bits(by_processes: list[Logits], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A mutant, whose parts are rounded before they are added."""
-    exact = ThreadRanks.sum
     monkeypatch.setattr(ThreadRanks, "sum", lambda self, part: exact(self, part.copy_((part * 3).div_(3))))
     with pytest.raises(AssertionError, match="not equal"):
         for theirs, mine in zip(by_processes, summed_in_order(), strict=True):

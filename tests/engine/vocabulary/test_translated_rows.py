@@ -22,15 +22,13 @@ from paceline.models.token_texts import TokenTexts, cutter, token_texts
 from paceline.protocol.errors import InvalidInput, Overloaded
 from paceline.runtime.config import EngineSettings
 from tests.engine.tiny import chain, step
-from tests.engine.vocabulary.tokenizers_of_two import (
-    draft_tokenizer,
-    sentencepiece_tokenizer,
-    target_tokenizer,
-    wrapped,
-)
+from tests.engine.vocabulary import tokenizers_of_two
 
-TARGET = wrapped(target_tokenizer())
-DRAFTS = {"byte-level": wrapped(draft_tokenizer()), "sentencepiece": wrapped(sentencepiece_tokenizer())}
+TARGET = tokenizers_of_two.target_tokenizer()
+DRAFTS = {
+    "byte-level": tokenizers_of_two.draft_tokenizer(),
+    "sentencepiece": tokenizers_of_two.sentencepiece_tokenizer(),
+}
 SETTINGS = EngineSettings(max_num_seqs=4)
 SESSION = 5
 SHORT = 40
