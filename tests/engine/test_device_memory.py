@@ -62,7 +62,12 @@ def test_parts_of_fused_layers_are_given_back_before_the_pool_is_taken(monkeypat
 
     def noting(owner: Any, name: str) -> None:
         own = getattr(owner, name)
-        monkeypatch.setattr(owner, name, lambda *args: (log.append(name), own(*args))[1])
+
+        def call(*args: Any) -> Any:
+            log.append(name)
+            return own(*args)
+
+        monkeypatch.setattr(owner, name, call)
 
     for owner, name in ((decoder, "empty_caches"), (decoder, "fuse_layers"), (StaticEngine, "__init__")):
         noting(owner, name)

@@ -88,7 +88,7 @@ def _marked(family: Family) -> Any:
     return pytest.param(family, id=family.name, marks=() if family.core else pytest.mark.full)
 
 
-@pytest.fixture(scope="module", params=[_marked(family) for family in SERVED])
+@pytest.fixture(scope="module", params=[_marked(family) for family in sorted(SERVED, key=lambda each: not each.core)])
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ServedFamily:
     return loaded(request.param, tmp_path_factory.mktemp("checkpoint"))
 
