@@ -149,6 +149,8 @@ def test_logits_are_the_same_bits() -> None:
         logits.append([rows.copy() for plan in plans(0) for rows in engine.step(plan)])
     for one, same in zip(*logits, strict=True):
         np.testing.assert_array_equal(one, same)
+    with pytest.raises(KeyError):
+        engine.features(0)
 
 
 class Noting(Replaying):
@@ -242,16 +244,6 @@ def test_the_budget_has_the_static_buffer() -> None:
         static_bytes(settings, made.attention, tiny.CONTEXT, tiny.VOCAB, each) for each in (None, FeatureOffer(3, 32))
     )
     assert with_states - without == made._static.states.nbytes == 4096 * 32 * 4
-
-
-def test_a_closed_session_wants_nothing_any_more() -> None:
-    engine = static()
-    opened(engine, 40, NEEDS)
-    opened(engine, 40, {})
-    engine.step(StepPlan((StepItem(0, 0, (1, 2)),)))
-    assert engine._static.states.shape == (4096, 32)
-    with pytest.raises(KeyError):
-        engine.features(0)
 
 
 def a_layer_further(model: Any, layers: Sequence[int], out: States) -> AbstractContextManager[States]:

@@ -207,7 +207,6 @@ def test_fingerprints_tell_engines_machines_and_settings_apart(monkeypatch: pyte
 @pytest.mark.parametrize(
     ("model", "settings", "message"),
     [
-        ("table:", {}, None),
         ("folder", {}, "model = .*: must be a .gguf file, with engine = llama"),
         ("layers", {}, "model = .*: must be whole, with engine = llama"),
         ("gguf", {"quantization": "int8"}, "quantization = 'int8': must be none"),
@@ -222,12 +221,9 @@ def test_fingerprints_tell_engines_machines_and_settings_apart(monkeypatch: pyte
     ],
 )
 def test_what_llama_cpp_can_not_do_is_refused(
-    tmp_path: Path, model: str, settings: dict[str, Any], message: str | None
+    tmp_path: Path, model: str, settings: dict[str, Any], message: str
 ) -> None:
     names = {"folder": str(tmp_path), "layers": f"{tiny_file()}#layers=0", "gguf": str(tiny_file())}
-    if message is None:
-        assert not isinstance(load_engine(model, llama_settings(**settings)), LlamaEngine)
-        return
     with pytest.raises(InvalidInput, match=message):
         load_engine(names[model], llama_settings(**settings))
 
@@ -237,6 +233,7 @@ def test_auto_takes_llama_cpp_where_the_extra_is(
 ) -> None:
     monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
     auto = llama_settings(engine="auto")
+    assert not isinstance(load_engine("table:", llama_settings()), LlamaEngine)
     assert library.chosen_library(None) is None, "the wheel of the tests is not the extra"
     assert not isinstance(load_engine(str(tiny_file()), auto), LlamaEngine)
     there = any_library(None)
@@ -247,9 +244,6 @@ def test_auto_takes_llama_cpp_where_the_extra_is(
     assert "model tiny: computed by llama.cpp (llama.library)" in caplog.text
     rounded = own.model_copy(update={"quantization": "int8"})
     assert not isinstance(load_engine(str(tiny_file()), rounded), LlamaEngine)
-
-
-def test_a_machine_without_a_library_says_how_to_get_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "find_spec", lambda name: None)
     with pytest.raises(InvalidInput, match=r"no library of llama.cpp \(pip install 'paceline\[llama\]'\)"):
         llama()

@@ -112,6 +112,12 @@ def test_a_limit_of_one_session_is_checked_with_one(
         engine.open(2, 20)
 
 
+def test_the_numeric_fingerprint_tells_models_and_lengths_apart() -> None:
+    one, same, other = (tiny.random_model(tiny.llama(), seed) for seed in (0, 0, 1))
+    assert numeric_fingerprint(one, 64) == numeric_fingerprint(same, 64)
+    assert len({numeric_fingerprint(one, 64), numeric_fingerprint(one, 65), numeric_fingerprint(other, 64)}) == 3
+
+
 def test_padding_is_cut_and_a_vocabulary_wider_than_the_logits_is_refused() -> None:
     engine, _ = tiny.engine_and_plain(tiny.qwen3_padded())
     assert engine.info.fingerprint.vocab_size == tiny.VOCAB
@@ -245,9 +251,3 @@ def test_an_expert_that_is_not_whole_is_refused(tmp_path: Path) -> None:
         save_file(tensors | more, tmp_path / "model.safetensors", {"format": "pt"})
         with pytest.raises(InvalidInput, match=message):
             load_engine(str(tmp_path), THREAD)
-
-
-def test_the_numeric_fingerprint_tells_models_and_lengths_apart() -> None:
-    one, same, other = (tiny.random_model(tiny.llama(), seed) for seed in (0, 0, 1))
-    assert numeric_fingerprint(one, 64) == numeric_fingerprint(same, 64)
-    assert len({numeric_fingerprint(one, 64), numeric_fingerprint(one, 65), numeric_fingerprint(other, 64)}) == 3

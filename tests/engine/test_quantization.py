@@ -95,20 +95,14 @@ def test_what_it_is_not_implemented_for_is_refused_before_weights_are_read(
         load_engine(str(tmp_path), EngineSettings(quantization="int8", **settings))
 
 
-def test_a_model_of_another_dtype_than_asked_for_is_refused() -> None:
+def test_other_dtypes_cpus_ranks_and_tables_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     model = target()
     model.model.layers[0].to(torch.bfloat16)
     with pytest.raises(Unsupported, match=r"quantization = int8 with weights of .*bfloat16"):
         engine_of(model)
-
-
-def test_a_cpu_without_wide_vectors_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("paceline.engine.decoder.has_wide_vectors", lambda: False)
     with pytest.raises(Unsupported, match="quantization = int8 on this CPU"):
         engine_of(target())
-
-
-def test_ranks_and_tables_are_refused() -> None:
     with pytest.raises(InvalidInput, match="quantization = 'int8': must be none: a table has no weights"):
         load_engine("table:vocab=9", EngineSettings(quantization="int8"))
     group: Any = type("TwoRanks", (), {"size": 2, "rank": 0})()
