@@ -137,9 +137,7 @@ def test_a_model_whose_layers_are_not_found_offers_none(monkeypatch: pytest.Monk
     engine = static()
     assert engine.info.features is None
     assert engine._static.states.numel() == 0
-    opened(engine, tiny.CONTEXT, {})
-    for plan in plans(0):
-        engine.step(plan)
+    tiny.read(engine, (1, 2, 3))
 
 
 def test_logits_are_the_same_bits() -> None:
@@ -248,7 +246,8 @@ def test_the_budget_has_the_static_buffer() -> None:
 
 def a_layer_further(model: Any, layers: Sequence[int], out: States) -> AbstractContextManager[States]:
     """Each layer's states go where the next one's belong."""
-    return capture_states(model, layers, dict(zip(layers, [*out.values()][1:] + [*out.values()][:1], strict=True)))
+    rooms = [*out.values()]
+    return capture_states(model, layers, dict(zip(layers, [*rooms[1:], rooms[0]], strict=True)))
 
 
 def the_layer_before(model: Any, layers: Sequence[int], out: States) -> AbstractContextManager[States]:

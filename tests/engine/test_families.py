@@ -282,7 +282,7 @@ def test_what_is_refused_is_refused_by_name(family: Family) -> None:
 
 
 def test_the_table_of_families_is_this_list() -> None:
-    assert table() in DOCS.read_text(), "tests/engine/families.py makes the table: python -m tests.engine.families"
+    assert table() in DOCS.read_text(), "python -m tests.engine.families makes the table"
 
 
 def _resized(by: int) -> Callable[[pytest.MonkeyPatch], None]:
@@ -378,14 +378,12 @@ def _choice(wrong: Callable[..., Any]) -> Callable[[pytest.MonkeyPatch], None]:
     return lambda patch: patch.setattr(IndexCall, "mask", lambda *arguments: wrong(mask, *arguments))
 
 
-def _among_all_rows(mask: Any, call: Any, low: int, keys: Any, visible: torch.Tensor) -> torch.Tensor:
-    among_all: torch.Tensor = mask(call, low, keys, torch.ones_like(visible))
-    return among_all.masked_fill_(~visible, float("-inf"))
+def _among_all_rows(mask: Any, call: Any, low: int, keys: Any, visible: torch.Tensor) -> Any:
+    return mask(call, low, keys, torch.ones_like(visible)).masked_fill_(~visible, float("-inf"))
 
 
-def _of_the_row_before(mask: Any, call: Any, low: int, keys: torch.Tensor, visible: Any) -> torch.Tensor:
-    of_others: torch.Tensor = mask(call, low, keys.roll(1, dims=0), visible)
-    return of_others
+def _of_the_row_before(mask: Any, call: Any, low: int, keys: torch.Tensor, visible: Any) -> Any:
+    return mask(call, low, keys.roll(1, dims=0), visible)
 
 
 def _one_key_too_many(patch: pytest.MonkeyPatch) -> None:

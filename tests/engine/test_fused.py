@@ -31,13 +31,9 @@ def test_layers_of_the_known_shape_are_fused_and_no_others() -> None:
 
 @pytest.mark.parametrize("rows", [1, 5, 64])
 def test_compiled_operations_compute_what_the_librarys_do(rows: int) -> None:
-    generator = torch.Generator().manual_seed(rows)
-
-    def random(*shape: int) -> torch.Tensor:
-        return 4 * torch.randn(1, rows, *shape, generator=generator)
-
-    hidden, weight, qkv, gates = random(30), torch.randn(30, generator=generator), random(7, 16), random(2 * 25)
-    angles = random(16)
+    torch.manual_seed(rows)
+    hidden, qkv, gates, angles = (4 * torch.randn(1, rows, *shape) for shape in ((30,), (7, 16), (50,), (16,)))
+    weight = torch.randn(30)
     for operation, arguments in (
         ("rms_norm", (hidden, weight, 1e-5)),
         ("rotate", (qkv.clone(), angles.cos(), angles.sin(), 5)),

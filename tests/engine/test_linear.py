@@ -36,15 +36,12 @@ def test_every_plain_layer_is_replaced_and_a_tied_embedding_kept() -> None:
     assert [name for name, weight in model.named_parameters() if weight.ndim == 2] == ["model.embed_tokens.weight"]
 
 
-def test_layers_of_one_weight_are_laid_out_once() -> None:
+def test_layers_of_one_weight_are_laid_out_once_and_other_dtypes_stay_plain() -> None:
     model = torch.nn.Sequential(*(torch.nn.Linear(8, 8, bias=False) for _ in range(3)))
     model[2].weight = model[0].weight
     pack_linears(model, lambda linear: torch.nn.Sequential(linear))
     assert model[2] is model[0]
     assert model[1] is not model[0]
-
-
-def test_other_dtypes_stay_plain() -> None:
     assert not can_pack(torch.nn.Linear(2, 2).to(torch.float16))
     assert can_pack(torch.nn.Linear(2, 2).to(torch.bfloat16)) == cpu_has_bfloat16()
 

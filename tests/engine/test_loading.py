@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,6 @@ from paceline.engine.cpu.row_products import has_wide_vectors
 from paceline.engine.decoder import build_engine
 from paceline.engine.fingerprint import numeric_fingerprint
 from paceline.engine.interface import StepItem
-from paceline.engine.kv import SessionKV
 from paceline.engine.loading import load_engine
 from paceline.engine.parallel.decoder import load_decoder_share
 from paceline.engine.weights import keep_layers
@@ -61,29 +60,21 @@ def test_a_sliding_window_that_never_slides_is_none() -> None:
     assert engine.row_decoder is not None or not has_wide_vectors()
 
 
+def _end(item: StepItem) -> int:
+    return item.base_length + len(item.token_ids)
+
+
 def _sees_all(item: StepItem, horizon: Horizon | None, first: int) -> NDArray[np.bool_]:
-    return np.ones((len(item.token_ids), item.base_length + len(item.token_ids) - first), np.bool_)
-
-
-def _sees_kept_and_new(item: StepItem, horizon: Horizon | None) -> list[tuple[int, int, list[int]]]:
-    return [(0, item.base_length + len(item.token_ids), [])] * len(item.token_ids)
-
-
-def _moves_nothing(self: SessionKV, base_length: int, kept_path: Sequence[int]) -> None:
-    assert base_length <= self.capacity
-
-
-def _wrong_positions(item: StepItem) -> tuple[int, ...]:
-    return tuple(range(1, len(item.token_ids) + 1))
+    return np.ones((len(item.token_ids), _end(item) - first), np.bool_)
 
 
 @pytest.mark.parametrize(
     ("target", "mutant"),
     [
         ("attention.visible_keys", _sees_all),
-        ("cpu.row_attention._visible_slots", _sees_kept_and_new),
-        ("kv.SessionKV.keep", _moves_nothing),
-        ("transformer.depths", _wrong_positions),
+        ("cpu.row_attention._visible_slots", lambda item, _: [(0, _end(item), [])] * len(item.token_ids)),
+        ("kv.SessionKV.keep", lambda *_: None),
+        ("transformer.depths", lambda item: tuple(range(1, len(item.token_ids) + 1))),
     ],
     ids=["no tree mask", "tree rows that see each other", "no compaction", "tree positions by row"],
 )

@@ -202,10 +202,6 @@ def _unpadded(plan: StepPlan, prompt_rows: Mapping[int, int], decode_rows: int) 
     ]
 
 
-def _in_decode_shape(plan: StepPlan, prompt_rows: Mapping[int, int], decode_rows: int) -> list[Pass]:
-    return passes(plan, dict.fromkeys(prompt_rows, 0), decode_rows)
-
-
 def make_sensitive(patch: pytest.MonkeyPatch) -> None:
     """Make products depend on their number of rows, and attention on its length, visibly."""
     product, attend = PackedLinear.forward, functional.scaled_dot_product_attention
@@ -261,7 +257,11 @@ def test_a_machine_where_rows_depend_on_their_index_is_refused(monkeypatch: pyte
 
 @pytest.mark.parametrize(
     ("name", "mutant"),
-    [("passes", _unpadded), ("passes", _in_decode_shape), ("bucket", lambda rows: rows)],
+    [
+        ("passes", _unpadded),
+        ("passes", lambda plan, rows, *rest: passes(plan, dict.fromkeys(rows, 0), *rest)),
+        ("bucket", lambda rows: rows),
+    ],
     ids=["unpadded steps", "prompts in decode shape", "attention over the rows at hand"],
 )
 def test_mutants(

@@ -98,10 +98,6 @@ def test_no_rotary_module_is_asked_for_positions_that_no_session_reaches() -> No
 
 def test_a_compiled_step_that_is_wrong_is_refused_at_start_up(monkeypatch: pytest.MonkeyPatch) -> None:
     right = RowDecoder.logits
-
-    def wrong(self: RowDecoder, *arguments: object) -> torch.Tensor:
-        return right(self, *arguments).roll(1, dims=1)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(RowDecoder, "logits", wrong)
+    monkeypatch.setattr(RowDecoder, "logits", lambda *arguments: right(*arguments).roll(1, dims=1))
     with pytest.raises(Unsupported, match="packed logits differ from its own"):
         engine_of("llama")

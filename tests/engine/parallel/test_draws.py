@@ -121,10 +121,6 @@ def test_noise_keyed_by_a_rank_s_own_ids_would_be_noticed(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(draws, "race_part", by_own_ids)
     logits = np.zeros((1, 64), np.float32)
-    found: list[int] = []
-    wanted: list[int] = []
-    for seed in range(50):
-        draw = Draw(Acceptance.COUPLED, 1.0, NoiseKey(seed), Round(1, BASE, ROOT, (1,)), 64)
-        found += drawn_in_parts(draw, logits, 2).token_ids
-        wanted.append(race(logits[0], NoiseKey(seed), Stream.DRAFT, BASE + 1))
-    assert found != wanted
+    draws_of = [Draw(Acceptance.COUPLED, 1.0, NoiseKey(seed), Round(1, BASE, ROOT, (1,)), 64) for seed in range(50)]
+    in_parts = [drawn_in_parts(draw, logits, 2).token_ids[0] for draw in draws_of]
+    assert in_parts != [race(logits[0], draw.noise, Stream.DRAFT, BASE + 1) for draw in draws_of]
