@@ -33,12 +33,9 @@ from tests.engine.test_growth import Grower
 from tests.engine.test_transformer import Writer
 
 NEEDS = {
-    0: FeatureNeed((1, FINAL, EMBEDDING, 0)),
-    1: FeatureNeed((FINAL,)),
-    2: FeatureNeed((0, EMBEDDING)),
-    4: FeatureNeed((EMBEDDING, 1)),
-    6: FeatureNeed((FINAL, 1)),
-}
+    0: FeatureNeed((1, FINAL, EMBEDDING, 0)), 1: FeatureNeed((FINAL,)), 2: FeatureNeed((0, EMBEDDING)),
+    4: FeatureNeed((EMBEDDING, 1)), 6: FeatureNeed((FINAL, 1)),
+}  # fmt: skip
 """By session; 3 and 5 want none. 0 to 3 write chains and trees, those of 4 and 5 grow, 6 has a prompt."""
 OTHERS = {0: FeatureNeed((2,)), 1: FeatureNeed((FINAL, 0)), 6: FeatureNeed((EMBEDDING,))}
 SESSIONS = range(7)

@@ -54,18 +54,12 @@ class Writer:
     number: int
     text: tuple[int, ...]
     random: random.Random
-    end: int = LENGTH
     session: int = -1
     rows: int = 0
     prefix: int = 0
     kept: tuple[int, ...] = ()
     right: list[int] = field(default_factory=list)
-    logits: dict[int, Logits] = field(default_factory=dict)
-    """Logits by the position of their row."""
-
-    @property
-    def done(self) -> bool:
-        return self.rows >= self.end
+    logits: dict[int, Logits] = field(default_factory=dict)  # by the position of their row
 
     def begin(self, engine: Engine, session: int) -> None:
         if self.session >= 0:
@@ -79,7 +73,7 @@ class Writer:
         if self.rows < self.prefix:
             rows = min(self.prefix - self.rows, self.random.randint(1, 70))
             return StepItem(self.session, self.rows, self.text[self.rows : self.rows + rows])
-        right = self.text[self.rows : min(self.end, self.rows + self.random.choice([1, 1, 2, 5, 9, 12]))]
+        right = self.text[self.rows : min(LENGTH, self.rows + self.random.choice([1, 1, 2, 5, 9, 12]))]
         wrong = [(token + self.random.randint(1, 9)) % tiny.VOCAB for token in right]
         if self.random.random() < 0.5:
             tokens: tuple[int, ...] = (*right, *wrong[:3])
@@ -127,7 +121,7 @@ def in_company(engine: Engine, seed: int) -> Iterator[Writer]:
         items = [writer.item() for writer in stepping]
         for writer, item, logits in zip(stepping, items, engine.step(StepPlan(tuple(items))), strict=True):
             writer.absorb(item, logits)
-            if writer.done:
+            if writer.rows >= LENGTH:
                 engine.close(writer.session)
                 open_now.remove(writer)
                 yield writer
