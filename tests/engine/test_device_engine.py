@@ -48,7 +48,7 @@ def free_rows(engine: StaticEngine) -> int:
     return len(engine._pool._free) * PAGE_ROWS
 
 
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.full)])
+@pytest.mark.parametrize("seed", [0, *tiny.in_full(1)])
 def test_random_ragged_batches(family: tuple[StaticEngine, tiny.Plain], seed: int) -> None:
     run_writers(*family, seed)
     assert free_rows(family[0]) == family[0].info.max_kv_rows

@@ -87,9 +87,7 @@ def race(request: pytest.FixtureRequest) -> Race:
     return triton_kernels().race if request.param == "triton" else TORCH.race
 
 
-IN_FULL_BY_TRITON = pytest.mark.parametrize(
-    "race", ["torch", pytest.param("triton", marks=pytest.mark.full)], indirect=True
-)
+IN_FULL_BY_TRITON = pytest.mark.parametrize("race", ["torch", *tiny.in_full("triton")], indirect=True)
 """Interpreted, it takes ten seconds; a test of its own has its values bit for bit."""
 
 
@@ -253,23 +251,21 @@ def test_verdicts_are_those_of_the_logits(
     behind = (-1, 0, *(parent + 2 if parent >= 0 else 1 for parent in parents))
     item = StepItem(1, 2, (8, 9, 4, 5, 6), behind, logit_rows=(1, 2, 3, 4))
     other = StepItem(2, 0, (7, 7, 7))
-    try:
-        engine.open(1, 20)
-        engine.open(2, 20)
-        step(engine, StepItem(1, 0, (1, 2)))
-        draw = draw_of(facts, round_, tiny.VOCAB)
-        answer, nothing = engine.step_and_draw(StepPlan((item, other)), (draw,))
-        assert isinstance(answer, RacedRows) == on_device
-        if isinstance(answer, np.ndarray):
-            verdict = verify(answer.copy(), facts, round_)
-        else:
-            verdict = drawn_verdict(answer, round_)
-        assert isinstance(nothing, np.ndarray)
-        assert nothing.shape == (0, tiny.VOCAB)
-        assert verdict == verify(step(engine, item), facts, round_)
-    finally:
-        engine.close(1)
-        engine.close(2)
+    for session in (1, 2):
+        engine.open(session, 20)
+    step(engine, StepItem(1, 0, (1, 2)))
+    draw = draw_of(facts, round_, tiny.VOCAB)
+    answer, nothing = engine.step_and_draw(StepPlan((item, other)), (draw,))
+    assert isinstance(answer, RacedRows) == on_device
+    if isinstance(answer, np.ndarray):
+        verdict = verify(answer.copy(), facts, round_)
+    else:
+        verdict = drawn_verdict(answer, round_)
+    assert isinstance(nothing, np.ndarray)
+    assert nothing.shape == (0, tiny.VOCAB)
+    assert verdict == verify(step(engine, item), facts, round_)
+    for session in (1, 2):
+        engine.close(session)
 
 
 @pytest.mark.parametrize(

@@ -45,8 +45,7 @@ SETTINGS = EngineSettings(threads=1, kv_bytes=1 << 23)
 _NO_GRAPH = pytest.mark.skipif(not ON_CPU, reason="in float32 its experts copy from the host: no graph")
 SEEN = (
     *("llama", "gpt_neox", "Gemma 3n", "Llama 4"),
-    *(pytest.param(name, marks=pytest.mark.full) for name in ("qwen2", "qwen3, padded vocabulary")),
-    *(pytest.param(name, marks=pytest.mark.full) for name in ("Mistral 7B v0.1", "Gemma 2")),
+    *tiny.in_full("qwen2", "qwen3, padded vocabulary", "Mistral 7B v0.1", "Gemma 2"),
     pytest.param("gpt-oss", marks=[_NO_GRAPH, pytest.mark.full]),
 )
 """Several streams; a base of another name; in full windows, soft-caps and sinks."""

@@ -237,7 +237,7 @@ def test_ragged_steps_do_not_give_the_same_bits(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.skipif(not has_wide_vectors(), reason="this CPU has no compiled steps")
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.full)])
+@pytest.mark.parametrize("seed", [0, *tiny.in_full(1)])
 def test_compiled_steps_give_the_same_bits_without_fixed_shapes(seed: int) -> None:
     check(*referenced(tiny.llama(**WIDE)), seed)
 

@@ -36,6 +36,9 @@ LENGTH = len(PROMPT) + TOKENS
 CONTEXT = 512
 SETTINGS = EngineSettings(threads=1, kv_bytes=1 << 24, max_model_len=CONTEXT)
 IN_EVERY_RUN = ("Qwen 3 Next", "Nemotron-H", "LFM 2", "Mamba 2")
+ON_WIDE_VECTORS = pytest.mark.skipif(
+    not has_wide_vectors() or tiny.DEVICE.type != "cpu", reason="products of other shapes round otherwise"
+)
 PROMPT_ROWS = 2 * BLOCK_ROWS + 16
 ROW_BY_ROW = ("Jamba", "Mamba", "Falcon Mamba", "Zamba")
 SPECS = {
@@ -88,28 +91,20 @@ def check_texts(served: ServedFamily, spec: SessionSpec) -> None:
         assert speculated(served.engine, text, propose, spec) == text
 
 
-@pytest.mark.parametrize("spec", [pytest.param("greedy", marks=pytest.mark.full), "T 0.8"])
+@pytest.mark.parametrize("spec", ["T 0.8", *tiny.in_full("greedy")])
 def test_texts_are_those_of_forward_passes(stateful: ServedFamily, spec: str) -> None:
     check_texts(stateful, SPECS[spec])
 
 
 # One text of seed 1 is ill-conditioned in Qwen 3 Next: on some CPUs transformers' float32 is 1.1e-4 from double, ours
 # 1.4e-4 to the other side.
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.full) for seed in (2, 3))])
+@pytest.mark.parametrize("seed", [0, *tiny.in_full(2, 3)])
 def test_trees_grow_lose_branches_and_become_trunk(stateful: ServedFamily, seed: int) -> None:
     check_growth(stateful.engine, stateful.plain, seed)
 
 
-@pytest.mark.skipif(
-    not has_wide_vectors() or tiny.DEVICE.type != "cpu", reason="products of other shapes round otherwise"
-)
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("Qwen 3.5", "Falcon-H1", "LFM 2"),
-        *(pytest.param(name, marks=pytest.mark.full) for name in ("OLMo Hybrid", "Bamba", "LFM 3")),
-    ],
-)
+@ON_WIDE_VECTORS
+@pytest.mark.parametrize("name", ["Qwen 3.5", "Falcon-H1", "LFM 2", *tiny.in_full("OLMo Hybrid", "Bamba", "LFM 3")])
 def test_a_verified_row_has_the_bits_of_a_decoded_one(name: str) -> None:
     """Without experts, and with rows of whole vectors in the library's activations, as models have them."""
     family = longer(named(name))
@@ -176,9 +171,7 @@ def test_a_layer_that_begins_anew_would_be_another_model(monkeypatch: pytest.Mon
         test_prompts_are_computed_in_blocks(ServedFamily(tiny.transformer(model, SETTINGS), model, plain))
 
 
-@pytest.mark.skipif(
-    not has_wide_vectors() or tiny.DEVICE.type != "cpu", reason="products of other shapes round otherwise"
-)
+@ON_WIDE_VECTORS
 def test_a_prompts_rows_have_the_same_bits_wherever_it_is_cut_between_blocks(mamba: ServedFamily) -> None:
     """In a model of nothing but recurrent layers; attention over many rows rounds by their number."""
     text, logits = [token * 7 % tiny.VOCAB for token in range(PROMPT_ROWS)], []

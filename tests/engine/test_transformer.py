@@ -89,7 +89,7 @@ def run_writers(engine: Engine, plain: tiny.Plain, seed: int) -> None:
     assert engine.kv_rows == 0
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.full) for seed in (1, 2))])
+@pytest.mark.parametrize("seed", [0, *tiny.in_full(1, 2)])
 def test_random_ragged_batches(family: tuple[Engine, tiny.Plain], seed: int) -> None:
     run_writers(*family, seed)
 

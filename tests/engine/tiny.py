@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 import transformers
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
@@ -117,6 +118,11 @@ class Plain:
         assert row.shape == (self._width,)
         assert row.dtype == np.float32
         np.testing.assert_allclose(row, self.logits(history), atol=TOLERANCE, rtol=0)
+
+
+def in_full(*values: Any) -> list[Any]:
+    """Parameters of `make test-full` alone."""
+    return [pytest.param(value, marks=pytest.mark.full) for value in values]
 
 
 def build(model: PreTrainedModel, settings: EngineSettings = THREAD, *, static: bool = False, **more: Any) -> Engine:

@@ -178,7 +178,7 @@ def _text(engine: Engine, step: Callable[[StepPlan, Draw], Any], sampling: Sampl
     return tokens
 
 
-@pytest.mark.parametrize("degree", [2, pytest.param(4, marks=pytest.mark.full)])
+@pytest.mark.parametrize("degree", [2, *tiny.in_full(4)])
 @pytest.mark.parametrize("static", [False, True])
 def test_ranks_write_the_text_of_one_engine_and_send_a_few_bytes_a_token(degree: int, static: bool) -> None:
     engine, _ = tiny.engine_and_plain(four_heads())
