@@ -193,9 +193,7 @@ def specialization(interpreted: Any, start: int, count: int, integers: Sequence[
 
 @pytest.mark.skipif(DEVICE.type != "cpu", reason="there kernels are compiled, not interpreted")
 @pytest.mark.parametrize("forgets", [False, True])
-def test_where_a_steps_integers_lie_and_how_many_there_are_compiles_no_other_kernel(
-    kernel: Any, forgets: bool
-) -> None:
+def test_where_integers_lie_and_how_many_there_are_compiles_no_other_kernel(kernel: Any, forgets: bool) -> None:
     race = importlib.import_module("paceline.engine.cuda.race_kernel")
     for each, integers in (
         (kernel._attend, kernel.INTEGERS),

@@ -259,9 +259,7 @@ def test_the_comparison_catches(
 
 
 @pytest.mark.parametrize("mutant", ["", "rounding", "keys"])
-def test_rounding_of_16_bits_refuses_no_deep_model_and_hides_no_wrong_one(
-    monkeypatch: pytest.MonkeyPatch, mutant: str
-) -> None:
+def test_rounding_of_16_bits_refuses_no_deep_model(monkeypatch: pytest.MonkeyPatch, mutant: str) -> None:
     """Twelve layers in bfloat16 round by 7 % of the largest logit, as real models do; keys one row off are 130 %."""
     if mutant == "rounding":  # a check that knows nothing of it
         monkeypatch.setattr(checks, "ROUNDING_SHARES", 0)

@@ -67,9 +67,7 @@ class KeepingTheFirst(GraphRunner):
 
 
 @pytest.mark.parametrize("kind", [GraphRunner, KeepingTheFirst])
-def test_the_least_recently_used_shape_makes_way(
-    cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch, kind: type[GraphRunner]
-) -> None:
+def test_the_least_recently_used_shape_makes_way(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch, kind: Any) -> None:
     monkeypatch.setattr(graphs, "MAX_GRAPHS", 2)
     runner = kind(torch.device("cuda"))
 

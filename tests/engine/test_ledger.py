@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from paceline.engine.interface import StepItem, StepPlan
-from paceline.engine.ledger import Ledger, depths
+from paceline.engine.ledger import Ledger
 from paceline.engine.table.engine import TableEngine
 from paceline.models.table_names import TableSpec
 from paceline.protocol.errors import InvalidInput, PacelineError, PrefixMismatch
@@ -67,13 +67,9 @@ def test_bad_items_are_refused(before: tuple[StepItem, ...], item: StepItem, mes
     ("before", "item"),
     [
         (TREE, StepItem(1, 5, (1,), kept_rows=(4, 6))),
-        (TREE, StepItem(1, 5, (1,), kept_rows=(3, 5))),
-        (TREE, StepItem(1, 4, (1,))),
         (TREE, StepItem(1, 3, (1,), kept_rows=(1, 2))),
-        (TREE, StepItem(1, 0, (1,))),
         (TREE, StepItem(1, 3, (1,) * 16, (-1,) * 16)),
         (KEPT, StepItem(1, 8, (1,), (-1, -1, 0, 1, 0, 4), trunk_length=3)),
-        (KEPT, StepItem(1, 6, (1,), (-1, 0, 0, 2), kept_rows=(3, 5, 7), trunk_length=3)),
         (KEPT, StepItem(1, 6, (1, 2), (-1, -1, 1, 2), kept_rows=(3, 5, 7), trunk_length=4)),
         (KEPT, StepItem(1, 5, (1,), (), kept_rows=(4, 6), trunk_length=3)),
         (KEPT, StepItem(1, 5, (1,), (-1, 0, 1, 2, 2, 3), trunk_length=0)),
@@ -92,8 +88,3 @@ def test_empty_steps_and_open_ids_are_refused() -> None:
     with pytest.raises(InvalidInput, match="session = 1"):
         ledger.open(1, 1)
     assert ledger.kv_rows == 20
-
-
-def test_depths() -> None:
-    assert depths(StepItem(1, 5, (1, 2, 3))) == (1, 2, 3)
-    assert depths(StepItem(1, 5, (1, 2, 3, 4), (-1, 0, -1, 1))) == (1, 2, 1, 3)

@@ -87,9 +87,7 @@ def test_the_self_check_catches(
 
 
 @pytest.mark.parametrize("settings", [{"max_num_seqs": 1}, {"reproducible": True, "kv_bytes": 512 * 512}])
-def test_a_limit_of_one_session_is_checked_with_one(
-    caplog: pytest.LogCaptureFixture, settings: dict[str, Any]
-) -> None:
+def test_a_limit_of_one_session_is_checked_with_one(caplog: pytest.LogCaptureFixture, settings: Any) -> None:
     with caplog.at_level(logging.INFO):
         engine = llama(**settings)
     assert "checked a session at a time: 1 se" in caplog.text
@@ -179,9 +177,7 @@ def test_a_draft_or_target_loads_without_torch(tmp_path: Path) -> None:
     ("own", "spins", "policy"),
     [({}, SPIN_COUNT, "PASSIVE"), ({"OMP_WAIT_POLICY": "active"}, 30_000_000_000, "ACTIVE")],
 )
-def test_waiting_threads_spin_briefly_unless_the_operator_says_otherwise(
-    own: dict[str, str], spins: int, policy: str
-) -> None:
+def test_waiting_threads_spin_briefly_unless_told_otherwise(own: dict[str, str], spins: int, policy: str) -> None:
     code = (
         "from paceline.llama_cpp import capi, library; capi.open_interface(library.any_library(None).file); "
         "import sys; assert 'torch' not in sys.modules"
@@ -220,9 +216,7 @@ def test_fingerprints_tell_engines_machines_and_settings_apart(monkeypatch: pyte
         ("gguf", {"kv_bytes": 100_000, "reproducible": True}, "KV rows of kv_bytes = 195: must be at least 512"),
     ],
 )
-def test_what_llama_cpp_can_not_do_is_refused(
-    tmp_path: Path, model: str, settings: dict[str, Any], message: str
-) -> None:
+def test_what_llama_cpp_can_not_do_is_refused(tmp_path: Path, model: str, settings: Any, message: str) -> None:
     names = {"folder": str(tmp_path), "layers": f"{tiny_file()}#layers=0", "gguf": str(tiny_file())}
     with pytest.raises(InvalidInput, match=message):
         load_engine(names[model], llama_settings(**settings))
@@ -326,9 +320,7 @@ def test_recurrent_and_hybrid_models_are_refused(tmp_path: Path, monkeypatch: py
         llama()
 
 
-def test_reproducible_mode_pads_where_rows_differ_and_would_be_refused_where_that_is_not_enough(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_reproducible_mode_pads_where_rows_differ_or_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = llama(reproducible=True)
     assert engine.shape.least == 2, "with float32 a single row has other bits than one of many"
     assert row_invariance(engine, (5, 6, 7)) == ALIKE
@@ -383,9 +375,7 @@ def test_a_damaged_record_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert record.read() == (16, "alike")
 
 
-def test_records_are_few_and_a_folder_that_can_not_be_written_stops_nobody(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_records_are_few_and_no_folder_stops_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
     monkeypatch.setattr(checks, "_MOST_RECORDS", 1)
     first, second = (checks.CheckRecord({"number": number}) for number in range(2))

@@ -76,7 +76,7 @@ def test_a_quantised_engine_that_is_wrong_is_refused_at_start_up(part: str, monk
         engine_of(target())
 
 
-def test_what_it_is_not_implemented_for_is_refused_before_weights_are_read(
+def test_what_is_not_built_is_refused_before_weights_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("paceline.engine.decoder.load_decoder", None)

@@ -142,12 +142,9 @@ def test_ranks_that_read_bfloat16_serve_in_float32() -> None:
 
 
 WARM = SamplingParams(temperature=0.8)
-TOKENS = 40
 
 
-def drawn_text(
-    engine: ParallelEngine | StaticEngine, sampling: SamplingParams = WARM, tokens: int = TOKENS
-) -> list[int]:
+def drawn_text(engine: ParallelEngine | StaticEngine, sampling: SamplingParams = WARM, tokens: int = 40) -> list[int]:
 
     def step(plan: StepPlan, draw: Draw) -> Any:
         (answer,) = engine.step_and_draw(plan, (draw,))
@@ -157,7 +154,7 @@ def drawn_text(
     return _text(engine, step, sampling, tokens)
 
 
-def plain_text(engine: Engine, sampling: SamplingParams = WARM, tokens: int = TOKENS) -> list[int]:
+def plain_text(engine: Engine, sampling: SamplingParams = WARM, tokens: int = 40) -> list[int]:
     return _text(engine, lambda plan, _: engine.step(plan)[0], sampling, tokens)
 
 
