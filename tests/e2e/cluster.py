@@ -38,6 +38,11 @@ def eventually(condition: Callable[[], bool], what: str, timeout_s: float = 20.0
         time.sleep(POLL_SECONDS)
 
 
+def full(*values: object) -> Any:
+    """A test's parameters in `make test-full` alone."""
+    return pytest.param(*values, marks=pytest.mark.full)
+
+
 def free_port() -> int:
     """A port that is free now, and that nobody is given meanwhile: no connection by chance, and no other test.
 

@@ -16,7 +16,7 @@ from paceline.protocol.generation import GenerateRequest, SpeculationSettings
 from paceline.protocol.proposal import Acceptance
 from paceline.protocol.sampling import SamplingParams
 from paceline.sampling.distribution import probabilities, processed_scores
-from tests.e2e.cluster import Cluster
+from tests.e2e.cluster import Cluster, full
 from tests.e2e.statistics import LEVEL, Tokens, chi_square_p
 from tests.sampling import plain
 
@@ -92,12 +92,13 @@ def opposite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     ("acceptance", "drafter"),
     [
         # `test_coupled_identity` has it that a coupled text is target-only's, and `test_race` whose draws those are.
-        pytest.param(Acceptance.COUPLED, "model", marks=pytest.mark.full),
+        full(Acceptance.COUPLED, "model"),
         (Acceptance.REJECTION, "model"),
-        (Acceptance.BLOCK, "model"),
-        # Of one token that is sure, both rules are one; `tests/mutants` has the rule with a copy.
-        pytest.param(Acceptance.REJECTION, "ngram", marks=pytest.mark.full),
-        pytest.param(Acceptance.BLOCK, "ngram", marks=pytest.mark.full),
+        # Of one token both rules are one; the policy's choices are tried with this one, `test_sampling` tries chains.
+        full(Acceptance.BLOCK, "model"),
+        # `tests/mutants` has the rule with a copy.
+        full(Acceptance.REJECTION, "ngram"),
+        full(Acceptance.BLOCK, "ngram"),
     ],
 )
 async def test_text_has_the_targets_distribution(opposite: Cluster, acceptance: Acceptance, drafter: str) -> None:
@@ -117,7 +118,7 @@ async def test_longer_chains_and_filters_have_the_distribution(
         assert p_value(await sample(client, asked, 500, fewest_rounds=2), sampling) > LEVEL
 
 
-@pytest.mark.parametrize("acceptance", [Acceptance.REJECTION, Acceptance.BLOCK])
+@pytest.mark.parametrize("acceptance", [full(Acceptance.REJECTION), Acceptance.BLOCK])
 async def test_the_policys_choices_leave_the_distribution_alone(opposite: Cluster, acceptance: Acceptance) -> None:
     """Drafter, length, waiting and cutting are all the policy's; hits and misses both happen."""
     async with opposite.async_client() as client:

@@ -24,6 +24,7 @@ from paceline.protocol.sampling import SamplingParams
 from paceline.sampling import acceptance
 from tests.drafters.formats.eagle_files import INPUTS
 from tests.drafters.heads.lookahead_files import own_tensors, write
+from tests.e2e.cluster import full
 from tests.e2e.tiny_drafters import DRAFTERS, SETTINGS, services, target_model
 from tests.services.harness import eventually
 
@@ -81,7 +82,12 @@ def check_features(features: dict[int, FeatureRows], text: Sequence[int], layers
 
 @pytest.mark.parametrize(
     ("drafter", "temperature", "static"),
-    [*((name, temperature, False) for name in DRAFTERS for temperature in (0.0, 0.8)), ("eagle3", 0.8, True)],
+    [
+        *((name, 0.8, False) for name in DRAFTERS),
+        ("eagle3", 0.0, False),
+        *(full(name, 0.0, False) for name in DRAFTERS if name != "eagle3"),
+        full("eagle3", 0.8, True),
+    ],
 )
 async def test_no_text_changes_and_what_is_drawn_is_what_q_says(
     drafter: str, temperature: float, static: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -126,7 +132,7 @@ def walk_to_any_child(proposal: Proposal, target_tokens: Sequence[int]) -> int:
     return 0 if len(proposal) else ROOT
 
 
-@pytest.mark.parametrize(("drafter", "temperature"), [("medusa", 0.0), ("exit", 0.8)])
+@pytest.mark.parametrize(("drafter", "temperature"), [("medusa", 0.0), full("exit", 0.8)])
 async def test_a_text_that_is_not_the_targets_is_noticed(
     drafter: str, temperature: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

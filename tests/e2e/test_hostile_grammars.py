@@ -15,7 +15,7 @@ from paceline.local.service_process import Flags
 from paceline.protocol.errors import InvalidInput
 from paceline.protocol.generation import GenerateRequest, SpeculationSettings
 from paceline.protocol.sampling import Grammar, GrammarKind, SamplingParams
-from tests.e2e.cluster import Cluster, cluster_fixture, eventually
+from tests.e2e.cluster import Cluster, cluster_fixture, eventually, full
 from tests.e2e.streams import stream
 from tests.grammars.hostile import HOSTILE
 from tests.grammars.processes import hosts, workers
@@ -28,8 +28,6 @@ ORDINARY = SamplingParams(grammar=Grammar(GrammarKind.REGEX, "([a-f][g-k]+)+"))
 DRAFTED = SpeculationSettings(drafter="model", num_draft_tokens=3)
 
 
-LIMITED = ("multiple", "options")
-"""One of time and one of memory; `test_workers` tries all of them on the workers alone."""
 services = cluster_fixture(TARGET, NEAR, target_flags=LIMITS, draft_flags=LIMITS)
 
 
@@ -37,9 +35,7 @@ def request(sampling: SamplingParams, speculation: SpeculationSettings = DRAFTED
     return GenerateRequest(prompt="abc", sampling=sampling, seed=4, max_new_tokens=24, speculation=speculation)
 
 
-@pytest.mark.parametrize(
-    "name", [each if each in LIMITED else pytest.param(each, marks=pytest.mark.full) for each in HOSTILE]
-)
+@pytest.mark.parametrize("name", ["multiple", *(full(each) for each in HOSTILE if each != "multiple")])
 async def test_a_hostile_grammar_costs_its_own_request_alone(services: Cluster, name: str) -> None:
     target = services.processes["target"].pid
     hostile = request(SamplingParams(grammar=HOSTILE[name]))

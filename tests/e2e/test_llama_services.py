@@ -24,7 +24,7 @@ from paceline.protocol.sampling import SamplingParams
 from paceline.runtime.config import EngineSettings
 from paceline_lab.bench.peers.install import peers_home
 from paceline_lab.bench.peers.models import gguf_of
-from tests.e2e.cluster import Cluster
+from tests.e2e.cluster import Cluster, full
 from tests.e2e.in_process import three_services
 from tests.e2e.streams import output_of, stream
 from tests.e2e.test_coupled_identity import TARGET_ONLY, random_speculation
@@ -52,7 +52,7 @@ async def services(target: Engine, draft: Engine, model: Path | str) -> AsyncIte
 
 @pytest.mark.parametrize(
     ("target", "draft"),
-    [("llama", "torch"), ("torch", "llama"), pytest.param("llama", "llama", marks=pytest.mark.full)],
+    [("llama", "llama"), full("llama", "torch"), full("torch", "llama")],
 )
 async def test_any_speculation_writes_the_target_only_text(tmp_path: Path, target: str, draft: str) -> None:
     exact = EngineSettings(engine="torch", threads=1, reproducible=True)

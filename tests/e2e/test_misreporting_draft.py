@@ -19,7 +19,7 @@ from paceline.protocol.proposal import Acceptance
 from paceline.sampling.distribution import support_scores
 from paceline.sampling.noise import Stream
 from paceline.sampling.racing import race
-from tests.e2e.cluster import Cluster, cluster_fixture, eventually
+from tests.e2e.cluster import Cluster, cluster_fixture, eventually, full
 from tests.e2e.statistics import LEVEL
 from tests.e2e.test_distribution import OPPOSITE, SAMPLING, TARGET, p_value, request, sample
 from tests.services.harness import draft_service
@@ -64,7 +64,7 @@ async def behind(services: Cluster, draft_model: str) -> AsyncIterator[tuple[Asy
                 yield client, lambda: log.read_bytes()[before:].decode()
 
 
-@pytest.mark.parametrize("acceptance", [pytest.param(Acceptance.REJECTION, marks=pytest.mark.full), Acceptance.BLOCK])
+@pytest.mark.parametrize("acceptance", [full(Acceptance.REJECTION), Acceptance.BLOCK])
 async def test_the_text_has_the_targets_distribution_all_the_same(
     opposite: Cluster, monkeypatch: pytest.MonkeyPatch, acceptance: Acceptance
 ) -> None:

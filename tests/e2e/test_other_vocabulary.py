@@ -10,7 +10,7 @@ import pytest
 from paceline.protocol.generation import GenerateRequest, SpeculationSettings
 from paceline.protocol.proposal import Acceptance
 from paceline.protocol.sampling import SamplingParams
-from tests.e2e.cluster import Cluster, cluster_fixture
+from tests.e2e.cluster import Cluster, cluster_fixture, full
 from tests.e2e.test_distribution import TARGET, check_text
 
 BYTES = "table:vocab=300,seed=9,contexts=101,sharpness=1.0"
@@ -32,9 +32,9 @@ def _honest(in_bytes: Cluster) -> Iterator[None]:
     ("acceptance", "drafter"),
     [
         (Acceptance.REJECTION, "model"),
-        pytest.param(Acceptance.REJECTION, f"model:{NO_LETTERS}", id="lacks one", marks=pytest.mark.full),
-        pytest.param(Acceptance.BLOCK, "model", marks=pytest.mark.full),
-        pytest.param(Acceptance.COUPLED, "model", marks=pytest.mark.full),
+        full(Acceptance.REJECTION, f"model:{NO_LETTERS}"),
+        full(Acceptance.BLOCK, "model"),
+        full(Acceptance.COUPLED, "model"),
     ],
 )
 async def test_text_has_the_targets_distribution(in_bytes: Cluster, acceptance: Acceptance, drafter: str) -> None:

@@ -14,7 +14,7 @@ from paceline.client import AsyncClient, Generation
 from paceline.protocol.generation import GenerateRequest, Provenance, SpeculationSettings
 from paceline.protocol.proposal import Acceptance
 from paceline.protocol.sampling import SamplingParams
-from tests.e2e.cluster import Cluster, cluster_fixture
+from tests.e2e.cluster import Cluster, cluster_fixture, full
 from tests.e2e.streams import first_that
 
 TIMED = "table:vocab=64,seed=1,step_ms=30"
@@ -46,7 +46,7 @@ def waiting(timed: Cluster) -> Iterator[str]:
         yield address
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("temperature", [full(0.0), 1.0])
 async def test_hits_misses_and_no_outlook_write_one_text(timed: Cluster, waiting: str, temperature: float) -> None:
     """Two coordinators share the services; one finds its proposals ready, one waits for each."""
     sampling = SamplingParams(temperature=temperature)
@@ -68,7 +68,7 @@ async def test_hits_misses_and_no_outlook_write_one_text(timed: Cluster, waiting
     assert all(generation.stats.cache_hits == 0 == generation.stats.cache_misses for generation in waits)
 
 
-@pytest.mark.parametrize("acceptance", list(Acceptance))
+@pytest.mark.parametrize("acceptance", [Acceptance.COUPLED, Acceptance.BLOCK, full(Acceptance.REJECTION)])
 async def test_most_outcomes_of_a_close_draft_are_there_in_time(timed: Cluster, acceptance: Acceptance) -> None:
     """Most where draft and target share noise; elsewhere a draft can't know the target's draws and foresees fewer."""
     async with timed.async_client() as client:
@@ -79,6 +79,7 @@ async def test_most_outcomes_of_a_close_draft_are_there_in_time(timed: Cluster, 
     assert all(record.proposed >= 1 for record in hits)
 
 
+@pytest.mark.full
 async def test_a_useless_draft_is_left_alone_and_a_good_one_taken_up(tmp_path: Path) -> None:
     """The policy reaches k = 0, and comes back when drafting pays again."""
     long = request(max_new_tokens=200, speculation=AUTO)
@@ -93,6 +94,7 @@ async def test_a_useless_draft_is_left_alone_and_a_good_one_taken_up(tmp_path: P
     assert all(generation.token_ids[:LENGTH] == plain.token_ids for generation in settled + better)
 
 
+@pytest.mark.full
 async def test_ngram_matches_need_no_draft_service_and_go_on_without_the_coordinator(tmp_path: Path) -> None:
     """A match is followed on for the outcome that all of it is accepted."""
     quick = "table:vocab=64,seed=1,order=1,sharpness=30,step_ms=10"  # what a way costs must not decide

@@ -16,6 +16,7 @@ from paceline.client import AsyncClient, Generation
 from paceline.engine.loading import load_engine
 from paceline.runtime.config import DraftConfig, EngineSettings
 from tests.drafters.heads.tiny_mtp import HIDDEN, OWN_LAYERS, change, save_target
+from tests.e2e.cluster import full
 from tests.e2e.in_process import three_services
 from tests.e2e.test_drafters import CHAIN, OFF, TREE, request
 
@@ -41,7 +42,7 @@ def accepted(text: Generation) -> int:
     return sum(record.accepted for record in text.stats.records)
 
 
-@pytest.mark.parametrize("layout", ["deepseek_v3", "deepseek_v32", "glm4_moe", "qwen3_next"])
+@pytest.mark.parametrize("layout", ["glm4_moe", full("deepseek_v3"), full("deepseek_v32"), full("qwen3_next")])
 async def test_no_text_changes_and_tokens_are_accepted(layout: str, tmp_path: Path) -> None:
     async with services(save_target(tmp_path, layout)) as client:
         for temperature in (0.0, 0.8):
@@ -52,7 +53,7 @@ async def test_no_text_changes_and_tokens_are_accepted(layout: str, tmp_path: Pa
                 assert accepted(drafted) >= OFTEN
 
 
-@pytest.mark.parametrize("layout", ["deepseek_v32", "qwen3_next"])
+@pytest.mark.parametrize("layout", [full("deepseek_v32"), "qwen3_next"])
 async def test_an_aligned_prediction_is_accepted(layout: str, tmp_path: Path) -> None:
     async with services(save_target(tmp_path, layout, faint=0.0)) as client:
         for temperature in (0.0, 0.8):

@@ -28,7 +28,7 @@ from paceline_lab.predict.services import ServicePasses, ServicesOptions
 from paceline_training.corpus import Role, Row, save_shard
 from paceline_training.user_data import UserData
 from paceline_training.writing import GenerationRecipe, Writer
-from tests.e2e.cluster import Cluster, cluster_fixture, free_port
+from tests.e2e.cluster import Cluster, cluster_fixture, free_port, full
 
 TARGET = "table:vocab=300,seed=1,sharpness=4,max_length=256"
 DRAFT = "table:vocab=300,seed=1,sharpness=4,noise=0.3,noise_seed=2,max_length=256"
@@ -94,7 +94,7 @@ def check_told(expected: dict[str, Any], found: dict[str, Any]) -> None:
         assert values[told] == pytest.approx(expected[name][told], rel=1e-4, abs=1e-6), name
 
 
-@pytest.mark.parametrize("temperature", [0.8, pytest.param(0.0, marks=pytest.mark.full)])
+@pytest.mark.parametrize("temperature", [0.8, full(0.0)])
 def test_ranks_of_running_services_are_those_of_passes_here(
     cluster: Cluster, tmp_path: Path, temperature: float
 ) -> None:

@@ -15,7 +15,7 @@ from paceline.local.service_process import Flags
 from paceline.protocol.generation import GenerateRequest, Provenance, SpeculationSettings
 from paceline.protocol.sampling import SamplingParams
 from tests.chaos.proxy import Proxy
-from tests.e2e.cluster import Cluster
+from tests.e2e.cluster import Cluster, full
 from tests.e2e.streams import output_of, stream
 from tests.engine import test_families, tiny
 from tests.engine.families import Family, named
@@ -71,7 +71,7 @@ def save_pair(family: Family, folder: Path) -> tuple[str, str]:
 
 def served(count: int) -> pytest.MarkDecorator:
     """All families; the first `count` in every run."""
-    params = [*FAMILIES[:count], *(pytest.param(each, marks=pytest.mark.full) for each in FAMILIES[count:])]
+    params = [*FAMILIES[:count], *(full(each) for each in FAMILIES[count:])]
     return pytest.mark.parametrize("recurrent", params, indirect=True, scope="module")
 
 
@@ -88,7 +88,7 @@ def recurrent(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 
 @served(1)
-@pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.full), 0.8])
+@pytest.mark.parametrize("temperature", [full(0.0), 0.8])
 async def test_any_speculation_writes_the_text_of_forward_passes(recurrent: Served, temperature: float) -> None:
     """One request after another, then eight at once, whose prompts are one prefix."""
     cluster = recurrent.cluster

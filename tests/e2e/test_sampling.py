@@ -17,7 +17,7 @@ from paceline.protocol.errors import InvalidInput
 from paceline.protocol.generation import FinishReason, GenerateRequest, SpeculationSettings
 from paceline.protocol.proposal import Acceptance
 from paceline.protocol.sampling import Grammar, GrammarKind, SamplingParams
-from tests.e2e.cluster import Cluster, cluster_fixture
+from tests.e2e.cluster import Cluster, cluster_fixture, full
 from tests.e2e.statistics import LEVEL, Tokens, chi_square_p
 from tests.e2e.streams import output_of
 from tests.e2e.test_distribution import sample
@@ -68,8 +68,15 @@ def enumerate_distribution(params: SamplingParams) -> dict[Tokens, float]:
     return plain.texts(row, LENGTH, END)
 
 
-@processed
-@pytest.mark.parametrize("acceptance", [Acceptance.REJECTION, Acceptance.BLOCK])
+@pytest.mark.parametrize(
+    ("acceptance", "params"),
+    [
+        (Acceptance.REJECTION, PENALISED),
+        (Acceptance.BLOCK, CONSTRAINED),
+        full(Acceptance.REJECTION, CONSTRAINED),
+        full(Acceptance.BLOCK, PENALISED),
+    ],
+)
 async def test_text_has_the_processed_distribution(
     services: Cluster, acceptance: Acceptance, params: SamplingParams
 ) -> None:
@@ -170,7 +177,7 @@ async def test_samples_share_prompt_and_seed_and_not_their_noise(services: Clust
         assert [each.token_ids for each in sync.generate_samples(4, base)] == [each.token_ids for each in samples]
 
 
-@processed
+@pytest.mark.parametrize("params", [full(PENALISED), CONSTRAINED])
 async def test_samples_of_one_seed_have_the_distribution_too(services: Cluster, params: SamplingParams) -> None:
     drafted = partial(request, sampling=params, seed=77, speculation=CHAIN)
     async with services.async_client() as client:

@@ -12,7 +12,7 @@ from paceline.client import Generation
 from paceline.protocol.errors import InvalidInput
 from paceline.protocol.generation import FinishReason, GenerateRequest, SpeculationSettings
 from paceline.protocol.proposal import Acceptance
-from tests.e2e.cluster import Cluster, cluster_fixture
+from tests.e2e.cluster import Cluster, cluster_fixture, full
 from tests.engine import tiny
 from tests.models.saving import save_with_tokenizer
 
@@ -37,7 +37,7 @@ async def written(cluster: Cluster, requests: list[GenerateRequest]) -> list[Gen
         return [await client.generate(each) for each in requests]
 
 
-@pytest.mark.parametrize("speculation", [SpeculationSettings(), CHAIN], ids=["auto", "chain"])
+@pytest.mark.parametrize("speculation", [full(SpeculationSettings()), CHAIN])
 async def test_an_honest_draft_ends_no_request(tight: Cluster, speculation: SpeculationSettings) -> None:
     asked = partial(request, max_new_tokens=LENGTH)
     drafted, plain = await written(tight, [asked(speculation=speculation), asked(speculation=OFF)])
@@ -48,14 +48,14 @@ async def test_an_honest_draft_ends_no_request(tight: Cluster, speculation: Spec
     tight.wait_idle()
 
 
-@pytest.mark.parametrize("length", [LENGTH, LENGTH + 3, LENGTH + 4])
+@pytest.mark.parametrize("length", [full(LENGTH), full(LENGTH + 3), LENGTH + 4])
 async def test_trees_are_proposed_to_the_last_rows(tight: Cluster, length: int) -> None:
     plain, drafted = await written(tight, [request(max_new_tokens=length, speculation=each) for each in (OFF, TREE)])
     assert drafted.token_ids == plain.token_ids
     assert any(record.proposed for record in drafted.stats.records[-5:])
 
 
-@pytest.mark.parametrize("acceptance", [Acceptance.REJECTION, Acceptance.BLOCK])
+@pytest.mark.parametrize("acceptance", [full(Acceptance.REJECTION), Acceptance.BLOCK])
 async def test_chains_under_other_acceptances_come_to_the_end_too(tight: Cluster, acceptance: Acceptance) -> None:
     rest = ROWS - len(PROMPT)
     (one,) = await written(tight, [request(max_new_tokens=rest, acceptance=acceptance)])

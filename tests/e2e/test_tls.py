@@ -24,7 +24,7 @@ from paceline.protocol.generation import GenerateRequest
 from paceline.runtime.config import PeerSettings
 from paceline.runtime.roles import PeerRole
 from tests.drafting.foreign_server import client_of
-from tests.e2e.cluster import Cluster
+from tests.e2e.cluster import Cluster, full
 from tests.rpc.shown import shown_certificate
 from tests.services.harness import eventually
 
@@ -77,7 +77,7 @@ def serials(cluster: Cluster, folder: Path) -> dict[str, tuple[int, int]]:
     return found
 
 
-@pytest.mark.parametrize("rotations", [5, pytest.param(60, marks=pytest.mark.full)])
+@pytest.mark.parametrize("rotations", [2, full(60)])
 async def test_rotation_under_load_loses_and_changes_nothing(
     secured: Cluster, certificates: Path, rotations: int
 ) -> None:

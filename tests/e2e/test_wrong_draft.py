@@ -13,6 +13,7 @@ from paceline.client import Generation
 from paceline.protocol.generation import GenerateRequest, Provenance, SpeculationSettings
 from paceline.protocol.handshake import MAX_FRAME_BYTES
 from paceline.protocol.proposal import AUTO, ROOT, Acceptance
+from tests.e2e.cluster import full
 from tests.e2e.in_process import TARGET
 from tests.e2e.lying_relay import HostileCluster, Lie, hostile_cluster, in_events
 from tests.services.harness import eventually
@@ -140,7 +141,7 @@ async def test_the_text_goes_on_without_it(name: str) -> None:
     ("field", "value", "prompt", "reason"),
     [
         ("next_token", 64, PROMPT, "drafted for a next token of 64"),
-        ("node", 40, PROMPT, "drafted for node 40"),
+        full("node", 40, PROMPT, "drafted for node 40"),
         ("node", 40, REPEATS, "drafted for node 40"),
     ],
 )
