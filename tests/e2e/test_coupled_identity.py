@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from paceline.local.service_process import Flags
 from paceline.protocol.generation import GenerateRequest, Provenance, SpeculationSettings
-from paceline.protocol.proposal import Acceptance
 from paceline.protocol.sampling import SamplingParams
-from tests.e2e.cluster import TARGET, Cluster, full
+from tests.e2e.cluster import Cluster, full
 from tests.e2e.streams import output_of
 
 TARGET_ONLY = SpeculationSettings(off=True)
@@ -46,18 +43,3 @@ async def test_any_speculation_writes_the_target_only_text(cluster: Cluster, sam
             for each, generation in zip(settings, drafted, strict=True):
                 assert output_of(generation) == output_of(plain), each
             assert any(Provenance.ACCEPTED in generation.provenance for generation in drafted)
-
-
-async def test_a_perfect_draft_is_accepted_whole(tmp_path: Path) -> None:
-    speculation = SpeculationSettings(num_draft_tokens=4)
-    waiting: Flags = {"fan_out": 0}  # a round that waits for its proposal gets it whole
-    with Cluster(tmp_path, TARGET, (f"model:{TARGET}",), coordinator_flags=waiting) as perfect:
-        async with perfect.async_client() as client:
-            for acceptance in Acceptance:
-                generation = await client.generate(
-                    token_ids=(9, 9, 1), seed=5, max_new_tokens=50, acceptance=acceptance, speculation=speculation
-                )
-                assert generation.stats.rounds == 10
-                assert generation.stats.mean_acceptance_length == 5
-                assert generation.stats.acceptance_histogram[4] == 10
-                assert generation.provenance.count(Provenance.BONUS) == 10

@@ -21,7 +21,7 @@ def test_peers_and_their_links_are_described(tmp_path: Path) -> None:
             assert [peer.kind for peer in model.peers] == [PeerKind.TARGET, PeerKind.DRAFT]
             return {peer.kind: peer for peer in model.peers}
 
-        stream = client.stream(token_ids=(1, 2, 3), max_new_tokens=200, seed=5, speculation=DRAFTED)
+        stream = client.stream(token_ids=(1, 2, 3), max_new_tokens=80, seed=5, speculation=DRAFTED)
         with contextlib.closing(stream):  # type: ignore[type-var]  # a generator
             next(event for event in stream if isinstance(event, Tokens))
             assert peers()[PeerKind.TARGET].sessions == 1

@@ -13,7 +13,7 @@ from paceline.protocol.generation import ChatMessage, FinishReason, GenerateRequ
 from paceline.protocol.proposal import Acceptance
 from paceline.protocol.sampling import Grammar, GrammarKind, SamplingParams
 from paceline.runtime.config import DEFAULT_MODEL as MODEL
-from tests.e2e.cluster import Cluster
+from tests.e2e.cluster import Cluster, full
 from tests.e2e.test_records import assert_parts_add_up
 
 pytestmark = [pytest.mark.real_model, pytest.mark.timeout(1800)]
@@ -73,7 +73,7 @@ def check(
 
 
 def test_32_tokens(real: Cluster) -> None:
-    check(real, PROMPTS[0], 32, 3)
+    check(real, PROMPTS[0], 32, 3, SAMPLINGS[:1])
 
 
 SCHEMA: dict[str, Any] = {
@@ -102,15 +102,15 @@ EVERYTHING: dict[str, Any] = {
 }
 
 
-def check_json(cluster: Cluster, prompt: str, seeds: range) -> None:
-    """Every text parses and fits, and is the target-only text under the same penalties."""
+def check_json(cluster: Cluster, prompt: str, *seeds: int | None) -> None:
+    """Every text, the greedy one for None, parses and fits, and is the target-only text under the same penalties."""
     grammar = Grammar(GrammarKind.JSON_SCHEMA, json.dumps(SCHEMA))
     with cluster.client() as client:
-        for temperature, seed in [(0.0, 0), *((1.0, seed) for seed in seeds)]:
-            sampling = SamplingParams(temperature=temperature, grammar=grammar, **EVERYTHING)
+        for seed in seeds:
+            sampling = SamplingParams(temperature=0.0 if seed is None else 1.0, grammar=grammar, **EVERYTHING)
             base = request(prompt, 120, sampling, SpeculationSettings(drafter="model", num_draft_tokens=4))
-            drafted = client.generate(replace(base, seed=seed))
-            plain = client.generate(replace(base, seed=seed, speculation=SpeculationSettings(off=True)))
+            drafted = client.generate(replace(base, seed=seed or 0))
+            plain = client.generate(replace(base, seed=seed or 0, speculation=SpeculationSettings(off=True)))
             assert drafted.token_ids == plain.token_ids
             assert drafted.finish_reason is FinishReason.STOP
             document = json.loads(drafted.text)
@@ -120,7 +120,7 @@ def check_json(cluster: Cluster, prompt: str, seeds: range) -> None:
 
 
 def test_json_of_a_schema_always_parses(real: Cluster) -> None:
-    check_json(real, JSON_PROMPTS[0], range(1))
+    check_json(real, JSON_PROMPTS[0], 0)
 
 
 @pytest.mark.full
@@ -141,7 +141,7 @@ def test_the_models_own_draft_is_there_and_changes_no_text(real: Cluster) -> Non
 
 @pytest.mark.parametrize(
     ("acceptance", "sampling"),
-    [(Acceptance.REJECTION, SamplingParams(1.5)), (Acceptance.BLOCK, SamplingParams(0.8, top_k=20, top_p=0.9))],
+    [full(Acceptance.REJECTION, SamplingParams(1.5)), (Acceptance.BLOCK, SamplingParams(0.8, top_k=20, top_p=0.9))],
 )
 def test_what_it_draws_from_int8_weights_is_drawn_again(
     real: Cluster, acceptance: Acceptance, sampling: SamplingParams
@@ -155,7 +155,7 @@ def test_what_it_draws_from_int8_weights_is_drawn_again(
 @pytest.mark.full
 @pytest.mark.parametrize("prompt", JSON_PROMPTS)
 def test_json_of_many_texts_parses(real: Cluster, prompt: str) -> None:
-    check_json(real, prompt, range(8))
+    check_json(real, prompt, None, *range(8))
 
 
 @pytest.mark.full

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from paceline.engine.table.engine import TableModel
+from paceline.local.service_process import Flags
 from paceline.models.table_names import TableSpec
 from paceline.protocol.errors import InvalidInput
-from paceline.protocol.generation import FinishReason, GenerateRequest, SpeculationSettings
+from paceline.protocol.generation import FinishReason, GenerateRequest, Provenance, SpeculationSettings
 from paceline.protocol.proposal import Acceptance
 from paceline.protocol.sampling import Grammar, GrammarKind, SamplingParams
 from tests.e2e.cluster import Cluster, cluster_fixture, full
@@ -138,14 +139,22 @@ async def test_finished_grammars_end_the_text(services: Cluster) -> None:
             assert one.token_ids[-1] == END
 
 
-async def test_a_drafter_that_knows_the_chain_is_believed(tmp_path: Path) -> None:
+async def test_a_perfect_draft_is_accepted_whole_under_any_chain(tmp_path: Path) -> None:
     """The target's own model as its draft: every token is accepted only if the draft's chain is the target's."""
-    believed = partial(request, seed=3, speculation=CHAIN, max_new_tokens=12)
-    with Cluster(tmp_path, TARGET, (f"model:{TARGET}",)) as same:
+    asked = partial(GenerateRequest, token_ids=PROMPT, seed=3)
+    waiting: Flags = {"fan_out": 0}  # a round that waits for its proposal gets it whole
+    with Cluster(tmp_path, TARGET, (f"model:{TARGET}",), coordinator_flags=waiting) as same:
         async with same.async_client() as client:
-            for params in (PENALISED, CONSTRAINED):
-                for acceptance in Acceptance:
-                    stats = (await client.generate(believed(sampling=params, acceptance=acceptance))).stats
+            for acceptance in Acceptance:
+                four = SpeculationSettings(drafter="model", num_draft_tokens=4)
+                whole = asked(max_new_tokens=50, ignore_eos=True, acceptance=acceptance, speculation=four)
+                plain = await client.generate(whole)
+                assert plain.stats.rounds == plain.stats.acceptance_histogram[4] == 10
+                assert plain.stats.mean_acceptance_length == 5
+                assert plain.provenance.count(Provenance.BONUS) == 10
+                for params in (PENALISED, CONSTRAINED):
+                    processed = asked(max_new_tokens=12, acceptance=acceptance, sampling=params, speculation=CHAIN)
+                    stats = (await client.generate(processed)).stats
                     assert stats.num_accepted_draft_tokens >= stats.num_draft_tokens - 3  # cut by the end of the text
 
 
@@ -185,29 +194,22 @@ async def test_samples_of_one_seed_have_the_distribution_too(services: Cluster, 
     assert chi_square_p(sampled, enumerate_distribution(params)) > LEVEL
 
 
-REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"sampling": SamplingParams(grammar=Grammar(GrammarKind.REGEX, "(a"))}, "regex = '(a': must be a grammar"),
-    ({"sampling": SamplingParams(grammar=Grammar(GrammarKind.LARK, "start: x"))}, "lark = 'start: x'"),
-    (
-        {"sampling": SamplingParams(grammar=Grammar(GrammarKind.JSON_SCHEMA, '{"type": 3}'))},
-        "json_schema = '{\"type\": 3}'",
-    ),
-    (
-        {"sampling": SamplingParams(grammar=GRAMMAR), "resume_token_ids": (1, 3)},
-        "token at position 3 = 1: must be a token that the regex allows there",
-    ),
-    (
-        {"sampling": SamplingParams(grammar=Grammar(GrammarKind.REGEX, "a"), bad_words=((0,),))},
-        "tokens left at position 3 = 0: must be at least 1: bad_words, min_tokens and grammar",
-    ),
-]
-
-
-@pytest.mark.parametrize(("changes", "text"), REFUSED, ids=[text[:28] for _, text in REFUSED])
-def test_what_cannot_be_served_is_refused_by_name(services: Cluster, changes: dict[str, Any], text: str) -> None:
-    with services.client() as client:
-        with pytest.raises(InvalidInput) as caught:
-            client.generate(request(seed=1, **changes))
-        assert text in caught.value.message
-        assert len(client.generate(token_ids=(1,), max_new_tokens=2, ignore_eos=True).token_ids) == 2
+async def test_what_cannot_be_served_is_refused_by_name(services: Cluster) -> None:
+    """By the target, at the start and in the midst of a text; `tests/grammars/test_workers.py` has every case."""
+    wrong = SamplingParams(grammar=Grammar(GrammarKind.REGEX, "(a"))
+    stuck = SamplingParams(grammar=Grammar(GrammarKind.REGEX, "a"), bad_words=((0,),))
+    refused: list[tuple[dict[str, Any], str]] = [
+        ({"sampling": wrong}, "regex = '(a': must be a grammar"),
+        (
+            {"sampling": SamplingParams(grammar=GRAMMAR), "resume_token_ids": (1, 3)},
+            "token at position 3 = 1: must be a token that the regex allows there",
+        ),
+        ({"sampling": stuck}, "tokens left at position 3 = 0: must be at least 1: bad_words, min_tokens and grammar"),
+    ]
+    async with services.async_client() as client:
+        for changes, text in refused:
+            with pytest.raises(InvalidInput) as caught:
+                await client.generate(request(seed=1, **changes))
+            assert text in caught.value.message
+            assert len((await client.generate(request(max_new_tokens=2, ignore_eos=True))).token_ids) == 2
     services.wait_idle()

@@ -16,7 +16,7 @@ from paceline.protocol.generation import FinishReason, GenerateRequest, Provenan
 from paceline.protocol.proposal import Acceptance
 from paceline.protocol.sampling import Grammar, GrammarKind, SamplingParams
 from tests.chaos.proxy import Proxy
-from tests.e2e.cluster import Cluster
+from tests.e2e.cluster import Cluster, full
 from tests.e2e.streams import Blow, first_that, output_of, stream
 
 END = 63
@@ -31,7 +31,12 @@ SAMPLINGS = {
     "greedy": SamplingParams(temperature=0, repetition_penalty=1.3),
     "sampled": SamplingParams(temperature=0.9, top_p=0.95, logprobs=2),
     "penalties": SamplingParams(
-        repetition_penalty=1.4, presence_penalty=0.6, frequency_penalty=0.8, min_tokens=10, logit_bias=((END, 3.0),)
+        repetition_penalty=1.4,
+        presence_penalty=0.6,
+        frequency_penalty=0.8,
+        min_tokens=10,
+        logit_bias=((END, 3.0),),
+        logprobs=1,
     ),
     "grammar": SamplingParams(grammar=Grammar(GrammarKind.REGEX, "([a-f][g-k]+)+")),
 }
@@ -40,26 +45,23 @@ endless = partial(text, ignore_eos=True)
 
 
 class Way(NamedTuple):
-    """Services whose target starts rounds by itself, a coordinator that sends each, and how such rounds are had."""
+    """Services whose target starts rounds by itself, and a coordinator that sends each."""
 
     services: Cluster
     sender: str
-    speculation: SpeculationSettings
 
 
-RUNS, PREFETCHES = (TARGET, OFF), (TIMED, MODEL)
-runs = pytest.mark.parametrize("way", [RUNS], indirect=True, ids=["runs"])
-prefetches = pytest.mark.parametrize("way", [PREFETCHES], indirect=True, ids=["prefetched"])
+runs = pytest.mark.parametrize("way", [TARGET], indirect=True, ids=["runs"])
+prefetches = pytest.mark.parametrize("way", [TIMED], indirect=True, ids=["prefetched"])
 
 
-@pytest.fixture(scope="module", params=[RUNS, PREFETCHES], ids=["runs", "prefetched"])
+@pytest.fixture(scope="module")
 def way(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Way]:
-    target, speculation = request.param
     with (
-        Cluster(tmp_path_factory.mktemp("way"), target, (f"model:{NEAR}",)) as services,
+        Cluster(tmp_path_factory.mktemp("way"), request.param, (f"model:{NEAR}",)) as services,
         services.coordinator("sender", {"lease": 0, "max_prefetched": 0}) as sender,
     ):
-        yield Way(services, sender, speculation)
+        yield Way(services, sender)
 
 
 def self_started(generation: Generation) -> list[bool]:
@@ -85,7 +87,7 @@ async def both(way: Way, requests: Sequence[GenerateRequest]) -> list[Generation
 
 
 @runs
-@pytest.mark.parametrize("acceptance", list(Acceptance))
+@pytest.mark.parametrize("acceptance", [Acceptance.COUPLED, Acceptance.BLOCK, full(Acceptance.REJECTION)])
 async def test_runs_write_the_text_of_rounds_that_are_sent(way: Way, acceptance: Acceptance) -> None:
     requests = [
         text(acceptance=acceptance, sampling=sampling, seed=seed, sample_index=seed % 2, speculation=OFF)
@@ -100,7 +102,7 @@ async def test_runs_write_the_text_of_rounds_that_are_sent(way: Way, acceptance:
 
 
 @prefetches
-@pytest.mark.parametrize("name", SAMPLINGS)
+@pytest.mark.parametrize("name", [full("greedy"), full("sampled"), "penalties", "grammar"])
 async def test_prefetched_proposals_write_the_text_of_rounds_that_are_sent(way: Way, name: str) -> None:
     speculations = (MODEL, TREE, SpeculationSettings(), replace(MODEL, num_draft_tokens=1))
     requests = [
@@ -114,11 +116,12 @@ async def test_prefetched_proposals_write_the_text_of_rounds_that_are_sent(way: 
         assert all(output_of(each) == output_of(generations[-1]) for each in tried)
 
 
+@runs
 async def test_a_stop_string_ends_the_text_and_what_was_started(way: Way) -> None:
     async with AsyncClient(way.sender) as client:
-        whole = await client.generate(endless(speculation=way.speculation))
+        whole = await client.generate(endless(speculation=OFF))
     stops = [whole.text[start : start + 2] for start in range(5, 40, 7)]
-    stopped = await both(way, [endless(stop=(stop,), speculation=way.speculation) for stop in stops])
+    stopped = await both(way, [endless(stop=(stop,), speculation=OFF) for stop in stops])
     assert [one.text for one in stopped] == [whole.text[: whole.text.index(stop)] for stop in stops]
     assert {one.finish_reason for one in stopped} == {FinishReason.STOP}
 
@@ -133,6 +136,7 @@ async def test_requests_that_draft_and_requests_that_are_leased_write_the_same_t
     assert len({each.token_ids for each in gathered}) == 1
 
 
+@pytest.mark.full
 @prefetches
 async def test_requests_that_draft_together_go_on_with_what_was_drafted_and_without(way: Way) -> None:
     request = endless(max_new_tokens=100, speculation=SpeculationSettings(drafter="model"))
@@ -175,20 +179,19 @@ async def test_most_hits_of_a_close_draft_are_started_by_the_target(way: Way) ->
 
 @pytest.mark.parametrize(
     ("step_ms", "speculation", "acceptances"),
-    [(4, OFF, list(Acceptance)), (STEP_MS, MODEL, [Acceptance.COUPLED])],
-    ids=["runs", "prefetched"],
+    [full(4, OFF, list(Acceptance)), (STEP_MS, MODEL, [Acceptance.COUPLED])],
 )
 async def test_services_that_die_meanwhile_come_back_to_the_same_texts(
     tmp_path: Path, step_ms: int, speculation: SpeculationSettings, acceptances: Sequence[Acceptance]
 ) -> None:
     cluster = Cluster(tmp_path, f"{TARGET},step_ms={step_ms}", (f"model:{NEAR}",))
-    request = partial(endless, max_new_tokens=110, sampling=SAMPLINGS["penalties"], speculation=speculation)
+    request = partial(endless, max_new_tokens=80, sampling=SAMPLINGS["penalties"], speculation=speculation)
     first, *others = [request(acceptance=acceptance) for acceptance in acceptances]
 
     with Proxy(("127.0.0.1", cluster.ports["target"])) as proxy:
         cluster.target_proxy = proxy.address
-        blows: list[Blow] = [(20, proxy.cut), (50, partial(cluster.restart, "target"))]
-        blows += [(80, partial(cluster.restart, "draft"))] if speculation is MODEL else []
+        blows: list[Blow] = [(15, proxy.cut), (35, partial(cluster.restart, "target"))]
+        blows += [(55, partial(cluster.restart, "draft"))] if speculation is MODEL else []
         with cluster:
             async with cluster.async_client() as client:
                 whole = await asyncio.gather(*map(client.generate, (first, *others)))

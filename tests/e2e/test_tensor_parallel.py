@@ -30,7 +30,7 @@ from paceline.protocol.target import Round, Verdict
 from paceline.runtime.config import TargetConfig
 from paceline.runtime.process import FAILURE
 from target_service.verifier import verify
-from tests.e2e.cluster import Cluster, cluster_fixture, eventually, free_port, ranks_of
+from tests.e2e.cluster import Cluster, cluster_fixture, eventually, free_port, full, ranks_of
 from tests.e2e.streams import stream
 from tests.engine import tiny
 from tests.models.saving import save_with_tokenizer
@@ -83,11 +83,7 @@ def assert_gone(cluster: Cluster, ranks: list[psutil.Process], code: int) -> Non
 
 @pytest.mark.parametrize(
     "sampling",
-    [
-        SamplingParams(temperature=0),
-        WARM,
-        SamplingParams(temperature=0.9, top_k=40, top_p=0.9, min_p=0.01, logprobs=3),
-    ],
+    [SamplingParams(temperature=0), SamplingParams(temperature=0.9, top_k=40, top_p=0.9, min_p=0.01, logprobs=3)],
 )
 def test_two_ranks_write_the_text_of_one(one: Cluster, two: Cluster, sampling: SamplingParams) -> None:
     plain, ranked = both(one, two, request(sampling=sampling))
@@ -102,8 +98,10 @@ def test_two_ranks_report_a_prompt_as_one_does(one: Cluster, two: Cluster) -> No
     assert [row.token_ids[0] for row in ranked.prompt_logprobs] == [*prompt[1:]]
 
 
-@pytest.mark.parametrize("sampling", [WARM, SamplingParams(temperature=0.9, top_p=0.7)])
-@pytest.mark.parametrize("acceptance", [Acceptance.REJECTION, Acceptance.BLOCK])
+@pytest.mark.parametrize(
+    ("acceptance", "sampling"),
+    [(Acceptance.REJECTION, WARM), (Acceptance.BLOCK, SamplingParams(temperature=0.9, top_p=0.7))],
+)
 async def test_two_ranks_answer_a_round_as_one_does(
     one: Cluster, two: Cluster, acceptance: Acceptance, sampling: SamplingParams
 ) -> None:
@@ -150,7 +148,7 @@ async def test_an_idle_service_whose_rank_dies_ends_too_and_no_rank_outlives_ran
     assert_gone(two, ranks, -signal.SIGKILL)
 
 
-@pytest.mark.parametrize("lost", [0, 1])
+@pytest.mark.parametrize("lost", [full(0), 1])
 def test_ranks_that_torchrun_has_started_end_together(tmp_path: Path, lost: int) -> None:
     """Each is in a step that lasts, as a sum on a GPU does that waits for a rank: nothing but the loss ends it."""
     flags: Flags = {"model": f"{TABLE},step_ms=60000", "tensor_parallel_size": 3, "server.port": 0}
@@ -214,6 +212,7 @@ def plain_token(engine: Engine, tokens: list[int], session: int) -> tuple[int, .
     ).token_ids
 
 
+@pytest.mark.full
 async def test_a_rank_killed_in_a_step_leaves_no_half_answered_round(tmp_path: Path) -> None:
     """Every session of the step ends with its link, as UNAVAILABLE, well before the step would have."""
     with Cluster(tmp_path, f"{TABLE},step_ms=2000", drafters=(), target_flags=RANKED) as cluster:
