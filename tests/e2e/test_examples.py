@@ -83,6 +83,7 @@ def test_the_document_fits_the_schema(services: Cluster) -> None:
     assert 0 <= document["price"] <= 999
 
 
+@pytest.mark.full
 def test_a_client_in_javascript_from_the_protos_alone(services: Cluster, tmp_path: Path) -> None:
     npm, node = shutil.which("npm"), shutil.which("node")
     if npm is None or node is None:
@@ -129,6 +130,7 @@ def test_a_request_is_run_and_written_for_perfetto(services: Cluster, tmp_path: 
     assert 0.5 < covered / (last - rounds[0]["ts"]) <= 1, "rounds stand where they were, with little between them"
 
 
+@pytest.mark.full
 def test_a_saved_response_is_traced_again(services: Cluster, tmp_path: Path) -> None:
     saved, again = tmp_path / "saved.json", tmp_path / "again.json"
     written = paceline("generate", *REQUEST, "--coordinator", services.address, "--json", "--rounds")

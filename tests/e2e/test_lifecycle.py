@@ -24,7 +24,7 @@ from tests.e2e.cluster import Cluster, eventually, free_port
 
 SLOW = "table:vocab=300,seed=1,eos=299,step_ms=20"
 LENGTH = 60
-"""Tokens of a generation that is under way when a signal comes: more than a second."""
+"""Tokens of a generation that is under way while a target drains: more than a second."""
 DRAIN_SECONDS = 60.0
 AT_ONCE_S = 1.0
 KILLED = 128 + signal.SIGTERM
@@ -107,8 +107,8 @@ def test_services_and_ranks_end_with_their_supervisor(tmp_path: Path, number: si
 def test_sigterm_lets_a_generation_finish(tmp_path: Path) -> None:
     with serve_slow(tmp_path) as command:
         with Client(command.address) as client:
-            undisturbed = client.generate(request())
-        running = Running(command.address, request())
+            undisturbed = client.generate(request(LENGTH // 2))
+        running = Running(command.address, request(LENGTH // 2))
         command.process.terminate()
         assert running.token_ids() == undisturbed.token_ids
         code, out, err = command.finish()
@@ -152,6 +152,7 @@ def accepts(address: str) -> bool:
     return True
 
 
+@pytest.mark.full
 def test_a_target_that_drains_finishes_its_sessions_and_new_ones_wait_for_the_next_target(tmp_path: Path) -> None:
     flags: dict[str, object] = {"server.drain_seconds": DRAIN_SECONDS, "server.health_port": free_port()}
     health = f"127.0.0.1:{flags['server.health_port']}"

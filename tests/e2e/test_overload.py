@@ -49,22 +49,10 @@ async def over_http(cluster: GatewayCluster, name: str) -> Answer:
     return await asyncio.to_thread(post, address, "/v1/completions", COMPLETION, Authorization=key)
 
 
-class Texts(list[list[int]]):
-    """Tokens of texts as they come, and the means to end one of them."""
-
-    def __init__(self, count: int) -> None:
-        super().__init__([] for _ in range(count))
-        self.readers: list[asyncio.Task[None]] = []
-
-    def end_one(self) -> None:
-        """The last one's client leaves."""
-        self.readers[-1].cancel()
-
-
 @asynccontextmanager
-async def flooded(cluster: GatewayCluster) -> AsyncIterator[Texts]:
-    """Texts of the flooding key that have begun and go on: as many as there are places."""
-    texts = Texts(PLACES)
+async def flooded(cluster: GatewayCluster) -> AsyncIterator[tuple[list[list[int]], list[asyncio.Task[None]]]]:
+    """Texts of the flooding key that have begun and go on, as many as there are places, and who reads them."""
+    texts: list[list[int]] = [[] for _ in range(PLACES)]
     begun = [asyncio.Event() for _ in texts]
 
     async def read(client: AsyncClient, place: int) -> None:
@@ -74,22 +62,20 @@ async def flooded(cluster: GatewayCluster) -> AsyncIterator[Texts]:
                 begun[place].set()
 
     async with client_of(cluster, "flood") as client, asyncio.TaskGroup() as group:
-        texts.readers += [group.create_task(read(client, place)) for place in range(PLACES)]
+        readers = [group.create_task(read(client, place)) for place in range(PLACES)]
         async with asyncio.timeout(20):
             await asyncio.gather(*(event.wait() for event in begun))
-        yield texts
-        for reader in texts.readers:
+        yield texts, readers
+        for reader in readers:
             reader.cancel()
 
 
-async def until_idle(cluster: GatewayCluster) -> None:
-    await asyncio.to_thread(cluster.wait_idle)
-
-
-async def test_the_others_are_told_at_once_when_to_come_and_texts_go_on(crowded: GatewayCluster) -> None:
-    async with client_of(crowded, "flood") as client:
+async def test_a_flood_is_told_at_once_when_to_come_and_another_key_has_the_first_place(
+    crowded: GatewayCluster,
+) -> None:
+    async with client_of(crowded, "flood") as client, client_of(crowded, "calm") as calm:
         alone = (await client.generate(SHORT)).token_ids
-        async with flooded(crowded) as texts:
+        async with flooded(crowded) as (texts, readers):
             before = [len(text) for text in texts]
             asked = [client.generate(SHORT) for _ in range(TIMES * PLACES)]
             refused = await asyncio.gather(*asked, return_exceptions=True)
@@ -103,19 +89,13 @@ async def test_the_others_are_told_at_once_when_to_come_and_texts_go_on(crowded:
                 lambda: all(len(text) > was + 5 for text, was in zip(texts, before, strict=True)),
                 "they go on",
             )
+            waiting = asyncio.create_task(calm.generate(SHORT))
+            with pytest.raises(Overloaded, match=f"max_concurrent_requests = {PLACES}: the key has {PLACES} of them"):
+                await client.generate(SHORT)
+            assert not waiting.done(), "it waits, and is not refused"
+            readers[-1].cancel()
+            assert len((await waiting).token_ids) == SHORT.max_new_tokens
         assert all(tuple(text[: len(alone)]) == alone for text in texts)
-        await until_idle(crowded)
+        await asyncio.to_thread(crowded.wait_idle)
         assert (await client.generate(SHORT)).token_ids == alone
         assert (await over_http(crowded, "flood")).status == 200
-
-
-async def test_a_second_key_is_served_as_soon_as_one_text_of_the_flood_has_ended(crowded: GatewayCluster) -> None:
-    async with flooded(crowded) as texts, client_of(crowded, "calm") as calm, client_of(crowded, "flood") as flood:
-        waiting = asyncio.create_task(calm.generate(SHORT))
-        with pytest.raises(Overloaded, match=f"max_concurrent_requests = {PLACES}: the key has {PLACES} of them"):
-            await flood.generate(SHORT)
-        assert (await over_http(crowded, "flood")).status == 429
-        assert not waiting.done(), "it waits, and is not refused"
-        texts.end_one()
-        assert len((await waiting).token_ids) == SHORT.max_new_tokens
-    await until_idle(crowded)
