@@ -46,6 +46,7 @@ def busy(tmp_path_factory: pytest.TempPathFactory, trigger: Trigger) -> Iterator
             yield cluster
 
 
+@pytest.mark.full
 async def test_long_steps_chunks_and_a_queue_are_waited_for(busy: Cluster) -> None:
     """A prompt takes two steps, and one request waits for another."""
     async with busy.async_client(resume_wait_s=0) as client:

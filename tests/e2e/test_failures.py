@@ -63,17 +63,6 @@ async def test_draft_killed_and_restarted_within_one_text(timed: Cluster, plain:
     timed.await_links()
 
 
-def test_a_coordinator_that_starts_without_its_draft_takes_requests_for_it(timed: Cluster, plain: Generation) -> None:
-    """It doesn't know the draft's drafters yet, and serves those who name one."""
-    timed.kill("draft")
-    timed.restart("coordinator")
-    with timed.client() as client:
-        named = request(speculation=SpeculationSettings(drafter="model", num_draft_tokens=3))
-        assert client.generate(named).token_ids == plain.token_ids
-    timed.restart("draft")
-    timed.await_links()
-
-
 async def test_every_resume_point_joins_to_the_same_text(timed: Cluster) -> None:
     """The bytes of table text are mostly broken UTF-8: every cut is a character boundary case."""
 

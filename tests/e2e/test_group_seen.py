@@ -67,6 +67,8 @@ async def test_a_group_that_rests_is_seen(lost: None, exposed: None) -> None:
         assert [mode.state for mode in explanation.group.modes] == ["runs", "paused", "paused"]
     assert {record.mode for record in fixed.stats.records} == {""}, "it says itself how to draft"
     target, draft = model.peers
+    assert (target.up, target.problem, draft.up, draft.problem) == (True, "", True, "")
+    assert target.fingerprint.model.startswith(TARGET) and target.step_ms > 2
     assert target.group is not None and draft.group is None
     assert target.group.mode == "rest"
     value = partial(exposition.value, target=target.address)

@@ -60,22 +60,16 @@ class Many(LocalServices):
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Many]:
+def many(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Many]:
     with Many(tmp_path_factory.mktemp("many")) as services:
         yield services
 
 
-@pytest.fixture
-def many(running: Many) -> Many:
-    running.all_serve()
-    return running
-
-
-def request(number: int, length: int = LENGTH, *, off: bool = False) -> GenerateRequest:
+def request(number: int, *, off: bool = False) -> GenerateRequest:
     return GenerateRequest(
         token_ids=(10, 200, 30 + number),
         seed=number,
-        max_new_tokens=length,
+        max_new_tokens=LENGTH,
         ignore_eos=True,
         speculation=SpeculationSettings(off=off, num_draft_tokens=None if off else 3),
     )
@@ -84,15 +78,14 @@ def request(number: int, length: int = LENGTH, *, off: bool = False) -> Generate
 class Streams:
     """Requests that run at once, and how far each is."""
 
-    def __init__(self, services: Many, count: int, length: int = LENGTH) -> None:
+    def __init__(self, services: Many, count: int) -> None:
         self.so_far = [Collector() for _ in range(count)]
         self._client = services.address
-        self._length = length
         self._tasks = [asyncio.create_task(self._run(number)) for number in range(count)]
 
     async def _run(self, number: int) -> None:
         async with AsyncClient(self._client) as client:
-            async for event in client.stream(request(number, self._length)):
+            async for event in client.stream(request(number)):
                 self.so_far[number].add(event)
 
     async def are_under_way(self, tokens: int = 30) -> None:
@@ -105,14 +98,14 @@ class Streams:
         return [text.generation().token_ids for text in self.so_far]
 
 
-async def alone(services: Many, count: int, length: int = LENGTH) -> list[tuple[int, ...]]:
+async def alone(services: Many, count: int) -> list[tuple[int, ...]]:
     """The same texts, target-only, undisturbed."""
     async with AsyncClient(services.address) as client:
-        wanted = [client.generate(request(number, length, off=True)) for number in range(count)]
+        wanted = [client.generate(request(number, off=True)) for number in range(count)]
         return [generation.token_ids for generation in await asyncio.gather(*wanted)]
 
 
-async def test_sessions_are_spread_and_a_killed_target_hands_its_own_over(many: Many) -> None:
+async def test_sessions_are_spread_handed_over_and_follow_what_files_name(many: Many) -> None:
     expected = await alone(many, 6)
     streams = Streams(many, 6)
     await streams.are_under_way()
@@ -122,32 +115,17 @@ async def test_sessions_are_spread_and_a_killed_target_hands_its_own_over(many: 
     await streams.are_under_way(60)
     assert await asyncio.to_thread(many.sessions, "target-b") == 6
     assert await streams.texts() == expected
-    before = many.drained()
     many.all_serve()
     many.tell("draft", "draft-b")
-    again = Streams(many, 6, 40)
-    assert await again.texts() == [text[:40] for text in expected]
-    await asyncio.to_thread(
-        eventually, lambda: many.drained() > before, "the draft that is no longer named is let go"
-    )
-
-
-@pytest.mark.full
-async def test_a_draft_service_is_added_under_load_and_one_removed(many: Many) -> None:
-    expected = await alone(many, 4, 300)
-    before = many.drained()
-    many.tell("draft", "draft-a")
-    eventually(lambda: many.drained() > before, "drained")
-    streams = Streams(many, 4, 300)
-    await streams.are_under_way()
-    assert await asyncio.to_thread(many.sessions, "draft-b") == 0
-    many.tell("draft", "draft-b")
-    later = [Streams(many, 4, 100)]
+    again = Streams(many, 6)
+    assert await again.texts() == expected
+    await asyncio.to_thread(eventually, lambda: many.drained() > 0, "the draft that is no longer named is let go")
+    assert many.sessions("draft-a") == 0
+    many.tell("draft", "draft-a", "draft-b")
+    later = [Streams(many, 4)]
     async with asyncio.timeout(10):
-        while await asyncio.to_thread(many.sessions, "draft-b") == 0:
-            later.append(Streams(many, 1, 100))
+        while await asyncio.to_thread(many.sessions, "draft-a") == 0:
+            later.append(Streams(many, 1))
             await later[-1].are_under_way()
     for each in later:
-        assert await each.texts() == [text[:100] for text in expected[: len(each.so_far)]]
-    assert await streams.texts() == expected
-    await asyncio.to_thread(eventually, lambda: many.sessions("draft-a") == 0, "draft-a is empty")
+        assert await each.texts() == expected[: len(each.so_far)]

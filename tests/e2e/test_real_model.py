@@ -123,11 +123,6 @@ def test_json_of_a_schema_always_parses(real: Cluster) -> None:
     check_json(real, JSON_PROMPTS[0], 0)
 
 
-@pytest.mark.full
-def test_penalised_text_is_the_target_only_text(real: Cluster) -> None:
-    check(real, PROMPTS[1], 24, 3, tuple(replace(each, **EVERYTHING) for each in SAMPLINGS[:1]))
-
-
 RIVERS = request("Name three rivers.", 32, SamplingParams(0.7), SpeculationSettings(drafter=OWN, num_draft_tokens=3))
 
 

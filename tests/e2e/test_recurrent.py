@@ -119,13 +119,3 @@ async def test_sessions_lost_in_mid_round_go_on(recurrent: Served) -> None:
         await asyncio.to_thread(cluster.restart, "draft")
         await asyncio.to_thread(cluster.await_links)
     cluster.wait_idle()
-
-
-@pytest.mark.full
-@served(0)
-async def test_a_target_that_is_killed_in_mid_round_has_the_states_again(recurrent: Served) -> None:
-    asked = partial(request, speculation=SPECULATIONS[1], sampling=SamplingParams(temperature=0.8))
-    async with recurrent.cluster.async_client() as client:
-        plain = await client.generate(asked(speculation=OFF))
-        struck = await stream(client, asked(), (STRUCK_AT, partial(recurrent.cluster.restart, "target")))
-        assert struck.token_ids == (await client.generate(asked())).token_ids == plain.token_ids

@@ -1,4 +1,4 @@
-"""Rounds that the target starts by itself, in runs or with prefetched proposals: their text is that of sent ones."""
+"""Drafting behind verification, and rounds that the target starts by itself: their text is that of sent ones."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 
 from paceline.client import AsyncClient, Generation
@@ -21,7 +22,8 @@ from tests.e2e.streams import Blow, first_that, output_of, stream
 
 END = 63
 TARGET = f"table:vocab=64,seed=1,eos={END}"
-STEP_MS = 25
+STEP_MS = 30
+"""Leaves the draft time to work ahead."""
 TIMED = f"{TARGET},step_ms={STEP_MS}"
 NEAR = f"{TARGET},noise=0.3,step_ms=1"
 OFF = SpeculationSettings(off=True)
@@ -136,22 +138,6 @@ async def test_requests_that_draft_and_requests_that_are_leased_write_the_same_t
     assert len({each.token_ids for each in gathered}) == 1
 
 
-@pytest.mark.full
-@prefetches
-async def test_requests_that_draft_together_go_on_with_what_was_drafted_and_without(way: Way) -> None:
-    request = endless(max_new_tokens=100, speculation=SpeculationSettings(drafter="model"))
-    async with way.services.async_client() as client, AsyncClient(way.sender) as other:
-        own = await other.generate(replace(request, speculation=OFF))
-        for _ in range(5):
-            together = await asyncio.gather(*(client.generate(request) for _ in range(6)))
-            assert {each.token_ids for each in together} == {own.token_ids}
-            records = [record for each in together for record in each.stats.records if record.self_started]
-            kinds = {record.proposed > 0 for record in records if record.mode == "drafts"}
-            if len(kinds) == 2:
-                break
-    assert kinds == {True, False}
-
-
 @prefetches
 async def test_records_of_a_run_are_the_times_between_verdicts(way: Way) -> None:
     async with way.services.async_client() as client:
@@ -175,6 +161,59 @@ async def test_most_hits_of_a_close_draft_are_started_by_the_target(way: Way) ->
     records = [record for record in one.stats.records if record.self_started]
     assert all(record.cache_hit and record.draft_wait_ms == 0 for record in records)
     assert sum(record.accepted for record in records) > 0
+
+
+@prefetches
+@pytest.mark.parametrize("temperature", [full(0.0), 1.0])
+async def test_hits_misses_and_no_outlook_write_one_text(way: Way, temperature: float) -> None:
+    """Two coordinators share the services; one finds its proposals ready, one waits for each."""
+    request = partial(endless, max_new_tokens=32, sampling=SamplingParams(temperature=temperature))
+    rng = np.random.default_rng(3)
+    ks, shapes = rng.integers(1, 7, size=3), ((), (3, 2, 1))
+    settings = [
+        SpeculationSettings(drafter="model", num_draft_tokens=int(k), tree_widths=w) for k in ks for w in shapes
+    ]
+    drafted = [request(speculation=each) for each in (*settings, SpeculationSettings())]
+    with way.services.coordinator("waiting", {"fan_out": 0}) as waiting:
+        async with way.services.async_client() as ahead, AsyncClient(waiting) as behind:
+            plain = (await ahead.generate(request(speculation=OFF))).token_ids
+            hits = await asyncio.gather(*map(ahead.generate, drafted))
+            waits = await asyncio.gather(*map(behind.generate, drafted))
+    assert all(generation.token_ids == plain for generation in (*hits, *waits))
+    assert sum(generation.stats.cache_hits for generation in hits) > 0
+    assert sum(generation.stats.cache_misses for generation in hits) > 0
+    assert all(generation.stats.cache_hits == 0 == generation.stats.cache_misses for generation in waits)
+
+
+@prefetches
+@pytest.mark.parametrize("acceptance", [Acceptance.COUPLED, Acceptance.BLOCK, full(Acceptance.REJECTION)])
+async def test_most_outcomes_of_a_close_draft_are_there_in_time(way: Way, acceptance: Acceptance) -> None:
+    """Most where draft and target share noise; elsewhere a draft can't know the target's draws and foresees fewer."""
+    async with way.services.async_client() as client:
+        stats = (await client.generate(endless(max_new_tokens=96, acceptance=acceptance, speculation=MODEL))).stats
+    assert stats.cache_hits * (1 if acceptance is Acceptance.COUPLED else 4) > stats.cache_misses
+    hits = [record for record in stats.records if record.cache_hit]
+    assert sum(record.accepted for record in hits) > 0
+    assert all(record.proposed >= 1 for record in hits)
+
+
+def drafts(generation: Generation) -> bool:
+    return generation.stats.num_spec_steps > 0.2 * generation.stats.rounds
+
+
+@pytest.mark.full
+async def test_a_useless_draft_is_left_alone_and_a_good_one_taken_up(tmp_path: Path) -> None:
+    """The policy reaches k = 0, and comes back when drafting pays again."""
+    long = endless(max_new_tokens=200, speculation=SpeculationSettings(drafter="auto"))
+    with Cluster(tmp_path, f"{TARGET},step_ms=10", (f"model:{TARGET},invert=1,step_ms=1",)) as cluster:
+        async with cluster.async_client() as client:
+            plain = await client.generate(endless(speculation=OFF))
+            settled = await first_that(lambda each: not drafts(each), client, long)
+            cluster.drafters = (f"model:{NEAR}",)
+            cluster.restart("draft")
+            cluster.await_links()
+            better = await first_that(drafts, client, long)
+    assert all(one.token_ids[: len(plain.token_ids)] == plain.token_ids for one in settled + better)
 
 
 @pytest.mark.parametrize(

@@ -81,17 +81,12 @@ def assert_gone(cluster: Cluster, ranks: list[psutil.Process], code: int) -> Non
     eventually(lambda: not any(rank.is_running() for rank in ranks), "no rank is left", 2)
 
 
-@pytest.mark.parametrize(
-    "sampling",
-    [SamplingParams(temperature=0), SamplingParams(temperature=0.9, top_k=40, top_p=0.9, min_p=0.01, logprobs=3)],
-)
-def test_two_ranks_write_the_text_of_one(one: Cluster, two: Cluster, sampling: SamplingParams) -> None:
-    plain, ranked = both(one, two, request(sampling=sampling))
-    assert plain.token_ids == ranked.token_ids
-    assert len(plain.token_ids) == LENGTH
-
-
-def test_two_ranks_report_a_prompt_as_one_does(one: Cluster, two: Cluster) -> None:
+def test_two_ranks_write_the_text_of_one_and_report_its_prompt(one: Cluster, two: Cluster) -> None:
+    filtered = SamplingParams(temperature=0.9, top_k=40, top_p=0.9, min_p=0.01, logprobs=3)
+    for sampling in (SamplingParams(temperature=0), filtered):
+        plain, ranked = both(one, two, request(sampling=sampling))
+        assert plain.token_ids == ranked.token_ids
+        assert len(plain.token_ids) == LENGTH
     prompt = tuple(range(3, 203))
     plain, ranked = both(one, two, GenerateRequest(token_ids=prompt, prompt_logprobs=5, max_new_tokens=1, seed=1))
     assert plain.prompt_logprobs == ranked.prompt_logprobs

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -19,7 +18,6 @@ from paceline.client import AsyncClient
 from paceline.local.certificates import write_certificates
 from paceline.local.settings import ServeSettings
 from paceline.local.supervisor import SupervisedServices
-from paceline.protocol.errors import PacelineError
 from paceline.protocol.generation import GenerateRequest
 from paceline.runtime.config import PeerSettings
 from paceline.runtime.roles import PeerRole
@@ -27,8 +25,6 @@ from tests.drafting.foreign_server import client_of
 from tests.e2e.cluster import Cluster, full
 from tests.rpc.shown import shown_certificate
 from tests.services.harness import eventually
-
-logger = logging.getLogger(__name__)
 
 HOUR = timedelta(hours=1)
 STEP = ",step_ms=2"
@@ -85,37 +81,27 @@ async def test_rotation_under_load_loses_and_changes_nothing(
     async with AsyncClient(peer) as client:
         expected = [(await client.generate(request(number))).token_ids for number in range(10)]
     before, links = serials(secured, certificates), log_of(secured, "coordinator").count("link up: ")
-    done, lost, changed = 0, [], 0
+    done = [0] * WORKERS
     stop = asyncio.Event()
 
     async def work(worker: int) -> None:
-        nonlocal done, changed
-        number = worker
         while not stop.is_set():
-            try:
-                # A connection of its own for each request: each sees a handshake.
-                async with AsyncClient(peer, resume_wait_s=0) as each:
-                    text = (await each.generate(request(number % 10))).token_ids
-            except PacelineError as error:
-                lost.append(error)
-            else:
-                changed += text != expected[number % 10]
-            done += 1
-            number += WORKERS
+            number = (worker + WORKERS * done[worker]) % len(expected)
+            # A connection of its own for each request: each sees a handshake.
+            async with AsyncClient(peer, resume_wait_s=0) as each:
+                assert (await each.generate(request(number))).token_ids == expected[number]
+            done[worker] += 1
 
-    workers = [asyncio.create_task(work(worker)) for worker in range(WORKERS)]
-    async with AsyncClient(peer) as through:
+    async with asyncio.TaskGroup() as group, AsyncClient(peer) as through:
+        for worker in range(WORKERS):
+            group.create_task(work(worker))
         for _ in range(rotations):
             await asyncio.to_thread(write_certificates, certificates, lifetime=HOUR)
-            goal = done + REQUESTS_BETWEEN
+            goal = sum(done) + REQUESTS_BETWEEN
             async with asyncio.timeout(60):
-                while done < goal:
+                while sum(done) < goal:
                     assert (await through.generate(request(3))).token_ids == expected[3]
-    stop.set()
-    await asyncio.gather(*workers)
-    logger.info("rotations=%d requests=%d lost=%d changed=%d", rotations, done, len(lost), changed)
-    assert (lost, changed) == ([], 0)
-    assert done >= rotations * REQUESTS_BETWEEN
+        stop.set()
     shown = serials(secured, certificates)
     assert all(now == written for now, written in shown.values())
     assert all(shown[label] != before[label] for label in shown)
