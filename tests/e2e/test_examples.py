@@ -110,9 +110,7 @@ def test_grpcurl_finds_the_services_without_protos(services: Cluster) -> None:
     listed = grpcurl(services.address, "list").split()
     assert {"paceline.v1.GenerationService", "grpc.health.v1.Health"} <= set(listed)
     described = grpcurl(services.address, "describe", "paceline.v1.GenerationService")
-    assert (
-        "rpc Generate ( .paceline.v1.GenerateRequest ) returns ( stream .paceline.v1.GenerateResponse );" in described
-    )
+    assert "rpc Generate ( .paceline.v1.GenerateRequest )" in described
 
 
 def test_a_request_is_run_and_written_for_perfetto(services: Cluster, tmp_path: Path) -> None:

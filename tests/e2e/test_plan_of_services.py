@@ -148,9 +148,8 @@ def test_positions_that_are_shifted_by_one_are_found(
 
 
 def plan(sample: Path, *options: str, target: str = TARGET, out: str = "out") -> Any:
-    arguments = ["plan", target, "--sample", str(sample), "--out", str(sample.parent / out)]
-    tokens = ["--answer-tokens", "24", "--k", "1,2,3:2", "--temperature", "0"]
-    return CliRunner().invoke(app, [*arguments, *tokens, *options])
+    arguments = ["plan", target, "--sample", str(sample), "--out", str(sample.parent / out), "--temperature", "0"]
+    return CliRunner().invoke(app, [*arguments, "--answer-tokens", "24", "--k", "1,2,3:2", *options])
 
 
 def urls(cluster: Cluster) -> tuple[str, ...]:
@@ -203,8 +202,3 @@ def test_what_services_can_not_do_is_named(cluster: Cluster, tmp_path: Path, mon
     ):
         found = plan(sample, *options, target=model)
         assert found.exit_code in (1, 2) and named in found.stderr, (options, found.stderr)
-    sample.write_text('{"text": "x"}\n')
-    assert "a prompt, or a text of 2 tokens" in plan(sample, *target).stderr
-    row = Row(np.arange(200, dtype=np.int32)[::-1].copy(), np.full(200, Role.ANSWER, np.int8), 1.0)
-    save_shard(tmp_path / "other.npz", [row], 300)
-    assert "another tokenizer's ids" in plan(tmp_path / "other.npz", *target).stderr

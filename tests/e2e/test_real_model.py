@@ -103,7 +103,7 @@ EVERYTHING: dict[str, Any] = {
 
 
 def check_json(cluster: Cluster, prompt: str, *seeds: int | None) -> None:
-    """Every text, the greedy one for None, parses and fits, and is the target-only text under the same penalties."""
+    """Every text (None: greedy) parses and fits, and is the target-only text under the same penalties."""
     grammar = Grammar(GrammarKind.JSON_SCHEMA, json.dumps(SCHEMA))
     with cluster.client() as client:
         for seed in seeds:

@@ -170,9 +170,7 @@ async def test_hits_misses_and_no_outlook_write_one_text(way: Way, temperature: 
     request = partial(endless, max_new_tokens=32, sampling=SamplingParams(temperature=temperature))
     rng = np.random.default_rng(3)
     ks, shapes = rng.integers(1, 7, size=3), ((), (3, 2, 1))
-    settings = [
-        SpeculationSettings(drafter="model", num_draft_tokens=int(k), tree_widths=w) for k in ks for w in shapes
-    ]
+    settings = [replace(MODEL, num_draft_tokens=int(k), tree_widths=widths) for k in ks for widths in shapes]
     drafted = [request(speculation=each) for each in (*settings, SpeculationSettings())]
     with way.services.coordinator("waiting", {"fan_out": 0}) as waiting:
         async with way.services.async_client() as ahead, AsyncClient(waiting) as behind:
