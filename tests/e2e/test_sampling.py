@@ -15,7 +15,7 @@ from paceline.engine.table.engine import TableModel
 from paceline.local.service_process import Flags
 from paceline.models.table_names import TableSpec
 from paceline.protocol.errors import InvalidInput
-from paceline.protocol.generation import FinishReason, GenerateRequest, Provenance, SpeculationSettings
+from paceline.protocol.generation import GenerateRequest, Provenance, SpeculationSettings
 from paceline.protocol.proposal import Acceptance
 from paceline.protocol.sampling import Grammar, GrammarKind, SamplingParams
 from tests.e2e.cluster import Cluster, cluster_fixture, full
@@ -127,16 +127,6 @@ def assert_unprocessed(output: Tokens, logprobs: Sequence[float]) -> None:
     for i, (token, logprob) in enumerate(zip(output, logprobs, strict=True)):
         row = MODEL.logits((*PROMPT, *output[:i])).astype(np.float64)
         assert logprob == pytest.approx(float(row[token] - np.log(np.exp(row).sum())), abs=1e-5)
-
-
-async def test_finished_grammars_end_the_text(services: Cluster) -> None:
-    finite = SamplingParams(grammar=Grammar(GrammarKind.REGEX, "ab|cda"))
-    async with services.async_client() as client:
-        for seed in range(8):
-            one = await client.generate(request(sampling=finite, seed=seed, speculation=CHAIN, max_new_tokens=20))
-            assert one.text in ("ab", "cda")
-            assert one.finish_reason is FinishReason.STOP
-            assert one.token_ids[-1] == END
 
 
 async def test_a_perfect_draft_is_accepted_whole_under_any_chain(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from paceline.protocol.proposal import Acceptance
 from paceline.protocol.sampling import Grammar, GrammarKind, SamplingParams
 from tests.chaos.proxy import Proxy
 from tests.e2e.cluster import Cluster, full
-from tests.e2e.streams import Blow, first_that, output_of, stream
+from tests.e2e.streams import first_that, output_of, stream
 
 END = 63
 TARGET = f"table:vocab=64,seed=1,eos={END}"
@@ -214,26 +214,16 @@ async def test_a_useless_draft_is_left_alone_and_a_good_one_taken_up(tmp_path: P
     assert all(one.token_ids[: len(plain.token_ids)] == plain.token_ids for one in settled + better)
 
 
-@pytest.mark.parametrize(
-    ("step_ms", "speculation", "acceptances"),
-    [full(4, OFF, list(Acceptance)), (STEP_MS, MODEL, [Acceptance.COUPLED])],
-)
-async def test_services_that_die_meanwhile_come_back_to_the_same_texts(
-    tmp_path: Path, step_ms: int, speculation: SpeculationSettings, acceptances: Sequence[Acceptance]
-) -> None:
-    cluster = Cluster(tmp_path, f"{TARGET},step_ms={step_ms}", (f"model:{NEAR}",))
-    request = partial(endless, max_new_tokens=80, sampling=SAMPLINGS["penalties"], speculation=speculation)
-    first, *others = [request(acceptance=acceptance) for acceptance in acceptances]
-
+async def test_services_that_die_meanwhile_come_back_to_the_same_text(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, TIMED, (f"model:{NEAR}",))
+    request = endless(max_new_tokens=80, sampling=SAMPLINGS["penalties"], speculation=MODEL)
     with Proxy(("127.0.0.1", cluster.ports["target"])) as proxy:
         cluster.target_proxy = proxy.address
-        blows: list[Blow] = [(15, proxy.cut), (35, partial(cluster.restart, "target"))]
-        blows += [(55, partial(cluster.restart, "draft"))] if speculation is MODEL else []
+        blows = ((15, proxy.cut), (35, partial(cluster.restart, "target")), (55, partial(cluster.restart, "draft")))
         with cluster:
             async with cluster.async_client() as client:
-                whole = await asyncio.gather(*map(client.generate, (first, *others)))
-                assert prefetched(whole[0]) or speculation is OFF
-                texts = await asyncio.gather(stream(client, first, *blows), *map(client.generate, others))
-            assert [one.token_ids for one in texts] == [one.token_ids for one in whole]
+                whole = await client.generate(request)
+                assert prefetched(whole)
+                assert (await stream(client, request, *blows)).token_ids == whole.token_ids
             cluster.await_links()
             cluster.wait_idle()
