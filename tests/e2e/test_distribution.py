@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,6 +33,10 @@ SAMPLING = SamplingParams(temperature=0.9)
 TARGET = f"table:vocab={VOCAB},seed=5,contexts=101,sharpness=1.0"
 OPPOSITE = TARGET + ",invert=1"
 """q ranked opposite to p: a draft that resembles the target would hide a bias."""
+BYTES = "table:vocab=300,seed=9,contexts=101,sharpness=1.0"
+"""A draft of another tokenizer that has the target's three letters among its bytes, with ids of its own."""
+NO_LETTERS = "table:vocab=257,eos=97"
+"""One that lacks the first of them."""
 
 
 def enumerate_distribution(sampling: SamplingParams, length: int = LENGTH) -> dict[Tokens, float]:
@@ -79,13 +85,21 @@ async def check_text(services: Cluster, acceptance: Acceptance, drafter: str, sa
     assert p_value(texts, SAMPLING) > LEVEL
 
 
-@pytest.fixture(scope="module")
-def opposite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with Cluster(
-        tmp_path_factory.mktemp("distribution"), target_model=TARGET, drafters=(f"model:{OPPOSITE}",)
-    ) as running:
-        yield running
-        assert "mistake" not in running.processes["coordinator"].log_tail(1_000_000), "of an honest draft"
+def honest(*drafts: str, **settings: Any) -> Any:
+    """A fixture: services of these draft models, none of which is taken to have told another q than it drew from."""
+
+    @pytest.fixture(scope="module")
+    def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+        drafters = tuple(f"model:{draft}" for draft in drafts)
+        with Cluster(tmp_path_factory.mktemp("distribution"), TARGET, drafters, **settings) as running:
+            yield running
+            assert "mistake" not in running.processes["coordinator"].log_tail(1_000_000)
+
+    return services
+
+
+opposite = honest(OPPOSITE)
+in_bytes = honest(BYTES, NO_LETTERS, draft_flags={"target_model": TARGET})
 
 
 @pytest.mark.parametrize(
@@ -103,6 +117,37 @@ def opposite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 )
 async def test_text_has_the_targets_distribution(opposite: Cluster, acceptance: Acceptance, drafter: str) -> None:
     await check_text(opposite, acceptance, drafter)
+
+
+@pytest.mark.parametrize(
+    ("acceptance", "drafter"),
+    [
+        (Acceptance.REJECTION, "model"),
+        full(Acceptance.REJECTION, f"model:{NO_LETTERS}"),
+        full(Acceptance.BLOCK, "model"),
+        full(Acceptance.COUPLED, "model"),
+    ],
+)
+async def test_text_drafted_in_another_vocabulary_has_the_distribution(
+    in_bytes: Cluster, acceptance: Acceptance, drafter: str
+) -> None:
+    await check_text(in_bytes, acceptance, drafter, samples=400)
+
+
+def test_coupled_text_drafted_in_another_vocabulary_is_target_onlys(in_bytes: Cluster) -> None:
+    accepted = 0
+    with in_bytes.client() as client:
+        for seed in range(4):
+            asked = GenerateRequest(
+                prompt="abcabba", seed=seed, sampling=SamplingParams(temperature=1.0), max_new_tokens=48
+            )
+            plain = client.generate(replace(asked, speculation=SpeculationSettings(off=True)))
+            drafted = client.generate(
+                replace(asked, speculation=SpeculationSettings(drafter="model", num_draft_tokens=4))
+            )
+            assert drafted.token_ids == plain.token_ids
+            accepted += drafted.stats.num_accepted_draft_tokens
+    assert accepted > 10, "its rows are read in the target's ids"
 
 
 @pytest.mark.full
