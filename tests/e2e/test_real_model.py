@@ -13,7 +13,7 @@ from paceline.protocol.generation import ChatMessage, FinishReason, GenerateRequ
 from paceline.protocol.proposal import Acceptance
 from paceline.protocol.sampling import Grammar, GrammarKind, SamplingParams
 from paceline.runtime.config import DEFAULT_MODEL as MODEL
-from tests.e2e.cluster import Cluster, full
+from tests.e2e.cluster import Cluster
 from tests.e2e.test_records import assert_parts_add_up
 
 pytestmark = [pytest.mark.real_model, pytest.mark.timeout(1800)]
@@ -123,27 +123,18 @@ def test_json_of_a_schema_always_parses(real: Cluster) -> None:
     check_json(real, JSON_PROMPTS[0], 0)
 
 
-RIVERS = request("Name three rivers.", 32, SamplingParams(0.7), SpeculationSettings(drafter=OWN, num_draft_tokens=3))
-
-
-def test_the_models_own_draft_is_there_and_changes_no_text(real: Cluster) -> None:
+def test_the_models_own_draft_is_there_changes_no_text_and_draws_what_it_says(real: Cluster) -> None:
+    """It draws from int8 weights; the coordinator draws each token again."""
+    own = SpeculationSettings(drafter=OWN, num_draft_tokens=3)
+    asked = request("Name three rivers.", 32, SamplingParams(0.7), own)
+    filtered = SamplingParams(0.8, top_k=20, top_p=0.9)
     with real.client() as client:
-        drafted = client.generate(RIVERS)
-        plain = client.generate(replace(RIVERS, speculation=SpeculationSettings(off=True)))
+        drafted = client.generate(asked)
+        plain = client.generate(replace(asked, speculation=SpeculationSettings(off=True)))
+        block = client.generate(replace(asked, sampling=filtered, acceptance=Acceptance.BLOCK))
     assert drafted.token_ids == plain.token_ids
     assert drafted.stats.num_accepted_draft_tokens > 2
-
-
-@pytest.mark.parametrize(
-    ("acceptance", "sampling"),
-    [full(Acceptance.REJECTION, SamplingParams(1.5)), (Acceptance.BLOCK, SamplingParams(0.8, top_k=20, top_p=0.9))],
-)
-def test_what_it_draws_from_int8_weights_is_drawn_again(
-    real: Cluster, acceptance: Acceptance, sampling: SamplingParams
-) -> None:
-    with real.client() as client:
-        drafted = client.generate(replace(RIVERS, sampling=sampling, acceptance=acceptance))
-    assert drafted.stats.num_draft_tokens > 20
+    assert block.stats.num_draft_tokens > 20
     assert "mistake" not in real.processes["coordinator"].log_tail(1_000_000)
 
 

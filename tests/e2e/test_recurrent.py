@@ -69,10 +69,7 @@ def save_pair(family: Family, folder: Path) -> tuple[str, str]:
     return str(target), str(draft)
 
 
-def served(count: int) -> pytest.MarkDecorator:
-    """All families; the first `count` in every run."""
-    params = [*FAMILIES[:count], *(full(each) for each in FAMILIES[count:])]
-    return pytest.mark.parametrize("recurrent", params, indirect=True, scope="module")
+served = pytest.mark.parametrize("recurrent", [FAMILIES[0], *map(full, FAMILIES[1:])], indirect=True, scope="module")
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +84,7 @@ def recurrent(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
             yield Served(family, cluster, proxy)
 
 
-@served(1)
+@served
 @pytest.mark.parametrize("temperature", [full(0.0), 0.8])
 async def test_any_speculation_writes_the_text_of_forward_passes(recurrent: Served, temperature: float) -> None:
     """One request after another, then eight at once, whose prompts are one prefix."""
@@ -106,7 +103,7 @@ async def test_any_speculation_writes_the_text_of_forward_passes(recurrent: Serv
     cluster.wait_idle()
 
 
-@served(1)
+@served
 async def test_sessions_lost_in_mid_round_go_on(recurrent: Served) -> None:
     """The link to the target is cut twice, the draft is killed: states are rebuilt from the text."""
     cluster, proxy = recurrent.cluster, recurrent.proxy
