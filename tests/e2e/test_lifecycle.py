@@ -20,7 +20,7 @@ from paceline.local.service_process import is_serving
 from paceline.protocol.errors import PeerUnavailable
 from paceline.protocol.generation import GenerateRequest
 from tests.cli.test_supervisor import STOP_SECONDS, ServeCommand, serving
-from tests.e2e.cluster import Cluster, eventually, free_port
+from tests.e2e.cluster import Cluster, eventually, free_port, full
 
 SLOW = "table:vocab=300,seed=1,eos=299,step_ms=20"
 LENGTH = 60
@@ -89,7 +89,7 @@ def hang_ups_end_what_is_started() -> Iterator[None]:
     signal.signal(signal.SIGHUP, before)
 
 
-@pytest.mark.parametrize(("number", "ranks"), [(signal.SIGKILL, 2), (signal.SIGHUP, 1)])
+@pytest.mark.parametrize(("number", "ranks"), [(signal.SIGKILL, 2), full(signal.SIGHUP, 1)])
 def test_services_and_ranks_end_with_their_supervisor(tmp_path: Path, number: signal.Signals, ranks: int) -> None:
     with serving(tmp_path, "--drafter", "model:table:vocab=300,seed=1,eos=299", "-tp", str(ranks)) as command:
         command.wait_ready()
