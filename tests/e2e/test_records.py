@@ -179,32 +179,30 @@ def inside(prompt: tuple[int, ...], generation: Generation) -> list[bool]:
     return [next((token == OPENING for token in reversed(text[:at]) if token <= CLOSING), False) for at in starts]
 
 
-def reasoning(name: str, **labels: str) -> float:
-    return Exposition.at(PORT).value(f"paceline_reasoning_{name}", **labels)
-
-
 def counted() -> list[float]:
-    return [reasoning("round_duration_seconds_count"), reasoning("tokens_total", kind="accepted")]
+    exposition, name = Exposition.at(PORT), "paceline_reasoning"
+    accepted = exposition.value(f"{name}_tokens_total", kind="accepted")
+    return [exposition.value(f"{name}_round_duration_seconds_count"), accepted]
 
 
-@pytest.mark.parametrize("prompt", [(5, 6, 7), (5, OPENING, 7)], ids=["outside", "opened by the prompt"])
-def test_rounds_belong_to_where_they_begin(thinking: Cluster, prompt: tuple[int, ...]) -> None:
-    rounds, accepted = counted()
-    generation = generated(thinking, prompt)
-    stats = generation.stats
-    where = inside(prompt, generation)
-    assert {True, False} == set(where), "the text has both"
-    assert where[0] == (OPENING in prompt)
-    for record in stats.records:
-        assert record.reasoning == where[record.base_length + 1 - len(prompt)]
-    assert stats.reasoning is not None
-    mine = [record for record in stats.records if record.reasoning]
-    assert stats.reasoning.rounds == len(mine)
-    assert stats.reasoning.num_accepted_draft_tokens == sum(record.accepted for record in mine)
-    assert stats.reasoning.num_draft_tokens == sum(record.proposed for record in mine)
-    check_sums(stats)
-    grown = [rounds + len(mine), accepted + stats.reasoning.num_accepted_draft_tokens]
-    eventually(lambda: counted() == grown, f"metrics have {grown} of reasoning")
+def test_rounds_belong_to_where_they_begin(thinking: Cluster) -> None:
+    rounds = accepted = 0
+    for prompt in ((5, 6, 7), (5, OPENING, 7)):
+        generation = generated(thinking, prompt)
+        stats = generation.stats
+        where = inside(prompt, generation)
+        assert {True, False} == set(where), "the text has both"
+        assert where[0] == (OPENING in prompt)
+        for record in stats.records:
+            assert record.reasoning == where[record.base_length + 1 - len(prompt)]
+        assert stats.reasoning is not None
+        mine = [record for record in stats.records if record.reasoning]
+        assert stats.reasoning.rounds == len(mine)
+        assert stats.reasoning.num_accepted_draft_tokens == sum(record.accepted for record in mine)
+        assert stats.reasoning.num_draft_tokens == sum(record.proposed for record in mine)
+        check_sums(stats)
+        rounds, accepted = rounds + len(mine), accepted + stats.reasoning.num_accepted_draft_tokens
+    eventually(lambda: counted() == [rounds, accepted], f"{rounds} rounds of reasoning are counted")
 
 
 def check_sums(stats: GenerationStats) -> None:
