@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import aclosing
 from functools import partial
 
@@ -40,11 +40,6 @@ def plain(timed: Cluster) -> Generation:
     """The text, without a draft and undisturbed."""
     with timed.client() as client:
         return client.generate(request(speculation=OFF))
-
-
-async def text_under(cluster: Cluster, strike: Callable[[], object]) -> Generation:
-    async with cluster.async_client() as client:
-        return await stream(client, request(), (STRUCK_AT, strike))
 
 
 async def test_draft_killed_and_restarted_within_one_text(timed: Cluster, plain: Generation) -> None:
@@ -98,7 +93,9 @@ async def test_a_link_in_a_black_hole_frees_its_sessions_and_they_go_on(
 ) -> None:
     """The target's bytes stop in both directions while the connection stays up."""
     cluster, proxy = proxied
-    assert (await text_under(cluster, proxy.swallow_current)).token_ids == plain.token_ids
+    async with cluster.async_client() as client:
+        text = await stream(client, request(), (STRUCK_AT, proxy.swallow_current))
+    assert text.token_ids == plain.token_ids
     eventually(lambda: cluster.status("target").sessions == 0, "keepalive ends the old link", 30)
     cluster.wait_idle()
 

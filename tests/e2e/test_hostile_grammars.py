@@ -26,8 +26,6 @@ MEMORY = 1 << 28
 LIMITS: Flags = {"grammar.compile_ms": 900, "grammar.memory_bytes": MEMORY}
 ORDINARY = SamplingParams(grammar=Grammar(GrammarKind.REGEX, "([a-f][g-k]+)+"))
 DRAFTED = SpeculationSettings(drafter="model", num_draft_tokens=3)
-
-
 services = cluster_fixture(TARGET, NEAR, target_flags=LIMITS, draft_flags=LIMITS)
 
 

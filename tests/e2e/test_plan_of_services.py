@@ -38,8 +38,6 @@ CANONICAL = load_table(DRAFT).info.fingerprint.model
 """As the service calls its model."""
 ANSWER_TOKENS = 90
 """More than the nodes of one proposal."""
-
-
 cluster = cluster_fixture(TARGET, DRAFT)
 
 

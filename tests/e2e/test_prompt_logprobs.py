@@ -35,8 +35,6 @@ PROMPT = tuple(random.Random(5).choices(range(64), k=400))
 """25 chunks of 16: 0.4 s and more."""
 TOP = 4
 EXACT = 1e-6
-
-
 request = partial(GenerateRequest, token_ids=PROMPT, seed=3, max_new_tokens=4, prompt_logprobs=TOP)
 slow = cluster_fixture(SLOW, target_flags={"engine.prefill_chunk": 16})
 

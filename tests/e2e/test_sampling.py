@@ -53,8 +53,6 @@ SPECULATIONS = (
     SpeculationSettings(drafter="ngram", num_draft_tokens=4),
     SpeculationSettings(),
 )
-
-
 request = partial(GenerateRequest, token_ids=PROMPT, max_new_tokens=LENGTH)
 services = cluster_fixture(TARGET, OPPOSITE)
 processed = pytest.mark.parametrize("params", [PENALISED, CONSTRAINED], ids=["penalised", "constrained"])

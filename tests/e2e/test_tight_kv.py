@@ -24,8 +24,6 @@ LENGTH = 508 - len(PROMPT)
 OFF = SpeculationSettings(off=True)
 CHAIN = SpeculationSettings(drafter="model", num_draft_tokens=3)
 TREE = SpeculationSettings(drafter="model", num_draft_tokens=3, tree_widths=(4, 3, 2))
-
-
 request = partial(GenerateRequest, token_ids=PROMPT, seed=5, ignore_eos=True)
 tight = cluster_fixture(TARGET, DRAFT)
 """A target that holds one session of a whole context, and no row more."""

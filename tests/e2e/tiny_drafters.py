@@ -41,8 +41,6 @@ EXIT_LAYER = 5
 """Of eight: near enough to the target to be right now and then."""
 SHARPENED = 30.0
 """By how much heads of random weights are: what is all but even is not worth proposing."""
-
-
 Build = Callable[[Path, TargetWeights], Engine]
 """Makes a drafter's engine, with files in a folder, for a target."""
 D = TypeVar("D", bound=ModelDrafter)
