@@ -1,9 +1,8 @@
-"""Requests that share a target and rest: metrics, explanations, descriptions and records say so."""
+"""Requests that share a target and rest: explanations, descriptions and records say so."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from functools import partial
 
 import pytest
@@ -15,9 +14,7 @@ from paceline.costs.goodput import Mode
 from paceline.costs.service_costs import TargetPeerCosts
 from paceline.engine.table.engine import load_table
 from paceline.protocol.generation import GenerateRequest, SpeculationSettings
-from paceline.runtime import metrics
 from tests.e2e.in_process import NEAR, TARGET, three_services
-from tests.metrics.scrape import Exposition
 
 TIMED = f"{TARGET},step_ms=5"
 """So slow that requests which begin together share it."""
@@ -42,14 +39,7 @@ def lost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Planner, "target", target)
 
 
-@pytest.fixture
-def exposed() -> Iterator[None]:
-    assert metrics.configure("paceline-coordinator", model="m", prometheus=True)
-    yield
-    metrics.shutdown()
-
-
-async def test_a_group_that_rests_is_seen(lost: None, exposed: None) -> None:
+async def test_a_group_that_rests_is_seen(lost: None) -> None:
     drafter = ModelDrafter(load_table(NEAR), 128, "model")
     async with three_services(load_table(TIMED), drafter) as client:
         (before,) = await client.describe_models()
@@ -57,7 +47,6 @@ async def test_a_group_that_rests_is_seen(lost: None, exposed: None) -> None:
         generations = await asyncio.gather(*map(client.generate, requests))
         fixed = await client.generate(request(speculation=FIXED))
         (model,) = await client.describe_models()
-        exposition = Exposition.of(metrics.exposition()[0].decode())
     assert [peer.group for peer in before.peers] == [None, None], "nobody has been there"
     for generation in generations:
         assert "rest" in {record.mode for record in generation.stats.records}
@@ -68,12 +57,6 @@ async def test_a_group_that_rests_is_seen(lost: None, exposed: None) -> None:
     assert {record.mode for record in fixed.stats.records} == {""}, "it says itself how to draft"
     target, draft = model.peers
     assert (target.up, target.problem, draft.up, draft.problem) == (True, "", True, "")
-    assert target.fingerprint.model.startswith(TARGET) and target.step_ms > 2
+    assert target.fingerprint.model.startswith("table:vocab=64,seed=1") and target.step_ms > 2
     assert target.group is not None and draft.group is None
     assert target.group.mode == "rest"
-    value = partial(exposition.value, target=target.address)
-    modes = [value("paceline_group_mode", mode=mode) for mode in ("rest", "matches", "drafts")]
-    assert modes == [1, 0, 0]
-    assert PAUSE / 2 < value("paceline_group_wait_steps", mode="drafts") < PAUSE
-    assert value("paceline_group_wait_steps", mode="rest") == 0
-    assert "paceline_group_gain" not in exposition.types, "no mode but rest has run"
