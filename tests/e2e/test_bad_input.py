@@ -30,7 +30,7 @@ CASES: list[tuple[dict[str, Any], type[PacelineError], tuple[str, ...]]] = [
 
 
 def test_the_error_names_field_value_and_limit(cluster: Cluster) -> None:
-    sound = {"max_new_tokens": 8, "seed": 1, "tokens": {"token_ids": [1, 2, 3]}}
+    sound: dict[str, Any] = {"max_new_tokens": 8, "seed": 1, "tokens": {"token_ids": [1, 2, 3]}}
     with grpc.insecure_channel(cluster.address) as channel, cluster.client() as client:
         stub = pb_grpc.GenerationServiceStub(channel)
         for fields, kind, words in CASES:
