@@ -135,11 +135,13 @@ async def test_text_drafted_in_another_vocabulary_has_the_distribution(
 
 def test_coupled_text_drafted_in_another_vocabulary_is_target_onlys(in_bytes: Cluster) -> None:
     off, four = SpeculationSettings(off=True), SpeculationSettings(drafter="model", num_draft_tokens=4)
-    asked = partial(GenerateRequest, prompt="abcabba", sampling=SamplingParams(temperature=1.0), max_new_tokens=48)
+    request_of = partial(
+        GenerateRequest, prompt="abcabba", sampling=SamplingParams(temperature=1.0), max_new_tokens=48
+    )
     accepted = 0
     with in_bytes.client() as client:
         for seed in range(4):
-            plain, drafted = [client.generate(asked(seed=seed, speculation=each)) for each in (off, four)]
+            plain, drafted = [client.generate(request_of(seed=seed, speculation=each)) for each in (off, four)]
             assert drafted.token_ids == plain.token_ids
             accepted += drafted.stats.num_accepted_draft_tokens
     assert accepted > 10, "its rows are read in the target's ids"

@@ -45,7 +45,7 @@ class Many(LocalServices):
     def sessions(self, label: str) -> int:
         return self.status(label).sessions
 
-    def drained(self) -> int:
+    def drain_count(self) -> int:
         """How many draft services the coordinator has let go."""
         return self.processes["coordinator"].log_file.read_text().count("drained: peer=draft")
 
@@ -119,7 +119,7 @@ async def test_sessions_are_spread_handed_over_and_follow_what_files_name(many: 
     many.tell("draft", "draft-b")
     again = Streams(many, 6)
     assert await again.texts() == expected
-    await asyncio.to_thread(eventually, lambda: many.drained() > 0, "the draft that is no longer named is let go")
+    await asyncio.to_thread(eventually, lambda: many.drain_count() > 0, "the draft that is no longer named is let go")
     assert many.sessions("draft-a") == 0
     many.tell("draft", "draft-a", "draft-b")
     later = [Streams(many, 4)]

@@ -95,8 +95,8 @@ async def test_a_right_prediction_is_accepted_whole_and_a_wrong_one_changes_noth
         by_text = await client.generate(replace(wanted, prediction=(), prediction_text=plain.text))
         off = await client.generate(replace(wanted, speculation=OFF))
         other = await client.generate(replace(wanted, prediction=tuple(rng.randrange(256) for _ in range(400))))
-        resumed = replace(wanted, prediction=edited(plain.token_ids, 2), resume_token_ids=plain.token_ids[:60])
-        rest = await client.generate(resumed)
+        second_half = replace(wanted, prediction=edited(plain.token_ids, 2), resume_token_ids=plain.token_ids[:60])
+        rest = await client.generate(second_half)
     assert one.token_ids == off.token_ids == other.token_ids == plain.token_ids
     assert one.stats.rounds == LENGTH // 10
     assert (one.stats.prediction_accepted, one.stats.prediction_rejected) == (LENGTH * 9 // 10, 0)

@@ -126,12 +126,12 @@ def test_json_of_a_schema_always_parses(real: Cluster) -> None:
 def test_the_models_own_draft_is_there_changes_no_text_and_draws_what_it_says(real: Cluster) -> None:
     """It draws from int8 weights; the coordinator draws each token again."""
     own = SpeculationSettings(drafter=OWN, num_draft_tokens=3)
-    asked = request("Name three rivers.", 32, SamplingParams(0.7), own)
-    filtered = SamplingParams(0.8, top_k=20, top_p=0.9)
+    rivers = request("Name three rivers.", 32, SamplingParams(0.7), own)
+    narrow = SamplingParams(0.8, top_k=20, top_p=0.9)
     with real.client() as client:
-        drafted = client.generate(asked)
-        plain = client.generate(replace(asked, speculation=SpeculationSettings(off=True)))
-        block = client.generate(replace(asked, sampling=filtered, acceptance=Acceptance.BLOCK))
+        drafted = client.generate(rivers)
+        plain = client.generate(replace(rivers, speculation=SpeculationSettings(off=True)))
+        block = client.generate(replace(rivers, sampling=narrow, acceptance=Acceptance.BLOCK))
     assert drafted.token_ids == plain.token_ids
     assert drafted.stats.num_accepted_draft_tokens > 2
     assert block.stats.num_draft_tokens > 20

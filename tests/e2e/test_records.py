@@ -179,7 +179,7 @@ def inside(prompt: tuple[int, ...], generation: Generation) -> list[bool]:
     return [next((token == OPENING for token in reversed(text[:at]) if token <= CLOSING), False) for at in starts]
 
 
-def counted() -> list[float]:
+def reasoning_counts() -> list[float]:
     exposition, name = Exposition.at(PORT), "paceline_reasoning"
     accepted = exposition.value(f"{name}_tokens_total", kind="accepted")
     return [exposition.value(f"{name}_round_duration_seconds_count"), accepted]
@@ -202,7 +202,7 @@ def test_rounds_belong_to_where_they_begin(thinking: Cluster) -> None:
         assert stats.reasoning.num_draft_tokens == sum(record.proposed for record in mine)
         check_sums(stats)
         rounds, accepted = rounds + len(mine), accepted + stats.reasoning.num_accepted_draft_tokens
-    eventually(lambda: counted() == [rounds, accepted], f"{rounds} rounds of reasoning are counted")
+    eventually(lambda: reasoning_counts() == [rounds, accepted], f"{rounds} rounds of reasoning are counted")
 
 
 def check_sums(stats: GenerationStats) -> None:

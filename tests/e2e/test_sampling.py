@@ -129,20 +129,20 @@ def assert_unprocessed(output: Tokens, logprobs: Sequence[float]) -> None:
 
 async def test_a_perfect_draft_is_accepted_whole_under_any_chain(tmp_path: Path) -> None:
     """The target's own model as its draft: every token is accepted only if the draft's chain is the target's."""
-    asked = partial(GenerateRequest, token_ids=PROMPT, seed=3)
+    request_of = partial(GenerateRequest, token_ids=PROMPT, seed=3)
     waiting: Flags = {"fan_out": 0}  # a round that waits for its proposal gets it whole
     with Cluster(tmp_path, TARGET, (f"model:{TARGET}",), coordinator_flags=waiting) as same:
         async with same.async_client() as client:
             for acceptance in Acceptance:
                 four = SpeculationSettings(drafter="model", num_draft_tokens=4)
-                whole = asked(max_new_tokens=50, ignore_eos=True, acceptance=acceptance, speculation=four)
+                whole = request_of(max_new_tokens=50, ignore_eos=True, acceptance=acceptance, speculation=four)
                 plain = await client.generate(whole)
                 assert plain.stats.rounds == plain.stats.acceptance_histogram[4] == 10
                 assert plain.stats.mean_acceptance_length == 5
                 assert plain.provenance.count(Provenance.BONUS) == 10
                 for params in (PENALISED, CONSTRAINED):
-                    processed = asked(max_new_tokens=12, acceptance=acceptance, sampling=params, speculation=CHAIN)
-                    stats = (await client.generate(processed)).stats
+                    chain = request_of(max_new_tokens=12, acceptance=acceptance, sampling=params, speculation=CHAIN)
+                    stats = (await client.generate(chain)).stats
                     assert stats.num_accepted_draft_tokens >= stats.num_draft_tokens - 3  # cut by the end of the text
 
 
@@ -186,7 +186,7 @@ async def test_what_cannot_be_served_is_refused_by_name(services: Cluster) -> No
     """By the target, at the start and in the midst of a text; `tests/grammars/test_workers.py` has every case."""
     wrong = SamplingParams(grammar=Grammar(GrammarKind.REGEX, "(a"))
     stuck = SamplingParams(grammar=Grammar(GrammarKind.REGEX, "a"), bad_words=((0,),))
-    refused: list[tuple[dict[str, Any], str]] = [
+    refusals: list[tuple[dict[str, Any], str]] = [
         ({"sampling": wrong}, "regex = '(a': must be a grammar"),
         (
             {"sampling": SamplingParams(grammar=GRAMMAR), "resume_token_ids": (1, 3)},
@@ -195,7 +195,7 @@ async def test_what_cannot_be_served_is_refused_by_name(services: Cluster) -> No
         ({"sampling": stuck}, "tokens left at position 3 = 0: must be at least 1: bad_words, min_tokens and grammar"),
     ]
     async with services.async_client() as client:
-        for changes, text in refused:
+        for changes, text in refusals:
             with pytest.raises(InvalidInput) as caught:
                 await client.generate(request(seed=1, **changes))
             assert text in caught.value.message

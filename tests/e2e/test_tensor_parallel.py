@@ -28,7 +28,7 @@ from paceline.protocol.target import Round
 from paceline.runtime.config import TargetConfig
 from paceline.runtime.process import FAILURE
 from target_service.verifier import verify
-from tests.e2e.cluster import Cluster, cluster_fixture, eventually, free_port, ranks_of
+from tests.e2e.cluster import Cluster, cluster_fixture, eventually, free_port, full, ranks_of
 from tests.e2e.streams import stream
 from tests.engine import tiny
 from tests.models.saving import save_with_tokenizer
@@ -80,8 +80,8 @@ def assert_gone(cluster: Cluster, ranks: list[psutil.Process], code: int) -> Non
 
 
 def test_two_ranks_write_the_text_of_one_and_report_its_prompt(one: Cluster, two: Cluster) -> None:
-    filtered = SamplingParams(temperature=0.9, top_k=40, top_p=0.9, min_p=0.01, logprobs=3)
-    for sampling in (SamplingParams(temperature=0), filtered):
+    narrow = SamplingParams(temperature=0.9, top_k=40, top_p=0.9, min_p=0.01, logprobs=3)
+    for sampling in (SamplingParams(temperature=0), narrow):
         plain, ranked = both(one, two, request(sampling=sampling))
         assert plain.token_ids == ranked.token_ids
         assert len(plain.token_ids) == LENGTH
@@ -141,7 +141,8 @@ async def test_an_idle_service_whose_rank_dies_ends_too_and_no_rank_outlives_ran
     assert_gone(two, ranks, -signal.SIGKILL)
 
 
-def test_ranks_that_torchrun_has_started_end_together(tmp_path: Path) -> None:
+@pytest.mark.parametrize("lost", [full(0), 1])
+def test_ranks_that_torchrun_has_started_end_together(tmp_path: Path, lost: int) -> None:
     """Each is in a step that lasts, as a sum on a GPU does that waits for a rank: nothing but the loss ends it."""
     flags: Flags = {"model": f"{TABLE},step_ms=60000", "tensor_parallel_size": 3, "server.port": 0}
     place = {"WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
@@ -155,10 +156,10 @@ def test_ranks_that_torchrun_has_started_end_together(tmp_path: Path) -> None:
         followers = ranks[1:]
         eventually(lambda: all("following: rank" in each.log_tail() for each in followers), "all are loaded", 60)
         time.sleep(NOTICED_S)  # rank 0 has begun to measure steps
-        os.kill(followers[0].pid, signal.SIGKILL)
-        for process in ranks:
+        os.kill(ranks[lost].pid, signal.SIGKILL)
+        for rank, process in enumerate(ranks):
             code = process.wait(ENDED_S)
-            assert code == (-signal.SIGKILL if process is followers[0] else FAILURE), process.log_tail()
+            assert code == (-signal.SIGKILL if rank == lost else FAILURE), process.log_tail()
     finally:
         for process in ranks:
             process.kill()
