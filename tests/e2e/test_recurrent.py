@@ -115,4 +115,5 @@ async def test_sessions_lost_in_mid_round_go_on(recurrent: Served) -> None:
         assert text.token_ids == beside.token_ids == plain.token_ids
         await asyncio.to_thread(cluster.restart, "draft")
         await asyncio.to_thread(cluster.await_links)
+        assert (await client.generate(asked())).token_ids == plain.token_ids
     cluster.wait_idle()
