@@ -31,10 +31,9 @@ class Many(LocalServices):
             model: Flags = {"model": TIMED} if name == "target" else {"drafters": [f"model:{NEAR}"]}
             self.start(label, name, {"server.port": 0} | model)
         self.all_serve()
-        files = {f"{role}.address": f"file:{self.folder / role}" for role in ("target", "draft")}
-        self.start(
-            "coordinator", "coordinator", {"model": TIMED, "server.port": 0, "reconnect_max_ms": 200.0} | files
-        )
+        flags: Flags = {"model": TIMED, "server.port": 0, "reconnect_max_ms": 200.0}
+        flags |= {f"{role}.address": f"file:{self.folder / role}" for role in ("target", "draft")}
+        self.start("coordinator", "coordinator", flags)
         self.await_serving("coordinator")
         self.await_links()
 
