@@ -67,7 +67,11 @@ def test_where_nothing_was_copied_no_time_of_it_is_known() -> None:
 
 @pytest.mark.parametrize(("hit", "name"), [(False, "wait"), (True, "ahead")])
 def test_a_rounds_way_is_told_by_its_record(hit: bool, name: str) -> None:
-    request = World().request()
+    world = World()
+    for seed in range(3):
+        world.run(lambda _: 0.7, seed=seed)
     rounds = [record(4, 1, 3, drafter="model", cache_hit=hit), record(1)]
-    counts = {(each.name, each.draft_tokens): each.rounds for each in explain(request, rounds).candidates}
+    explanation = explain(world.request(), rounds)
+    assert explanation.acceptance[0] == pytest.approx(0.7, abs=0.15)
+    counts = {(each.name, each.draft_tokens): each.rounds for each in explanation.candidates}
     assert {key for key, count in counts.items() if count} == {(name, 3), ("none", 0)}
