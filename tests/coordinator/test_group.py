@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import product
 
 import pytest
 
@@ -59,7 +58,10 @@ def share(modes: list[Mode], mode: Mode) -> float:
     return modes.count(mode) / len(modes)
 
 
-@pytest.mark.parametrize(("sessions", "worst"), [*product((2, 4, 16), (0.3, 0.7, 0.9)), (64, 0.7)])
+FEW_AND_MANY = [(2, 0.3), (4, 0.7), (16, 0.9), pytest.param(64, 0.7, marks=pytest.mark.full)]
+
+
+@pytest.mark.parametrize(("sessions", "worst"), FEW_AND_MANY)
 def test_modes_that_lose_cost_a_bounded_trial_whose_share_falls(sessions: int, worst: float) -> None:
     group = Group(promise=2.0)
     losing = {Mode.REST: 1.0, Mode.MATCHES: worst, Mode.DRAFTS: worst}.__getitem__
@@ -71,7 +73,7 @@ def test_modes_that_lose_cost_a_bounded_trial_whose_share_falls(sessions: int, w
     assert share(modes, Mode.REST) >= 0.9
 
 
-@pytest.mark.parametrize("sessions", [2, 8, 64])
+@pytest.mark.parametrize("sessions", [2, pytest.param(64, marks=pytest.mark.full)])
 def test_what_gains_is_kept(sessions: int) -> None:
     group = Group(promise=1.5)
     gains = {Mode.REST: 1.0, Mode.MATCHES: 1.1, Mode.DRAFTS: 1.5}.__getitem__
