@@ -114,8 +114,3 @@ def test_a_session_that_fails_is_published_once_and_the_others_go_on(
     assert [*first.failures] == [draft.session]
     assert later
     assert all(results.growths and not results.failures for results in later)
-
-
-def test_no_work_takes_no_steps(service: Service) -> None:
-    assert run_steps([], [], [], never, service.results.append) == 0
-    assert not service.results

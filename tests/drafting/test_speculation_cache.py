@@ -13,31 +13,22 @@ def put(cache: SpeculationCache[DraftedProposal], proposal: DraftedProposal) -> 
     return cache.put(proposal.outcome, proposal)
 
 
-def test_the_opening_proposal_is_taken_once() -> None:
+def test_a_proposal_is_taken_once_and_for_its_own_outcome_alone() -> None:
     cache = SpeculationCache[DraftedProposal]()
     cache.expect(None)
     assert put(cache, drafted(None))
     assert cache.take() == drafted(None)
     assert cache.take() is None
-
-
-def test_a_proposal_for_another_outcome_is_never_taken() -> None:
-    cache = SpeculationCache[DraftedProposal]()
     cache.expect(Outcome(10, 0, 7))
     for other in (Outcome(10, 0, 8), Outcome(10, 1, 7), Outcome(9, 0, 7), None):
         assert not put(cache, drafted(other)), other
     assert cache.take() is None
-
-
-def test_a_proposal_that_was_there_before_its_outcome_is_a_hit() -> None:
-    cache = SpeculationCache[DraftedProposal]()
-    cache.expect(Outcome(10, 0, 7))
-    put(cache, drafted(Outcome(12, 1, 3), token=1))
-    put(cache, drafted(Outcome(12, 1, 4), token=2))
+    for token in (3, 4):
+        put(cache, drafted(Outcome(12, 1, token), token))
     cache.expect(Outcome(12, 1, 4))
-    assert cache.take() == drafted(Outcome(12, 1, 4), token=2)
+    assert cache.take() == drafted(Outcome(12, 1, 4), token=4), "it was there before its outcome"
     cache.expect(Outcome(12, 1, 3))
-    assert cache.take() is None, "one round deep: other outcomes went with the commit"
+    assert cache.take() is None, "other outcomes went with the commit"
 
 
 def test_it_is_bounded() -> None:
