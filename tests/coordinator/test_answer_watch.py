@@ -48,10 +48,13 @@ class Clock:
         await asyncio.sleep(2 * PATIENCE_S)
 
 
-async def test_a_session_that_no_sign_of_life_names_is_closed_and_goes_to_another_target(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    clock, first, second = Clock(monkeypatch), RecordingLink(), RecordingLink()
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+async def test_a_session_that_no_sign_of_life_names_is_closed_and_goes_to_another_target(clock: Clock) -> None:
+    first, second = RecordingLink(), RecordingLink()
     request = TargetRequest(first, second, round_timeout_s=PATIENCE_S)
     task = await request.pending()
     for _ in range(4):
@@ -70,11 +73,13 @@ async def test_a_session_that_no_sign_of_life_names_is_closed_and_goes_to_anothe
     assert (await task).verdict.token_ids == (9,)
 
 
-async def test_that_test_notices_a_watch_that_any_frame_reassures(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_that_test_notices_a_watch_that_any_frame_reassures(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As it was: a link that shows life is waited for, whatever the session."""
     monkeypatch.setattr(AnswerWatch, "_silence_s", lambda watch, link: link.silent_s)
     with pytest.raises(AssertionError, match="what it holds is freed"):
-        await test_a_session_that_no_sign_of_life_names_is_closed_and_goes_to_another_target(monkeypatch)
+        await test_a_session_that_no_sign_of_life_names_is_closed_and_goes_to_another_target(clock)
 
 
 async def test_the_error_names_peer_session_round_and_how_long() -> None:
@@ -121,10 +126,7 @@ async def held_and_lost(request: TargetRequest, clock: Clock, session: int) -> N
     await request.lose()
 
 
-async def test_the_time_at_another_target_is_not_of_the_patience_with_the_first(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    clock = Clock(monkeypatch)
+async def test_the_time_at_another_target_is_not_of_the_patience_with_the_first(clock: Clock) -> None:
     request = TargetRequest(wait_s=PATIENCE_S)
     task = await request.pending()
     await request.lose()
@@ -134,8 +136,7 @@ async def test_the_time_at_another_target_is_not_of_the_patience_with_the_first(
     assert (await task).verdict.token_ids == (7,)
 
 
-async def test_a_round_does_not_kill_targets_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock(monkeypatch)
+async def test_a_round_does_not_kill_targets_for_ever(clock: Clock) -> None:
     request = TargetRequest(wait_s=PATIENCE_S)
     task = await request.pending()
     for session in range(1, MAX_SPARED + 1):
@@ -146,8 +147,7 @@ async def test_a_round_does_not_kill_targets_for_ever(monkeypatch: pytest.Monkey
         await asyncio.wait_for(task, 5)
 
 
-async def test_a_target_that_is_not_at_work_spares_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock(monkeypatch)
+async def test_a_target_that_is_not_at_work_spares_nothing(clock: Clock) -> None:
     request = TargetRequest(wait_s=PATIENCE_S)
     task = await request.pending()
     await request.lose()

@@ -23,18 +23,20 @@ Request = pb.GenerateRequest
 SERVED = ServedModel("m", load_tokenizer("table:vocab=300"), 100, ("auto",))
 MANY = 200_000
 """Empty values; a message of 4 MiB holds ten times as many."""
+LARGE = "x" * (MAX_GRAMMAR_BYTES + 1)
+
+
+def too_many(most: int, number: int | None = None) -> str:
+    return f"{number or most + 1}: must be at most {most}"
 
 
 OVER: dict[str, tuple[Any, str]] = {
     "model": ("m" * 513, "model bytes = 513: must be at most 512"),
     "prompt": ("x" * 101, "prompt bytes = 101: must be at most 100"),
-    "chat.messages[]": ([pb.ChatMessage()] * MANY, f"chat messages = {MANY}: must be at most {MAX_MESSAGES}"),
+    "chat.messages[]": ([pb.ChatMessage()] * MANY, f"chat messages = {too_many(MAX_MESSAGES, MANY)}"),
     "chat.messages.role": ("r" * 100_000, "must be system, user or assistant"),
     "chat.messages.content": ("x" * 101, "chat content bytes = 101: must be at most 100"),
-    "tokens.token_ids[]": (
-        [1] * (MAX_INPUT_TOKENS + 1),
-        f"token_ids = {MAX_INPUT_TOKENS + 1}: must be at most {MAX_INPUT_TOKENS}",
-    ),
+    "tokens.token_ids[]": ([1] * (MAX_INPUT_TOKENS + 1), f"token_ids = {too_many(MAX_INPUT_TOKENS)}"),
     "tokens.token_ids": ([300], "token_ids = 300: must be in [0, 300)"),
     "sampling.temperature": (101, "temperature = 101"),
     "sampling.top_p": (1.5, "top_p = 1.5"),
@@ -46,20 +48,13 @@ OVER: dict[str, tuple[Any, str]] = {
     "sampling.logit_bias[]": (dict.fromkeys(range(1025), 1.0), "logit_bias entries = 1025: must be at most 1024"),
     "sampling.logit_bias.key": ({300: 1.0}, "logit_bias id = 300"),
     "sampling.logit_bias.value": ({1: 101.0}, "logit_bias of 1 = 101"),
-    "sampling.bad_words[]": (
-        [types_pb2.TokenSequence()] * MANY,
-        f"bad_words = {MANY}: must be at most {MAX_BAD_WORDS}",
-    ),
+    "sampling.bad_words[]": ([types_pb2.TokenSequence()] * MANY, f"bad_words = {too_many(MAX_BAD_WORDS, MANY)}"),
     "sampling.bad_words.token_ids[]": ([1] * 65, "bad_words tokens = 65: must be at most 64"),
     "sampling.bad_words.token_ids": ([300], "bad_words id = 300"),
     "sampling.min_tokens": (100, "min_tokens = 100: must be at most 99"),
-    **{
-        f"sampling.grammar.{kind}": (
-            "x" * (MAX_GRAMMAR_BYTES + 1),
-            f"{kind} bytes = {MAX_GRAMMAR_BYTES + 1}: must be in [1, {MAX_GRAMMAR_BYTES}]",
-        )
-        for kind in ("json_schema", "regex", "lark")
-    },
+    "sampling.grammar.json_schema": (LARGE, f"json_schema bytes = {len(LARGE)}: must be in [1, {MAX_GRAMMAR_BYTES}]"),
+    "sampling.grammar.regex": (LARGE, f"regex bytes = {len(LARGE)}: must be in [1, {MAX_GRAMMAR_BYTES}]"),
+    "sampling.grammar.lark": (LARGE, f"lark bytes = {len(LARGE)}: must be in [1, {MAX_GRAMMAR_BYTES}]"),
     "max_new_tokens": (100, "max_new_tokens = 100: must be at most 99"),
     "stop[]": ([""] * MANY, f"stop strings = {MANY}: must be at most 16"),
     "stop": (["x" * 257], "must be 1 to 256 characters"),
@@ -68,15 +63,9 @@ OVER: dict[str, tuple[Any, str]] = {
     "speculation.num_draft_tokens": (65, "num_draft_tokens = 65"),
     "speculation.tree_widths[]": ([1] * 65, "tree_widths = 65: must be at most 64 depths"),
     "speculation.tree_widths": ([65], "tree_widths = 65: must be in [1, 64]"),
-    "resume_token_ids[]": (
-        [1] * (MAX_INPUT_TOKENS + 1),
-        f"resume_token_ids = {MAX_INPUT_TOKENS + 1}: must be at most {MAX_INPUT_TOKENS}",
-    ),
+    "resume_token_ids[]": ([1] * (MAX_INPUT_TOKENS + 1), f"resume_token_ids = {too_many(MAX_INPUT_TOKENS)}"),
     "resume_token_ids": ([300], "resume_token_ids = 300: must be in [0, 300)"),
-    "stop_token_ids[]": (
-        [1] * (MAX_STOP_TOKENS + 1),
-        f"stop_token_ids = {MAX_STOP_TOKENS + 1}: must be at most {MAX_STOP_TOKENS}",
-    ),
+    "stop_token_ids[]": ([1] * (MAX_STOP_TOKENS + 1), f"stop_token_ids = {too_many(MAX_STOP_TOKENS)}"),
     "stop_token_ids": ([300], "stop_token_ids = 300: must be in [0, 300)"),
     "prediction[]": ([1] * 101, "prediction tokens = 101: must be at most 100, the context"),
     "prediction": ([300], "prediction = 300: must be in [0, 300)"),

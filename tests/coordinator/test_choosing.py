@@ -34,15 +34,6 @@ class SaidOfTwo:
         return DraftCosts(line(self.default_ms, 0.1), others=(DrafterLine("eagle", line(self.other_ms, 0.1)),))
 
 
-@dataclass(eq=False)
-class SaidNothing(SaidByTarget):
-    """A target's peer that has stated no costs."""
-
-    @property
-    def costs(self) -> TargetCosts:
-        return TargetCosts()
-
-
 class Case:
     """A request among two drafters, and what is known of them."""
 
@@ -146,15 +137,15 @@ def test_a_drafter_that_was_left_is_remembered() -> None:
     assert case.request.stats.own.tokens.reach(4) == own
 
 
-def test_a_lone_drafter_is_never_left() -> None:
+def test_a_lone_drafter_is_never_left_and_without_one_or_its_costs_there_is_no_choice() -> None:
     case = Case(offered=1)
     case.known(DEFAULT_NAME, 2)
     assert case.first() == ""
     assert case.other() is None
-
-
-def test_nothing_on_offer_is_nothing_to_choose() -> None:
     assert Case(offered=0).choosing.first() is None
+    case = Case()
+    with mock.patch.object(SaidByTarget, "costs", TargetCosts()):
+        assert case.choosing.other("", 10, ROOM) is None
 
 
 def test_what_is_known_of_texts_is_shared_by_all_drafters() -> None:
@@ -170,9 +161,3 @@ def test_what_is_known_of_texts_is_shared_by_all_drafters() -> None:
         assert following.stats.own.texts.ngrams.prefix_chances(match, 1)[0] < 0.3
     untold = NgramShadow()
     assert untold.prefix_chances(match, 1)[0] > 0.4
-
-
-def test_no_drafter_is_better_at_a_target_that_has_stated_no_costs() -> None:
-    case = Case()
-    case.target = SaidNothing()
-    assert case.choosing.other("", 10, ROOM) is None

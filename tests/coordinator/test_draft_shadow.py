@@ -32,6 +32,9 @@ def test_shadows_of_what_the_draft_was_told_are_reported_in_order() -> None:
     first = len(PROMPT)
     assert [request.sends(first, 2), request.sends(first + 3, 1)] == request.shadows
     assert Close not in request.link.take_kinds()
+    request.sends(first + 3, 1)
+    assert len(request.shadows) == 2, "a position is reported once"
+    assert Close in request.link.take_kinds()
 
 
 @pytest.mark.parametrize(
@@ -47,14 +50,6 @@ def test_a_shadow_of_other_positions_ends_the_draft(first: int, ranks: int, capl
     assert request.shadows == []
     assert request.link.take_kinds() == [Close]
     assert f"malformed shadow: positions = [{first}, {first + ranks})" in caplog.text
-
-
-def test_a_position_is_reported_once() -> None:
-    request = ShadowedRequest(5, 6)
-    shadow = request.sends(len(PROMPT), 2)
-    request.sends(len(PROMPT) + 1, 1)
-    assert request.shadows == [shadow]
-    assert Close in request.link.take_kinds()
 
 
 def test_a_session_opened_anew_reports_behind_its_prefix() -> None:

@@ -20,6 +20,13 @@ Gain = Callable[[Mode], float]
 """Tokens of a mode beside rest."""
 
 
+def gains(matches: float, drafts: float) -> Gain:
+    return {Mode.REST: 1.0, Mode.MATCHES: matches, Mode.DRAFTS: drafts}.__getitem__
+
+
+USEFUL, USELESS = gains(1.0, 1.5), gains(1.0, 0.5)
+
+
 def step_ms(rows: float) -> float:
     return STEP_MS + 0.5 * rows
 
@@ -64,11 +71,10 @@ FEW_AND_MANY = [(2, 0.3), (4, 0.7), (16, 0.9), pytest.param(64, 0.7, marks=pytes
 @pytest.mark.parametrize(("sessions", "worst"), FEW_AND_MANY)
 def test_modes_that_lose_cost_a_bounded_trial_whose_share_falls(sessions: int, worst: float) -> None:
     group = Group(promise=2.0)
-    losing = {Mode.REST: 1.0, Mode.MATCHES: worst, Mode.DRAFTS: worst}.__getitem__
-    first, _ = run(group, sessions, losing, WAVE)
+    first, _ = run(group, sessions, gains(worst, worst), WAVE)
     # The last round of a trial is known to have lost only when it is over.
     assert first * WAVE - WAVE <= 2 * (ALLOWED_STEPS + 1 / worst)
-    later, modes = run(group, sessions, losing, 30 * WAVE)
+    later, modes = run(group, sessions, gains(worst, worst), 30 * WAVE)
     assert later <= 1.01
     assert share(modes, Mode.REST) >= 0.9
 
@@ -76,8 +82,7 @@ def test_modes_that_lose_cost_a_bounded_trial_whose_share_falls(sessions: int, w
 @pytest.mark.parametrize("sessions", [2, pytest.param(64, marks=pytest.mark.full)])
 def test_what_gains_is_kept(sessions: int) -> None:
     group = Group(promise=1.5)
-    gains = {Mode.REST: 1.0, Mode.MATCHES: 1.1, Mode.DRAFTS: 1.5}.__getitem__
-    ratio, modes = run(group, sessions, gains, 10 * WAVE)
+    ratio, modes = run(group, sessions, gains(1.1, 1.5), 10 * WAVE)
     assert ratio <= 1 / 1.45
     assert share(modes, Mode.DRAFTS) >= 0.93
     assert modes[: int(LOOK_STEPS)] == [Mode.MATCHES] * int(LOOK_STEPS), "drafts are judged beside matches"
@@ -85,58 +90,50 @@ def test_what_gains_is_kept(sessions: int) -> None:
 
 def test_drafts_that_bring_less_than_matches_are_left_though_they_gain() -> None:
     group = Group(promise=1.2)
-    gains = {Mode.REST: 1.0, Mode.MATCHES: 1.6, Mode.DRAFTS: 1.2}.__getitem__
-    ratio, modes = run(group, 4, gains, 10 * WAVE)
+    ratio, modes = run(group, 4, gains(1.6, 1.2), 10 * WAVE)
     assert share(modes, Mode.MATCHES) >= 0.95
     assert ratio <= 1 / 1.55
 
 
-def test_drafts_that_promise_too_little_are_not_tried() -> None:
-    _, modes = run(Group(promise=MARGIN), 4, lambda mode: 1.0, 4 * WAVE)
-    assert Mode.DRAFTS not in modes
-
-
 def test_what_turns_useless_is_left_and_taken_again_once_it_is_good() -> None:
     group = Group(promise=1.5)
-    good = {Mode.REST: 1.0, Mode.MATCHES: 1.0, Mode.DRAFTS: 1.5}.__getitem__
-    bad = {Mode.REST: 1.0, Mode.MATCHES: 1.0, Mode.DRAFTS: 0.5}.__getitem__
-    run(group, 8, good, 2 * WAVE)
+    run(group, 8, USEFUL, 2 * WAVE)
     steps = int(SHORT_PAUSE)
-    ratio, _ = run(group, 8, bad, steps)
+    ratio, _ = run(group, 8, USELESS, steps)
     until_known = MEMORY * math.log((1.5 - 0.5) / (MARGIN - 0.5))
     assert ratio * steps - steps <= 0.5 * until_known + 1 / 0.5, "what has gained is left once its latest rounds lose"
-    _, modes = run(group, 8, good, int(FIRST_PAUSE) + WAVE)
+    _, modes = run(group, 8, USEFUL, int(FIRST_PAUSE) + WAVE)
     assert share(modes[-WAVE:], Mode.DRAFTS) >= 0.8
 
 
 def test_a_bad_stretch_does_not_end_what_gains() -> None:
     group = Group(promise=1.5)
-    good = {Mode.REST: 1.0, Mode.MATCHES: 1.0, Mode.DRAFTS: 1.5}.__getitem__
-    run(group, 8, good, 2 * WAVE)
-    run(group, 8, {Mode.REST: 1.0, Mode.MATCHES: 1.0, Mode.DRAFTS: 0.5}.__getitem__, 3 * int(ALLOWED_STEPS))
-    _, modes = run(group, 8, good, WAVE)
+    run(group, 8, USEFUL, 2 * WAVE)
+    run(group, 8, USELESS, 3 * int(ALLOWED_STEPS))
+    _, modes = run(group, 8, USEFUL, WAVE)
     assert share(modes, Mode.DRAFTS) == 1.0
 
 
-def test_a_load_that_ran_long_ago_is_taken_to_be_as_the_nearest_one() -> None:
+def test_a_load_that_ran_long_ago_or_never_is_taken_to_be_as_the_nearest_one() -> None:
     group = Group(promise=1.5)
-    gains = {Mode.REST: 1.0, Mode.MATCHES: 1.0, Mode.DRAFTS: 1.5}.__getitem__
-    run(group, 2, gains, WAVE)
-    run(group, 8, gains, 4 * int(FIRST_PAUSE))
-    assert run(group, 2, gains, int(LOOK_STEPS))[1] == [Mode.DRAFTS] * int(LOOK_STEPS)
+    run(group, 2, USEFUL, WAVE)
+    run(group, 8, USEFUL, 4 * int(FIRST_PAUSE))
+    assert run(group, 2, USEFUL, int(LOOK_STEPS))[1] == [Mode.DRAFTS] * int(LOOK_STEPS)
+    assert group.mode(64) is Mode.DRAFTS
+    losing = Group()
+    run(losing, 16, gains(0.5, 0.5), WAVE)
+    assert losing.mode(32) is Mode.REST
 
 
 def test_drafts_that_lost_are_tried_again_for_a_while_though_what_they_promised_last_was_too_little() -> None:
     group = Group(promise=1.5)
-    bad = {Mode.REST: 1.0, Mode.MATCHES: 1.0, Mode.DRAFTS: 0.5}.__getitem__
-    run(group, 8, bad, WAVE)
+    run(group, 8, USELESS, WAVE)
     group.promise = 0.9  # nobody drafts, so nothing else will be learned of them
-    gains = {Mode.REST: 1.0, Mode.MATCHES: 1.0, Mode.DRAFTS: 1.5}.__getitem__
-    _, modes = run(group, 8, gains, int(FIRST_PAUSE))
+    _, modes = run(group, 8, USEFUL, int(FIRST_PAUSE))
     until_seen = 1.5 * MEMORY * math.log(MEMORY / (MEMORY - SPEED_MEMORY))  # of a mean that forgets
     assert modes.count(Mode.DRAFTS) == pytest.approx(until_seen, abs=1)
     group.promise = 1.5  # that is what the trial taught
-    assert share(run(group, 8, gains, WAVE)[1], Mode.DRAFTS) >= 0.8
+    assert share(run(group, 8, USEFUL, WAVE)[1], Mode.DRAFTS) >= 0.8
 
 
 def test_one_request_alone_has_an_account_of_its_own() -> None:
@@ -149,10 +146,10 @@ def test_one_request_alone_has_an_account_of_its_own() -> None:
 
 def test_the_first_and_last_request_of_a_burst_does_what_the_others_did_until_it_has_been_alone_for_a_while() -> None:
     group = Group()
-    run(group, 4, {Mode.REST: 1.0, Mode.MATCHES: 0.5, Mode.DRAFTS: 0.5}.__getitem__, 2 * WAVE)
+    run(group, 4, gains(0.5, 0.5), 2 * WAVE)
     _, modes = run(group, 1, lambda _: 1.0, 3 * int(LOOK_STEPS))
     assert modes.index(Mode.DRAFTS) == LOOK_STEPS == modes.count(Mode.REST)
-    run(group, 4, {Mode.REST: 1.0, Mode.MATCHES: 2.0, Mode.DRAFTS: 0.5}.__getitem__, 20 * WAVE)
+    run(group, 4, gains(2.0, 0.5), 20 * WAVE)
     assert group.mode(1) is Mode.MATCHES
 
 
@@ -209,29 +206,16 @@ def test_a_prompt_in_the_step_is_not_the_modes_price() -> None:
 
 def test_what_slows_every_round_of_a_mode_is_seen_by_looks_at_rest() -> None:
     """The line of a target is learned in all modes, so the coordinator's own work is in it."""
-    burden = {Mode.REST: 1.0, Mode.MATCHES: 0.95, Mode.DRAFTS: 0.95}.__getitem__
-    _, modes = run(Group(), 4, burden, 20 * WAVE, line=lambda rows: step_ms(rows) / 0.95)
+    _, modes = run(Group(), 4, gains(0.95, 0.95), 20 * WAVE, line=lambda rows: step_ms(rows) / 0.95)
     first = int(ALLOWED_STEPS / (MARGIN - 1)) - 1
     assert set(modes[:first]) == {Mode.MATCHES}, "before the first look"
     assert share(modes[5 * WAVE :], Mode.REST) >= 0.8
 
 
 def test_what_gains_less_than_it_takes_of_shared_cores_is_left() -> None:
-    gains = {Mode.REST: 1.0, Mode.MATCHES: MARGIN - 0.03, Mode.DRAFTS: 1.0}.__getitem__
-    _, modes = run(Group(), 16, gains, 20 * WAVE)
+    _, modes = run(Group(), 16, gains(MARGIN - 0.03, 1.0), 20 * WAVE)
     assert share(modes, Mode.MATCHES) <= 0.2
     assert modes[: int(ALLOWED_STEPS / 0.05)] == [Mode.MATCHES] * int(ALLOWED_STEPS / 0.05)
-
-
-def test_a_load_that_was_never_run_begins_with_what_the_nearest_one_knows() -> None:
-    group = Group(promise=1.5)
-    gains = {Mode.REST: 1.0, Mode.MATCHES: 1.0, Mode.DRAFTS: 1.5}.__getitem__
-    run(group, 16, gains, WAVE)
-    assert group.mode(8) is Mode.DRAFTS
-    losing = {Mode.REST: 1.0, Mode.MATCHES: 0.5, Mode.DRAFTS: 0.5}.__getitem__
-    other = Group()
-    run(other, 16, losing, WAVE)
-    assert other.mode(32) is Mode.REST
 
 
 @pytest.mark.parametrize("sessions", [1, 4])

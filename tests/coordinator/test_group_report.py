@@ -9,15 +9,13 @@ import pytest
 
 from coordinator.drafting.explaining import explain, group_report
 from coordinator.policy.round_times import TargetTimes
-from paceline.costs.goodput import FIRST_PAUSE, LOOK_STEPS, MARGIN, Mode
+from paceline.costs.goodput import FIRST_PAUSE, LOOK_STEPS, MARGIN
 from paceline.protocol.explanation import GroupReport, ModeReport
 from tests.coordinator.planned import SaidByTarget, World
-from tests.coordinator.test_group import WAVE, run
+from tests.coordinator.test_group import WAVE, gains, run
 
 SESSIONS = 4
-LOSING = {Mode.REST: 1.0, Mode.MATCHES: 0.5, Mode.DRAFTS: 0.5}.__getitem__
-GAINING = {Mode.REST: 1.0, Mode.MATCHES: 1.1, Mode.DRAFTS: 1.5}.__getitem__
-USELESS = {Mode.REST: 1.0, Mode.MATCHES: 1.1, Mode.DRAFTS: 1.08}.__getitem__
+LOSING, GAINING = gains(0.5, 0.5), gains(1.1, 1.5)
 
 
 def shared_target(promise: float = 0.0) -> TargetTimes:
@@ -50,6 +48,10 @@ def test_modes_that_lost_are_paused_for_as_long_as_is_said() -> None:
     first = min(modes["matches"].wait_steps, modes["drafts"].wait_steps)
     assert 0 < first < FIRST_PAUSE
     run(times.group, SESSIONS, LOSING, int(first) - 1)
+    times.peer = SaidByTarget(sessions=1)
+    alone, modes = report_of(times)
+    assert (alone.sessions, alone.mode, modes["matches"].state) == (1, "rest", "paused"), "as many as last"
+    times.peer = SaidByTarget(sessions=SESSIONS)
     later, _ = report_of(times)
     assert later.mode == "rest"
     assert later.mode_steps == pytest.approx(report.mode_steps + int(first) - 1)
@@ -72,9 +74,6 @@ def test_what_gains_runs_and_the_others_have_their_turn() -> None:
         report, modes = report_of(times)
     assert times.group.steps - began_at == pytest.approx(wait_steps, abs=1)
     assert 0 < modes["matches"].wait_steps <= LOOK_STEPS, "behind the look at rest"
-
-
-def test_drafts_wait_for_the_look_at_matches() -> None:
     times = shared_target(promise=1.5)
     run(times.group, SESSIONS, GAINING, 3)
     report, modes = report_of(times)
@@ -88,20 +87,10 @@ def test_drafts_that_promise_too_little_and_drafts_that_brought_less_are_told_ap
     report, modes = report_of(times)
     assert (report.mode, modes["drafts"]) == ("matches", ModeReport("drafts", "unpromising"))
     tried = shared_target(promise=1.5)
-    run(tried.group, SESSIONS, USELESS, 2 * WAVE)
+    run(tried.group, SESSIONS, gains(1.1, 1.08), 2 * WAVE)
     report, modes = report_of(tried)
     assert (report.mode, modes["drafts"].state) == ("matches", "paused")
     assert modes["drafts"].gain == pytest.approx(1.08, rel=1e-2)
-
-
-def test_a_target_that_one_has_alone_shows_what_as_many_as_last_would_do() -> None:
-    times = shared_target(promise=2.0)
-    run(times.group, SESSIONS, LOSING, WAVE)
-    shared, _ = report_of(times)
-    times.peer = SaidByTarget(sessions=1)
-    report, modes = report_of(times)
-    assert report.sessions == 1
-    assert (report.mode, modes["matches"].state) == (shared.mode, "paused")
 
 
 @pytest.mark.parametrize("sessions", [1, SESSIONS, 16])

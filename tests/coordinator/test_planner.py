@@ -124,13 +124,11 @@ def test_a_plan_is_made_whatever_lines_and_clocks_say(target_ms: float, draft_ms
 
 def test_the_account_holds_though_the_draft_becomes_ten_times_slower() -> None:
     for seed in range(REQUESTS):
-        world = World()
+        world = World(said_draft=SaidByDraft())
 
-        def slower(written: int, world: World = world) -> None:
-            if written >= 40:
-                world.draft.step_ms = 10 * DRAFT_MS
+        def slower(written: int, draft: SaidByDraft = world.draft) -> None:
+            draft.step_ms = DRAFT_MS if written < 40 else 10 * DRAFT_MS
 
-        world.said_draft = SaidByDraft()
         over, plans = world.run(lambda _: 0.4, seed=seed, before_round=slower)
         assert over <= 1 / 0.95
         assert [plan.source for plan in plans[-40:]].count(Source.WAIT) <= 8, "trials alone are left"
@@ -183,11 +181,10 @@ def test_a_proposal_of_which_no_node_pays_is_no_choice_though_drafts_that_lost_a
 
 
 def test_rows_are_dearer_where_others_share_the_step() -> None:
-    _, alone = taught(0.7, World(target=SaidByTarget(row_ms=1.5)))
-    _, crowded = taught(0.7, World(target=SaidByTarget(row_ms=1.5, sessions=32)))
-    cached = Proposal(1, (7,) * 8, (0.8,) * 8, drafter="model")
-    options = dataclasses.replace(OPTIONS, cached_proposal=cached)
-    assert crowded.plan(options).nodes < alone.plan(options).nodes
+    options = dataclasses.replace(OPTIONS, cached_proposal=Proposal(1, (7,) * 8, (0.8,) * 8, drafter="model"))
+    worlds = [World(target=SaidByTarget(row_ms=1.5, sessions=sessions)) for sessions in (1, 32)]
+    alone, crowded = (taught(0.7, world)[1].plan(options).nodes for world in worlds)
+    assert crowded < alone
 
 
 def test_a_wait_is_cheap_where_all_wait_and_dear_where_nobody_does() -> None:
@@ -372,8 +369,7 @@ def test_what_a_crowd_waits_for_is_not_expected_by_one_alone(monkeypatch: pytest
     if not by_load:  # a mutant
         monkeypatch.setattr("coordinator.policy.round_times.load_of", lambda sessions: 0)
     said = SaidByTarget()
-    target, draft = times(said, SaidByDraft())
-    assert draft is not None
+    target, draft = times(said)
     alone_ms = target.late_ms(STEP_MS), draft.waits()[0]
     said.sessions = 16
     crowded = record(
@@ -388,13 +384,12 @@ def test_what_a_crowd_waits_for_is_not_expected_by_one_alone(monkeypatch: pytest
     assert ((target.late_ms(STEP_MS), draft.waits()[0]) == alone_ms) is by_load
 
 
-def times(target: SaidByTarget, draft: SaidByDraft | None = None) -> tuple[TargetTimes, DraftTimes | None]:
-    return TargetTimes(target), None if draft is None else DraftTimes(draft)
+def times(target: SaidByTarget) -> tuple[TargetTimes, DraftTimes]:
+    return TargetTimes(target), DraftTimes(SaidByDraft())
 
 
 def test_a_cycle_is_its_steps_and_its_waits() -> None:
-    target, draft = times(SaidByTarget(), SaidByDraft())
-    assert draft is not None
+    target, draft = times(SaidByTarget())
     cycles = Cycles(target, draft, AcceptanceStats()).all()
     waiting = cycles[Strategy(Source.WAIT, 3)]
     assert waiting.tokens == pytest.approx(sum(PRIOR_CHANCE**depth for depth in range(4)))
@@ -406,7 +401,7 @@ def test_a_cycle_is_its_steps_and_its_waits() -> None:
 
 def test_a_round_goes_on_without_a_draft_where_waiting_for_one_costs_a_step() -> None:
     said = SaidByTarget()
-    target, draft = times(said, SaidByDraft())
+    target, draft = times(said)
 
     def goes_on(*, can_go_on: bool = True) -> set[bool]:
         cycles = Cycles(target, draft, AcceptanceStats(), can_ahead=True, can_go_on=can_go_on).all()
@@ -516,19 +511,18 @@ def test_a_mixed_lease_is_drafted_for_until_it_ends_though_waiting_is_better_by_
     assert not request.plan(dataclasses.replace(options, leased_rounds=1)).ahead.fan_out, "of another kind"
 
 
-@pytest.mark.parametrize("others_lag", [0, 80])
-@pytest.mark.parametrize("lags", [(0, 0), (80, 0), (0, 80)])
-def test_an_outcome_is_not_missed_while_the_draft_computes_a_text(lags: tuple[int, int], others_lag: int) -> None:
+@pytest.mark.parametrize("lags", [(0, 0, 0), (80, 0, 0), (0, 80, 0), (0, 0, 80)])
+def test_an_outcome_is_not_missed_while_the_draft_computes_a_text(lags: tuple[int, int, int]) -> None:
     """Be it the request's, when the outcomes' round left or now, or another's, whose rows are in the same steps."""
     request, options = drafting_ahead()
     other = RequestPlanner(request.planner, "model", Acceptance.COUPLED, greedy=True)
     assert request.target is not None
     request.target.requests[other] = None
     hits = request.stats.own.hits[load_of(4), False]
-    request._ahead_lag, other._ahead_lag = lags[0], others_lag
+    request._ahead_lag, lag, other._ahead_lag = lags
     before = hits.value
-    request.plan(dataclasses.replace(options, leased_rounds=1, lag=lags[1]))
-    assert (hits.value < before) is (others_lag == 0 and lags == (0, 0))
+    request.plan(dataclasses.replace(options, leased_rounds=1, lag=lag))
+    assert (hits.value < before) is not any(lags)
 
 
 def test_a_proposal_that_the_target_has_not_in_time_is_a_hit_for_who_waits_alone() -> None:
@@ -543,7 +537,7 @@ def test_a_proposal_that_the_target_has_not_in_time_is_a_hit_for_who_waits_alone
 
 
 def test_who_is_alone_waits_where_the_target_seldom_has_in_time_what_is_drafted_in_time() -> None:
-    target, draft = times(SaidByTarget(), SaidByDraft())
+    target, draft = times(SaidByTarget())
     stats = AcceptanceStats()
 
     def best() -> Strategy:
@@ -563,7 +557,7 @@ def test_who_is_alone_waits_where_the_target_seldom_has_in_time_what_is_drafted_
 
 def test_what_comes_too_late_in_a_crowd_may_come_in_time_for_one_alone() -> None:
     said = SaidByTarget(sessions=16)
-    target, draft = times(said, SaidByDraft())
+    target, draft = times(said)
     crowded = AcceptanceStats().child()
     for _ in range(20):
         for at_target in (False, True):
