@@ -19,7 +19,7 @@ from paceline.protocol.errors import ProtocolMismatch
 from paceline.protocol.proposal import ROOT, Outcome, Proposal
 from paceline.protocol.session import Close
 from paceline.protocol.target import Prefetch, Round, SelfStarted, TargetOpen, Verdict
-from tests.coordinator.requests import TargetRequest, turns
+from tests.coordinator.requests import RecordingLink, TargetRequest, turns
 
 BASE = 2
 ROUND = Round(1, BASE, ROOT, (3,))
@@ -122,6 +122,8 @@ async def test_a_round_that_the_target_started_long_before_its_turn_came_is_due_
     drafting.has(7, 1, grows=True)
     watch.watch(drafting.proposals(ROUND))
     assert await target.next() == {7: (1,)}
+    drafting.has(8, 1)
+    assert await target.next() == {8: (1,)}, "nobody knows for how long it waits for its step"
 
 
 async def test_what_follows_a_match_is_prefetched_with_its_round() -> None:
@@ -145,18 +147,6 @@ async def test_nothing_is_prefetched_for_a_round_that_is_answered() -> None:
     assert await target.next() == {7: (1,), 8: (1,)}, "by the next round's timer"
 
 
-async def test_what_comes_when_the_verdict_should_be_there_is_prefetched_all_the_same() -> None:
-    """Under load a round waits for its step, and nobody knows for how long."""
-    drafting, target, watch = watching(due_ms=60_000.0)
-    drafting.self_started = True
-    target.verdict_at = time.perf_counter() - 61.0
-    drafting.has(7, 1)
-    watch.watch(drafting.proposals(ROUND))
-    assert await target.next() == {7: (1,)}
-    drafting.has(8, 1)
-    assert await target.next() == {8: (1,)}
-
-
 async def test_the_likeliest_are_prefetched_as_far_as_the_bytes_go() -> None:
     drafting, target, watch = watching(due_ms=0.0)
     for token in range(20):
@@ -168,9 +158,6 @@ async def test_the_likeliest_are_prefetched_as_far_as_the_bytes_go() -> None:
         drafting.has(token, 1)
     watch.watch(drafting.proposals(ROUND))
     assert list(await target.next()) == [0, 1, 2]
-
-
-async def test_nothing_is_prefetched_where_nothing_may_be() -> None:
     drafting, target, watch = watching(most=0, due_ms=0.0)
     drafting.has(7, 1)
     watch.watch(drafting.proposals(ROUND))
@@ -231,9 +218,7 @@ async def test_a_self_started_round_that_is_lost_is_sent_with_what_it_had() -> N
 
 
 @pytest.mark.parametrize(
-    "self_started",
-    [SelfStarted(BASE + 1, 4), SelfStarted(BASE + 2, 2)],
-    ids=["more than was prefetched", "another round"],
+    "self_started", [SelfStarted(BASE + 1, 4), SelfStarted(BASE + 2, 2)], ids=["more", "another"]
 )
 async def test_a_target_that_starts_what_was_not_prefetched_is_refused(self_started: SelfStarted) -> None:
     request = TargetRequest()
@@ -245,14 +230,10 @@ async def test_a_target_that_starts_what_was_not_prefetched_is_refused(self_star
 
 
 BEGUN = proposal(4, 5)
-OTHERS = {
-    "another token": proposal(4, 6, 7),
-    "another tree": Proposal(1, (4, 5, 6), (0.5,) * 3, parents=(ROOT, ROOT, 0)),
-    "shorter": proposal(4),
-}
+ANOTHER_TREE = Proposal(1, (4, 5, 6), (0.5,) * 3, parents=(ROOT, ROOT, 0))
 
 
-@pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS)
+@pytest.mark.parametrize("other", [proposal(4, 6, 7), ANOTHER_TREE, proposal(4)], ids=["token", "tree", "shorter"])
 async def test_what_was_prefetched_grows_and_does_not_change(other: Proposal) -> None:
     """The target may have started what came first: what it then draws behind it was drawn for no other tokens."""
     request = TargetRequest()
@@ -267,21 +248,14 @@ async def test_what_was_prefetched_grows_and_does_not_change(other: Proposal) ->
 
 
 async def test_nothing_is_sent_for_a_round_that_is_not_in_flight() -> None:
-    request = TargetRequest()
+    request = TargetRequest(RecordingLink(max_prefetched=9))
     await verified(request, proposal(4), SelfStarted(BASE + 1, 1))
     request.link.take()
     request.session.prefetch(ROUND, {outcome(7): proposal(4)})
     request.session.prefetch(Round(1, 9, ROOT, (3,)), {Outcome(9, ROOT, 7): proposal(4)})
     assert not request.link.take_only(Prefetch)
-
-
-async def test_a_target_that_says_nothing_of_it_takes_none() -> None:
-    request = TargetRequest()
-    task = await request.pending(proposal=proposal(4))
-    assert request.session.max_prefetched == 0
-    request.link.welcome = replace(request.link.welcome, max_prefetched=9)
     assert request.session.max_prefetched == 9
-    task.cancel()
+    assert TargetRequest().session.max_prefetched == 0, "a target that says nothing of it takes none"
 
 
 async def test_a_round_for_which_a_prefetch_is_refused_is_sent_again_and_nothing_is_prefetched_for_it() -> None:

@@ -71,21 +71,6 @@ class ReportedRequest(TargetRequest):
         return opened.prompt_logprobs, opened.prompt_logprobs_known
 
 
-async def test_a_report_is_asked_for_until_it_is_whole() -> None:
-    request = ReportedRequest()
-    first = await request.pending()
-    assert request.opened() == (ALTERNATIVES, 0)
-    request.piece(1, 4)
-    await request.lose()
-    assert request.opened() == (ALTERNATIVES, 4), "the rest of it"
-    request.piece(5, 5, session=2)
-    await request.lose()
-    assert request.opened() == (None, 0), "all is known"
-    request.answer(len(PROMPT) - 1, session=3)
-    await first
-    assert tuple(request.reader.rows) == WHOLE
-
-
 @pytest.mark.parametrize(("first", "count"), [(4, 2), (2, 2), (1, 2), (3, 8)], ids=["gap", "overlap", "again", "end"])
 async def test_a_piece_that_is_not_the_next_ends_the_request(first: int, count: int) -> None:
     request = ReportedRequest()
@@ -107,18 +92,21 @@ async def test_a_verdict_before_the_whole_report_ends_the_request() -> None:
         await waits
 
 
-async def test_the_rest_comes_from_a_target_of_the_same_bits() -> None:
+async def test_a_report_is_asked_for_until_it_is_whole_and_from_targets_of_the_same_bits() -> None:
     links = reporting("a"), reporting("b"), reporting("a")
     request = ReportedRequest(*links)
     waits = await request.pending()
-    assert links[0].sent
+    assert request.opened() == (ALTERNATIVES, 0)
     request.piece(1, 4)
     links[0].is_up = False
     await request.lose()
     assert not links[1].sent, "its values differ in their last bits"
-    assert request.opened(2) == (ALTERNATIVES, 4)
+    assert request.opened(2) == (ALTERNATIVES, 4), "the rest of it"
     request.piece(5, 5, link=2)
-    request.answer(len(PROMPT) - 1, link=2)
+    links[2].on_down(PeerUnavailable("gone"))
+    await turns()
+    assert request.opened(2) == (None, 0), "all is known"
+    request.answer(len(PROMPT) - 1, session=2, link=2)
     await waits
     assert tuple(request.reader.rows) == WHOLE
 
@@ -187,7 +175,6 @@ async def test_a_report_is_written_piece_by_piece_before_any_text(monkeypatch: p
 
 def test_a_client_keeps_what_a_resumed_stream_brings_again_once() -> None:
     progress = Progress(GenerateRequest(token_ids=PROMPT, prompt_logprobs=ALTERNATIVES))
-
     started = Started(3, PROMPT, "model")
     assert progress.take(started) == started
     assert progress.take(wire_rows(1, 5)) == wire_rows(1, 5)

@@ -51,17 +51,16 @@ async def test_a_run_is_extended_before_it_ends_and_not_at_every_round() -> None
     assert sent == [(base, 8) for base in range(2, 42, 4)]
 
 
-async def test_a_target_is_leased_no_more_than_it_takes() -> None:
-    request = TargetRequest(RecordingLink(max_lease=2))
-    task = await request.pending(lease=16)
-    assert bases(request.link.take()) == [(2, 2)]
+@pytest.mark.parametrize(
+    ("max_lease", "drafting", "lease"), [(2, False, 2), (0, False, 0), (64, True, 0)], ids=["two", "none", "no mixed"]
+)
+async def test_a_target_is_leased_no_more_than_it_takes(max_lease: int, drafting: bool, lease: int) -> None:
+    request = TargetRequest(RecordingLink(max_lease=max_lease))
+    task = await request.pending(lease=16, drafting=drafting)
+    (round_,) = request.link.take_only(Round)
+    assert (round_.base_length, round_.lease, round_.drafting) == (2, lease, drafting)
+    assert request.session.leased_rounds == 1 + lease
     request.answer(2)
-    await task
-    silent = TargetRequest(RecordingLink(max_lease=0))
-    task = await silent.pending(lease=16)
-    assert bases(silent.link.take()) == [(2, 0)]
-    assert silent.session.leased_rounds == 1, "the round itself"
-    silent.answer(2)
     await task
 
 
@@ -114,14 +113,6 @@ async def test_a_round_that_was_named_elsewhere_is_no_round_of_the_text() -> Non
         request.session.next_after(verified.round_, Outcome(2, 1, 6), verified.verdict)
 
 
-async def test_a_target_that_knows_no_mixed_leases_gets_none() -> None:
-    request = TargetRequest()
-    task = await request.pending(lease=8, drafting=True)
-    assert bases(request.link.take()) == [(2, 0)]
-    request.answer(2)
-    await task
-
-
 async def test_a_link_lost_in_a_run_keeps_what_has_come_and_sends_the_rest_again() -> None:
     request = TargetRequest()
     first = await request.pending(lease=4)
@@ -136,30 +127,21 @@ async def test_a_link_lost_in_a_run_keeps_what_has_come_and_sends_the_rest_again
     opened, sent = request.link.take()
     assert opened.spec.token_ids == (*PROMPT, 2, 3)
     assert bases([sent]) == [(4, 2)]
-    request.answer(4, session=2)
+    await request.lose()
+    opened, sent = request.link.take()
+    assert opened.spec.token_ids == (*PROMPT, 2, 3), "while it is waited for, too"
+    assert bases([sent]) == [(4, 2)]
+    request.answer(4, session=3)
     assert not (await again).self_started
 
 
-async def test_a_link_lost_while_a_run_is_waited_for_opens_anew() -> None:
-    request = TargetRequest()
-    await request.verify(2, lease=4)
-    second = await request.pending(lease=4)
-    request.link.take()
-    await request.lose()
-    opened, sent = request.link.take()
-    assert opened.spec.token_ids == (*PROMPT, 7)
-    assert bases([sent]) == [(3, 4)]
-    request.answer(3, session=2)
-    assert (await second).round_.base_length == 3
-
-
-@pytest.mark.parametrize("late", [3, 4])
-async def test_verdicts_of_a_run_that_was_closed_are_dropped(late: int) -> None:
+async def test_verdicts_of_a_run_that_was_closed_are_dropped() -> None:
     request = TargetRequest()
     await request.verify(2, lease=4)
     request.session.close()
     assert isinstance(request.link.take()[-1], Close)
-    request.answer(late, token=9)
+    for late in (3, 4):
+        request.answer(late, token=9)
     assert request.session.leased_rounds == 0
     again = await request.pending()
     request.answer(3, token=5, session=2)
@@ -285,15 +267,6 @@ async def test_targets_that_die_of_something_else_are_not_counted(sampling: Samp
         await request.lose()
     request.answer(2, session=3 * MAX_DEATHS)
     assert (await task).verdict.token_ids == (7,)
-
-
-@pytest.mark.parametrize("drafting", [False, True])
-async def test_a_round_says_whether_a_draft_works_meanwhile(drafting: bool) -> None:
-    request = TargetRequest()
-    waiting = await request.pending(drafting=drafting)
-    (round_,) = request.link.take_only(Round)
-    assert round_.drafting is drafting
-    waiting.cancel()
 
 
 async def test_a_session_that_is_too_large_for_a_frame_is_not_counted_on_its_peer() -> None:
