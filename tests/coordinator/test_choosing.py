@@ -90,12 +90,6 @@ def test_of_equally_good_ones_the_faster_is_chosen(default_ms: float, other_ms: 
     assert case.first() == chosen
 
 
-def test_one_that_nobody_has_tried_is_preferred_to_a_bad_one() -> None:
-    case = Case()
-    case.known(DEFAULT_NAME, 2)
-    assert case.first() == "eagle"
-
-
 def test_a_dear_one_that_nobody_has_tried_is_tried_once() -> None:
     """At its prior (.7) it would look slower than a cheap one that is right two times in three."""
     case = Case(default_ms=2.0, other_ms=4.0)

@@ -123,25 +123,6 @@ def test_one_request_tries_drafts_that_lost_and_waits_for_none_that_computes_its
     assert [request.plan(is_open).source for request in requests].count(Source.WAIT) == 1
 
 
-def test_drafts_whose_promise_fell_are_looked_at_again_once_that_is_long_ago() -> None:
-    group = Group(promise=2 * MARGIN)
-    look(group, 2, Mode.REST, Mode.MATCHES)
-    group.mode(2)
-    group.steps += LOOK_STEPS
-    assert group.mode(2) is Mode.DRAFTS
-    look(group, 2, *Mode)
-    group.promise = MARGIN / 2
-    assert group.mode(2) is not Mode.DRAFTS
-    assert not group.tries_drafts(2)
-    group.steps += 2 * FIRST_PAUSE
-    look(group, 2, Mode.REST, Mode.MATCHES)
-    assert group.mode(2) is Mode.DRAFTS
-    assert group.tries_drafts(2)
-    group.steps += SPEED_MEMORY
-    look(group, 2, Mode.DRAFTS)
-    assert group.mode(2) is not Mode.DRAFTS
-
-
 def test_a_prompt_is_drafted_on_at_once_only_where_drafts_promise_to_pay_for_all() -> None:
     request, *_ = together()
     target = request.target

@@ -38,13 +38,6 @@ def service() -> Service:
     return Service()
 
 
-def test_one_step_computes_what_a_commit_brought(service: Service) -> None:
-    task, calls = committed(service, 1, 5)
-    assert run_steps(calls, [], [], never, service.results.append, [task]) == 1
-    assert said(service, task.session) == [*range(len(PREFIX), len(PREFIX) + 5)]
-    assert task.is_over
-
-
 def test_a_proposal_that_somebody_waits_for_comes_first(service: Service) -> None:
     task, calls = committed(service, 1, 5)
     draft = service.drafting(2)

@@ -1,4 +1,4 @@
-"""Proposals that end before the first node that the text is too unlikely to reach."""
+"""What a budget's proposal has and takes, and where it ends: before a node that the text is too unlikely to reach."""
 
 from __future__ import annotations
 
@@ -39,9 +39,6 @@ def test_no_row_is_computed_behind_the_end() -> None:
     assert 0 < len(proposal) < CHAIN.max_tokens
     rows = len(driver.engine.computed)
     assert rows == len(driver.prefix) + len(proposal), "the row that said that it ends is the last"
-
-
-def test_nothing_is_proposed_where_no_node_is_likely_enough() -> None:
     assert len(Driver().draft(replace(CHAIN, least_chance=1.0))) == 0
 
 
@@ -80,3 +77,22 @@ def test_chances_are_those_that_commits_have_taught() -> None:
     after = draft_of(driver, replace(CHAIN, least_chance=LEAST))
     assert len(before.branch.nodes) > 0
     assert len(after.branch.nodes) == 0
+
+
+@pytest.mark.parametrize(("tokens", "nodes"), [(1, 4), (3, 6), (4, 5), (2, 8)])
+def test_a_dynamic_tree_takes_a_row_for_each_token_and_its_last_nodes_none(tokens: int, nodes: int) -> None:
+    driver = Driver()
+    proposal = driver.draft(DraftBudget(max_tokens=tokens, max_nodes=nodes))
+    first, *others = [len(step) for step in driver.engine.steps]
+    assert first == len(driver.prefix)
+    assert others == [1] * (tokens - 1)
+    assert len(proposal) == nodes
+    assert 1 <= max(proposal.depths) <= tokens
+
+
+def test_a_dynamic_tree_begins_with_what_is_likeliest() -> None:
+    """One token more is one step more: the nodes before the last are those of the smaller tree."""
+    proposals = [Driver().draft(DraftBudget(max_tokens=tokens, max_nodes=6)) for tokens in (2, 4)]
+    small, large = ([*zip(each.token_ids, each.parents, strict=True)] for each in proposals)
+    assert large[0] == small[0]
+    assert {*small} != {*large}, "deeper nodes take the place of unlikelier ones"

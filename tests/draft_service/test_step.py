@@ -61,20 +61,13 @@ def service() -> Service:
     return Service()
 
 
-def test_steps_go_on_until_the_proposal_is_whole(service: Service) -> None:
-    task = service.drafting()
-    assert run_steps([begun(task)], [task], [], never, service.results.append) == DEPTH
-    (results,) = service.results
-    assert [*map(len, results.drafted.values())] == [DEPTH]
-    assert len(service.engine.steps) == DEPTH
-
-
 def test_steps_end_behind_the_one_in_which_something_arrives(service: Service) -> None:
     task, steps = service.drafting(), service.engine.steps
     assert run_steps([begun(task)], [task], [], lambda: len(steps) == 2, service.results.append) == 2
     assert not service.results
     assert run_steps([], [task], [], never, service.results.append) == DEPTH - 2
-    assert len(service.results.pop().drafted) == 1
+    assert [*map(len, service.results.pop().drafted.values())] == [DEPTH]
+    assert len(steps) == DEPTH
 
 
 def test_what_a_step_adds_is_published_before_the_next_step(service: Service) -> None:

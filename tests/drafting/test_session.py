@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from paceline.costs.cost_line import CostLine
 from paceline.costs.service_costs import DraftCosts
-from paceline.drafting.draft_pool import DraftPool
 from paceline.drafting.round_draft import PendingCommit
 from paceline.drafting.session import DraftSession
 from paceline.protocol.draft import Commit, DraftBudget, DraftOpen
@@ -29,23 +28,13 @@ async def test_a_drafts_costs_are_known_before_a_session_is_placed() -> None:
     assert DraftSession(None, task_of(), "").peer is None
 
 
-def draft_over(link: NarrowLink) -> tuple[DraftPool, DraftSession]:
-    pool = draft_pool(link)
-    return pool, DraftSession(pool, task_of(), "")
-
-
-async def test_a_draft_session_that_cannot_be_sent_is_done_without_for_good() -> None:
-    pool, session = draft_over(NarrowLink(DraftOpen))
-    session.open(PROMPT, DraftBudget(4), "")
-    assert (session.is_open, session.is_ready, pool.peers[0].sessions) == (False, False, 0)
-    session.commit(BEHIND)
-    assert not session.is_open
-
-
 async def test_a_draft_that_cannot_be_told_is_done_without() -> None:
-    pool, session = draft_over(NarrowLink(Commit))
-    session.open(PROMPT, DraftBudget(4), "")
-    assert session.is_open
-    session.settle(BEHIND.outcome)
-    session.commit(BEHIND)
-    assert (session.is_open, pool.peers[0].sessions) == (False, 0)
+    for too_large in (DraftOpen, Commit):
+        pool = draft_pool(NarrowLink(too_large))
+        session = DraftSession(pool, task_of(), "")
+        session.open(PROMPT, DraftBudget(4), "")
+        is_open = too_large is Commit
+        assert (session.is_open, session.is_ready, pool.peers[0].sessions) == (is_open, is_open, is_open)
+        session.settle(BEHIND.outcome)
+        session.commit(BEHIND)
+        assert (session.is_open, pool.peers[0].sessions) == (False, 0)

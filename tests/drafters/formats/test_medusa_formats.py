@@ -149,7 +149,6 @@ REFUSED: dict[str, tuple[Tensors, Mapping[str, Any], type[PacelineError], str]] 
         InvalidInput,
         r"missing: 1 \(1\.1\.linear\.weight",
     ),
-    "a head's output": (_without(own_tensors(), "2.2.weight"), {}, InvalidInput, r"missing: 1 \(2\.2\.weight"),
     "another tensor": (own_tensors() | {"extra": torch.zeros(1)}, {}, Unsupported, "tensor extra"),
     "vllm's output": (_without(vllm_tensors(), "lm_heads.1.weight"), {}, InvalidInput, r"missing: 1 \(lm_heads\.1"),
     "no map": (vllm_tensors(), {"truncated_vocab_size": 5}, InvalidInput, "token_map among them"),
@@ -168,10 +167,6 @@ def test_refused_by_name(tmp_path: Path, target: SavedTarget, case: str) -> None
     folder = write(tmp_path / "heads", tensors, SAFE, config)
     with pytest.raises(error, match=named):
         load(folder, target)
-
-
-def test_a_model_is_no_draft_of_these_kinds(target: SavedTarget) -> None:
-    assert kind_of(target.folder) is None
 
 
 def test_the_catalogue_serves_them(tmp_path: Path, target: SavedTarget) -> None:

@@ -185,6 +185,7 @@ def test_the_comparison_notices(
         ("z-lab", {"dflash_config": {"target_layer_ids": [0, 4]}}, InvalidInput, r"target_layer_ids = \(0, 4\)"),
         ("z-lab", {"block_size": 1}, InvalidInput, "block_size = 1"),
         ("speculators", {"mask_token_id": 258}, InvalidInput, "mask_token_id = 258"),
+        ("speculators", {"target_hidden_size": 64}, InvalidInput, "width of a feature = 64"),
         ("speculators", {"aux_hidden_state_layer_ids": [1, 2, 3]}, InvalidInput, "tensors of another shape: 1"),
         ("own vocabulary", {"draft_vocab_size": 50}, InvalidInput, "d2t"),
     ],

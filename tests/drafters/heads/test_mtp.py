@@ -17,7 +17,6 @@ from paceline.drafters.heads.mtp import MtpNetwork, build_mtp_engine
 from paceline.engine.features import FeatureEngine
 from paceline.engine.interface import Logits, StepItem, StepPlan
 from paceline.models.tokenizer import TableTokenizer
-from paceline.protocol.errors import InvalidInput
 from paceline.protocol.features import FINAL
 from paceline.protocol.proposal import ROOT
 from paceline.runtime.config import EngineSettings
@@ -174,11 +173,3 @@ def test_the_comparison_notices(name: str, bug: str, tmp_path: Path) -> None:
     late = bug == "features one too late"
     engine.give(1, 0, FEATURES[late : 8 + late].numpy())
     assert not same(step(engine, chain(1, 0, PROMPT[:4]))[-1], definition, PROMPT[:4], 3)
-
-
-def test_features_of_another_width_are_refused(tmp_path: Path) -> None:
-    tiny_mtp.write(tmp_path, "mimo")
-    engine = serve(loaded(tmp_path))
-    engine.open(1, 20)
-    with pytest.raises(InvalidInput, match=r"features shape = .*: must be \[rows, 32\]"):
-        engine.give(1, 0, np.zeros((2, 33), np.float32))

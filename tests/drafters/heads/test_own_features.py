@@ -46,8 +46,9 @@ def chain(tokens: Sequence[int], base: int = 0, kept: Sequence[int] = ()) -> Ste
 TOKENS = (3, 1, 4, 1, 5, 9, 2, 6)
 
 
-@pytest.mark.parametrize("known", [{}, {0: 1}, {0: 8}, {0: 3, 5: 2}, {2: 2}])
-@pytest.mark.parametrize("cuts", [[8], [3, 5], [1, 1, 6]])
+@pytest.mark.parametrize(
+    ("known", "cuts"), [({}, [3, 5]), ({0: 8}, [1, 1, 6]), ({0: 3, 5: 2}, [8]), ({0: 3, 5: 2}, [3, 5]), ({2: 2}, [8])]
+)
 def test_chain_reads_given_features_then_its_own(
     engine: OwnFeaturesEngine, network: SumNetwork, known: dict[int, int], cuts: list[int]
 ) -> None:
