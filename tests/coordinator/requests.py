@@ -42,17 +42,9 @@ Command = TypeVar("Command")
 def task_of(**changes: Any) -> GenerationTask:
     """A request for 57 tokens behind the prompt, with nothing asked for beyond them."""
     task = GenerationTask(
-        prompt=PROMPT,
-        resume_token_ids=(),
-        sampling=SamplingParams(),
-        noise=NoiseKey(1),
-        acceptance=Acceptance.COUPLED,
-        max_length=60,
-        max_rows=124,
-        stop=(),
-        eos_token_ids=frozenset(),
-        speculation=SpeculationSettings(),
-    )
+        prompt=PROMPT, resume_token_ids=(), sampling=SamplingParams(), noise=NoiseKey(1), max_length=60, max_rows=124,
+        acceptance=Acceptance.COUPLED, stop=(), eos_token_ids=frozenset(), speculation=SpeculationSettings(),
+    )  # fmt: skip
     return replace(task, **changes)
 
 

@@ -24,32 +24,16 @@ INPUTS = (2, 4, 5)
 """Layers whose inputs EAGLE-3 joins by default, of 8."""
 DRAFT_IDS = tuple(range(1, tiny.VOCAB, 3))
 Tensors = dict[str, torch.Tensor]
-_LAYER = {
-    "vocab_size": tiny.VOCAB,
-    "hidden_size": HIDDEN,
-    "intermediate_size": 48,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-    "rms_norm_eps": 1e-5,
-    "hidden_act": "silu",
-}
-LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", **_LAYER}
+_LAYER: dict[str, Any] = {"vocab_size": tiny.VOCAB, "hidden_size": HIDDEN, "intermediate_size": 48}
+_LAYER |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128}
+_NORMS = {"num_hidden_layers": 1, "rms_norm_eps": 1e-5, "hidden_act": "silu"}
+LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", **_LAYER, **_NORMS}
 """What SafeAILab's configurations look like, whatever the network."""
 
 
 def target_config(**changes: Any) -> LlamaConfig:
-    shape = {
-        "hidden_size": HIDDEN,
-        "intermediate_size": 48,
-        "num_hidden_layers": TARGET_LAYERS,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 128,
-        "initializer_range": 0.3,
-    }
-    return LlamaConfig(**{**shape, "vocab_size": tiny.VOCAB, "tie_word_embeddings": False, **changes})
+    shape = {**_LAYER, "num_hidden_layers": TARGET_LAYERS, "initializer_range": 0.3, "tie_word_embeddings": False}
+    return LlamaConfig(**{**shape, **changes})
 
 
 def write_target(folder: Path, **changes: Any) -> TargetWeights:
@@ -117,22 +101,17 @@ def vocabulary_maps(draft_ids: tuple[int, ...]) -> Tensors:
 
 def speculators_config(layer: Mapping[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
     method = {"proposal_type": "greedy", "speculative_tokens": 3, "verifier_accept_k": 1, "accept_tolerance": 0.0}
-    return {
+    verifier = {"name_or_path": "some/target", "architectures": ["LlamaForCausalLM"]}
+    rules = {"algorithm": "eagle3", "default_proposal_method": "greedy", "proposal_methods": [method]}
+    facts = {
         "architectures": ["Eagle3Speculator"],
         "speculators_model_type": "eagle3",
         "speculators_version": "0.9.0",
-        "draft_vocab_size": len(DRAFT_IDS),
-        "norm_before_residual": False,
-        "eagle_aux_hidden_state_layer_ids": None,
-        "transformer_layer_config": {"model_type": "llama", **_LAYER, **(layer or {})},
-        "speculators_config": {
-            "algorithm": "eagle3",
-            "default_proposal_method": "greedy",
-            "proposal_methods": [method],
-            "verifier": {"name_or_path": "some/target", "architectures": ["LlamaForCausalLM"]},
-        },
-        **changes,
     }
+    settings = {"norm_before_residual": False, "eagle_aux_hidden_state_layer_ids": None}
+    layers = {"model_type": "llama", **_LAYER, **_NORMS, **(layer or {})}
+    parts = {"transformer_layer_config": layers, "speculators_config": {**rules, "verifier": verifier}}
+    return {**facts, "draft_vocab_size": len(DRAFT_IDS), **settings, **parts, **changes}
 
 
 def write_draft(folder: Path, config: Mapping[str, Any], tensors: Tensors, *, pickled: bool = False) -> Path:

@@ -128,36 +128,20 @@ def _without(tensors: Tensors, *names: str) -> Tensors:
     return {name: each for name, each in tensors.items() if name not in names}
 
 
+OWN, VLLM = own_tensors(), vllm_tensors()
+TYPICAL = {"spec_decoding_acceptance_method": "typical_acceptance_sampler"}
+WIDER = OWN | {"1.2.weight": seeded(VOCAB + 3, HIDDEN, seed=1)}
+MAPPED = VLLM | {"token_map": torch.tensor([1, VOCAB])}
 REFUSED: dict[str, tuple[Tensors, Mapping[str, Any], type[PacelineError], str]] = {
-    "typical": (own_tensors(), {"posterior_threshold": 0.09}, Unsupported, "posterior_threshold = 0.09: typical"),
-    "vllm's typical": (
-        vllm_tensors(),
-        {"spec_decoding_acceptance_method": "typical_acceptance_sampler"},
-        Unsupported,
-        "spec_decoding_acceptance_method = typical_acceptance_sampler",
-    ),
+    "typical": (OWN, {"posterior_threshold": 0.09}, Unsupported, "posterior_threshold = 0.09: typical"),
+    "vllm's typical": (VLLM, TYPICAL, Unsupported, "spec_decoding_acceptance_method = typical_acceptance_sampler"),
     "hidden size": (own_tensors(hidden=16), {}, InvalidInput, "hidden size.*16.*32"),
-    "vocabulary": (
-        own_tensors() | {"1.2.weight": seeded(VOCAB + 3, HIDDEN, seed=1)},
-        {},
-        InvalidInput,
-        f"vocabulary.*{VOCAB + 3}.*{VOCAB}",
-    ),
-    "a head's layer": (
-        _without(own_tensors(), "1.1.linear.weight"),
-        {},
-        InvalidInput,
-        r"missing: 1 \(1\.1\.linear\.weight",
-    ),
-    "another tensor": (own_tensors() | {"extra": torch.zeros(1)}, {}, Unsupported, "tensor extra"),
-    "vllm's output": (_without(vllm_tensors(), "lm_heads.1.weight"), {}, InvalidInput, r"missing: 1 \(lm_heads\.1"),
-    "no map": (vllm_tensors(), {"truncated_vocab_size": 5}, InvalidInput, "token_map among them"),
-    "map": (
-        vllm_tensors() | {"token_map": torch.tensor([1, VOCAB])},
-        {"truncated_vocab_size": 2},
-        InvalidInput,
-        f"token_map.*{VOCAB}",
-    ),
+    "vocabulary": (WIDER, {}, InvalidInput, f"vocabulary.*{VOCAB + 3}.*{VOCAB}"),
+    "a head's layer": (_without(OWN, "1.1.linear.weight"), {}, InvalidInput, r"missing: 1 \(1\.1\.linear\.weight"),
+    "another tensor": (OWN | {"extra": torch.zeros(1)}, {}, Unsupported, "tensor extra"),
+    "vllm's output": (_without(VLLM, "lm_heads.1.weight"), {}, InvalidInput, r"missing: 1 \(lm_heads\.1"),
+    "no map": (VLLM, {"truncated_vocab_size": 5}, InvalidInput, "token_map among them"),
+    "map": (MAPPED, {"truncated_vocab_size": 2}, InvalidInput, f"token_map.*{VOCAB}"),
 }
 
 

@@ -20,10 +20,6 @@ from tests.models.saving import change_json
 SETTINGS = EngineSettings(threads=1, device="cpu")
 
 
-def configure(folder: Path, **changes: Any) -> None:
-    change_json(folder / "config.json", **changes)
-
-
 def test_its_own_head_and_embedding_are_preferred(tmp_path: Path) -> None:
     written = write(tmp_path, "glm4_moe")
     names = load_file(tmp_path / "model.safetensors").keys()
@@ -33,7 +29,7 @@ def test_its_own_head_and_embedding_are_preferred(tmp_path: Path) -> None:
     change(tmp_path, lambda name: "shared_head.head" not in name)
     assert torch.equal(find_mtp(tmp_path).head(), load_file(tmp_path / "model.safetensors")["lm_head.weight"])
     change(tmp_path, lambda name: name != "lm_head.weight")
-    configure(tmp_path, tie_word_embeddings=True)
+    change_json(tmp_path / "config.json", tie_word_embeddings=True)
     assert torch.equal(find_mtp(tmp_path).head(), written.embedding)
 
 
@@ -52,53 +48,33 @@ def test_a_checkpoint_without_their_tensors_is_named(tmp_path: Path, name: str, 
         find_mtp(tmp_path)
 
 
-def _projection(tensor: torch.Tensor) -> Callable[[Path], None]:
-    name = "model.layers.2.eh_proj.weight"
-    return lambda folder: change(folder, lambda each: each != name, {name: tensor})
+def _configured(**changes: Any) -> Callable[[Path], None]:
+    return lambda folder: change_json(folder / "config.json", **changes)
+
+
+def _changed(name: str, tensor: torch.Tensor | None = None) -> Callable[[Path], None]:
+    """Without a tensor of the prediction, or with another one in its place."""
+    name = f"model.layers.2.{name}"
+    return lambda folder: change(folder, lambda each: each != name, None if tensor is None else {name: tensor})
 
 
 def _damaged(folder: Path) -> None:
     (folder / "model.safetensors").write_bytes(b"no tensors")
 
 
+DEPTHS = r"tensors of 1'?: must be the 2 of its config.json"
+QUANTISED = torch.zeros(HIDDEN, 2 * HIDDEN).to(torch.float8_e4m3fn)
+SCALE = "self_attn.o_proj.weight_scale_inv"
+SHAPE = r"fusions.0.projection.weight \[32, 32\], not \[32, 64\]"
+HALF = r"tensors missing: 1 \(model.layers.0.self_attn.o_proj.weight\)"
 REFUSED: dict[str, tuple[Callable[[Path], None], type[Exception], str]] = {
-    "fewer depths than promised": (
-        lambda folder: configure(folder, num_nextn_predict_layers=2),
-        InvalidInput,
-        r"tensors of 1'?: must be the 2 of its config.json",
-    ),
-    "no norm": (
-        lambda folder: change(folder, lambda name: not name.endswith(".hnorm.weight")),
-        InvalidInput,
-        "tensor model.layers.2.hnorm.weight is missing",
-    ),
-    "half a layer": (
-        lambda folder: change(folder, lambda name: not name.endswith("self_attn.o_proj.weight")),
-        InvalidInput,
-        r"tensors missing: 1 \(model.layers.0.self_attn.o_proj.weight\)",
-    ),
-    "another shape": (
-        _projection(torch.zeros(HIDDEN, HIDDEN)),
-        InvalidInput,
-        r"fusions.0.projection.weight \[32, 32\], not \[32, 64\]",
-    ),
-    "quantised": (
-        _projection(torch.zeros(HIDDEN, 2 * HIDDEN).to(torch.float8_e4m3fn)),
-        Unsupported,
-        "eh_proj.weight of torch.float8_e4m3fn",
-    ),
-    "scales": (
-        lambda folder: change(
-            folder, lambda name: True, {"model.layers.2.self_attn.o_proj.weight_scale_inv": torch.ones(1)}
-        ),
-        Unsupported,
-        "weight_scale_inv: not those of Glm4MoeForCausalLM's layers",
-    ),
-    "layers nobody knows": (
-        lambda folder: configure(folder, model_type="glm9"),
-        Unsupported,
-        "model type glm9, which transformers doesn't have",
-    ),
+    "fewer depths": (_configured(num_nextn_predict_layers=2), InvalidInput, DEPTHS),
+    "no norm": (_changed("hnorm.weight"), InvalidInput, "tensor model.layers.2.hnorm.weight is missing"),
+    "half a layer": (_changed("self_attn.o_proj.weight"), InvalidInput, HALF),
+    "another shape": (_changed("eh_proj.weight", torch.zeros(HIDDEN, HIDDEN)), InvalidInput, SHAPE),
+    "quantised": (_changed("eh_proj.weight", QUANTISED), Unsupported, "eh_proj.weight of torch.float8_e4m3fn"),
+    "scales": (_changed(SCALE, torch.ones(1)), Unsupported, "weight_scale_inv: not those of Glm4MoeForCausalLM's"),
+    "layers nobody knows": (_configured(model_type="glm9"), Unsupported, "glm9, which transformers doesn't have"),
     "damaged": (_damaged, DamagedFile, "model.safetensors"),
 }
 

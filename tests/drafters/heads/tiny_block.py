@@ -32,16 +32,10 @@ def config(**changes: Any) -> Qwen3Config:
         "vocab_size": len(byte_level_tokenizer()),
         "hidden_size": HIDDEN,
         "intermediate_size": 48,
-        "num_hidden_layers": LAYERS,
-        "num_attention_heads": HEADS,
-        "num_key_value_heads": KV_HEADS,
-        "head_dim": HEAD_DIM,
-        "max_position_embeddings": 256,
-        "rms_norm_eps": EPS,
-        "initializer_range": 0.3,
-        "tie_word_embeddings": False,
     }
-    return Qwen3Config(**{**shape, **changes})
+    shape |= {"num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS}
+    shape |= {"head_dim": HEAD_DIM, "max_position_embeddings": 256, "rms_norm_eps": EPS}
+    return Qwen3Config(**{**shape, "initializer_range": 0.3, "tie_word_embeddings": False, **changes})
 
 
 def save_target(folder: Path) -> Path:

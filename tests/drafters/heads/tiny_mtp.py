@@ -31,18 +31,10 @@ from tests.models.saving import change_json, save_with_tokenizer
 HIDDEN = 32
 OWN_LAYERS = 2
 FAINT = 0.01
-_SHAPE: dict[str, Any] = {
-    "vocab_size": VOCAB,
-    "hidden_size": HIDDEN,
-    "intermediate_size": 48,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 256,
-    # Far from zero, so that a wrong row moves logits by much more than rounding.
-    "initializer_range": 0.3,
-    "tie_word_embeddings": False,
-}
+_SHAPE: dict[str, Any] = {"vocab_size": VOCAB, "hidden_size": HIDDEN, "intermediate_size": 48, "head_dim": 8}
+_SHAPE |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256}
+# Far from zero, so that a wrong row moves logits by much more than rounding.
+_SHAPE |= {"initializer_range": 0.3, "tie_word_embeddings": False}
 _EXPERTS: dict[str, Any] = {"num_experts_per_tok": 2, "moe_intermediate_size": 16}
 _SHARED: dict[str, Any] = {**_EXPERTS, "n_routed_experts": 4, "n_shared_experts": 1, "first_k_dense_replace": 1}
 
@@ -95,34 +87,20 @@ class Written:
     promise: Mapping[str, int] = field(default_factory=dict)
 
 
+_AT, _MIMO_AT, _OWN_AT = "model.layers.{behind}.", "model.mtp_layers.{depth}.", "mtp_layers.{depth}."
+_PROMISE = {"num_nextn_predict_layers": 1}
+_BEHIND_NAMES = ("enorm", "hnorm", "eh_proj", "shared_head.norm")
+_NEXT_NAMES = ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm")
 _MIMO_NAMES = ("token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm")
-_BEHIND = Written(
-    glm4_moe,
-    "model.layers.{behind}.",
-    "model.layers.{behind}.",
-    ("enorm", "hnorm", "eh_proj", "shared_head.norm"),
-    blank_first=True,
-    own_head=True,
-    promise={"num_nextn_predict_layers": 1},
-)
+_BEHIND = Written(glm4_moe, _AT, _AT, _BEHIND_NAMES, blank_first=True, own_head=True, promise=_PROMISE)
+_MIMO = Written(qwen2, _MIMO_AT, _MIMO_AT, _MIMO_NAMES, blank_first=True, promise=_PROMISE)
 LAYOUTS = {
     "glm4_moe": _BEHIND,
     "deepseek_v3": replace(_BEHIND, config=deepseek_v3),
     "deepseek_v32": replace(_BEHIND, config=deepseek_v32),
-    "qwen3_next": Written(
-        qwen3_next, "mtp.layers.{depth}.", "mtp.", ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm")
-    ),
-    "mimo": Written(
-        qwen2,
-        "model.mtp_layers.{depth}.",
-        "model.mtp_layers.{depth}.",
-        _MIMO_NAMES,
-        embedding_first=False,
-        blank_first=True,
-        model_type="mimo",
-        promise={"num_nextn_predict_layers": 1},
-    ),
-    "speculators": Written(qwen3, "mtp_layers.{depth}.", "mtp_layers.{depth}.", _MIMO_NAMES),
+    "qwen3_next": Written(qwen3_next, "mtp.layers.{depth}.", "mtp.", _NEXT_NAMES),
+    "mimo": replace(_MIMO, embedding_first=False, model_type="mimo"),
+    "speculators": Written(qwen3, _OWN_AT, _OWN_AT, _MIMO_NAMES),
 }
 
 
