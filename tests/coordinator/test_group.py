@@ -119,8 +119,9 @@ def test_a_load_that_ran_long_ago_or_never_is_taken_to_be_as_the_nearest_one() -
     run(group, 2, USEFUL, WAVE)
     run(group, 8, USEFUL, 4 * int(FIRST_PAUSE))
     assert run(group, 2, USEFUL, int(LOOK_STEPS))[1] == [Mode.DRAFTS] * int(LOOK_STEPS)
-    assert group.mode(64) is Mode.DRAFTS
-    losing = Group()
+    gaining, losing = Group(promise=1.5), Group()
+    run(gaining, 16, USEFUL, WAVE)
+    assert gaining.mode(8) is Mode.DRAFTS
     run(losing, 16, gains(0.5, 0.5), WAVE)
     assert losing.mode(32) is Mode.REST
 

@@ -255,7 +255,8 @@ async def test_nothing_is_sent_for_a_round_that_is_not_in_flight() -> None:
     request.session.prefetch(Round(1, 9, ROOT, (3,)), {Outcome(9, ROOT, 7): proposal(4)})
     assert not request.link.take_only(Prefetch)
     assert request.session.max_prefetched == 9
-    assert TargetRequest().session.max_prefetched == 0, "a target that says nothing of it takes none"
+    request.link.welcome = replace(request.link.welcome, max_prefetched=0)
+    assert request.session.max_prefetched == 0, "a target that says nothing of it takes none"
 
 
 async def test_a_round_for_which_a_prefetch_is_refused_is_sent_again_and_nothing_is_prefetched_for_it() -> None:

@@ -127,12 +127,21 @@ async def test_a_link_lost_in_a_run_keeps_what_has_come_and_sends_the_rest_again
     opened, sent = request.link.take()
     assert opened.spec.token_ids == (*PROMPT, 2, 3)
     assert bases([sent]) == [(4, 2)]
+    request.answer(4, session=2)
+    assert not (await again).self_started
+
+
+async def test_a_link_lost_while_a_run_is_waited_for_opens_anew() -> None:
+    request = TargetRequest()
+    await request.verify(2, lease=4)
+    second = await request.pending(lease=4)
+    request.link.take()
     await request.lose()
     opened, sent = request.link.take()
-    assert opened.spec.token_ids == (*PROMPT, 2, 3), "while it is waited for, too"
-    assert bases([sent]) == [(4, 2)]
-    request.answer(4, session=3)
-    assert not (await again).self_started
+    assert opened.spec.token_ids == (*PROMPT, 7)
+    assert bases([sent]) == [(3, 4)]
+    request.answer(3, session=2)
+    assert (await second).round_.base_length == 3
 
 
 async def test_verdicts_of_a_run_that_was_closed_are_dropped() -> None:

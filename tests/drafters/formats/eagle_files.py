@@ -26,8 +26,8 @@ DRAFT_IDS = tuple(range(1, tiny.VOCAB, 3))
 Tensors = dict[str, torch.Tensor]
 _LAYER: dict[str, Any] = {"vocab_size": tiny.VOCAB, "hidden_size": HIDDEN, "intermediate_size": 48}
 _LAYER |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128}
-_NORMS = {"num_hidden_layers": 1, "rms_norm_eps": 1e-5, "hidden_act": "silu"}
-LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", **_LAYER, **_NORMS}
+_NORMS: dict[str, Any] = {"num_hidden_layers": 1, "rms_norm_eps": 1e-5, "hidden_act": "silu"}
+LLAMA: dict[str, Any] = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", **_LAYER, **_NORMS}
 """What SafeAILab's configurations look like, whatever the network."""
 
 
@@ -102,14 +102,14 @@ def vocabulary_maps(draft_ids: tuple[int, ...]) -> Tensors:
 def speculators_config(layer: Mapping[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
     method = {"proposal_type": "greedy", "speculative_tokens": 3, "verifier_accept_k": 1, "accept_tolerance": 0.0}
     verifier = {"name_or_path": "some/target", "architectures": ["LlamaForCausalLM"]}
-    rules = {"algorithm": "eagle3", "default_proposal_method": "greedy", "proposal_methods": [method]}
-    facts = {
+    rules: dict[str, Any] = {"algorithm": "eagle3", "default_proposal_method": "greedy", "proposal_methods": [method]}
+    facts: dict[str, Any] = {
         "architectures": ["Eagle3Speculator"],
         "speculators_model_type": "eagle3",
         "speculators_version": "0.9.0",
     }
-    settings = {"norm_before_residual": False, "eagle_aux_hidden_state_layer_ids": None}
-    layers = {"model_type": "llama", **_LAYER, **_NORMS, **(layer or {})}
+    settings: dict[str, Any] = {"norm_before_residual": False, "eagle_aux_hidden_state_layer_ids": None}
+    layers: dict[str, Any] = {"model_type": "llama", **_LAYER, **_NORMS, **(layer or {})}
     parts = {"transformer_layer_config": layers, "speculators_config": {**rules, "verifier": verifier}}
     return {**facts, "draft_vocab_size": len(DRAFT_IDS), **settings, **parts, **changes}
 
