@@ -45,12 +45,6 @@ def test_drafts_that_become_worse_are_left_and_tried_again_later() -> None:
     assert run(judge, 1, tokens=2.0, drafting_ms=12.0)[0] > 0.3 * STEPS
 
 
-def test_a_load_is_judged_by_itself() -> None:
-    judge = GoodputJudge()
-    assert run(judge, 1, tokens=2.0, drafting_ms=12.0)[0] > 0.95 * STEPS
-    assert run(judge, 16, tokens=1.0, drafting_ms=20.0)[0] < 0.1 * STEPS
-
-
 def test_nothing_is_offered_before_steps_without_drafts_were_seen() -> None:
     judge = GoodputJudge()
     for _ in range(LOOK_STEPS + 1):  # a mean forgets a part of a step meanwhile

@@ -19,7 +19,6 @@ from paceline.drafters.heads.eagle_rows import build_eagle_rows
 from paceline.drafters.heads.own_features import OwnFeaturesEngine
 from paceline.models.tokenizer import TableTokenizer
 from paceline.protocol.errors import DamagedFile, InvalidInput, PacelineError
-from paceline.protocol.features import FINAL
 from tests.drafters.formats import eagle_files
 from tests.drafters.formats.eagle_files import DRAFT_IDS, HIDDEN, LLAMA, SETTINGS, Tensors, speculators_config
 from tests.engine import tiny
@@ -122,16 +121,6 @@ def test_what_is_not_as_published_is_refused(case: str, target: TargetWeights, t
 def drafts(tmp_path: Path) -> dict[str, Path]:
     """A folder of each layout."""
     return {name: eagle_files.write_draft(tmp_path / name, *made()) for name, made in PUBLISHED.items()}
-
-
-def test_unchanged_checkpoints_load_and_say_what_they_read(target: TargetWeights, drafts: dict[str, Path]) -> None:
-    assert load_eagle(drafts["EAGLE-1"], target, SETTINGS).need.layers == (FINAL,)
-    third, theirs = drafts["EAGLE-3"], drafts["speculators"]
-    # The inputs of layers 2, 8 // 2 and 8 - 3 are the outputs of those before them.
-    for draft in (load_eagle(third, target, SETTINGS), load_speculators_eagle3(theirs, target, SETTINGS)):
-        assert draft.need.layers == (1, 3, 4)
-        assert draft.target_ids is not None
-        assert tuple(draft.target_ids) == DRAFT_IDS
 
 
 def test_folders_are_told_apart_and_loaded_as_their_kind(target: TargetWeights, drafts: dict[str, Path]) -> None:
