@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,7 +12,6 @@ from torch import nn
 
 from paceline.drafters.heads.lookahead import LookaheadEngine, MedusaHeads
 from paceline.drafters.heads.target_features import KEPT_POSITIONS, SessionFeatures
-from paceline.engine.features import FeatureEngine
 from paceline.engine.interface import EngineInfo, Logits, StepItem, StepPlan
 from paceline.protocol.errors import InvalidInput
 from paceline.protocol.handshake import Fingerprint
@@ -30,9 +28,9 @@ def features(count: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal((count, HIDDEN)).astype(np.float32)
 
 
-def _output(weight: torch.Tensor, bias: torch.Tensor | None = None) -> nn.Linear:
-    linear = nn.Linear(HIDDEN, VOCAB, bias=bias is not None)
-    linear.load_state_dict({"weight": weight} | ({} if bias is None else {"bias": bias}))
+def _output(weight: torch.Tensor) -> nn.Linear:
+    linear = nn.Linear(HIDDEN, VOCAB, bias=False)
+    linear.load_state_dict({"weight": weight})
     return linear
 
 
@@ -78,22 +76,6 @@ def by_definition(says: Says, path: Sequence[int], given: Given) -> np.ndarray:
 
 def assert_rows(rows: Logits, right: Sequence[np.ndarray]) -> None:
     np.testing.assert_allclose(rows, np.stack(right), rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("known", "cuts"), [({}, [3, 5]), ({0: 8}, [1, 1, 6]), ({0: 3}, [8]), ({0: 1, 5: 2}, [8]), ({0: 1, 5: 2}, [3, 5])]
-)
-def test_chain(known: Mapping[int, int], cuts: list[int]) -> None:
-    network, says = medusa()
-    engine = engine_of(network)
-    assert isinstance(engine, FeatureEngine)
-    given: dict[int, np.ndarray] = {}
-    for first, count in known.items():
-        engine.give(1, first, features(count, first))
-        given |= {first + place: row for place, row in enumerate(features(count, first))}
-    for start, end in itertools.pairwise((0, *itertools.accumulate(cuts))):
-        rows = step(engine, chain(1, start, TOKENS[start:end]))
-        assert_rows(rows, [by_definition(says, TOKENS[: row + 1], given) for row in range(start, end)])
 
 
 def test_tree_rollback_and_replaced() -> None:
