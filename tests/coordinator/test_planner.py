@@ -423,21 +423,6 @@ def test_the_factor_of_a_line_that_lies_is_found() -> None:
     assert target.steps()(9) == pytest.approx(STEP_MS + 8 * ROW_MS, rel=0.05)
 
 
-def test_an_account_forgives_in_time_and_banks_no_more_than_it_lends() -> None:
-    loss_budget = LossBudget()
-    loss_budget.add(1, 1)
-    assert loss_budget.bound == ALLOWED_STEPS
-    loss_budget.add(1, 4)
-    waits = 0
-    while loss_budget.loss > loss_budget.bound:
-        loss_budget.add(1, 1)
-        waits += 1
-    assert waits == pytest.approx(loss_budget.loss / LEAST_MOVE - 5, abs=1)
-    for _ in range(100):
-        loss_budget.add(8, 1)
-    assert loss_budget.loss == -loss_budget.bound
-
-
 def test_what_a_request_won_the_next_one_may_lose() -> None:
     """A good draft's first proposals fail at times: behind a gain a request goes on then, behind a loss it rests."""
 
