@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+from unittest import mock
 
 import pytest
 
-from coordinator.policy.cycles import Rates
 from coordinator.policy.group import Group
 from coordinator.policy.plan import Options, Plan, Source
 from coordinator.policy.planner import RequestPlanner
@@ -21,14 +21,14 @@ SURE = Match(24, tuple(range(8)))
 OPTIONS = Options(room=60, lease=16)
 
 
-def together(requests: int = 2, draft_ms: float = DRAFT_MS) -> list[RequestPlanner]:
+def together(requests: int = 2, draft_ms: float = DRAFT_MS) -> tuple[list[RequestPlanner], TargetTimes]:
     """Requests on one target whose rows cost something, and which follow its group."""
     world = World(target=SaidByTarget(sessions=requests), draft=SaidByDraft(draft_ms))
     everyone = [world.request() for _ in range(requests)]
+    target = world.planner.target(world.target)
     for each in everyone:
-        assert each.target is not None
-        each.target.requests[each] = None  # as its first plan does
-    return everyone
+        target.requests[each] = None  # as its first plan does
+    return everyone, target
 
 
 @pytest.mark.parametrize("expects_matches", [False, True])
@@ -36,7 +36,7 @@ def test_nobody_copies_while_another_has_lost_what_it_may_and_has_no_matches_of_
     *, expects_matches: bool
 ) -> None:
     """The matches of the other are worth a token a round by the second case, so it wins back what it loses."""
-    copier, other = together()
+    (copier, other), _ = together()
     assert copier.plan(dataclasses.replace(OPTIONS, match=SURE)).source is Source.NGRAM
     assert copier.worth_copying(SURE, 60, ends_lease=False)
     other.loss_budget.add(0.0, 2 * ALLOWED_STEPS)
@@ -59,9 +59,8 @@ def test_nobody_copies_while_another_has_lost_what_it_may_and_has_no_matches_of_
     ],
 )
 def test_a_mode_leaves_the_options_that_it_has(mode: Mode, sources: list[Source]) -> None:
-    request, *_ = together()
-    assert request.target is not None
-    group = request.target.group
+    (request, _), target = together()
+    group = target.group
     look(group, 2, *Mode)
     for other in (Mode.MATCHES, Mode.DRAFTS):
         if other > mode:
@@ -76,12 +75,11 @@ def test_a_mode_leaves_the_options_that_it_has(mode: Mode, sources: list[Source]
 
 
 def test_no_lease_of_a_look_lasts_beyond_its_end_so_that_all_begin_to_draft_together() -> None:
-    requests, leases = together(4), list[int]()
-    assert requests[0].target is not None
-    group = requests[0].target.group
+    (request, *_), target = together(4)
+    group, leases = target.group, list[int]()
     group.promise = 2 * MARGIN
     while group.mode(4) is Mode.MATCHES:
-        leases.append(requests[0].plan(dataclasses.replace(OPTIONS, drafts=True)).lease)
+        leases.append(request.plan(dataclasses.replace(OPTIONS, drafts=True)).lease)
         run(group, 4, lambda mode: 1.0, 1)
     assert leases == sorted(leases, reverse=True)
     assert (leases[0], leases[-1]) == (LOOK_STEPS, 1)
@@ -95,10 +93,8 @@ def look(group: Group, sessions: int, *modes: Mode) -> None:
         account.last_at, account.steps = group.steps, float(SPEED_MEMORY)
 
 
-def trial(requests: list[RequestPlanner]) -> None:
+def trial(requests: list[RequestPlanner], target: TargetTimes) -> None:
     """Drafts ran once, were forgotten since, and promise too little."""
-    target = requests[0].target
-    assert target is not None
     target.group.steps = 2 * FIRST_PAUSE
     look(target.group, len(requests), *Mode)
     target.group.account(len(requests), Mode.DRAFTS).steps = 0.0
@@ -107,8 +103,8 @@ def trial(requests: list[RequestPlanner]) -> None:
 
 
 def test_one_request_tries_drafts_that_lost_and_waits_for_none_that_computes_its_text() -> None:
-    requests = together(4, draft_ms=10 * STEP_MS)
-    trial(requests)
+    requests, target = together(4, draft_ms=10 * STEP_MS)
+    trial(requests, target)
     opening = Options(room=60, drafts=True, lag=50, lease=16)
     plans = [request.plan(opening) for request in requests]
     assert [plan.source for plan in plans] == [Source.NONE] * 4
@@ -124,21 +120,16 @@ def test_one_request_tries_drafts_that_lost_and_waits_for_none_that_computes_its
 
 
 def test_a_prompt_is_drafted_on_at_once_only_where_drafts_promise_to_pay_for_all() -> None:
-    request, *_ = together()
-    target = request.target
-    assert target is not None
-    target.group.promise = 2 * MARGIN
-    trial_of = [*target.requests]
-    trial(trial_of)
+    requests, target = together()
+    trial(requests, target)
+    request = requests[0]
     assert not request.expects_drafts
     target.group.promise = 2 * MARGIN
     assert request.expects_drafts
 
 
 def test_requests_that_name_their_drafting_say_nothing_of_what_the_group_gains() -> None:
-    following, named = together()
-    target = following.target
-    assert target is not None
+    (following, named), target = together()
     named.close()
     named.learn(Plan(), record(), None, ())  # learns how many share the target
     steps: list[float] = []
@@ -151,9 +142,7 @@ def test_requests_that_name_their_drafting_say_nothing_of_what_the_group_gains()
 
 
 def test_who_comes_once_a_burst_has_ended_is_not_taken_for_the_last_of_it() -> None:
-    last, *others = together(8)
-    target = last.target
-    assert target is not None
+    (last, *others), target = together(8)
     peer = target.peer
     assert isinstance(peer, SaidByTarget)
     assert target.group.mode(8) is Mode.MATCHES
@@ -171,19 +160,13 @@ def test_who_comes_once_a_burst_has_ended_is_not_taken_for_the_last_of_it() -> N
 def test_while_a_group_rests_one_request_works_out_for_all_what_drafts_promise(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    requests, counts = together(8), [0]
-    target, rates_now = requests[0].target, RequestPlanner._rates_now
-    assert target is not None
-
-    def count(self: RequestPlanner, target: TargetTimes, options: Options) -> Rates:
-        counts[0] += 1
-        return rates_now(self, target, options)
-
-    monkeypatch.setattr(RequestPlanner, "_rates_now", count)
+    requests, target = together(8)
+    rates_now = mock.Mock(side_effect=RequestPlanner._rates_now)
+    monkeypatch.setattr(RequestPlanner, "_rates_now", lambda *arguments: rates_now(*arguments))
     target.group.account(8, Mode.REST).steps = 0.0
     for due, expected in ((True, 1), (False, 1), (True, 2)):
         if due:
             target.group.steps = target.group.promise_due
         assert {each.plan(OPTIONS).mode for each in requests} == {Mode.REST}
-        assert counts[0] == expected
+        assert rates_now.call_count == expected
     assert target.group.promise > 0
