@@ -56,7 +56,7 @@ def best_constant(world: World, chance: float, tokens: int = 128) -> float:
 
 
 def cells(quick: Collection[tuple[Any, ...]], *axes: Sequence[Any]) -> list[Any]:
-    """A matrix of which CI runs the quick cells: all values, and of several axes all pairs."""
+    """A matrix of which CI runs the quick cells."""
     return [pytest.param(*cell, marks=[pytest.mark.full] * (cell not in quick)) for cell in product(*axes)]
 
 
