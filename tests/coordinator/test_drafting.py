@@ -214,7 +214,10 @@ class RestingPlanner(RandomPlanner):
 
     def __init__(self, *, leaves_drafts: bool) -> None:
         self.leaves_drafts = leaves_drafts
-        self.plans = 0
+        self.rounds = self.plans = 0
+
+    def learn(self, *_: object, **__: object) -> None:
+        self.rounds += 1
 
     def plan(self, options: Options) -> Plan:
         self.plans += 1
