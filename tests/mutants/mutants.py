@@ -14,28 +14,26 @@ import numpy as np
 
 from paceline.protocol.proposal import Proposal, SparseDistribution
 from paceline.protocol.sampling import NoiseKey
-from paceline.protocol.target import Round, Verdict
-from paceline.sampling import acceptance, noise, racing
-from paceline.sampling.acceptance import Decision
+from paceline.sampling import acceptance
 from paceline.sampling.distribution import sparse_support
 from paceline.sampling.noise import Stream, uniform
 from paceline.sampling.racing import race
-from tests.mutants.rounds import MIDDLING, VOCAB, BlockRounds, Drawn, Rounds, Scores, Unchecked
+from tests.mutants.rounds import MIDDLING, VOCAB, BlockRounds, Drawn, Scores, Unchecked
 from tests.sampling.field import exponentials
 
 WEAK = 0.3
 """q below which a drafted token counts as weak."""
 
 
-class ResidualReusesDraftNoise(Rounds):
+class ResidualReusesDraftNoise(Unchecked):
     """The recovered token is raced with the noise that drew the rejected one."""
 
-    def verify(self, round_: Round) -> Verdict:
+    def text(self, length: int) -> tuple[int, ...]:
         def on_draft_stream(scores: Scores, key: NoiseKey, stream: Stream, position: int, round_key: int = 0) -> int:
-            return racing.race(scores, self.draft_noise, Stream.DRAFT, position, round_key)
+            return race(scores, self.draft_noise, Stream.DRAFT, position, round_key)
 
         with mock.patch.object(acceptance, "race", on_draft_stream):
-            return super().verify(round_)
+            return super().text(length)
 
 
 class DraftAndAcceptShareU(Unchecked):
@@ -48,18 +46,18 @@ class DraftAndAcceptShareU(Unchecked):
         return Drawn(support.token_ids[min(index, len(support.token_ids) - 1)], support)
 
 
-class OneUForARound(Rounds):
+class OneUForARound(Unchecked):
     """Every position of a round is decided by the first one's u."""
 
-    def decide(self, round_: Round, verdict: Verdict) -> Decision:
+    def text(self, length: int) -> tuple[int, ...]:
         def first_u(key: NoiseKey, stream: Stream, position: int, round_key: int = 0) -> float:
-            return noise.uniform(key, stream, round_.first_position, round_key)
+            return uniform(key, stream, len(self.ids), round_key)
 
         with mock.patch.object(acceptance, "uniform", first_u):
-            return super().decide(round_, verdict)
+            return super().text(length)
 
 
-class DraftLooksAtU(Rounds):
+class DraftLooksAtU(Unchecked):
     """k is chosen by the accept draw of the token it would propose."""
 
     def choose_k(self) -> int:
@@ -82,13 +80,15 @@ class _PositionOnlyKeys(Unchecked):
     def round_key(self) -> int:
         return 0
 
-    def verify(self, round_: Round) -> Verdict:
-        with _forgetting_rounds():
-            return super().verify(round_)
+    def text(self, length: int) -> tuple[int, ...]:
+        def race_at(scores: Scores, key: NoiseKey, stream: Stream, position: int, round_key: int = 0) -> int:
+            return race(scores, key, stream, position, 0)
 
-    def decide(self, round_: Round, verdict: Verdict) -> Decision:
-        with _forgetting_rounds():
-            return super().decide(round_, verdict)
+        def uniform_at(key: NoiseKey, stream: Stream, position: int, round_key: int = 0) -> float:
+            return uniform(key, stream, position, 0)
+
+        with mock.patch.multiple(acceptance, race=race_at, uniform=uniform_at):
+            return super().text(length)
 
 
 class BlockWithPositionOnlyKeys(_PositionOnlyKeys, BlockRounds):
@@ -98,7 +98,7 @@ class BlockWithPositionOnlyKeys(_PositionOnlyKeys, BlockRounds):
     draft = MIDDLING
 
 
-class DiscardedTokenChoosesK(Rounds):
+class DiscardedTokenChoosesK(Unchecked):
     """The next k depends on a drafted token that was dropped: exact, since noise carries the round key."""
 
     def choose_k(self) -> int:
@@ -144,14 +144,14 @@ class DrafterChosenByItsOwnDraw(Unchecked):
     def _with(self, scale: float) -> Proposal:
         scores = (scale * self.draft_scores(self.ids)).astype(np.float32)
         support = sparse_support(scores)
-        racing = np.full(VOCAB, -np.inf, np.float32)
-        racing[list(support.token_ids)] = np.log(support.probabilities)
+        log_q = np.full(VOCAB, -np.inf, np.float32)
+        log_q[list(support.token_ids)] = np.log(support.probabilities)
         # Drafters draw independently: another stream of positions for the second.
         position = len(self.ids) + (0 if scale == 1.0 else 1 << 20)
-        return self.pack([Drawn(race(racing, self.draft_noise, Stream.DRAFT, position, self.round_key()), support)])
+        return self.pack([Drawn(race(log_q, self.draft_noise, Stream.DRAFT, position, self.round_key()), support)])
 
 
-class TrimmedByItsOwnQ(Rounds):
+class TrimmedByItsOwnQ(Unchecked):
     """The proposal is cut before its first weak token."""
 
     def pack(self, drawn: Sequence[Drawn]) -> Proposal:
@@ -163,7 +163,7 @@ class TrimmedByItsOwnQ(Rounds):
         return super().pack(strong)
 
 
-class KeepThenStop(Rounds):
+class KeepThenStop(Unchecked):
     """The exact twin of trimming: a weak token is kept, and nothing is drafted after it."""
 
     k = 3
@@ -176,15 +176,3 @@ class KeepThenStop(Rounds):
             if drawn[-1].support.probability(drawn[-1].token_id) < WEAK:
                 break
         return self.pack(drawn)
-
-
-def _forgetting_rounds() -> mock._patch[object]:
-    """Draws of `acceptance` with round key 0, whatever they are given."""
-
-    def race_at(scores: Scores, key: NoiseKey, stream: Stream, position: int, round_key: int = 0) -> int:
-        return racing.race(scores, key, stream, position, 0)
-
-    def uniform_at(key: NoiseKey, stream: Stream, position: int, round_key: int = 0) -> float:
-        return noise.uniform(key, stream, position, 0)
-
-    return mock.patch.multiple(acceptance, race=race_at, uniform=uniform_at)

@@ -6,17 +6,17 @@ prediction is fixed before anything is drawn; the place in it follows from commi
 
 from __future__ import annotations
 
-from paceline.protocol.proposal import Acceptance, Proposal, SparseDistribution
+from paceline.protocol.proposal import Acceptance, Proposal
 from paceline.protocol.target import Round, Verdict
 from paceline.sampling.acceptance import Decision
 from paceline.sampling.prediction import PredictedText
-from tests.mutants.rounds import PROMPT, Rounds, Unchecked
+from tests.mutants.rounds import PROMPT, Unchecked, certain_chain, chain_of
 
 PREDICTION = (3, 0, 1, 2)
 
 
-class PredictedRounds(Rounds):
-    """The exact algorithm."""
+class PredictedRounds(Unchecked):
+    """The exact algorithm; nobody draws again what the coordinator itself proposes."""
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
@@ -27,8 +27,7 @@ class PredictedRounds(Rounds):
         self.predicted.extend(generated[len(self.predicted) :])
         match = self.predicted.match()
         tokens = match.continuation(k) if match is not None else ()
-        supports = tuple(SparseDistribution((token,), (1.0,)) for token in tokens)
-        return Proposal(1, tokens, (1.0,) * len(tokens), supports=supports)
+        return certain_chain(tokens)
 
 
 class PredictedBlocks(PredictedRounds):
@@ -56,4 +55,4 @@ class PredictsByWhatWasDrawn(Unchecked):
         support = honest.supports[0]
         generated = len(self.ids) - len(PROMPT)
         token = PREDICTION[generated % len(PREDICTION)]
-        return Proposal(1, (token,), (support.probability(token),), supports=(support,))
+        return chain_of((token,), (support,))

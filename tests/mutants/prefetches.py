@@ -28,7 +28,9 @@ PARENTS = ((-1, 0, 1), (-1, -1, 0, 1), (-1, 0, -1, 2))
 class PrefetchedRounds:
     """The exact algorithm."""
 
-    def __init__(self, seed: int, *, prefetches: bool, lease: int = 0) -> None:
+    session_kind: type[Session] = Session
+
+    def __init__(self, seed: int, *, prefetching: bool = True, lease: int = 0) -> None:
         self.facts = SessionSpec(
             token_ids=PROMPT,
             prompt_length=len(PROMPT),
@@ -39,11 +41,12 @@ class PrefetchedRounds:
             end_token_ids=(END,),
         )
         rows = rows_to_reserve(self.facts, INFO)
-        self.session = self.make_session(rows)
+        facts, prefilled = self.facts, len(PROMPT) - 1
+        self.session = self.session_kind(1, 1, mock.Mock(), facts, rows, arrived_at=0.0, prefilled_rows=prefilled)
         self.processors = make_processors(self.facts, None)
         self.ids = list(PROMPT)
         self.rng = np.random.default_rng(seed)
-        self.prefetches, self.lease = prefetches, lease
+        self.prefetching, self.lease = prefetching, lease
         self.self_started = 0
 
     def text(self) -> tuple[int, ...]:
@@ -55,7 +58,7 @@ class PrefetchedRounds:
                 self.session.accept(replace(sent, lease=self.lease, drafting=self.lease > 0), INFO, 0.0)
             assert self.session.pending is not None, "it was sent, or it was started"
             round_ = self.session.pending.round_
-            if self.prefetches:
+            if self.prefetching:
                 self.session.prefetch(self.prefetched(round_), INFO)
             verdict = self.session.remember(round_, self.answer(round_), INFO)
             decision = acceptance.decide(Acceptance.COUPLED, round_, verdict, self.facts.noise)
@@ -103,12 +106,6 @@ class PrefetchedRounds:
             self.rows += self.session.newly_committed(round_)
         return self.rows
 
-    # Seams.
-
-    def make_session(self, rows: int) -> Session:
-        """The session as it is."""
-        return Session(1, 1, mock.Mock(), self.facts, rows, arrived_at=0.0, prefilled_rows=len(PROMPT) - 1)
-
 
 class SeamedSession(Session):
     """Starts what it finds by what `found_by` looks at."""
@@ -119,14 +116,8 @@ class SeamedSession(Session):
     def _named_next(self, round_: Round, verdict: Verdict, info: EngineInfo) -> Round | None:
         decision = acceptance.decide(self.facts.acceptance, round_, verdict, self.facts.noise)
         wanted = self.found_by(decision.outcome(round_.base_length))
-        return next(
-            (
-                prefetched
-                for outcome, prefetched in self.prefetched_rounds.items()
-                if self.found_by(outcome) == wanted
-            ),
-            None,
-        )
+        alike = [each for outcome, each in self.prefetched_rounds.items() if self.found_by(outcome) == wanted]
+        return alike[0] if alike else None
 
 
 class WhateverTheNode(SeamedSession):
@@ -181,11 +172,6 @@ class GoesOnBehindTheWholeProposal(Session):
         return replace(named, base_length=round_.first_position + max(round_.proposal.depths))
 
 
-def mutant(kind: type[Session]) -> type[PrefetchedRounds]:
+def over(kind: type[Session]) -> type[PrefetchedRounds]:
     """The algorithm over another kind of session."""
-
-    class Mutant(PrefetchedRounds):
-        def make_session(self, rows: int) -> Session:
-            return kind(1, 1, mock.Mock(), self.facts, rows, arrived_at=0.0, prefilled_rows=len(PROMPT) - 1)
-
-    return Mutant
+    return type("Mutant", (PrefetchedRounds,), {"session_kind": kind})

@@ -20,15 +20,16 @@ from tests.sampling import plain
 
 END = VOCAB - 1
 LANGUAGE, ENDINGS = "(ab?|b[bc])+c?", ("", "b", "c", "a", "ab")
+GRAMMAR = Grammar(GrammarKind.REGEX, LANGUAGE)
+START = TokenTable(Vocabulary.of(TableTokenizer(VOCAB, END))).compile(GRAMMAR)
 SAMPLING = SamplingParams(
     repetition_penalty=1.6,
     presence_penalty=0.7,
     frequency_penalty=0.9,
     logit_bias=((0, 0.8),),
-    grammar=Grammar(GrammarKind.REGEX, LANGUAGE),
+    grammar=GRAMMAR,
 )
 PENALTIES = replace(SAMPLING, grammar=None)
-TABLE = TokenTable(Vocabulary.of(TableTokenizer(VOCAB, END)))
 Path = tuple[int, ...]
 
 
@@ -41,8 +42,7 @@ class ProcessedRounds(Rounds):
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
-        grammar = self.sampling.grammar
-        self.walk = Walk(TABLE.compile(grammar)) if grammar else None
+        self.walk = Walk(START.copy()) if self.sampling.grammar else None
         self.processors = Processors(self.sampling, len(PROMPT), (END,), self.walk)
         self.processors.advance(PROMPT)
 

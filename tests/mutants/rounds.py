@@ -57,6 +57,27 @@ def support_of(scores: bytes) -> tuple[SparseDistribution, NDArray[np.float64]]:
     return support, support_scores(support, VOCAB)
 
 
+@cache
+def chain_of(token_ids: tuple[int, ...], supports: tuple[SparseDistribution, ...]) -> Proposal:
+    """A chain whose tokens come from these supports."""
+    q = tuple(support.probability(token) for token, support in zip(token_ids, supports, strict=True))
+    return Proposal(1, token_ids, q, supports=supports)
+
+
+@cache
+def certain_chain(token_ids: tuple[int, ...]) -> Proposal:
+    """A chain whose tokens are certain of themselves."""
+    return chain_of(token_ids, tuple(SparseDistribution((token,), (1.0,)) for token in token_ids))
+
+
+@cache
+def rows_behind(history: tuple[int, ...], token_ids: tuple[int, ...]) -> Scores:
+    """[k + 1, V], the target's along a chain; shared as well."""
+    rows = np.stack([plain_scores(TARGET, (*history, *token_ids[:depth])) for depth in range(len(token_ids) + 1)])
+    rows.flags.writeable = False
+    return rows
+
+
 @dataclass(frozen=True)
 class Drawn:
     """A drafted token, its q, and where it was drawn from."""
@@ -114,12 +135,7 @@ class Rounds:
         return self.pack(drawn)
 
     def pack(self, drawn: Sequence[Drawn]) -> Proposal:
-        return Proposal(
-            proposal_id=1,
-            token_ids=tuple(each.token_id for each in drawn),
-            draft_probabilities=tuple(each.support.probability(each.token_id) for each in drawn),
-            supports=tuple(each.support for each in drawn),
-        )
+        return chain_of(tuple(each.token_id for each in drawn), tuple(each.support for each in drawn))
 
     def receive(self, proposal: Proposal) -> Proposal:
         """What a round carries of what the draft sent: its tokens, drawn again from the q that came with them."""
@@ -132,9 +148,7 @@ class Rounds:
 
     def target_scores(self, round_: Round) -> Scores:
         """[k + 1, V]."""
-        tokens = round_.proposal.token_ids if round_.proposal else ()
-        histories = [(*self.ids, *tokens[:depth]) for depth in range(len(tokens) + 1)]
-        return np.stack([plain_scores(TARGET, history) for history in histories])
+        return rows_behind(tuple(self.ids), round_.proposal.token_ids if round_.proposal else ())
 
     def verify(self, round_: Round) -> Verdict:
         scores = self.target_scores(round_)

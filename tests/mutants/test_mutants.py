@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 
 from paceline.protocol.errors import PrefixMismatch
@@ -23,15 +25,14 @@ EXACT = {
     mutants.KeepThenStop: SAMPLES // 8,
     # Drafts that don't do as they say, and bend nothing.
     untrusted.MisreportsQ: FEWER,
-    untrusted.MisreportsQToBlock: FEWER,
     untrusted.PeeksWithItsKey: FEWER,
     # What is copied.
     predictions.PredictedRounds: FEWER,
-    predictions.PredictedBlocks: FEWER,
     texts.KeptCoupledText: FEWER,
-    texts.KeptCoupledTextForBlocks: FEWER,
 }
 """Each with the samples that give its mutants away, as below."""
+EXACT_TOO = (untrusted.MisreportsQToBlock, predictions.PredictedBlocks, texts.KeptCoupledTextForBlocks)
+"""The same proposals under block acceptance, which has mutants and an exact algorithm of its own above."""
 MUTANTS = {
     mutants.ResidualReusesDraftNoise: SAMPLES,
     mutants.DraftAndAcceptShareU: SAMPLES,
@@ -56,10 +57,19 @@ MUTANTS = {
 DISTRIBUTION = enumerate_distribution(LENGTH)
 
 
+def check_exact(algorithm: type[Rounds], samples: int) -> None:
+    assert chi_square_p([algorithm(seed).text(LENGTH) for seed in range(samples)], DISTRIBUTION) > LEVEL
+
+
 @pytest.mark.parametrize("algorithm", EXACT, ids=lambda each: each.__name__)
 def test_exact_algorithms_have_the_distribution(algorithm: type[Rounds]) -> None:
-    samples = [algorithm(seed).text(LENGTH) for seed in range(EXACT[algorithm])]
-    assert chi_square_p(samples, DISTRIBUTION) > LEVEL
+    check_exact(algorithm, EXACT[algorithm])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("algorithm", EXACT_TOO, ids=lambda each: each.__name__)
+def test_exact_proposals_are_exact_for_blocks_too(algorithm: type[Rounds]) -> None:
+    check_exact(algorithm, FEWER)
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda each: each.__name__)
@@ -75,14 +85,15 @@ PROCESSED_DISTRIBUTIONS = {
 }
 
 
-def processed_p_value(algorithm: type[processed.ProcessedRounds]) -> float:
-    texts = [algorithm(seed).text(PROCESSED_LENGTH) for seed in range(PROCESSED_SAMPLES)]
-    return chi_square_p(texts, PROCESSED_DISTRIBUTIONS[algorithm.sampling])
-
-
-@pytest.mark.parametrize("algorithm", [processed.ProcessedRounds, processed.ProcessedBlockRounds])
+@pytest.mark.parametrize(
+    "algorithm",
+    # Acceptance follows processing: `BlockRounds` tells the one, `ProcessedRounds` the other.
+    [processed.ProcessedRounds, pytest.param(processed.ProcessedBlockRounds, marks=pytest.mark.full)],
+    ids=lambda each: each.__name__,
+)
 def test_penalties_and_grammar_have_the_distribution(algorithm: type[processed.ProcessedRounds]) -> None:
-    assert processed_p_value(algorithm) > LEVEL
+    texts = [algorithm(seed).text(PROCESSED_LENGTH) for seed in range(PROCESSED_SAMPLES)]
+    assert chi_square_p(texts, PROCESSED_DISTRIBUTIONS[algorithm.sampling]) > LEVEL
 
 
 @pytest.mark.parametrize(
@@ -98,18 +109,21 @@ def test_the_processed_distribution_gives_the_mutant_away(mutant: type[processed
 REJECTION = (Acceptance.REJECTION, Acceptance.BLOCK)
 SEEDS = range(12)
 LEASE = (1, 3, 64)
+Text = tuple[int, ...]
 
 
-def run_texts(algorithm: type[runs.Runs], acceptance: Acceptance, lease: int) -> list[tuple[int, ...]]:
-    return [algorithm(acceptance, seed).text(lease) for seed in SEEDS]
+@cache
+def sent_text(seed: int, acceptance: Acceptance = Acceptance.COUPLED) -> Text:
+    """The text of rounds that are sent one by one, without proposals."""
+    return runs.Runs(acceptance, seed).text(0)
 
 
 @pytest.mark.parametrize("acceptance", list(Acceptance))
 def test_a_run_draws_the_text_of_rounds_that_are_sent(acceptance: Acceptance) -> None:
-    sent = run_texts(runs.Runs, acceptance, 0)
+    sent = [sent_text(seed, acceptance) for seed in SEEDS]
     assert {len(text) < runs.LENGTH for text in sent} == {True, False}, "some end early and some do not"
     for lease in LEASE:
-        assert run_texts(runs.Runs, acceptance, lease) == sent
+        assert [runs.Runs(acceptance, seed).text(lease) for seed in SEEDS] == sent
 
 
 @pytest.mark.parametrize(
@@ -126,61 +140,46 @@ def test_a_run_draws_the_text_of_rounds_that_are_sent(acceptance: Acceptance) ->
 )
 def test_the_text_gives_the_run_away(mutant: type[runs.Runs], acceptances: tuple[Acceptance, ...]) -> None:
     for acceptance in acceptances:
-        assert run_texts(mutant, acceptance, 64) != run_texts(runs.Runs, acceptance, 0)
+        assert any(mutant(acceptance, seed).text(64) != sent_text(seed, acceptance) for seed in SEEDS)
 
 
-def prefetched_text(algorithm: type[prefetches.PrefetchedRounds], seed: int, lease: int = 0) -> tuple[int, ...] | str:
-    """The text, or that the session refused to go on where the coordinator was."""
+PREFETCHED_SEEDS = range(24)
+
+
+def keeps_to_what_is_sent(kind: type[Session], lease: int = 0) -> bool:
+    """Whether its texts are those of rounds that are sent, and it refuses none where the coordinator is."""
+    algorithm = prefetches.over(kind)
     try:
-        return algorithm(seed, prefetches=True, lease=lease).text()
+        return all(algorithm(seed, lease=lease).text() == sent_text(seed) for seed in PREFETCHED_SEEDS)
     except PrefixMismatch:
-        return "refused"
-
-
-def prefetched_texts(algorithm: type[prefetches.PrefetchedRounds], lease: int = 0) -> list[tuple[int, ...] | str]:
-    return [prefetched_text(algorithm, seed, lease) for seed in range(24)]
-
-
-def target_only_texts() -> list[tuple[int, ...] | str]:
-    return [runs.Runs(Acceptance.COUPLED, seed).text(0) for seed in range(24)]
-
-
-def test_self_started_rounds_draw_the_text_of_rounds_that_are_sent() -> None:
-    sent: list[tuple[int, ...] | str] = []
-    self_started = 0
-    for seed in range(24):
-        one = prefetches.PrefetchedRounds(seed, prefetches=True)
-        assert one.text() == prefetches.PrefetchedRounds(seed, prefetches=False).text()
-        sent.append(prefetches.PrefetchedRounds(seed, prefetches=False).text())
-        self_started += one.self_started
-    assert sent == target_only_texts()
-    assert self_started > 24, "about half of the rounds"
-
-
-@pytest.mark.parametrize("lease", [2, 16])
-def test_rounds_of_a_mixed_lease_draw_the_text_of_rounds_that_are_sent(lease: int) -> None:
-    assert prefetched_texts(prefetches.PrefetchedRounds, lease) == target_only_texts()
-    bare = [prefetches.PrefetchedRounds(seed, prefetches=False, lease=lease) for seed in range(24)]
-    assert [each.text() for each in bare] == target_only_texts()
-    assert sum(each.self_started for each in bare) > 24, "where nothing is prefetched they go on, too"
-
-
-@pytest.mark.parametrize("kind", [prefetches.GoesOnFromTheRoot, prefetches.GoesOnBehindTheWholeProposal])
-def test_the_text_or_a_refusal_gives_away_a_round_of_a_mixed_lease_in_a_wrong_place(kind: type[Session]) -> None:
-    assert prefetched_texts(prefetches.mutant(kind), 16) != target_only_texts()
+        return False
 
 
 @pytest.mark.parametrize(
-    "kind",
+    ("prefetching", "lease"), [(True, 0), (False, 0), (True, 2), (False, 2), (True, 16), (False, 16)]
+)
+def test_self_started_rounds_draw_the_text_of_rounds_that_are_sent(prefetching: bool, lease: int) -> None:
+    """With what was prefetched, or where a mixed lease goes on without."""
+    each = [prefetches.PrefetchedRounds(seed, prefetching=prefetching, lease=lease) for seed in PREFETCHED_SEEDS]
+    assert [one.text() for one in each] == [sent_text(seed) for seed in PREFETCHED_SEEDS]
+    started = sum(one.self_started for one in each)
+    assert started > 24 if prefetching or lease else started == 0, "about half of the rounds"
+
+
+@pytest.mark.parametrize(
+    ("kind", "lease"),
     [
-        prefetches.WhateverTheNode,
-        prefetches.WhateverTheNextToken,
-        prefetches.KeepsTheFirstNodes,
-        prefetches.KeyedAsIfAllWereAccepted,
+        (prefetches.GoesOnFromTheRoot, 16),
+        (prefetches.GoesOnBehindTheWholeProposal, 16),
+        (prefetches.WhateverTheNode, 0),
+        (prefetches.WhateverTheNextToken, 0),
+        (prefetches.KeepsTheFirstNodes, 0),
+        (prefetches.KeyedAsIfAllWereAccepted, 0),
     ],
 )
-def test_the_text_or_a_refusal_gives_away_a_round_that_should_not_have_started(kind: type[Session]) -> None:
-    assert prefetched_texts(prefetches.mutant(prefetches.SeamedSession)) == target_only_texts(), (
-        "the seam itself is exact"
-    )
-    assert prefetched_texts(prefetches.mutant(kind)) != target_only_texts()
+def test_the_text_or_a_refusal_gives_a_self_started_round_away(kind: type[Session], lease: int) -> None:
+    assert not keeps_to_what_is_sent(kind, lease)
+
+
+def test_the_seam_of_these_mutants_is_exact() -> None:
+    assert keeps_to_what_is_sent(prefetches.SeamedSession)

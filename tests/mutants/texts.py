@@ -6,22 +6,21 @@ rejection acceptance came from those very draws, so what was accepted once would
 
 from __future__ import annotations
 
-from paceline.protocol.proposal import Acceptance, Proposal, SparseDistribution
-from paceline.sampling.distribution import processed_scores
+from paceline.protocol.proposal import Acceptance, Proposal
 from paceline.sampling.noise import Stream
 from paceline.sampling.racing import race
-from tests.mutants.rounds import MIDDLING, PROMPT, SAMPLING, TARGET, Rounds
+from tests.mutants.rounds import MIDDLING, PROMPT, TARGET, Unchecked, certain_chain, plain_scores
 
 KEPT_TOKENS = 4
 
 
-class MiddlingRounds(Rounds):
+class MiddlingRounds(Unchecked):
     """The exact algorithm with a draft of which enough is accepted."""
 
     draft = MIDDLING
 
 
-class KeptCoupledText(Rounds):
+class KeptCoupledText(Unchecked):
     """Proposes what the coupled request had, as long as the text is the same."""
 
     def __init__(self, seed: int) -> None:
@@ -31,16 +30,14 @@ class KeptCoupledText(Rounds):
     def kept_text(self, seed: int) -> tuple[int, ...]:
         ids = list(PROMPT)
         for position in range(len(ids), len(ids) + KEPT_TOKENS):
-            scores = processed_scores(TARGET.logits(ids)[None], SAMPLING)[0]
-            ids.append(race(scores, self.noise, Stream.DRAFT, position, 0))
+            ids.append(race(plain_scores(TARGET, tuple(ids)), self.noise, Stream.DRAFT, position, 0))
         return tuple(ids[len(PROMPT) :])
 
     def propose(self, k: int) -> Proposal:
         generated = tuple(self.ids[len(PROMPT) :])
         follows = self.kept[: len(generated)] == generated
         tokens = self.kept[len(generated) :][:k] if follows else ()
-        supports = tuple(SparseDistribution((token,), (1.0,)) for token in tokens)
-        return Proposal(1, tokens, (1.0,) * len(tokens), supports=supports)
+        return certain_chain(tokens)
 
 
 class KeptCoupledTextForBlocks(KeptCoupledText):

@@ -10,9 +10,9 @@ import numpy as np
 from paceline.protocol.proposal import Proposal, SparseDistribution
 from paceline.protocol.sampling import NoiseKey
 from paceline.sampling.acceptance import EMPTY
-from paceline.sampling.distribution import probabilities, processed_scores, sparse_support
+from paceline.sampling.distribution import probabilities, sparse_support
 from paceline.sampling.noise import Stream, uniform
-from tests.mutants.rounds import SAMPLING, TARGET, VOCAB, BlockRounds, Drawn, Rounds, Scores, Unchecked
+from tests.mutants.rounds import TARGET, VOCAB, BlockRounds, Drawn, Rounds, Scores, Unchecked, plain_scores
 from tests.sampling.field import exponentials
 
 SHARPER = 2.5
@@ -43,7 +43,7 @@ class DropsWhatDisagrees(MisreportsQ):
         return proposal if super().receive(proposal).token_ids == proposal.token_ids else EMPTY
 
 
-class _Peeks(Rounds):
+class _Peeks(Unchecked):
     """k depends on the accept draw and on the noise of the recovered token, as far as the draft can compute them."""
 
     @property
@@ -79,7 +79,7 @@ class FitsQToItsNoise(Rounds):
     k = 1
 
     def propose(self, k: int) -> Proposal:
-        p = probabilities(processed_scores(TARGET.logits(self.ids)[np.newaxis], SAMPLING)[0])
+        p = probabilities(plain_scores(TARGET, tuple(self.ids)))
         noise = exponentials(self.draft_noise, Stream.DRAFT, len(self.ids), VOCAB, self.round_key())
         for wanted in range(VOCAB):
             others = noise.astype(np.float64) * (np.arange(VOCAB) != wanted)
