@@ -94,47 +94,11 @@ unit = st.floats(0, 1, exclude_max=True)
 positive = st.floats(2.0**-149, 1)
 
 
-@given(q=positive)
-def test_a_token_of_probability_zero_is_never_accepted(q: float) -> None:
-    assert not rules.accepts(0.0, 0.0, q)
-    assert rejection_length([0.0], [0.0], [q]) == 0
-    assert block_length([0.0], block_weights([0.0], [q]), [1.0]) == 0
-
-
-@given(q=st.lists(positive, min_size=1, max_size=6), zero=st.integers(0, 5), p=positive)
-def test_block_never_passes_a_token_of_probability_zero(q: list[float], zero: int, p: float) -> None:
-    """w stays 0 after it, so no residual is left and no threshold is above 0."""
-    zero %= len(q)
-    weights = block_weights([0.0 if i == zero else p for i in range(len(q))], q)
-    masses = [0.0 if i > zero else 0.5 for i in range(len(q))]
-    assert block_length([0.0] * len(q), weights, masses) <= zero
-
-
 @given(st.lists(st.tuples(unit, positive), max_size=8))
 def test_q_equal_to_p_accepts_all(tokens: list[tuple[float, float]]) -> None:
     draws, p = [u for u, _ in tokens], [p for _, p in tokens]
     assert rejection_length(draws, p, p) == len(tokens)
     assert block_length(draws, block_weights(p, p), [0.0] * len(tokens)) == len(tokens)
-
-
-@given(st.lists(st.tuples(unit, positive, positive), min_size=1, max_size=8))
-def test_rejection_stops_at_the_first_failure(tokens: list[tuple[float, float, float]]) -> None:
-    u, p, q = (list(column) for column in zip(*tokens, strict=True))
-    length = rejection_length(u, p, q)
-    assert all(u[i] * q[i] < p[i] for i in range(length))
-    assert length == len(tokens) or u[length] * q[length] >= p[length]
-
-
-@given(st.lists(st.tuples(unit, positive, positive, unit), min_size=1, max_size=8))
-def test_block_takes_the_largest_length_whose_draw_passes(tokens: list[tuple[float, float, float, float]]) -> None:
-    u, p, q, masses = (list(column) for column in zip(*tokens, strict=True))
-    weights = block_weights(p, q)
-    thresholds = block_thresholds(weights, masses)
-    length = block_length(u, weights, masses)
-    assert len(thresholds) == len(u)
-    assert all(0 <= h <= 1 for h in thresholds)
-    assert length == 0 or u[length - 1] < thresholds[length - 1]
-    assert all(u[i] >= thresholds[i] for i in range(length, len(u)))
 
 
 def test_block_without_residual_or_missing_mass_stands() -> None:
@@ -251,32 +215,6 @@ def test_n_gram_proposals_are_point_masses_under_rejection() -> None:
 # Distributions through the real draws
 
 
-@pytest.mark.parametrize("kind", list(Acceptance))
-@pytest.mark.parametrize("k", [1, 3])
-def test_distribution_of_a_round_through_the_real_draws(kind: Acceptance, k: int) -> None:
-    """q ranked opposite to p; the first two tokens, continued by a target-only round. Fails 1 in 10^6."""
-    rng = np.random.default_rng(7)
-    p = plain.random_table(rng, 3, 4)
-    q = {x: np.sort(row)[np.argsort(np.argsort(-p[x]))] for x, row in plain.random_table(rng, 3, 4).items()}
-    counts: Counter[tuple[int, ...]] = Counter()
-    runs = 4000
-    for seed in range(runs):
-        key = NoiseKey(seed)
-        tokens = play(kind, p, drafted_chain(q, k, key), key).committed
-        if len(tokens) < 2:
-            following = Round(1, BASE + 1, 0, (tokens[0],))
-            rows = log_scores([p[tokens]])
-            tokens = (*tokens, *decide(kind, following, _target_only(kind, rows, following, key), key).committed)
-        counts[tokens[:2]] += 1
-    wanted = {(a, b): float(p[()][a] * p[(a,)][b]) * runs for a in range(3) for b in range(3)}
-    assert min(wanted.values()) >= 5
-    assert stats.chisquare([counts[x] for x in wanted], list(wanted.values())).pvalue > 1e-6
-
-
-def _target_only(kind: Acceptance, rows: NDArray[np.float32], round_: Round, key: NoiseKey) -> Verdict:
-    return replace(verdict_of(kind, rows, round_, key), base_length=round_.base_length)
-
-
 def test_truncated_supports_stay_exact() -> None:
     rng = np.random.default_rng(8)
     p, q = plain.random_table(rng, 6, 2), plain.random_table(rng, 6, 2)
@@ -305,7 +243,7 @@ def test_coupled_text_is_the_targets_own_for_any_tree(seed: int, shape: list[tup
     assert decision.provenance is (leaf if shape else Provenance.TARGET)
 
 
-@pytest.mark.parametrize("case", range(3))
+@pytest.mark.parametrize("case", [0, *(pytest.param(case, marks=pytest.mark.full) for case in (1, 2))])
 def test_coverage_of_coupled_trees(case: int) -> None:
     """m children are the m best of the draft's race: m = 1 by the formula, m = 2 in closed form. Fails 1 in 10^6."""
     rng = np.random.default_rng([10, case])

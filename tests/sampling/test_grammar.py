@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import sys
 
 import pytest
 
@@ -87,13 +86,6 @@ def test_a_forbidden_token_and_an_end_change_nothing() -> None:
     assert allowed(matcher) == [1, 29]
 
 
-def test_copies_are_apart() -> None:
-    first = matcher_of(LETTERS, regex("ab"))
-    second = first.copy()
-    assert first.push(0)
-    assert allowed(second) == [0]
-
-
 @pytest.mark.parametrize(
     ("kind", "text", "names"),
     [
@@ -116,12 +108,6 @@ def test_ends_must_be_the_tokenizers_own() -> None:
         Vocabulary.of(LETTERS).check_ends((28,))
     with pytest.raises(Unsupported, match="no token that ends a text"):
         Vocabulary.of(TableTokenizer(30, None))
-
-
-def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "llguidance", None)
-    with pytest.raises(Unsupported, match=r"paceline\[grammar\]"):
-        TokenTable(Vocabulary.of(LETTERS))
 
 
 def test_a_long_chain_of_rules_does_not_end_the_process() -> None:

@@ -128,15 +128,6 @@ def own_match(tokens: Sequence[int]) -> Match:
     return match
 
 
-def test_the_longer_match_wins_over_the_more_frequent_and_that_over_the_later() -> None:
-    def first(tokens: Sequence[int]) -> int:
-        return own_match(tokens).following[0]
-
-    assert first([1, 2, 3, 7, 2, 3, 8, 2, 3, 8, 1, 2, 3]) == 7
-    assert first([2, 3, 8, 0, 2, 3, 8, 4, 2, 3, 7, 2, 3]) == 8
-    assert first([2, 3, 7, 2, 3, 8, 2, 3]) == 8
-
-
 def test_a_repeating_passage_is_proposed_at_full_length() -> None:
     match = own_match([1, 2, 1, 2, 1, 2])
     assert match.following == (1, 2) * 64 + (1,)
