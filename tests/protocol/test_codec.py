@@ -86,17 +86,6 @@ DECODERS: dict[type[Message], Decode] = {
 TRACE = "00-" + "a" * 32 + "-" + "b" * 16 + "-01"
 
 
-@pytest.mark.parametrize("name", PAIRS)
-@settings(max_examples=60, deadline=None)
-@given(data=st.data())
-def test_every_message_comes_back_as_it_went(name: str, data: st.DataObject) -> None:
-    encode, decode, strategy = PAIRS[name]
-    value = data.draw(strategy)
-    message = encode(value)
-    again = type(message).FromString(message.SerializeToString())
-    assert decode(again) == value
-
-
 @settings(max_examples=60, deadline=None)
 @given(temperature=st.floats(0.01, 100), top_p=st.floats(0.01, 1))
 def test_float32_rounding_happens_once(temperature: float, top_p: float) -> None:
