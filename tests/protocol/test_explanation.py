@@ -10,7 +10,7 @@ from coordinator.stats import StatsBuilder
 from paceline.protocol import codec
 from paceline.protocol.errors import InvalidInput
 from paceline.protocol.explanation import CandidateExplanation, GroupReport, ModeReport, PlanExplanation
-from paceline.protocol.generation import Finished, FinishReason, GenerateRequest, SpeculationSettings
+from paceline.protocol.generation import Finished, FinishReason
 from paceline.v1 import generation_service_pb2 as pb
 
 
@@ -33,14 +33,6 @@ def test_lists_that_are_too_long_or_odd_are_named(field: str, value: Any) -> Non
 def test_a_group_of_too_many_modes_is_named() -> None:
     with pytest.raises(InvalidInput, match="modes = 17"):
         GroupReport("rest", modes=(ModeReport("rest", "runs"),) * 17)
-
-
-def test_a_request_says_that_it_wants_to_know_and_one_of_an_older_client_does_not() -> None:
-    asked = codec.encode_generate_request(GenerateRequest("a", speculation=SpeculationSettings(explain=True)))
-    assert codec.decode_generate_request(asked).speculation.explain
-    older = codec.encode_generate_request(GenerateRequest("a", speculation=SpeculationSettings(drafter="ngram")))
-    older.speculation.ClearField("explain")
-    assert not codec.decode_generate_request(older).speculation.explain
 
 
 def test_statistics_carry_what_they_were_given_and_nothing_else() -> None:

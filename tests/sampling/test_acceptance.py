@@ -149,7 +149,7 @@ def test_a_token_of_probability_zero_is_never_emitted(kind: Acceptance, monkeypa
             assert p[decision.committed[:i]][token] > 0
 
 
-def test_the_draws_are_of_the_stated_streams_positions_and_round_key(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_targets_draws_are_of_the_stated_streams_positions_and_round_key() -> None:
     key = NoiseKey(17, 2)
     table = plain.random_table(np.random.default_rng(3), 4, 4)
     proposal = drafted_chain(table, 3, key)
@@ -164,18 +164,8 @@ def test_the_draws_are_of_the_stated_streams_positions_and_round_key(monkeypatch
         assert p[i] == p_row[proposal.token_ids[i]]
     assert tokens[3] == race(rows[3], key, Stream.DRAFT, FIRST + 3, BASE)
 
-    asked: list[tuple[object, ...]] = []
 
-    def recording(*address: object) -> float:
-        asked.append(address)
-        return 0.5
-
-    monkeypatch.setattr(rules, "uniform", recording)
-    decide(Acceptance.REJECTION, round_, Verdict(1, BASE, tokens, p), key)
-    assert asked == [(key, Stream.ACCEPT, FIRST + i, BASE) for i in range(3)]
-
-
-def test_decide_follows_the_pure_rules() -> None:
+def test_decide_follows_the_pure_rules_with_the_stated_draws() -> None:
     rng = np.random.default_rng(4)
     p, q = plain.random_table(rng, 4, 4), plain.random_table(rng, 4, 4)
     lengths: Counter[tuple[Acceptance, int]] = Counter()

@@ -9,7 +9,6 @@ import pytest
 
 from paceline.protocol import codec
 from paceline.protocol.draft import DraftedProposal
-from paceline.protocol.errors import InvalidInput
 from paceline.protocol.proposal import Acceptance, Proposal, SparseDistribution
 from paceline.protocol.sampling import NoiseKey, SamplingParams
 from paceline.sampling.distribution import processed_scores, sparse_support, support_scores
@@ -106,8 +105,3 @@ def test_a_tie_within_rounding_is_the_drafts_to_break(gap: float, kept: bool) ->
     support = SparseDistribution((0, 1), tuple((q / q.sum()).tolist()))
     assert redraw(support, 0, KEY, 30, 20) == 0
     assert redraw(support, 1, KEY, 30, 20) == (1 if kept else 0)
-
-
-def test_positions_that_no_counter_holds_are_refused() -> None:
-    with pytest.raises(InvalidInput, match="position"):
-        redraw(FLAT, 0, KEY, 1 << 32, 20)

@@ -13,6 +13,7 @@ from paceline.protocol.sampling import Grammar, GrammarKind
 from paceline.sampling.json_patterns import portable_pattern
 from paceline.sampling.json_schema import library_lark
 from tests.sampling.random_schemas import TABLE, Schema, SchemaDrawer, compiled, drawn, misfit, takes
+from tests.sampling.test_grammar import SCHEMA
 
 pytestmark = pytest.mark.filterwarnings("ignore:Possible:FutureWarning")
 """Python's own, of sets within sets."""
@@ -47,6 +48,7 @@ KEPT: dict[str, Schema] = {
     "no control characters": {"type": "string", "pattern": r"^[^\x00-\x1f]{2}$"},
     "unique if nothing": {"type": "array", "items": INTEGER, "uniqueItems": False, "maxItems": 3},
     "any object": {"type": "object"},
+    "an object": SCHEMA,
 }
 
 

@@ -209,25 +209,6 @@ def processed(params: SamplingParams, prompt: Sequence[int], output: Sequence[in
     return ours.process(np.zeros((len(paths), VOCAB), np.float32), paths)
 
 
-def test_the_order_is_bias_then_repetition_then_counts() -> None:
-    params = SamplingParams(
-        repetition_penalty=2.0, presence_penalty=0.5, frequency_penalty=0.25, logit_bias=((1, 3.0),)
-    )
-    ours = processors(params, 2)
-    ours.advance([0, 1, 1, 2])
-    row = ours.process(np.array([[4, -1, -2, 1]], np.float32), [[1]])
-    # id 1: (-1 + 3) / 2 - 2 · 0.25 - 0.5: one committed and one drafted occurrence, the prompt's not counted.
-    assert row.tolist() == [[2, 0, -4 - 0.25 - 0.5, 1]]
-
-
-def test_prompt_counts_for_repetition_alone() -> None:
-    ones = ((0, 1.0), (1, 1.0))
-    counts = SamplingParams(presence_penalty=1, frequency_penalty=1, logit_bias=ones)
-    assert processed(counts, [0, 1], [], [[]])[0, :3].tolist() == [1, 1, 0]
-    repetition = SamplingParams(repetition_penalty=2, logit_bias=ones)
-    assert processed(repetition, [0, 1], [], [[]])[0, :3].tolist() == [0.5, 0.5, 0]
-
-
 def test_a_bad_word_may_begin_in_the_prompt_and_run_through_the_draft() -> None:
     rows = processed(SamplingParams(bad_words=((0, 1, 2, 3),)), [0], [1], [[], [2]])
     assert np.argwhere(np.isneginf(rows)).tolist() == [[1, 3]]
@@ -245,17 +226,6 @@ def test_a_row_with_nothing_left_is_empty_and_one_that_cannot_be_reached_is_not(
     rows = processed(SamplingParams(bad_words=words), [2], [], [[], [1], [0, 1]])
     assert np.isneginf(rows[1]).all()  # 1 may come, and then nothing may
     assert not rows[2].any()  # 0 may not come at all
-
-
-def test_state_is_kept_for_committed_tokens_alone() -> None:
-    params = SamplingParams(grammar=GRAMMAR, repetition_penalty=1.5, frequency_penalty=0.5, bad_words=((0, 1),))
-    logits = random_logits(np.random.default_rng(0), 4)
-    used, fresh = processors(params, 1), processors(params, 1)
-    used.advance([7, 2, 3])
-    used.process(logits, [[], [0], [0, 1], [2, 4]])
-    used.advance([2])
-    fresh.advance([7, 2, 3, 2])
-    assert np.array_equal(used.process(logits, [[], [3], [4], [5]]), fresh.process(logits, [[], [3], [4], [5]]))
 
 
 def test_a_prefix_that_the_grammar_forbids_is_refused() -> None:

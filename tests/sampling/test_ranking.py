@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from paceline.protocol.errors import InvalidInput
-from paceline.sampling.distribution import greedy_tokens
 from paceline.sampling.ranking import largest_of_rows, shares
 from tests.sampling.test_race import rows
 
@@ -40,14 +39,3 @@ def test_rows_have_shares_of_their_own() -> None:
 def test_at_least_one_must_be_asked_for() -> None:
     with pytest.raises(InvalidInput, match="m = 0"):
         largest_of_rows(np.zeros((1, 4), np.float32), 0)
-
-
-def test_greedy_tokens_are_the_first_of_the_largest_of_each_row() -> None:
-    logits = np.array([[1, 3, 3, 2], [-INF, -INF, 0, -1]], np.float32)
-    assert greedy_tokens(logits) == (1, 2)
-
-
-@pytest.mark.parametrize("bad", [[1.0, float("nan"), 2.0], [-INF, -INF, -INF], [0.0, INF, 1.0]])
-def test_greedy_tokens_of_a_row_without_a_finite_largest_are_refused(bad: list[float]) -> None:
-    with pytest.raises(InvalidInput, match="largest logit"):
-        greedy_tokens(np.array([[1, 2, 3], bad], np.float32))
