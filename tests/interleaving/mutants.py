@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -20,8 +19,6 @@ from paceline.rpc.frames import FrameWriter
 from paceline.rpc.sessions import LinkSessions
 from target_service.session import Session
 
-Patch = Callable[[], AbstractContextManager[Any]]
-
 
 @dataclass(frozen=True)
 class ProductMutant:
@@ -30,16 +27,19 @@ class ProductMutant:
     Attributes:
         setup: on which it is looked for.
         shows: what the failure says, a regular expression.
+        owner, attribute: the class, and its method that another one takes the place of.
     """
 
     name: str
     setup: str
     shows: str
-    patch: Patch
+    owner: type
+    attribute: str
+    other: Callable[..., Any]
 
-
-def _replaced(owner: type, name: str, change: Any) -> Patch:
-    return partial(mock.patch.object, owner, name, change)
+    def patch(self) -> AbstractContextManager[Any]:
+        """The product with it."""
+        return mock.patch.object(self.owner, self.attribute, self.other)
 
 
 def _any_outcome(self: Session, round_: Round, verdict: Verdict, info: Any) -> Round | None:
@@ -100,89 +100,54 @@ def _changes_lost_rounds(original: Any) -> Any:
     return dispatch
 
 
+Mutant = ProductMutant
+NOT_AT_WORK = "not at work on the session"
 MUTANTS = (
-    ProductMutant(
-        "a lost round is sent again without its proposal",
-        "block",
-        "another proposal",
-        _replaced(TargetSession, "_dispatch", _changes_lost_rounds(TargetSession._dispatch)),
+    Mutant(
+        "a lost round is sent again without its proposal", "block", "another proposal",
+        TargetSession, "_dispatch", _changes_lost_rounds(TargetSession._dispatch),
     ),
-    ProductMutant(
-        "penalties don't see accepted tokens",
-        "fixed lengths",
-        "^text",
-        _replaced(Session, "newly_committed", _sees_the_last),
+    Mutant(
+        "penalties don't see accepted tokens", "fixed lengths", "^text", Session, "newly_committed", _sees_the_last
     ),
-    ProductMutant(
-        "urgent messages overtake their own session's",
-        "drafters change",
-        "not open",
-        _replaced(FrameWriter, "send", _everything_is_urgent(FrameWriter.send)),
+    Mutant(
+        "urgent messages overtake their own session's", "drafters change", "not open",
+        FrameWriter, "send", _everything_is_urgent(FrameWriter.send),
     ),
-    ProductMutant(
-        "a round is announced before the commit below it",
-        "one of each",
-        "PREFIX_MISMATCH",
-        _replaced(Drafting, "verifying", _commits_late),
+    Mutant(
+        "a round is announced before the commit below it", "one of each", "PREFIX_MISMATCH",
+        Drafting, "verifying", _commits_late,
     ),
-    ProductMutant(
-        "every proposal is kept",
-        "fixed lengths",
-        "DraftSession keeps",
-        _replaced(SpeculationCache, "expect", _keeps_all),
+    Mutant(
+        "every proposal is kept", "fixed lengths", "DraftSession keeps", SpeculationCache, "expect", _keeps_all
     ),
-    ProductMutant(
-        "a wait for features outlives its session",
-        "features",
-        "keeps|session failed",
-        _replaced(FeatureWaits, "drop", lambda *_, **__: None),
+    Mutant(
+        "a wait for features outlives its session", "features", "keeps|session failed",
+        FeatureWaits, "drop", lambda *_, **__: None,
     ),
-    ProductMutant(
-        "a round starts with what was prefetched for another outcome",
-        "matches",
-        "refused|started|text",
-        _replaced(Session, "_named_next", _any_outcome),
+    Mutant(
+        "a round starts with what was prefetched for another outcome", "matches", "refused|started|text",
+        Session, "_named_next", _any_outcome,
     ),
-    ProductMutant(
-        "a lease that is renewed ends",
-        "matches",
-        "not at work on the session",
-        _replaced(Session, "_extend", lambda *_: None),
+    Mutant("a lease that is renewed ends", "matches", NOT_AT_WORK, Session, "_extend", lambda *_: None),
+    Mutant(
+        "verdicts are forgotten before they are read", "pools", NOT_AT_WORK,
+        TargetSession, "_on_verdict", _drops_unread(TargetSession._on_verdict),
     ),
-    ProductMutant(
-        "verdicts are forgotten before they are read",
-        "pools",
-        "not at work on the session",
-        _replaced(TargetSession, "_on_verdict", _drops_unread(TargetSession._on_verdict)),
+    Mutant(
+        "a lost target's verdicts are waited for", "features", NOT_AT_WORK, TargetSession, "on_lost", _keeps_waiting
     ),
-    ProductMutant(
-        "a lost target's verdicts are waited for",
-        "features",
-        "not at work on the session",
-        _replaced(TargetSession, "on_lost", _keeps_waiting),
+    Mutant(
+        "a lost draft's session goes on", "fixed lengths", "not open",
+        DraftSession, "on_lost", lambda self, error: None,
     ),
-    ProductMutant(
-        "a lost draft's session goes on",
-        "fixed lengths",
-        "not open",
-        _replaced(DraftSession, "on_lost", lambda self, error: None),
+    Mutant(
+        "a lost draft's proposal is told by its number", "no room to verify", "proposal_id = ",
+        DraftSession, "_began_behind", lambda self, round_: False,
     ),
-    ProductMutant(
-        "a lost draft's proposal is told by its number",
-        "no room to verify",
-        "proposal_id = ",
-        _replaced(DraftSession, "_began_behind", lambda self, round_: False),
+    Mutant("a draft session ends in silence", "one of each", "d0 holds", DraftSession, "close", _forgets_to_tell),
+    Mutant(
+        "a service keeps the sessions of a link that broke", "one of each", "0 holds",
+        LinkSessions, "on_closed", lambda self: None,
     ),
-    ProductMutant(
-        "a draft session ends in silence",
-        "one of each",
-        "d0 holds",
-        _replaced(DraftSession, "close", _forgets_to_tell),
-    ),
-    ProductMutant(
-        "a service keeps the sessions of a link that broke",
-        "one of each",
-        "0 holds",
-        _replaced(LinkSessions, "on_closed", lambda self: None),
-    ),
-)
+)  # fmt: skip

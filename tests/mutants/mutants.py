@@ -8,6 +8,7 @@ algorithm passes the same test.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from unittest import mock
 
 import numpy as np
@@ -15,10 +16,9 @@ import numpy as np
 from paceline.protocol.proposal import Proposal, SparseDistribution
 from paceline.protocol.sampling import NoiseKey
 from paceline.sampling import acceptance
-from paceline.sampling.distribution import sparse_support
 from paceline.sampling.noise import Stream, uniform
 from paceline.sampling.racing import race
-from tests.mutants.rounds import MIDDLING, VOCAB, BlockRounds, Drawn, Scores, Unchecked
+from tests.mutants.rounds import MIDDLING, VOCAB, BlockRounds, Drawn, Scores, Unchecked, support_of
 from tests.sampling.field import exponentials
 
 WEAK = 0.3
@@ -41,7 +41,7 @@ class DraftAndAcceptShareU(Unchecked):
 
     def draw(self, scores: Scores, position: int) -> Drawn:
         u = uniform(self.noise, Stream.ACCEPT, position, self.round_key())
-        support = sparse_support(scores)
+        support, _ = support_of(scores.tobytes())
         index = int(np.searchsorted(np.cumsum(support.probabilities), u, side="right"))
         return Drawn(support.token_ids[min(index, len(support.token_ids) - 1)], support)
 
@@ -69,9 +69,14 @@ class CoarserQ(Unchecked):
 
     def draw(self, scores: Scores, position: int) -> Drawn:
         drawn = super().draw(scores, position)
-        coarse = np.maximum(np.round(8 * np.array(drawn.support.probabilities)), 1)
-        coarse /= coarse.sum()
-        return Drawn(drawn.token_id, SparseDistribution(drawn.support.token_ids, tuple(map(float, coarse))))
+        return Drawn(drawn.token_id, _coarser(drawn.support))
+
+
+@cache
+def _coarser(support: SparseDistribution) -> SparseDistribution:
+    coarse = np.maximum(np.round(8 * np.array(support.probabilities)), 1)
+    coarse /= coarse.sum()
+    return SparseDistribution(support.token_ids, tuple(map(float, coarse)))
 
 
 class _PositionOnlyKeys(Unchecked):
@@ -143,9 +148,8 @@ class DrafterChosenByItsOwnDraw(Unchecked):
 
     def _with(self, scale: float) -> Proposal:
         scores = (scale * self.draft_scores(self.ids)).astype(np.float32)
-        support = sparse_support(scores)
-        log_q = np.full(VOCAB, -np.inf, np.float32)
-        log_q[list(support.token_ids)] = np.log(support.probabilities)
+        support, supported = support_of(scores.tobytes())
+        log_q = supported.astype(np.float32)
         # Drafters draw independently: another stream of positions for the second.
         position = len(self.ids) + (0 if scale == 1.0 else 1 << 20)
         return self.pack([Drawn(race(log_q, self.draft_noise, Stream.DRAFT, position, self.round_key()), support)])

@@ -7,44 +7,26 @@ of them wrong. The exact one draws the text of target-only rounds, to the token.
 from __future__ import annotations
 
 from dataclasses import replace
-from unittest import mock
 
 import numpy as np
 
 from paceline.engine.interface import EngineInfo
 from paceline.protocol.proposal import ROOT, Acceptance, Outcome, Proposal
-from paceline.protocol.sampling import NoiseKey
-from paceline.protocol.session import SessionSpec
 from paceline.protocol.target import Prefetch, Round, Verdict
 from paceline.sampling import acceptance
-from target_service.session import Session, make_processors, rows_to_reserve
+from target_service.session import Session
 from target_service.verifier import verify
-from tests.mutants.runs import END, INFO, LENGTH, MODEL, PROMPT, SAMPLING, VOCAB
+from tests.mutants.runs import END, INFO, MODEL, PROMPT, VOCAB, DrivenSession
 
 PARENTS = ((-1, 0, 1), (-1, -1, 0, 1), (-1, 0, -1, 2))
 """A chain, and trees whose accepted path does not stand in place."""
 
 
-class PrefetchedRounds:
+class PrefetchedRounds(DrivenSession):
     """The exact algorithm."""
 
-    session_kind: type[Session] = Session
-
     def __init__(self, seed: int, *, prefetching: bool = True, lease: int = 0) -> None:
-        self.facts = SessionSpec(
-            token_ids=PROMPT,
-            prompt_length=len(PROMPT),
-            sampling=SAMPLING,
-            noise=NoiseKey(seed),
-            acceptance=Acceptance.COUPLED,
-            max_length=len(PROMPT) + LENGTH,
-            end_token_ids=(END,),
-        )
-        rows = rows_to_reserve(self.facts, INFO)
-        facts, prefilled = self.facts, len(PROMPT) - 1
-        self.session = self.session_kind(1, 1, mock.Mock(), facts, rows, arrived_at=0.0, prefilled_rows=prefilled)
-        self.processors = make_processors(self.facts, None)
-        self.ids = list(PROMPT)
+        super().__init__(Acceptance.COUPLED, seed)
         self.rng = np.random.default_rng(seed)
         self.prefetching, self.lease = prefetching, lease
         self.self_started = 0

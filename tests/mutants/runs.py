@@ -32,8 +32,10 @@ SAMPLING = SamplingParams(
 )
 
 
-class Runs:
-    """The exact algorithm."""
+class DrivenSession:
+    """A session of the target, and its processors."""
+
+    session_kind: type[Session] = Session
 
     def __init__(self, acceptance: Acceptance, seed: int) -> None:
         self.facts = SessionSpec(
@@ -46,9 +48,14 @@ class Runs:
             end_token_ids=(END,),
         )
         rows = rows_to_reserve(self.facts, INFO)
-        self.session = Session(1, 1, mock.Mock(), self.facts, rows, arrived_at=0.0, prefilled_rows=len(PROMPT) - 1)
+        facts, prefilled = self.facts, len(PROMPT) - 1
+        self.session = self.session_kind(1, 1, mock.Mock(), facts, rows, arrived_at=0.0, prefilled_rows=prefilled)
         self.processors = make_processors(self.facts, None)
         self.ids = list(PROMPT)
+
+
+class Runs(DrivenSession):
+    """The exact algorithm."""
 
     def text(self, lease: int) -> tuple[int, ...]:
         """Send rounds that lease so many, until the text ends."""

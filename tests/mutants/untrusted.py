@@ -10,9 +10,19 @@ import numpy as np
 from paceline.protocol.proposal import Proposal, SparseDistribution
 from paceline.protocol.sampling import NoiseKey
 from paceline.sampling.acceptance import EMPTY
-from paceline.sampling.distribution import probabilities, sparse_support
+from paceline.sampling.distribution import probabilities
 from paceline.sampling.noise import Stream, uniform
-from tests.mutants.rounds import TARGET, VOCAB, BlockRounds, Drawn, Rounds, Scores, Unchecked, plain_scores
+from tests.mutants.rounds import (
+    TARGET,
+    VOCAB,
+    BlockRounds,
+    Drawn,
+    Rounds,
+    Scores,
+    Unchecked,
+    plain_scores,
+    support_of,
+)
 from tests.sampling.field import exponentials
 
 SHARPER = 2.5
@@ -23,7 +33,7 @@ class MisreportsQ(Rounds):
 
     def draw(self, scores: Scores, position: int) -> Drawn:
         drawn = super().draw((SHARPER * scores).astype(np.float32), position)
-        return Drawn(drawn.token_id, sparse_support(scores))
+        return Drawn(drawn.token_id, support_of(scores.tobytes())[0])
 
 
 class MisreportsQToBlock(MisreportsQ, BlockRounds):
