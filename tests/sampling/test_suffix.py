@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from paceline.protocol.proposal import CORPUS
 from paceline.sampling import suffix_kernels as kernels
 from paceline.sampling.match import LONGEST_MATCH, MAX_FOLLOWING, ONCE_SHARE, Match
-from paceline.sampling.suffix import MAX_TOKEN_BYTES, NO_TOKEN, FollowedText, SuffixAutomaton, TextPlace
+from paceline.sampling.suffix import MAX_TOKEN_BYTES, NO_TOKEN, FollowedText, SuffixAutomaton
 
 texts = st.sampled_from([1, 3, 9]).flatmap(lambda largest: st.lists(st.integers(0, largest), max_size=48))
 
@@ -139,14 +139,6 @@ def test_what_followed_once_counts_as_a_prediction_does() -> None:
     assert match.shares[:19] == pytest.approx((ONCE_SHARE,) * 19)
     assert match.length == LONGEST_MATCH
     assert match.score(0) == pytest.approx(Match(LONGEST_MATCH, (1,)).score(0))
-
-
-@pytest.mark.parametrize("tokens", [[], [1], [1, 2, 3, 4, 5, 6]])
-def test_no_earlier_match_proposes_nothing(tokens: list[int]) -> None:
-    text = SuffixAutomaton(tokens)
-    assert text.own_suffix() == TextPlace()
-    assert text.match(text.own_suffix()) is None
-    assert text.paths(text.own_suffix(), 3, 4) == []
 
 
 def test_nothing_is_found_across_the_border_of_two_texts() -> None:
