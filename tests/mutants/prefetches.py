@@ -25,8 +25,8 @@ PARENTS = ((-1, 0, 1), (-1, -1, 0, 1), (-1, 0, -1, 2))
 class PrefetchedRounds(DrivenSession):
     """The exact algorithm."""
 
-    def __init__(self, seed: int, *, prefetching: bool = True, lease: int = 0) -> None:
-        super().__init__(Acceptance.COUPLED, seed)
+    def __init__(self, seed: int, *, prefetching: bool = True, lease: int = 0, kind: type[Session] = Session) -> None:
+        super().__init__(Acceptance.COUPLED, seed, kind)
         self.rng = np.random.default_rng(seed)
         self.prefetching, self.lease = prefetching, lease
         self.self_started = 0
@@ -152,8 +152,3 @@ class GoesOnBehindTheWholeProposal(Session):
         if named is None or named.proposal or round_.proposal is None:
             return named
         return replace(named, base_length=round_.first_position + max(round_.proposal.depths))
-
-
-def over(kind: type[Session]) -> type[PrefetchedRounds]:
-    """The algorithm over another kind of session."""
-    return type("Mutant", (PrefetchedRounds,), {"session_kind": kind})

@@ -35,9 +35,7 @@ SAMPLING = SamplingParams(
 class DrivenSession:
     """A session of the target, and its processors."""
 
-    session_kind: type[Session] = Session
-
-    def __init__(self, acceptance: Acceptance, seed: int) -> None:
+    def __init__(self, acceptance: Acceptance, seed: int, kind: type[Session] = Session) -> None:
         self.facts = SessionSpec(
             token_ids=PROMPT,
             prompt_length=len(PROMPT),
@@ -48,8 +46,7 @@ class DrivenSession:
             end_token_ids=(END,),
         )
         rows = rows_to_reserve(self.facts, INFO)
-        facts, prefilled = self.facts, len(PROMPT) - 1
-        self.session = self.session_kind(1, 1, mock.Mock(), facts, rows, arrived_at=0.0, prefilled_rows=prefilled)
+        self.session = kind(1, 1, mock.Mock(), self.facts, rows, arrived_at=0.0, prefilled_rows=len(PROMPT) - 1)
         self.processors = make_processors(self.facts, None)
         self.ids = list(PROMPT)
 

@@ -92,8 +92,8 @@ PROCESSED_DISTRIBUTIONS = {
     ids=lambda each: each.__name__,
 )
 def test_penalties_and_grammar_have_the_distribution(algorithm: type[processed.ProcessedRounds]) -> None:
-    texts = [algorithm(seed).text(PROCESSED_LENGTH) for seed in range(PROCESSED_SAMPLES)]
-    assert chi_square_p(texts, PROCESSED_DISTRIBUTIONS[algorithm.sampling]) > LEVEL
+    drawn = [algorithm(seed).text(PROCESSED_LENGTH) for seed in range(PROCESSED_SAMPLES)]
+    assert chi_square_p(drawn, PROCESSED_DISTRIBUTIONS[algorithm.sampling]) > LEVEL
 
 
 @pytest.mark.parametrize(
@@ -148,9 +148,12 @@ PREFETCHED_SEEDS = range(24)
 
 def keeps_to_what_is_sent(kind: type[Session], lease: int = 0) -> bool:
     """Whether its texts are those of rounds that are sent, and it refuses none where the coordinator is."""
-    algorithm = prefetches.over(kind)
+
+    def text(seed: int) -> Text:
+        return prefetches.PrefetchedRounds(seed, lease=lease, kind=kind).text()
+
     try:
-        return all(algorithm(seed, lease=lease).text() == sent_text(seed) for seed in PREFETCHED_SEEDS)
+        return all(text(seed) == sent_text(seed) for seed in PREFETCHED_SEEDS)
     except PrefixMismatch:
         return False
 
