@@ -70,7 +70,6 @@ def test_a_forbidden_token_and_an_end_change_nothing() -> None:
     [
         (GrammarKind.REGEX, "(a", "regex = '(a': must be a grammar that can be followed"),
         (GrammarKind.LARK, "start: foo", "unknown name"),
-        (GrammarKind.LARK, "start: (", "lark = 'start: ('"),
         (GrammarKind.JSON_SCHEMA, '{"type": "nope"}', "json_schema = "),
         (GrammarKind.JSON_SCHEMA, '{"not": {"type": "string"}}', 'Unimplemented keys: ["not"]'),
     ],

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.protocol.proposal import ROOT, Proposal
-from paceline.sampling.tree import ancestor_mask, child_with_token, children, is_leaf
+from paceline.sampling.tree import ancestor_mask, children, is_leaf
 
 parent_lists = st.lists(st.integers(0, 63), max_size=20).map(
     lambda raw: tuple(value % (node + 1) - 1 for node, value in enumerate(raw))
@@ -31,13 +31,3 @@ def test_children_partition_the_nodes(parents: tuple[int, ...]) -> None:
     assert [is_leaf(parents, n) for n in range(len(parents))] == [
         not children(parents, n) for n in range(len(parents))
     ]
-
-
-def test_child_with_token_looks_below_the_node_only() -> None:
-    proposal = Proposal(1, (5, 6, 5, 5, 6), (1.0,) * 5, (-1, -1, 0, 1, 0))
-    assert child_with_token(proposal, ROOT, 5) == 0
-    assert child_with_token(proposal, ROOT, 7) is None
-    assert child_with_token(proposal, 0, 5) == 2
-    assert child_with_token(proposal, 0, 6) == 4
-    assert child_with_token(proposal, 1, 6) is None
-    assert child_with_token(proposal, 2, 5) is None
