@@ -143,7 +143,6 @@ def serve_slow(folder: Path) -> Iterator[ServeCommand]:
         command.process.communicate(timeout=STOP_SECONDS)
 
 
-@pytest.mark.full
 def test_a_target_that_drains_finishes_its_sessions_and_new_ones_wait_for_the_next_target(tmp_path: Path) -> None:
     flags: dict[str, object] = {"server.drain_seconds": DRAIN_SECONDS, "server.health_port": free_port()}
     health = f"127.0.0.1:{flags['server.health_port']}"

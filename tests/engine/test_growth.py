@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import pytest
@@ -131,7 +130,9 @@ def positions_by_row(item: StepItem) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize("mutant", ["positions by row", "a kept tree that all rows see"])
-def test_the_comparison_catches(llama: Any, monkeypatch: pytest.MonkeyPatch, mutant: str) -> None:
+def test_the_comparison_catches(
+    llama: tuple[Engine, tiny.Plain], monkeypatch: pytest.MonkeyPatch, mutant: str
+) -> None:
     def bare(item: StepItem) -> StepItem:
         return StepItem(item.session, item.base_length, item.token_ids)
 

@@ -85,7 +85,12 @@ def test_one_line_says_what_is_set_and_one_what_is_not_applied(
 ) -> None:
     caplog.set_level(logging.INFO)
     unapplied = {"suppress_tokens": [5, 6], "no_repeat_ngram_size": 3, "num_beams": 4, "do_sample": False}
-    neutral = {"begin_suppress_tokens": None, "bad_words_ids": [], "typical_p": 1.0, "length_penalty": 1}
+    neutral: dict[str, Any] = {
+        "begin_suppress_tokens": None,
+        "bad_words_ids": [],
+        "typical_p": 1.0,
+        "length_penalty": 1,
+    }
     load_defaults(folder_with(tmp_path, temperature=0.6, **unapplied, **neutral))
     said, left_out = [record.getMessage() for record in caplog.records]
     assert "temperature=0.6" in said

@@ -54,11 +54,6 @@ MUTANTS = {
     predictions.PredictsByWhatWasDrawn: FEWER,
     texts.KeptTextOfTheSameDraws: FEWER,
 }
-SAME = {
-    mutants.CoarserQ: untrusted.MisreportsQUnchecked,
-    mutants.DraftLooksAtU: untrusted.PeeksWithTheSeed,
-}
-"""Mutants whose mistake another one makes, too, and more visibly."""
 DISTRIBUTION = enumerate_distribution(LENGTH)
 
 
@@ -77,11 +72,7 @@ def test_exact_proposals_are_exact_for_blocks_too(algorithm: type[Rounds]) -> No
     check_exact(algorithm, FEWER)
 
 
-@pytest.mark.parametrize(
-    "mutant",
-    [pytest.param(each, marks=[pytest.mark.full] * (each in SAME)) for each in MUTANTS],
-    ids=lambda each: each.__name__,
-)
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda each: each.__name__)
 def test_the_distribution_gives_the_mutant_away(mutant: type[Rounds]) -> None:
     assert is_given_away(lambda seed: mutant(seed).text(LENGTH), DISTRIBUTION, MUTANTS[mutant])
 

@@ -48,11 +48,11 @@ def test_a_checkpoint_without_their_tensors_is_named(tmp_path: Path, name: str, 
         find_mtp(tmp_path)
 
 
-def _configured(**changes: Any) -> Callable[[Path], None]:
+def _configured(**changes: Any) -> Callable[[Path], object]:
     return lambda folder: change_json(folder / "config.json", **changes)
 
 
-def _changed(name: str, tensor: torch.Tensor | None = None) -> Callable[[Path], None]:
+def _changed(name: str, tensor: torch.Tensor | None = None) -> Callable[[Path], object]:
     """Without a tensor of the prediction, or with another one in its place."""
     name = f"model.layers.2.{name}"
     return lambda folder: change(folder, lambda each: each != name, None if tensor is None else {name: tensor})
@@ -67,7 +67,7 @@ QUANTISED = torch.zeros(HIDDEN, 2 * HIDDEN).to(torch.float8_e4m3fn)
 SCALE = "self_attn.o_proj.weight_scale_inv"
 SHAPE = r"fusions.0.projection.weight \[32, 32\], not \[32, 64\]"
 HALF = r"tensors missing: 1 \(model.layers.0.self_attn.o_proj.weight\)"
-REFUSED: dict[str, tuple[Callable[[Path], None], type[Exception], str]] = {
+REFUSED: dict[str, tuple[Callable[[Path], object], type[Exception], str]] = {
     "fewer depths": (_configured(num_nextn_predict_layers=2), InvalidInput, DEPTHS),
     "no norm": (_changed("hnorm.weight"), InvalidInput, "tensor model.layers.2.hnorm.weight is missing"),
     "half a layer": (_changed("self_attn.o_proj.weight"), InvalidInput, HALF),

@@ -6,6 +6,7 @@ import dataclasses
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,7 +33,7 @@ FEATURES = torch.randn((64, HIDDEN), generator=torch.Generator().manual_seed(5))
 """The target's, by position."""
 
 
-PAIRS = ["deepseek_v3", "deepseek_v32", "qwen3_next", "speculators", "glm4_moe of 2", "mimo of 3"]
+PAIRS: list[Any] = ["deepseek_v3", "deepseek_v32", "qwen3_next", "speculators", "glm4_moe of 2", "mimo of 3"]
 PAIRS += [pytest.param(name, marks=pytest.mark.full) for name in ("glm4_moe", "mimo")]
 
 
