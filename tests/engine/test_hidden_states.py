@@ -110,6 +110,8 @@ OTHERS = ("Mistral 7B v0.1", "Qwen 3 MoE", "DeepSeek-V3, R1, Kimi K2", STREAMS, 
 """In every run: windows; experts; latent attention and experts; layers that carry four streams; another base."""
 TELL_OTHERS = ("Mamba", "Mamba 2", "Falcon Mamba", "Lara Mini")
 """Those of which transformers tells the inputs of other modules than the layers."""
+TELL_NONE = "Hunyuan 4"
+"""Its layers carry streams that only the last one joins."""
 REPRODUCIBLE = {"reproducible": True, "reproducible_rows": 8}
 MODELS = [
     *(pytest.param(each(), {}, id=name) for name, each in tiny.FAMILIES.items()),
@@ -117,9 +119,15 @@ MODELS = [
     *(
         pytest.param(each.config(), {}, id=each.name, marks=() if each.name in OTHERS else pytest.mark.full)
         for each in SERVED
-        if each.name not in TELL_OTHERS
+        if each.name not in (*TELL_OTHERS, TELL_NONE)
     ),
 ]
+
+
+@pytest.mark.full
+def test_a_family_whose_layers_carry_streams_alone_offers_no_states() -> None:
+    config = next(each.config() for each in SERVED if each.name == TELL_NONE)
+    assert engine_of(config)[0].info.features is None
 
 
 def compared(reference: Any, need: FeatureNeed = NEED, stream: int = 0) -> FeatureRows:
