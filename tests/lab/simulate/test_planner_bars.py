@@ -9,10 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from paceline.costs.cost_line import CostLine
 from paceline_lab.simulate.disturbances import Disturbance, ServiceChange
 from paceline_lab.simulate.grid import LEAST_GOODPUT, LEAST_REQUEST, GridCase, Judgement, cases, judge
 from paceline_lab.simulate.known_misses import read_misses
 from paceline_lab.simulate.policies import PLANNED, TARGET_ONLY, Policy
+from paceline_lab.simulate.run import simulate
+from paceline_lab.simulate.synthetic import SyntheticPair, synthetic_requests
+from paceline_lab.simulate.trace import TracedSetting
 
 FEW_CONSTANTS = (TARGET_ONLY, Policy(2, 0), Policy(4, 0))
 """Enough to say what is best within some percent; all of them are tried in the whole matrix."""
@@ -51,6 +55,20 @@ def test_the_planner_holds_its_bars_or_misses_them_by_no_more_than_is_known(case
         return
     assert judged.miss is not None, f"it holds now, so the record is to be renewed: {RENEW}"
     assert judged.miss.is_no_worse_than(known), judged.row()
+
+
+LLAMA_ROWS = CostLine(((1.0, 36.0), (2.0, 68.0), (6.0, 163.0), (16.0, 420.0)))
+"""Steps of llama.cpp's four bits on two cores (docs/reports/gpu-llama-2026-11-26.md)."""
+COPIES = SyntheticPair(0.5, 0.3, copied_share=0.4, copy_length=16, false_matches=0.3)
+
+
+@pytest.mark.full
+def test_a_match_that_fails_costs_no_request_more_than_may_be_lost_where_a_row_costs_a_step() -> None:
+    requests = synthetic_requests(COPIES, 16, 96, seed=1)
+    setting = TracedSetting(LLAMA_ROWS, target_one_way_ms=0.3, coordinator_ms=0.05, concurrency=1)
+    off, planned = (simulate(setting, requests, policy) for policy in (TARGET_ONLY, PLANNED))
+    assert sum(each.proposed for each in planned.requests) > 0
+    assert planned.least_over(off) >= LEAST_REQUEST
 
 
 def test_known_misses_are_of_the_matrix_and_miss_a_bar() -> None:
