@@ -20,7 +20,7 @@ from paceline.rpc.server import MAX_CALLS, run_server, warn_if_exposed
 from paceline.runtime import logs, metrics, telemetry
 from paceline.runtime.config import CoordinatorConfig
 from paceline.runtime.options import parse_config
-from paceline.runtime.process import keep_loaded, run_service
+from paceline.runtime.process import keep_loaded, leave_torch_out, run_service
 from paceline.sampling import drafted, suffix
 from paceline.v1 import generation_service_pb2 as pb
 from paceline.v1 import generation_service_pb2_grpc as pb_grpc
@@ -88,6 +88,7 @@ def main() -> None:
 
     Example: paceline coordinator --model smollm2-135m --target 127.0.0.1:50053 --draft 127.0.0.1:50052
     """
+    leave_torch_out()
     run_service("coordinator", lambda: serve(parse_config(CoordinatorConfig, inspect.getdoc(main) or "")))
 
 

@@ -9,7 +9,7 @@ from paceline.models.tokenizer import load_tokenizer
 from paceline.runtime import logs, metrics, telemetry
 from paceline.runtime.gateway_config import GatewayConfig
 from paceline.runtime.options import parse_config
-from paceline.runtime.process import keep_loaded, run_service
+from paceline.runtime.process import keep_loaded, leave_torch_out, run_service
 from paceline_gateway.app import create_app
 from paceline_gateway.http.guard import RunningRequests
 from paceline_gateway.http.server import open_socket, run_http
@@ -44,6 +44,7 @@ def main() -> None:
 
     Example: paceline gateway --model smollm2-135m --coordinator 127.0.0.1:50051
     """
+    leave_torch_out()
     run_service("gateway", lambda: serve(parse_config(GatewayConfig, inspect.getdoc(main) or "")))
 
 

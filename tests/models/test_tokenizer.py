@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -115,3 +117,19 @@ def test_the_bytes_of_tokens_join_to_those_of_the_text(tokenizer: TransformersTo
     assert any("\ufffd" in tokenizer.decode((i,)) for i in ids), "parts of a character are among them"
     (end,) = tokenizer.eos_token_ids
     assert tokenizer.text_bytes(end) == b""
+
+
+@pytest.mark.real_model
+@pytest.mark.parametrize("service", ["coordinator", "paceline_gateway"])
+def test_a_service_that_computes_nothing_reads_a_tokenizer_without_torch(service: str) -> None:
+    code = (
+        f"import sys, {service}.__main__ as service; service.run_service = lambda *_: None; service.main(); "
+        "from paceline.models.tokenizer import load_tokenizer; from paceline.protocol.generation import ChatMessage; "
+        "read = load_tokenizer('smollm2-135m'); ids = read.render_chat((ChatMessage('user', 'Grüß dich'),)); "
+        "print(read.fingerprint, sorted(read.eos_token_ids), list(ids), sys.modules['torch'])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    own = load_tokenizer("smollm2-135m")
+    ids = own.render_chat((ChatMessage("user", "Grüß dich"),))
+    assert done.stdout.split() == f"{own.fingerprint} {sorted(own.eos_token_ids)} {list(ids)} None".split()
+    assert not done.stderr, "nothing is said about a library that is left out"
