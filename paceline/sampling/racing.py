@@ -168,7 +168,9 @@ def _best_places(scores: Scores, m: int, first_id: int, address: Address) -> NDA
     """Places in a part of the vocabulary of the m best of its race in order; fewer if fewer ids survive."""
     survivors = int(np.count_nonzero(scores > -math.inf))
     if survivors > max(m, scores.size // SPARSE_SHARE):
-        return _best_of_race(scores, _ceilings.row(address, first_id, scores.size), m, first_id, *address)
+        best = np.empty(m, np.intp)
+        _best_of_race(scores, _ceilings.row(address, first_id, scores.size), best, first_id, *address)
+        return best
     places = np.flatnonzero(scores > -math.inf)
     order = np.argsort(-race_values(scores[places], places + first_id, *address), kind="stable")[:m]
     return places[order]
@@ -202,7 +204,8 @@ class _CeilingCache:
             if row is not None:
                 self._rows.move_to_end(key)
                 return row
-        row = _ceilings_of_row(first_id // BLOCK, count, *address)
+        row = np.empty(count, np.float32)
+        _ceilings_of_row(row, first_id // BLOCK, *address)
         with self._lock:
             if key not in self._rows:
                 self._rows[key] = row
@@ -262,41 +265,42 @@ def insert(values: NDArray[np.float64], best: NDArray[np.intp], value: float, in
 def _best_of_race(
     scores: Scores,
     ceilings: NDArray[np.float32],
-    m: int,
+    best: NDArray[np.intp],
     first_id: int,
     position: int,
     round_key: int,
     tag: int,
     key_low: int,
     key_high: int,
-) -> NDArray[np.intp]:
-    """Indices of the m best of a row [n] in order, the ids from `first_id` on; -1 where fewer survive.
+) -> None:
+    """Put indices of the m best of a row [n], the ids from `first_id` on, into `best` [m], in order.
+
+    They are -1 where fewer survive.
 
     One pass, which skips what can't be among them. A bound may be too low by its rounding: 2^-24 of
     itself, 1e-5 in the ceiling, 2^-24 in E. `_SLACK` and `_RELATIVE_SLACK` are larger than their sum.
     """
     c1, c2, c3 = np.uint32(position), np.uint32(round_key), np.uint32(tag)
     k0, k1 = np.uint32(key_low), np.uint32(key_high)
-    values = np.full(m, -np.inf)
-    best = np.full(m, -1, np.intp)
+    values = np.full(best.size, -np.inf)
+    best[:] = -1
     for start in range(0, scores.size, _STRIDE):
         end = min(start + _STRIDE, scores.size)
         highest = np.float64(_highest_bound(scores[start:end], ceilings[start:end]))
-        if highest + _SLACK + _RELATIVE_SLACK * abs(highest) < values[m - 1]:
+        if highest + _SLACK + _RELATIVE_SLACK * abs(highest) < values[-1]:
             continue
         for i in range(start, end):
             bound = np.float64(scores[i] + ceilings[i])
-            if bound == -np.inf or bound + _SLACK + _RELATIVE_SLACK * abs(bound) < values[m - 1]:
+            if bound == -np.inf or bound + _SLACK + _RELATIVE_SLACK * abs(bound) < values[-1]:
                 continue
             words = philox_block(np.uint32((first_id + i) >> 2), c1, c2, c3, k0, k1)
             value = np.float64(scores[i]) - math.log(np.float64(exponential_of(words[i & 3])))
             insert(values, best, value, i)
-    return best
 
 
 @compiled
-def _ceilings_of_words(words: Words) -> NDArray[np.float32]:
-    """Upper bounds on -log E of [n] integers.
+def _ceilings_of_words(words: Words, ceilings: NDArray[np.float32]) -> None:
+    """Put upper bounds on -log E of [n] integers into `ceilings` [n].
 
     With w = x >> 1 as a float32 of bits b, u >= w / 2^31 and log2 w >= b / 2^23 - 127
     (log2(1 + m) >= m on the mantissa), at most 0.086 too low.
@@ -305,17 +309,15 @@ def _ceilings_of_words(words: Words) -> NDArray[np.float32]:
     for i in range(words.size):
         halves[i] = np.float32(np.int32(words[i] >> np.uint32(1)))
     bits = halves.view(np.int32)
-    ceilings = np.empty(words.size, np.float32)
     for i in range(words.size):
         ceilings[i] = _LN2 * (_OFFSET - _MANTISSA * np.float32(bits[i]))
-    return ceilings
 
 
 @compiled
 def _ceilings_of_row(
-    first_block: int, count: int, position: int, round_key: int, tag: int, key_low: int, key_high: int
-) -> NDArray[np.float32]:
-    return _ceilings_of_words(words_of_row(first_block, count, position, round_key, tag, key_low, key_high))
+    row: NDArray[np.float32], first_block: int, position: int, round_key: int, tag: int, key_low: int, key_high: int
+) -> None:
+    _ceilings_of_words(words_of_row(first_block, row.size, position, round_key, tag, key_low, key_high), row)
 
 
 @partial(compiled, fastmath={"nnan", "nsz"})
@@ -367,9 +369,7 @@ def _best_of_rows(
             if positions[other] == position:
                 same = other
                 break
-        if same == row:
-            ceilings[row] = _ceilings_of_row(0, size, position, round_key, tag, key_low, key_high)
-        best[row] = _best_of_race(
-            weights, ceilings[same], best.shape[1], 0, position, round_key, tag, key_low, key_high
-        )
+        if same == row:  # into the row: to assign one would be compiled with all that its error's message needs
+            _ceilings_of_row(ceilings[row], 0, position, round_key, tag, key_low, key_high)
+        _best_of_race(weights, ceilings[same], best[row], 0, position, round_key, tag, key_low, key_high)
     return True
