@@ -154,10 +154,7 @@ class RequestStats:
         return self.own, self.pool
 
     def optimistic(self, drafter: str) -> AcceptanceStats:
-        """An upper bound of a drafter's statistics; it is higher the less any request has tried the drafter.
-
-        They are the request's own of the drafter, or else those of all requests.
-        """
+        """An upper bound of a drafter's statistics, the request's own or all requests'; tries lower it."""
         pool = self._pool_of(drafter)
         stats = self._by_drafter.get(drafter, pool)
         return replace(stats, tokens=stats.tokens.upper_bound(pool.tokens.positions))

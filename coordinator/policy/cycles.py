@@ -15,7 +15,7 @@ from coordinator.policy.acceptance_stats import AcceptanceStats
 from coordinator.policy.plan import Source
 from coordinator.policy.round_times import DraftTimes, TargetTimes
 from paceline.costs.acceptance import MAX_DEPTH
-from paceline.costs.cycle import AHEAD_ROWS, Cycle, ahead_cycle, tokens_ahead
+from paceline.costs.cycle import AHEAD_ROWS, Cycle, ahead_cycle, head_start_ms, tokens_ahead
 from paceline.costs.goodput import load_of
 
 
@@ -108,6 +108,7 @@ class Cycles:
         drafted = tokens_ahead(step_ms, level_ms, depth)
         shares = (self.stats.hits[load_of(others + 1), at_target].value for at_target in (False, True))
         hits, prefetch_hits = shares if drafted else (0.0, 0.0)
+        wait_ms = max(0.0, wait_ms - head_start_ms(step_ms, level_ms))
         hit, waiting = Cycle(tokens[drafted], step_ms), Cycle(tokens[depth], wait_ms + step_ms)
         cycle = ahead_cycle(hits, hit, (Cycle(1.0, without_ms + send_ms), waiting))
         cycle = Cycle(cycle.tokens, cycle.ms + max(0.0, hits - prefetch_hits) * send_ms)

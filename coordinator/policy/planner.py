@@ -75,8 +75,9 @@ class RequestPlanner:
         self.rates = Rates()
         self.loss_budget = LossBudget()
         self._ahead_lag: int | None = None  # tokens that the draft lacked as it was to draft for outcomes, if it was
+        self._ahead_ms = 0.0  # for which it has drafted for those of the round before
         self.rounds = self._sessions = 0
-        self._move_to(next((times for times in planner.targets.values() if times.is_known), None))
+        self._move_to(next((times for times in planner.targets.values() if times.peer.costs.alone.is_known), None))
 
     @property
     def _target(self) -> TargetTimes | None:
@@ -134,7 +135,7 @@ class RequestPlanner:
             for stats in self.stats.both:
                 stats.hits[load_of(target.sessions), False].add(float(options.cached_proposal is not None))
                 stats.hits[load_of(target.sessions), True].add(float(options.self_started))
-        if target is None or not target.is_known:
+        if target is None or not target.peer.costs.alone.is_known:
             plan = Plan(lease=self._lease(options) if target is None else options.lease)
         elif mode is Mode.DRAFTS:
             plan = self._best(target, options)
@@ -185,6 +186,7 @@ class RequestPlanner:
         Not from a request's first round, which waits for the prompt; `first_draft`: its draft, too, computed a text.
         """
         target, sessions, self.rounds = self._target, self._sessions, self.rounds + 1
+        self._ahead_ms = record.round_ms - record.draft_wait_ms if self._ahead_lag == 0 else 0.0
         self._sessions = 0 if target is None else target.sessions
         if target is not None and sessions == self._sessions and plan.mode is not None:
             steps = target.group.learn(record, sessions, len(target.requests), target.steps())
@@ -203,7 +205,7 @@ class RequestPlanner:
     def _pricing(self, target: TargetTimes) -> ProposalPricing:
         loss = self.loss_budget.loss if target.sessions == 1 else 0.0  # the group bounds that of its requests
         left_ms = (self.loss_budget.bound - loss) * target.steps()(1 + self.rates.rows)
-        return ProposalPricing(target, self.draft, self.stats, self.rates, left_ms)
+        return ProposalPricing(target, self.draft, self.stats, self.rates, left_ms, self._ahead_ms)
 
     def _best(self, target: TargetTimes, options: Options) -> Plan:
         rounds = self.rounds

@@ -19,6 +19,7 @@ from coordinator.policy.cycles import Rates
 from coordinator.policy.plan import Options, Plan, Source
 from coordinator.policy.round_times import DraftTimes, TargetTimes
 from paceline.costs.acceptance import MAX_DEPTH
+from paceline.costs.cycle import AHEAD_ROWS, head_start_ms
 from paceline.costs.running_mean import MEMORY
 from paceline.protocol.draft import DraftBudget
 from paceline.protocol.proposal import MAX_PROPOSAL_NODES, Proposal
@@ -41,6 +42,7 @@ class ProposalPricing:
         target, draft: their times; draft None: no model drafts.
         stats: of the request.
         rates, left_ms: the worth of time, and what the request may still lose.
+        ahead_ms: for which the draft has drafted for the outcomes of the round before.
     """
 
     target: TargetTimes
@@ -48,6 +50,7 @@ class ProposalPricing:
     stats: RequestStats
     rates: Rates
     left_ms: float
+    ahead_ms: float = 0.0
 
     def match_plan(self, options: Options) -> Plan:
         """The match's best continuation."""
@@ -92,7 +95,10 @@ class ProposalPricing:
     def _waits_ms(self) -> list[float]:
         """Waits for chains of 1, 2, … tokens, where all sessions draft or this one alone."""
         sessions = self.target.sessions if self.rates.strategy.depth else 1
-        return [] if self.draft is None else self.draft.waits(sessions)
+        if self.draft is None:
+            return []
+        head_ms = head_start_ms(self.ahead_ms, self.draft.step_ms(AHEAD_ROWS * sessions))
+        return [max(0.0, ms - head_ms) for ms in self.draft.waits(sessions)]
 
     def trees(self, most: int, options: Options) -> list[tuple[float, int]]:
         """Tokens accepted and nodes by depth, 1 to `most`; a second child where its chance exceeds a row's price."""

@@ -47,11 +47,6 @@ class TargetTimes:
     group: Group = field(default_factory=Group)
 
     @property
-    def is_known(self) -> bool:
-        """Whether the target has stated a cost line."""
-        return self.peer.costs.alone.is_known
-
-    @property
     def sessions(self) -> int:
         """The number of all coordinators' sessions that share its steps, as far as it is known."""
         return max(1, len(self.requests), self.peer.costs.sessions)
@@ -63,20 +58,18 @@ class TargetTimes:
 
     def steps(self, *, beside: bool = False) -> Callable[[float], float]:
         """Time of a self-started round by its step's rows; `beside`: a draft works during the step."""
-        factor, line_ms = self.factor.value, self._line(beside).ms
+        factor, costs = self.factor.value, self.peer.costs
+        line_ms = (costs.beside if beside else costs.alone).ms
         return lambda rows: factor * line_ms(rows)
 
     def learn(self, record: RoundRecord, *, beside: bool, late: bool) -> None:
         """Learn from a round's time. A request's first round is left out by the caller: it waits for the prompt."""
-        said_ms = self._line(beside).ms(max(1, record.target.rows))
-        if not record.self_started:
-            extra_ms = record.round_ms - record.draft_wait_ms - self.factor.value * said_ms
-            _learn_wait(self.late[load_of(self.sessions)] if late else self.send_ms, extra_ms, said_ms)
-            return
-        self.factor.add_ratio(record.round_ms, said_ms)
-
-    def _line(self, beside: bool) -> CostLine:
-        return self.peer.costs.beside if beside else self.peer.costs.alone
+        expected_ms = self.steps(beside=beside)(max(1, record.target.rows))
+        if record.self_started:
+            self.factor.add_ratio(record.round_ms, expected_ms / self.factor.value)
+        else:
+            extra_ms = record.round_ms - record.draft_wait_ms - expected_ms
+            _learn_wait(self.late[load_of(self.sessions)] if late else self.send_ms, extra_ms, expected_ms)
 
 
 @dataclass

@@ -78,13 +78,10 @@ class TokenAcceptance:
         return TokenAcceptance(depths, ranks, bins)
 
     def upper_bound(self, positions: int) -> TokenAcceptance:
-        """The table at its upper bound, which approaches the mean as the drafter is tried.
+        """The table at its upper bound, which approaches the mean the more `positions` any request has tried it at.
 
         What is untried is judged halfway from its prior to perfect, or a dear drafter would never be tried
         (docs/decisions/2026-11-23-which-drafter-is-found-out.md: 1.6 × where the untried one brings 3.2 ×).
-
-        Args:
-            positions: the number of positions at which any request has tried it.
         """
         share = PRIOR_WEIGHT / (2 * PRIOR_WEIGHT + positions)
         return replace(self, by_depth=[RunningMean(mean.value + share * (1 - mean.value)) for mean in self.by_depth])

@@ -54,3 +54,8 @@ def tokens_ahead(room_ms: float, level_ms: float, depth: int) -> int:
     A guess at the token after a proposal needs the row of its last token, so n tokens ahead take n + 1 steps.
     """
     return min(depth, max(0, int(room_ms / level_ms) - 1)) if level_ms > 0 else depth
+
+
+def head_start_ms(ahead_ms: float, level_ms: float) -> float:
+    """By how much sooner the proposal for an outcome comes that is being drafted, though none was there in time."""
+    return ahead_ms - level_ms if level_ms < ahead_ms < 2 * level_ms else 0.0

@@ -19,6 +19,7 @@ from paceline.costs.cycle import (
     AHEAD_ROWS,
     Cycle,
     ahead_cycle,
+    head_start_ms,
     proposal_ms,
     tokens_ahead,
 )
@@ -157,27 +158,27 @@ def ahead(
 ) -> PredictedSpeed:
     """Predict chains of `depth` tokens, drafted for a round's likely outcomes while the target verifies it.
 
-    A miss waits as `just_in_time` does, and so does every round where nothing is drafted soon enough. The draft works
-    all the time.
+    A miss waits as `just_in_time` does. The draft works all the time.
     """
     whole = rounds_of(depth)
     waiting = replace(just_in_time(times, drafter, whole, sessions), mode=DraftingMode.AHEAD, draft_busy=1.0)
     missed_away_ms = waiting.draft_ms + times.draft_trip_ms + times.target_trip_ms
     step_ms = _step_ms(times, whole, sessions, (1 - whole.hits) * missed_away_ms)
-    tokens, hit_away_ms = _ahead_tokens(times, drafter, step_ms, depth, sessions)
-    if not tokens:
-        return waiting
+    tokens, hit_away_ms = _ahead_tokens(times, drafter, step_ms, depth, sessions, missed_away_ms)
     step_ms = _step_ms(times, whole, sessions, whole.hits * hit_away_ms + (1 - whole.hits) * missed_away_ms)
     hit = Cycle(rounds_of(tokens).tokens, step_ms + hit_away_ms)
     cycle = ahead_cycle(whole.hits, hit, [Cycle(whole.tokens, step_ms + missed_away_ms)])
     return replace(waiting, tokens=cycle.tokens, round_ms=cycle.ms)
 
 
-def _ahead_tokens(times: StepTimes, drafter: str, step_ms: float, depth: int, sessions: int) -> tuple[int, float]:
+def _ahead_tokens(
+    times: StepTimes, drafter: str, step_ms: float, depth: int, sessions: int, missed_away_ms: float
+) -> tuple[int, float]:
     """Return how many tokens of an outcome's proposal are there when the outcome is, and the round's wait then.
 
     They are prefetched, if that leaves time for one: there and back to draft and target, and the margin before the
-    verdict. What comes later waits at the coordinator, and its round goes to the target.
+    verdict. What comes later waits at the coordinator, and its round goes to the target. Where the outcome comes
+    first, the round waits for what is being drafted for it, less long than for what has yet to begin.
     """
     level_ms = times.draft_ms(drafter, sessions, AHEAD_ROWS)
     at_coordinator_ms = step_ms + times.target_trip_ms - times.draft_trip_ms
@@ -185,7 +186,11 @@ def _ahead_tokens(times: StepTimes, drafter: str, step_ms: float, depth: int, se
     prefetch_tokens, coordinator_tokens = (
         tokens_ahead(room_ms, level_ms, depth) for room_ms in (at_target_ms, at_coordinator_ms)
     )
-    return (prefetch_tokens, 0.0) if prefetch_tokens else (coordinator_tokens, times.target_trip_ms)
+    if prefetch_tokens:
+        return prefetch_tokens, 0.0
+    if coordinator_tokens:
+        return coordinator_tokens, times.target_trip_ms
+    return depth, missed_away_ms - head_start_ms(at_coordinator_ms, level_ms)
 
 
 def draft_time_ms(times: StepTimes, drafter: str, rounds: ExpectedRounds, sessions: int) -> float:

@@ -10,6 +10,7 @@ from functools import partial
 from random import Random
 from typing import Any, Generic, TypeVar
 
+from coordinator.pools import LOAD_PERIOD_S
 from coordinator.servicer import GenerationServicer
 from coordinator.sessions.target_pool import TargetPeer, TargetPool
 from draft_service.drafters.catalogue import Catalogue
@@ -238,6 +239,12 @@ class SimulatedCoordinator:
             for peer in pool.peers:
                 await peer.link.wait_up(LINK_S)
 
+    def take_loads(self) -> None:
+        """Hear of the other coordinators' sessions."""
+        pools: tuple[Pool[Any], ...] = (self._targets, self._drafts)
+        for peer in (peer for pool in pools for peer in pool.peers):
+            peer.foreign_sessions = max(0, self._cell.service(peer.link.address).load - peer.sessions)
+
     def leave(self, service: AnyService) -> None:
         """Give a target no more sessions."""
         for peer in self._targets.peers:
@@ -332,6 +339,8 @@ class SimulatedCell:
             await coordinator.wait_up()
         self._begun_s = self.loop.time()
         self._disturb(self._disturbance)
+        if len(self.coordinators) > 1:
+            self._tell_loads()
 
     async def start_service(self, service: AnyService) -> None:
         """Start a service that no coordinator has known so far."""
@@ -354,6 +363,11 @@ class SimulatedCell:
             await asyncio.sleep(RETRY_MS / 1e3)
             return await self.find_home()
         return min(up, key=lambda each: len(each.running))
+
+    def _tell_loads(self) -> None:
+        for coordinator in self.coordinators:
+            coordinator.take_loads()
+        self.loop.call_later(LOAD_PERIOD_S, self._tell_loads)
 
     def _disturb(self, disturbance: Disturbance) -> None:
         for change in disturbance.changes:

@@ -6,7 +6,7 @@ import pytest
 
 from paceline.costs.acceptance import TokenAcceptance, bin_of, binned_chances
 from paceline.costs.cost_line import CostLine
-from paceline.costs.cycle import Cycle, ahead_cycle, proposal_ms, tokens_ahead
+from paceline.costs.cycle import Cycle, ahead_cycle, head_start_ms, proposal_ms, tokens_ahead
 from paceline.costs.running_mean import MEMORY, RunningMean
 from paceline.costs.service_costs import DraftCosts, TargetCosts, changed_lines, has_moved, merge_costs
 from paceline.protocol.errors import InvalidInput
@@ -91,6 +91,12 @@ def test_a_miss_is_the_faster_of_those_that_may_follow_it() -> None:
 def test_a_guess_behind_a_proposal_takes_a_step_of_its_own() -> None:
     assert [tokens_ahead(room_ms, 5.0, 4) for room_ms in (4.0, 9.9, 10.0, 15.0, 99.0)] == [0, 0, 1, 2, 4]
     assert tokens_ahead(1.0, 0.0, 4) == 4, "nothing is known of its steps"
+
+
+def test_a_proposal_that_is_being_drafted_has_a_start_of_what_is_behind_its_first_step() -> None:
+    assert [head_start_ms(ahead_ms, 5.0) for ahead_ms in (0.0, 4.0, 8.0, 9.5)] == [0, 0, 3, 4.5]
+    assert head_start_ms(10.0, 5.0) == 0, "what was drafted for is there by now"
+    assert head_start_ms(1.0, 0.0) == 0, "nothing is known of its steps"
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from paceline.costs.acceptance import FAN_OUT
 from paceline.costs.cost_line import CostLine
 from paceline_lab.simulate.disturbances import Disturbance, ServiceChange
 from paceline_lab.simulate.grid import LEAST_GOODPUT, LEAST_REQUEST, GridCase, Judgement, cases, judge
 from paceline_lab.simulate.known_misses import read_misses
 from paceline_lab.simulate.policies import PLANNED, TARGET_ONLY, Policy
 from paceline_lab.simulate.run import simulate
-from paceline_lab.simulate.synthetic import SyntheticPair, synthetic_requests
+from paceline_lab.simulate.synthetic import PAIRS, SyntheticPair, synthetic_requests
 from paceline_lab.simulate.trace import TracedSetting
 
 FEW_CONSTANTS = (TARGET_ONLY, Policy(2, 0), Policy(4, 0))
@@ -69,6 +70,17 @@ def test_a_match_that_fails_costs_no_request_more_than_may_be_lost_where_a_row_c
     off, planned = (simulate(setting, requests, policy) for policy in (TARGET_ONLY, PLANNED))
     assert sum(each.proposed for each in planned.requests) > 0
     assert planned.least_over(off) >= LEAST_REQUEST
+
+
+def test_a_draft_of_which_one_step_fits_into_a_targets_pays_though_no_proposal_is_there_in_time() -> None:
+    """A round waits for what is being drafted for its outcome: for less than a whole draft."""
+    line, draft = CostLine(((1.0, 20.0), (257.0, 32.8))), CostLine(((1.0, 12.0), (257.0, 17.0)))
+    setting = TracedSetting(line, draft=draft, draft_one_way_ms=0.3, fan_out=FAN_OUT, lease=16, concurrency=1)
+    requests = synthetic_requests(PAIRS["good"], 2, 150, seed=3)
+    off, one, planned = (
+        simulate(setting, requests, policy).tokens_per_second for policy in (TARGET_ONLY, Policy(1), PLANNED)
+    )
+    assert one > 1.3 * off and planned > LEAST_GOODPUT * one
 
 
 def test_known_misses_are_of_the_matrix_and_miss_a_bar() -> None:
