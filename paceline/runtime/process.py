@@ -80,7 +80,7 @@ def leave_torch_out() -> None:
 
     The library of tokenizers imports it where it is installed, for three seconds and 230 MiB (SmolLM2-135M's).
     """
-    sys.modules["torch"] = None  # type: ignore[assignment]  # what Python documents for a module that must not load
+    sys.modules.setdefault("torch", None)  # type: ignore[arg-type]  # so Python documents that a module must not load
     # Otherwise it says on every start that models are not available.
     os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"
 
