@@ -41,7 +41,12 @@ def row(model: str, history: tuple[int, ...], *, sparse: bool) -> Row:
 
 
 @pytest.mark.parametrize(
-    ("acceptance", "formula"), [(Acceptance.REJECTION, overlap), (Acceptance.COUPLED, plain.coupled_match)]
+    ("acceptance", "formula"),
+    [
+        # `test_sampling` has the distribution that this overlap follows from.
+        pytest.param(Acceptance.REJECTION, overlap, marks=pytest.mark.full),
+        (Acceptance.COUPLED, plain.coupled_match),
+    ],
 )
 async def test_acceptance_is_what_the_formula_says(
     cluster: Cluster, acceptance: Acceptance, formula: Callable[[Row, Row], float]
