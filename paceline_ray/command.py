@@ -80,8 +80,8 @@ def up(
         with _teardown(running, always=stays):
             _show(running.await_serving(wait_seconds, _announce, cluster_may_grow=not own))
             if stays:
-                typer.echo("Ctrl-C takes it down")
                 with contextlib.suppress(KeyboardInterrupt):
+                    typer.echo("Ctrl-C takes it down")
                     _watch(running)
 
 
