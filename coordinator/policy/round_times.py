@@ -67,7 +67,7 @@ class TargetTimes:
         expected_ms = self.steps(beside=beside)(max(1, record.target.rows))
         if record.self_started:
             self.factor.add_ratio(record.round_ms, expected_ms / self.factor.value)
-        else:
+        elif not (late and beside):  # the first of these would count what the line beside a draft has yet to say
             extra_ms = record.round_ms - record.draft_wait_ms - expected_ms
             _learn_wait(self.late[load_of(self.sessions)] if late else self.send_ms, extra_ms, expected_ms)
 

@@ -384,6 +384,16 @@ def test_what_a_crowd_waits_for_is_not_expected_by_one_alone(monkeypatch: pytest
     assert ((target.late_ms(STEP_MS), draft.waits()[0]) == alone_ms) is by_load
 
 
+def test_what_a_draft_takes_from_a_step_beside_it_does_not_count_as_late() -> None:
+    """The first such round: no line says yet what steps take then. What only waits would look dearer than it is."""
+    target, _ = times(SaidByTarget())
+    waited = record(1, 0, draft_wait_ms=DRAFT_MS, round_ms=2 * STEP_MS)
+    target.learn(waited, beside=True, late=True)
+    assert not target.late
+    target.learn(waited, beside=False, late=True)
+    assert target.late_ms(0.0) > DRAFT_MS
+
+
 def times(target: SaidByTarget) -> tuple[TargetTimes, DraftTimes]:
     return TargetTimes(target), DraftTimes(SaidByDraft())
 

@@ -105,7 +105,7 @@ async def test_runs_write_the_text_of_rounds_that_are_sent(way: Way, acceptance:
 
 
 @prefetches
-@pytest.mark.parametrize("name", [full("greedy"), full("sampled"), "penalties", "grammar"])
+@pytest.mark.parametrize("name", [full("greedy"), full("sampled"), full("penalties"), "grammar"])
 async def test_prefetched_proposals_write_the_text_of_rounds_that_are_sent(way: Way, name: str) -> None:
     speculations = (MODEL, TREE, SpeculationSettings(), replace(MODEL, num_draft_tokens=1))
     requests = [
