@@ -7,6 +7,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 MODEL := smollm2-135m
 TORCH := torch==2.13.0
+LARGEST := kubernetes-validate|llvmlite|playwright|ray|scipy|transformers|triton|xllamacpp
+PIP := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile
 
 # A default that an n-gram drafter has something to do with: the answer repeats the question's words.
 PROMPT ?= Repeat this passage word for word: The keeper climbed the stairs of the lighthouse, lit the lamp, and \
@@ -24,9 +26,9 @@ setup: $(STAMP)
 $(STAMP): pyproject.toml drafts/pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed: make setup PYTHON=/path/to/python" >&2; exit 2; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile $(TORCH)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt \
-		-e '.[engine,grammar,http,otel,ray,bench,dev]' -e ./drafts
+	@# pip unpacks on one core: the largest packages come on another one. What is not for this machine is left out.
+	{ $(PIP) --no-deps $$(grep -E '^($(LARGEST))==' constraints.txt) || true; } & $(PIP) $(TORCH); code=$$?; wait; exit $$code
+	$(PIP) -c constraints.txt -e '.[engine,grammar,http,otel,ray,bench,dev]' -e ./drafts
 	@# By all cores, where pip has one, but for what is mostly never loaded; packages have templates that are no Python.
 	$(BIN)/python -m compileall -qq -j 0 -x 'packages/(transformers/models|anthropic|openai|ray)/|/tests?/|/testing/' $(VENV)/lib paceline* coordinator draft_service target_service || true
 	$(BIN)/python -m tools.kubectl
