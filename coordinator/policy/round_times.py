@@ -34,7 +34,7 @@ class TargetTimes:
         peer: states the costs.
         factor: corrects the line for self-started rounds: its error, and the round's overhead.
         send_ms: additional time of a round that the coordinator sends: the trips, and the wait for a step.
-        late: the same, by load, for rounds that waited for their draft, which may miss the step that others share.
+        late: the same, by load, for rounds that waited for their draft and had none beside: they may miss a step.
         requests: this coordinator's requests there that follow the group, in the order of their coming.
         group: what they may do, by what they gain together.
     """
@@ -67,7 +67,7 @@ class TargetTimes:
         expected_ms = self.steps(beside=beside)(max(1, record.target.rows))
         if record.self_started:
             self.factor.add_ratio(record.round_ms, expected_ms / self.factor.value)
-        elif not (late and beside):  # the first of these would count what the line beside a draft has yet to say
+        elif not (late and beside):  # the first of these is slow by what the line beside a draft has yet to say
             extra_ms = record.round_ms - record.draft_wait_ms - expected_ms
             _learn_wait(self.late[load_of(self.sessions)] if late else self.send_ms, extra_ms, expected_ms)
 

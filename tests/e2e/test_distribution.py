@@ -106,7 +106,7 @@ in_bytes = honest(BYTES, NO_LETTERS, draft_flags={"target_model": TARGET})
     [
         # `test_coupled_identity` has it that a coupled text is target-only's, and `test_race` whose draws those are.
         full(Acceptance.COUPLED, "model"),
-        # `test_sampling` has the rule with processors, and below another vocabulary.
+        # `test_sampling` has the rule with processors, and the next test with a draft of another vocabulary.
         full(Acceptance.REJECTION, "model"),
         # Of one token both rules are one; the policy's choices are tried with this one, `test_sampling` tries chains.
         full(Acceptance.BLOCK, "model"),
