@@ -157,7 +157,7 @@ class Drafting:
         plan, self._rounds = self._plan, self._rounds + 1
         if self._rounds > 1:  # the first one waits for the prompt
             path = proposal.path(outcome.node) if proposal else ()
-            self._planner.learn(plan, record, proposal, path, first_draft=drafted.first)
+            self._planner.learn(plan, record, proposal, path, first=drafted.first)
         if target_next is None:
             return
         self._next = target_next
@@ -166,7 +166,7 @@ class Drafting:
             return
         self._planner.move(target_next.peer, self._session.peer, self._session.drafter)
         if self._matches.exist:
-            self._planner.stats.take_match(self._matches.best, tokens)
+            self._planner.take_match(self._matches.best, tokens, is_left_out=not record.proposed)
         drafts_outcomes = plan.ahead.fan_out > 0
         self._cached_draft = self._session.settle(outcome) or RoundDraft(miss=drafts_outcomes)
         self._choose()

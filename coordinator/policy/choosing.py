@@ -57,12 +57,9 @@ class Choosing:
         return max(self._offers(), key=attrgetter("rate"), default=None)
 
     def other(self, current: str, length: int, room: int) -> OfferedDrafter | None:
-        """The drafter to change to, once a round; None: the current one stays.
+        """The drafter to change to, once a round, where `room` tokens are left; None: the `current` one stays.
 
-        Args:
-            current: name of the drafter at work.
-            length: tokens that another one has to compute first.
-            room: tokens that are left to write.
+        Another one has to compute `length` tokens first.
         """
         if self.request.rounds % RATES_KEPT or self.request.target is None or self.request.mode is not Mode.DRAFTS:
             return None

@@ -19,11 +19,13 @@ from paceline.protocol.records import RoundRecord
 class LossBudget:
     """The loss of a request in steps of rest, of which its rounds took `steps`; below 0 it is a gain.
 
-    A gain counts up to the bound only: more of it would only pay for a drafter that has become useless.
+    A gain counts up to the bound only: more of it would only pay for a drafter that has become useless. `regret`: the
+    gain of matches that were left out since all that may be lost was; they alone may lose it.
     """
 
     loss: float = 0.0
     steps: float = 0.0
+    regret: float = 0.0
 
     @property
     def bound(self) -> float:
@@ -38,6 +40,11 @@ class LossBudget:
         """Count a round."""
         self.steps += steps
         self.loss = max(self.loss + steps - tokens, -self.bound)
+        self.regret *= self.is_spent()
+
+    def leave_out(self, gain: float) -> None:
+        """Count what a match would have gained: bad luck at first must not end a copy (a CUSUM; Page 1954)."""
+        self.regret = max(0.0, self.regret + gain)
 
 
 @dataclass

@@ -172,18 +172,19 @@ class RequestPlanner:
         plan = self._pricing(target).match_plan(Options(room, match, lease=int(ends_lease)))
         return plan.nodes if plan.value > 0 else 0
 
+    def take_match(self, match: Match | None, committed: Sequence[int], *, is_left_out: bool) -> None:
+        """Learn from the tokens committed after a match; `is_left_out`: nothing was proposed."""
+        self.stats.take_match(match, committed)
+        if is_left_out and match is not None and self.target is not None and self.loss_budget.is_spent():
+            step_ms = self.target.steps()
+            self.loss_budget.leave_out((match.following[0] == committed[0]) + 1 - step_ms(2) / step_ms(1))
+
     def learn(
-        self,
-        plan: Plan,
-        record: RoundRecord,
-        proposal: Proposal | None,
-        path: Sequence[int],
-        *,
-        first_draft: bool = False,
+        self, plan: Plan, record: RoundRecord, proposal: Proposal | None, path: Sequence[int], *, first: bool = False
     ) -> None:
         """Learn from a round's times and its proposal, of which `path` has the accepted nodes.
 
-        Not from a request's first round, which waits for the prompt; `first_draft`: its draft, too, computed a text.
+        Not from a request's first round, which waits for the prompt; `first`: its draft, too, computed a text.
         """
         target, sessions, self.rounds = self._target, self._sessions, self.rounds + 1
         self._ahead_ms = record.round_ms - record.draft_wait_ms if self._ahead_lag == 0 else 0.0
@@ -199,13 +200,14 @@ class RequestPlanner:
         self.stats.take_round(plan.source, record, proposal, path)
         if target is not None:
             target.learn(record, beside=plan.ahead.fan_out > 0, late=plan.source is Source.WAIT)
-            if plan.source is Source.WAIT and not first_draft and proposal is not None and self.draft is not None:
+            if plan.source is Source.WAIT and not first and proposal is not None and self.draft is not None:
                 self.draft.learn(record, target.sessions)
 
     def _pricing(self, target: TargetTimes) -> ProposalPricing:
-        loss = self.loss_budget.loss if target.sessions == 1 else 0.0  # the group bounds that of its requests
-        left_ms = (self.loss_budget.bound - loss) * target.steps()(1 + self.rates.rows)
-        return ProposalPricing(target, self.draft, self.stats, self.rates, left_ms, self._ahead_ms)
+        budget, step_ms = self.loss_budget, target.steps()(1 + self.rates.rows)
+        loss, regret = (budget.loss, budget.regret) if target.sessions == 1 else (0.0, 0.0)  # else the group bounds it
+        left_ms, regret_ms = (budget.bound - loss) * step_ms, regret * step_ms
+        return ProposalPricing(target, self.draft, self.stats, self.rates, left_ms, regret_ms, self._ahead_ms)
 
     def _best(self, target: TargetTimes, options: Options) -> Plan:
         rounds = self.rounds
@@ -225,8 +227,6 @@ class RequestPlanner:
             options = replace(options, lease=0, drafts=not lease)
         tries = self._tries_drafts(target)
         plan = self._best_proposal(pricing, options, tries=tries)
-        if (pricing.left_ms <= 0 or plan.value <= 0) and (options.lag or not tries):
-            plan = Plan()
         if plan.source is Source.NONE and not ahead.fan_out:
             rest = self._rest(pricing, options)
             return replace(rest, shadow=True) if tries else rest
@@ -255,10 +255,13 @@ class RequestPlanner:
         return rates
 
     def _best_proposal(self, pricing: ProposalPricing, options: Options, *, tries: bool) -> Plan:
-        """The plan whose proposal has the greatest value, which may be below 0."""
+        """The plan whose proposal has the greatest value, which is below 0 only if one is tried."""
         match, may_copy = self._match_plan(pricing, options), self._may_copy(pricing.target)
-        plans = match if may_copy else Plan(), pricing.cached_plan(options), pricing.wait_plan(options, tries=tries)
-        return max(plans, key=attrgetter("value"))
+        plans, tries_now = [match if may_copy else Plan()], tries and not options.lag
+        if pricing.left_ms > 0 or tries_now:
+            plans += pricing.cached_plan(options), pricing.wait_plan(options, tries=tries)
+        best = max(plans, key=attrgetter("value"))
+        return best if best.value > 0 or tries_now else Plan()
 
     def _match_plan(self, pricing: ProposalPricing, options: Options) -> Plan:
         """The plan of the match, of which it learns whether or not it is followed."""

@@ -41,7 +41,7 @@ class ProposalPricing:
     Attributes:
         target, draft: their times; draft None: no model drafts.
         stats: of the request.
-        rates, left_ms: the worth of time, and what the request may still lose.
+        rates, left_ms, regret_ms: the worth of time, what the request may still lose, and its matches beyond that.
         ahead_ms: for which the draft has drafted for the outcomes of the round before.
     """
 
@@ -50,6 +50,7 @@ class ProposalPricing:
     stats: RequestStats
     rates: Rates
     left_ms: float
+    regret_ms: float = 0.0
     ahead_ms: float = 0.0
 
     def match_plan(self, options: Options) -> Plan:
@@ -116,7 +117,7 @@ class ProposalPricing:
     def match_value(self, match: Match, room: int) -> tuple[float, int]:
         """Value and length of the best continuation of a match; a wrong one costs no more than may still be lost."""
         chances = self.stats.own.texts.ngrams.prefix_chances(match, min(room, MAX_MATCH_TOKENS))
-        affordable = bisect_right(self._costs_ms(len(chances)), self.left_ms) - 1
+        affordable = bisect_right(self._costs_ms(len(chances)), self.left_ms + self.regret_ms) - 1
         return self._best_first(chances[: max(0, affordable)], OTHERS_WEIGHT)
 
     def draft_value(self, proposal: Proposal) -> tuple[float, int]:
@@ -126,9 +127,8 @@ class ProposalPricing:
     def ahead(self, options: Options) -> DraftBudget:
         """Proposals for outcomes that are as long as the average chain that is worth its rows."""
         _, depth = self._best_first(self.stats.own.tokens.reach(min(options.room, MAX_DEPTH)))
-        if not depth:
-            return DraftBudget()
-        return DraftBudget(depth, max_nodes=self.trees(depth, options)[-1][1], fan_out=options.fan_out)
+        nodes = self.trees(depth, options)[-1][1] if depth else 0
+        return DraftBudget(depth, max_nodes=nodes, fan_out=options.fan_out) if depth else DraftBudget()
 
     @property
     def sending_cost(self) -> float:

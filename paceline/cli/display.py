@@ -227,7 +227,7 @@ def account_text(plan: PlanExplanation) -> Text:
     overtime_ms = plan.account_ms
     stands = f"{overtime_ms:.1f} ms more than" if overtime_ms > 0 else f"{-overtime_ms:.1f} ms less than"
     is_over = overtime_ms > plan.account_bound_ms > 0
-    ends = ", and it is: the request runs target-only" if is_over else ""
+    ends = ", exceeded: no draft is used" if is_over else ""
     return Text(
         f"account: {stands} target-only for the same tokens; bound {plan.account_bound_ms:.1f} ms{ends}",
         style="yellow" if is_over else "default",

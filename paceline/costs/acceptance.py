@@ -87,13 +87,10 @@ class TokenAcceptance:
         return replace(self, by_depth=[RunningMean(mean.value + share * (1 - mean.value)) for mean in self.by_depth])
 
     def take_rank(self, rank: int, q: float, run: int = 0) -> None:
-        """Count the rank of a committed token; 0: it is not among the ranked ones.
+        """Count the rank of a committed token, 0: it is not among the ranked ones, and the first choice's q.
 
-        Args:
-            rank: of the token.
-            q: of the first choice.
-            run: the number of positions right before it whose tokens were all first choices. The token counts at the
-                depth behind each of them, as if a proposal had begun there.
+        It counts at the depth behind each of the `run` positions right before it, whose tokens were all first
+        choices, as if a proposal had begun there.
         """
         first = rank == 1
         self.positions += 1

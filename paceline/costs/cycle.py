@@ -32,11 +32,9 @@ class Cycle(NamedTuple):
 def proposal_ms(step_ms: Callable[[float], float], levels: Sequence[float], sessions: float = 1.0) -> list[float]:
     """Milliseconds of a draft's steps for a proposal, by its depth, when so many sessions draft at once.
 
-    Args:
-        step_ms: of a draft's step by its rows.
-        levels: nodes at each depth but the last. The first step has a row for the last committed token and one for
-            the last proposed, which was not computed; each further step has the nodes of the depth before.
-        sessions: whose rows are in each step.
+    `step_ms`: of a draft's step by its rows. `levels`: nodes at each depth but the last. The first step has a row for
+    the last committed token and one for the last proposed, which was not computed; each further step has the nodes of
+    the depth before.
     """
     times = {nodes: step_ms(nodes * sessions) for nodes in {2, *levels}}
     return list(accumulate(times[nodes] for nodes in (2, *levels)))

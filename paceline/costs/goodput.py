@@ -135,11 +135,9 @@ class Goodput:
         rest.add(min(ms, OUTLIER * rest.value))
 
     def rest_ms(self, sessions: int, step_ms: Callable[[float], float]) -> float:
-        """Time of a step at rest, as measured with as many sessions, or else with nearly as many.
+        """Time of a step at rest with a row a session, as measured with as many, or else with nearly as many.
 
-        Args:
-            sessions: in the step, each with one row; rows of others' proposals count as sessions.
-            step_ms: by the target's line: of a step by its rows.
+        Rows of others' proposals count as sessions; `step_ms`: of a step by its rows, by the target's line.
         """
         if not self._rest_ms:
             return step_ms(sessions)

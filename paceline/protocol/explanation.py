@@ -98,7 +98,7 @@ class PlanExplanation:
         candidates: every way that the planner compared.
         account_ms: time that the request took beyond target-only's for the same tokens, while it was alone on its
             target; negative: it gained time.
-        account_bound_ms: bound of the account; above it the request is target-only until it has recovered.
+        account_bound_ms: bound of the account; above it the request uses no draft until it has recovered.
         group: what the requests of its target do together; None: they never shared it, or an older coordinator.
     """
 

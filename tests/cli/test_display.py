@@ -207,9 +207,9 @@ def test_tables_say_what_was_known_compared_and_done() -> None:
 
 def test_the_account_says_who_is_ahead_and_when_it_is_overdrawn() -> None:
     assert "250.0 ms less than target-only" in account_text(WHY).plain
-    assert "runs target-only" not in account_text(WHY).plain
+    assert "no draft is used" not in account_text(WHY).plain
     overdrawn = account_text(replace(WHY, account_ms=61.0)).plain
-    assert "61.0 ms more than target-only" in overdrawn and "runs target-only" in overdrawn
+    assert "61.0 ms more than target-only" in overdrawn and "no draft is used" in overdrawn
 
 
 def test_the_group_says_what_it_does_and_why_not_something_else() -> None:

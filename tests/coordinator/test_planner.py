@@ -358,7 +358,7 @@ def test_the_wait_for_a_first_draft_is_no_measure_of_the_next() -> None:
     )
     proposal = Proposal(1, (1, 2), (0.5, 0.5), drafter="model")
     before = times.wires[0].value
-    request.learn(plan, late, proposal, (0,), first_draft=True)
+    request.learn(plan, late, proposal, (0,), first=True)
     assert times.wires[0].value == before
     request.learn(plan, late, proposal, (0,))
     assert times.wires[0].value > before + 5
@@ -477,6 +477,37 @@ def test_no_match_costs_more_than_may_still_be_lost(loss: float, most: int) -> N
         request.stats.take_match(match, (5,) * 64)
     request.loss_budget.loss = loss
     assert request.worth_copying(match, 64, ends_lease=False) == most
+
+
+@pytest.mark.parametrize(("row_ms", "follows"), [(ROW_MS, True), (1.2 * STEP_MS, False)])
+def test_matches_that_come_true_while_they_are_left_out_are_followed_again(row_ms: float, follows: bool) -> None:
+    """Bad luck at first must not end a copy, and what costs more than a token must not be followed."""
+    _, request = taught(0.0, World(target=SaidByTarget(row_ms=row_ms)))
+    match = Match(40, (5,) * 64)
+    options = dataclasses.replace(OPTIONS, match=match, drafts=False)
+    request.loss_budget.loss = request.loss_budget.bound + 1.5
+
+    def right(token: int) -> Source:
+        request.take_match(match, (token,), is_left_out=True)
+        return request.plan(options).source
+
+    assert right(5) is Source.NONE, "one step won back of one and a half"
+    assert right(6) is Source.NONE
+    assert right(5) is (Source.NGRAM if follows else Source.NONE)
+    request.loss_budget.loss += 1.0
+    assert request.plan(options).source is Source.NONE, "what fails now is no paper loss"
+
+
+def test_what_matches_left_out_would_have_gained_lets_no_draft_work() -> None:
+    _, request = taught(0.9)
+    request.loss_budget.loss = request.loss_budget.bound + 1.0
+    for _ in range(50):
+        request.take_match(Match(40, (5,) * 64), (5,), is_left_out=True)
+    assert request.plan(OPTIONS).source is Source.NONE
+    assert request.loss_budget.regret > 0
+    request.loss_budget.add(4.0, 1.0)
+    assert request.loss_budget.regret == 0, "nothing is left out any more"
+    assert request.plan(OPTIONS).source is Source.WAIT
 
 
 def drafting_ahead() -> tuple[RequestPlanner, Options]:
