@@ -205,7 +205,7 @@ class RequestPlanner:
 
     def _pricing(self, target: TargetTimes) -> ProposalPricing:
         budget, step_ms = self.loss_budget, target.steps()(1 + self.rates.rows)
-        loss, regret = (budget.loss, budget.regret) if target.sessions == 1 else (0.0, 0.0)  # else the group bounds it
+        loss, regret = (budget.loss, budget.regret) if target.sessions == 1 else (0.0, 0.0)  # else the group
         left_ms, regret_ms = (budget.bound - loss) * step_ms, regret * step_ms
         return ProposalPricing(target, self.draft, self.stats, self.rates, left_ms, regret_ms, self._ahead_ms)
 
