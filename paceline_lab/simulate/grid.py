@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from paceline_lab.reporting.reports import describe, write_report
 from paceline_lab.simulate.disturbances import UNDISTURBED, Disturbance
 from paceline_lab.simulate.known_misses import Miss, renew_misses
 from paceline_lab.simulate.policies import PLANNED, TARGET_ONLY, Policy
+from paceline_lab.simulate.processes import on_all_cores
 from paceline_lab.simulate.run import SimulatedRun, best_of, simulate
 from paceline_lab.simulate.synthetic import PAIRS, synthetic_requests
 from paceline_lab.simulate.trace import TracedRequest, TracedSetting
@@ -189,15 +191,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Where the planner misses a bar, and what would have been best.")
     parser.add_argument("--sessions", default=",".join(map(str, LOADS)), help="loads, with commas between")
     parser.add_argument("--pairs", default=",".join(PAIRS), help="names of pairs, with commas between")
+    parser.add_argument("--rows", default=",".join(TARGETS), help="what rows of the target are, with commas between")
+    parser.add_argument("--drafts", default=",".join(DRAFTS), help="what drafts are, with commas between")
     parser.add_argument("--all", action="store_true", help="print what holds, too")
     parser.add_argument("--record", type=Path, help="a file of known misses, to be renewed by what runs")
     parser.add_argument("--out", type=Path, help="folder of the report")
     arguments = parser.parse_args()
-    pairs = arguments.pairs.split(",")
+    pairs, rows, drafts = (each.split(",") for each in (arguments.pairs, arguments.rows, arguments.drafts))
     selection = [
-        case for case in cases([int(count) for count in arguments.sessions.split(",")]) if case.pair in pairs
+        case
+        for case in cases([int(count) for count in arguments.sessions.split(",")])
+        if case.pair in pairs and case.rows in rows and case.draft in drafts
     ]
-    judgements = [judge(case, PLANNED) for case in selection]
+    judgements = on_all_cores(partial(judge, policy=PLANNED), selection)
     text = grid_text(judgements, everything=arguments.all)
     if arguments.record is not None:
         renew_misses(arguments.record, {each.case.name: each.miss for each in judgements})

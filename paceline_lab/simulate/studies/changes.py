@@ -9,6 +9,7 @@ from statistics import median
 from paceline_lab.simulate.disturbances import UNDISTURBED, Disturbance, ServiceChange
 from paceline_lab.simulate.grid import SHARED, GridCase
 from paceline_lab.simulate.policies import PLANNED, TARGET_ONLY
+from paceline_lab.simulate.processes import on_all_cores
 from paceline_lab.simulate.run import simulate
 from paceline_lab.simulate.studies.parts import Study
 from paceline_lab.simulate.synthetic import PAIRS, synthetic_requests
@@ -50,7 +51,8 @@ def _changes(seed: int) -> Iterator[Change]:
 
 def study(seed: int) -> Study:
     """Run it."""
-    rows = [row for change in _changes(seed) for cost in ("cheap", "dear") for row in _phases(change, cost)]
+    cells = [(change, cost) for change in _changes(seed) for cost in ("cheap", "dear")]
+    rows = [row for phases in on_all_cores(_phases, cells) for row in phases]
     worst = min(float(str(row["median ÷ off"])) for row in rows)
     return Study(
         "study-changes",
@@ -64,8 +66,9 @@ def study(seed: int) -> Study:
     )
 
 
-def _phases(change: Change, cost: str) -> list[dict[str, object]]:
-    """A line for each phase."""
+def _phases(cell: tuple[Change, str]) -> list[dict[str, object]]:
+    """A line for each phase of a change, where rows are cheap or dear."""
+    change, cost = cell
     setting = replace(GridCase("good", SESSIONS, cost, shared=True).setting, concurrency=change.together)
     plain, planned = (
         simulate(setting, change.requests, policy, change.disturbance) for policy in (TARGET_ONLY, PLANNED)

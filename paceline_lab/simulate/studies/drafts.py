@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from paceline_lab.simulate.outcome import ClusterOutcome
+from paceline_lab.simulate.processes import run_all
 from paceline_lab.simulate.studies.parts import LARGE, MIDDLE, SMALL, StudiedModel, Study, bars, run
 
 TARGETS = 2
@@ -58,7 +60,12 @@ class DraftRatio:
 
 def study(seed: int) -> Study:
     """Run it."""
-    ratios = [_ratio(model, sessions, seed) for model in (SMALL, MIDDLE, LARGE) for sessions in SESSIONS]
+    loads = [(model, sessions) for model in (SMALL, MIDDLE, LARGE) for sessions in SESSIONS]
+    cells = {(*load, count): _cell(*load, count, seed) for load in loads for count in (0, *DRAFTS)}
+    outcomes = run_all(cells)
+    ratios = [
+        DraftRatio(*load, outcomes[*load, 0], {count: outcomes[*load, count] for count in DRAFTS}) for load in loads
+    ]
     groups = [f"{each.model.target} {each.sessions}" for each in ratios]
     gains = {f"{drafts / TARGETS:g} a target": [each.gain(drafts) for each in ratios] for drafts in DRAFTS}
     return Study(
@@ -71,13 +78,12 @@ def study(seed: int) -> Study:
     )
 
 
-def _ratio(model: StudiedModel, sessions: int, seed: int) -> DraftRatio:
-    traffic = {"sessions": TARGETS * sessions}
-    plain = run(model.targets(TARGETS), traffic, k="0", seed=seed)
-    drafted = {
-        drafts: run(model.targets(TARGETS), traffic, drafts=model.drafts(drafts), seed=seed) for drafts in DRAFTS
-    }
-    return DraftRatio(model, sessions, plain, drafted)
+def _cell(model: StudiedModel, sessions: int, drafts: int, seed: int) -> partial[ClusterOutcome]:
+    """Both targets with so many drafts; 0: target-only."""
+    targets, traffic = model.targets(TARGETS), {"sessions": TARGETS * sessions}
+    if not drafts:
+        return partial(run, targets, traffic, k="0", seed=seed)
+    return partial(run, targets, traffic, drafts=model.drafts(drafts), seed=seed)
 
 
 def _said(each: DraftRatio) -> str:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 from paceline_lab.simulate.outcome import ClusterOutcome
+from paceline_lab.simulate.processes import run_all
 from paceline_lab.simulate.studies.parts import MIDDLE, Study, bars, run
 
 ONE_WAY_MS = (0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0)
@@ -22,9 +24,8 @@ WAYS: Mapping[str, tuple[str, int]] = {
 
 def study(seed: int) -> Study:
     """Run it."""
-    traffic = {"sessions": SESSIONS}
-    plain = run(MIDDLE.targets(1), traffic, k="0", seed=seed)
-    outcomes = {(way, ms): _at(ms, *WAYS[way], seed) for way in WAYS for ms in ONE_WAY_MS}
+    plain = run(MIDDLE.targets(1), {"sessions": SESSIONS}, k="0", seed=seed)
+    outcomes = run_all({(way, ms): partial(_at, ms, *WAYS[way], seed) for way in WAYS for ms in ONE_WAY_MS})
     rows = [_row(way, ms, each, outcomes[way, ONE_WAY_MS[0]], plain) for (way, ms), each in outcomes.items()]
     gains = {
         way: [outcomes[way, ms].tokens_per_second / plain.tokens_per_second for ms in ONE_WAY_MS] for way in WAYS

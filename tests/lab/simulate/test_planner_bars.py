@@ -29,7 +29,10 @@ LONGER = (
 )
 RECORD = Path(__file__).with_name("known_misses.json")
 KNOWN = read_misses(RECORD)
-RENEW = f"python -m paceline_lab.simulate.grid --record {RECORD.relative_to(Path(__file__).parents[3])}"
+RENEW = (
+    "python -m paceline_lab.simulate.grid --sessions 1,4 --rows dear --drafts quick "
+    f"--record {RECORD.relative_to(Path(__file__).parents[3])}"
+)
 SAMPLE = tuple(case for case in cases((1, 4)) if case.draft == "quick" and case.rows == "dear")
 """What `make test-full` runs: the matrix is a night's work."""
 
