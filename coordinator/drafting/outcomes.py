@@ -80,20 +80,20 @@ class OutcomeProposals:
         step_ms = target.steps()(target.sessions + (len(proposal) if proposal else 0))
         return step_ms if self.was_sent else max(0.0, step_ms - target.send_ms.value) - since_verdict_ms
 
-    def candidates(self) -> Iterator[PrefetchCandidate]:
-        """The proposals that are worth verifying, the likeliest first."""
+    def candidates(self, *, growing: bool) -> Iterator[PrefetchCandidate]:
+        """The proposals that are worth verifying, the likeliest first; `growing`: those that may yet grow, too."""
         match = self._match_candidate()
         if match is not None:
             yield match
         longest = max(self.plan.ahead.max_tokens, self.plan.ahead.max_nodes)
-        for outcome, outcome_proposal in islice(self.list_prepared(self.round_), self.settings.max_prefetched):
-            if match is None or outcome != match.outcome:
-                proposal = outcome_proposal.within(self._room(outcome)).first(
-                    self.rows_left - self._accepted(outcome) - 1
-                )
-                worth = proposal if self.settings.tokens is not None else self.planner.worth_verifying(proposal)
-                if worth:
-                    yield PrefetchCandidate(outcome, worth, grows=len(outcome_proposal) < longest)
+        for outcome, prepared in islice(self.list_prepared(self.round_), self.settings.max_prefetched):
+            grows = len(prepared) < longest
+            if (grows and not growing) or (match is not None and outcome == match.outcome):
+                continue
+            proposal = prepared.within(self._room(outcome)).first(self.rows_left - self._accepted(outcome) - 1)
+            worth = proposal if self.settings.tokens is not None else self.planner.worth_verifying(proposal)
+            if worth:
+                yield PrefetchCandidate(outcome, worth, grows)
 
     def _match_candidate(self) -> PrefetchCandidate | None:
         """The match's continuation after the round, for the outcome that follows the match."""

@@ -90,8 +90,8 @@ class Prefetching:
             return
         leaving = {
             candidate.outcome: candidate.proposal
-            for candidate in self._proposals.candidates()
-            if (self._is_last or not candidate.grows) and self._takes(candidate, self._proposals.most)
+            for candidate in self._proposals.candidates(growing=self._is_last)
+            if self._takes(candidate, self._proposals.most)
         }
         if leaving and self._proposals is not None:
             self._target.prefetch(self._proposals.round_, leaving)

@@ -24,9 +24,9 @@ from paceline.protocol.draft import (
     Shadow,
     Verifying,
 )
-from paceline.protocol.errors import InvalidInput, Overloaded, PacelineError, PeerUnavailable, require
+from paceline.protocol.errors import InvalidInput, Overloaded, PacelineError, PeerUnavailable
 from paceline.protocol.features import NO_FEATURES, FeatureNeed
-from paceline.protocol.proposal import COPYING, MAX_PROPOSAL_NODES, Acceptance, Outcome, Proposal
+from paceline.protocol.proposal import COPYING, Acceptance, Outcome, Proposal
 from paceline.protocol.session import Failure
 from paceline.protocol.target import Round
 from paceline.rpc.retries import Backoff
@@ -73,7 +73,7 @@ class DraftSession:
         self._open_need, self._features_end = NO_FEATURES, 0
         """The features that the open session's drafter reads, and the position up to which they have been sent."""
         self._arrival = asyncio.Event()
-        self._budget = self._outcome_budget = DraftBudget()
+        self._budget = DraftBudget()
         self._awaits_proposal = False
         self._is_first = True
         self.is_late = False
@@ -161,7 +161,7 @@ class DraftSession:
         self._arrival.clear()
         self._awaits_proposal = False
         entry = self._cache.take()
-        return None if entry is None else self._validate(entry, MAX_PROPOSAL_NODES, hit=True)
+        return None if entry is None else self._draft_of(entry, hit=True)
 
     def prepared_proposals(self, round_: Round) -> Iterator[tuple[Outcome, Proposal]]:
         """The proposals for outcomes of a round, the likeliest first; a faulty one ends session and iteration."""
@@ -169,20 +169,13 @@ class DraftSession:
             if fault := self._fault_in_outcome(outcome, round_):
                 self._give_up(fault)
                 return
-            draft = self._validate(entry, MAX_PROPOSAL_NODES, hit=True)
-            if draft is not None and draft.proposal is not None:
-                yield outcome, draft.proposal
+            if len(entry.proposal):
+                yield outcome, entry.proposal
 
     def peek(self, outcome: Outcome) -> Proposal | None:
-        """The proposal for an outcome, if it has come and may be verified; it changes nothing, so any thread may ask.
-
-        A faulty one ends the session when the outcome is settled.
-        """
+        """The proposal for an outcome, if it has come; it changes nothing, so any thread may ask."""
         entry = self._cache.get(outcome)
-        try:
-            return None if entry is None else self._checked(entry, MAX_PROPOSAL_NODES)
-        except InvalidInput:
-            return None
+        return None if entry is None else entry.proposal
 
     def has_prepared(self, base_length: int) -> bool:
         """Whether a proposal for any outcome of a round has come; any thread may ask."""
@@ -222,7 +215,7 @@ class DraftSession:
         if entry is None:
             return NOTHING
         first, self._is_first = self._is_first, False
-        draft = self._validate(entry, max(self._budget.max_tokens, self._outcome_budget.max_tokens), hit=False)
+        draft = self._draft_of(entry, hit=False)
         if draft is None or draft.proposal is None:
             return NOTHING
         # It may have been prepared for this outcome with a larger budget: its beginning is as good.
@@ -232,7 +225,6 @@ class DraftSession:
         """Announce a round that has left for the target, with the budget of each outcome's proposal."""
         if self._id is None or self._peer is None:
             return
-        self._outcome_budget = budget
         proposal = round_.proposal
         if proposal is not None and (proposal.drafter in COPYING or self._began_behind(round_)):
             inline = replace(proposal, supports=())
@@ -290,11 +282,13 @@ class DraftSession:
         logger.warning("draft lost, going on target-only: error=%s", error.for_log)
 
     def _put(self, drafted: DraftedProposal) -> None:
+        assert self._pool is not None
         self._has_spoken = True
         try:
+            drafted.proposal.check_for(self._task.acceptance, self._pool.vocab_size)
             entry = self._redrawn(drafted)
         except InvalidInput as error:
-            self._give_up(f"it sent a malformed proposal: {error.message}")
+            self._give_up(f"it sent a malformed proposal: {error.for_log}")
             return
         if self._cache.put(drafted.outcome, entry):
             self.is_late = False
@@ -344,24 +338,12 @@ class DraftSession:
         self._budget = budget
         self._awaits_proposal = budget.max_tokens > 0
 
-    def _validate(self, entry: RedrawnProposal, longest: int, *, hit: bool) -> RoundDraft | None:
-        """Check a proposal for use in a round; None: it is empty, or it is faulty and the session has ended."""
-        try:
-            proposal = self._checked(entry, longest)
-        except InvalidInput as error:
-            self._give_up(f"it sent a malformed proposal: {error.for_log}")
-            return None
-        if not len(proposal):
+    def _draft_of(self, entry: RedrawnProposal, *, hit: bool) -> RoundDraft | None:
+        """The draft of a round by a proposal that has come; None: it is empty."""
+        if not len(entry.proposal):
             return None
         self._backoff.reset()
-        return RoundDraft(proposal, hit, mistake=entry.mistake, timings=entry.timings)
-
-    def _checked(self, entry: RedrawnProposal, longest: int) -> Proposal:
-        assert self._pool is not None
-        entry.proposal.check_for(self._task.acceptance, self._pool.vocab_size)
-        depth = max(entry.proposal.depths, default=0)
-        require(depth <= longest, "proposal depth", depth, f"at most {longest} tokens, the budget")
-        return entry.proposal
+        return RoundDraft(entry.proposal, hit, mistake=entry.mistake, timings=entry.timings)
 
     async def _wait(self, timeout_s: float) -> RedrawnProposal | None:
         try:

@@ -247,27 +247,39 @@ def test_a_match_is_prefetched_behind_a_round_of_a_run_for_the_outcome_that_it_e
     for token in (7, 8, 9, 10, 11, 12, 13) * 3:
         request.commit((token,), leased=3)
     round_ = request.round()
-    (prefetched,) = request.drafting.outcomes(round_).candidates()
+    (prefetched,) = request.drafting.outcomes(round_).candidates(growing=True)
     assert prefetched.outcome == Outcome(round_.base_length, ROOT, 7)
     assert prefetched.proposal.token_ids[:6] == (8, 9, 10, 11, 12, 13)
     assert not prefetched.grows
     assert len(prefetched.proposal) <= request.sequence.room - 2, "a token of the round, and one behind the proposal"
-    (prefetched,) = request.drafting.outcomes(request.round(chain(7, 8))).candidates()
+    (prefetched,) = request.drafting.outcomes(request.round(chain(7, 8))).candidates(growing=True)
     assert prefetched.outcome == Outcome(round_.base_length, 1, 9)
     assert prefetched.proposal.token_ids[:4] == (10, 11, 12, 13)
     another = request.round(chain(7, 9))
-    assert not [*request.drafting.outcomes(another).candidates()]
+    assert not [*request.drafting.outcomes(another).candidates(growing=True)]
 
 
 WITH_SUPPORTS = Proposal(1, (1,), (1.0,), supports=(SparseDistribution((1,), (1.0,)),))
 
 
-@pytest.mark.parametrize(
-    ("node", "token", "drafted"),
-    [(ROOT, VOCAB, chain(1)), (2, 1, chain(1)), (ROOT, 2, chain(VOCAB)), (ROOT, 2, WITH_SUPPORTS)],
-)
-def test_what_was_wrongly_prepared_ends_the_draft_once_and_is_never_prefetched(
-    node: int, token: int, drafted: Proposal, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("faulty", [chain(VOCAB), WITH_SUPPORTS])
+def test_a_faulty_proposal_ends_the_draft_as_it_comes(faulty: Proposal, caplog: pytest.LogCaptureFixture) -> None:
+    request = fixed(2)
+    request.commit((5,))
+    round_ = request.round(Proposal(1, (6, 7), (0.5, 0.5)))
+    request.drafting.verifying(round_)
+    request.link.take()
+    base = len(request.sequence.ids) - 1
+    request.drafts(Outcome(base, 1, 3), Proposal(1, (4,), (0.5,)))
+    request.drafts(Outcome(base, ROOT, 2), faulty)
+    assert request.link.take_kinds() == [Close]
+    assert [*request.drafting.outcomes(round_).candidates(growing=True)] == [], "nothing of an untrusted draft"
+    assert caplog.text.count("draft failed") == 1
+
+
+@pytest.mark.parametrize(("node", "token"), [(ROOT, VOCAB), (2, 1)])
+def test_what_was_prepared_for_no_outcome_ends_the_draft_once_and_is_never_prefetched(
+    node: int, token: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     request = fixed(2)
     request.commit((5,))
@@ -276,12 +288,12 @@ def test_what_was_wrongly_prepared_ends_the_draft_once_and_is_never_prefetched(
     request.drafting.verifying(round_)
     request.link.take()
     sound = Outcome(base, 1, 3), Proposal(1, (4,), (0.5,))
-    for outcome, proposal in (sound, (Outcome(base, node, token), drafted), (Outcome(base, ROOT, 1), drafted)):
+    for outcome, proposal in (sound, (Outcome(base, node, token), chain(1)), (Outcome(base, ROOT, 1), chain(1))):
         request.drafts(outcome, proposal)
-    (prefetched,) = request.drafting.outcomes(round_).candidates()
+    (prefetched,) = request.drafting.outcomes(round_).candidates(growing=True)
     assert (prefetched.outcome, prefetched.proposal) == sound
     assert request.link.take_kinds() == [Close]
-    assert [*request.drafting.outcomes(round_).candidates()] == [], "nothing of a draft that is not trusted"
+    assert [*request.drafting.outcomes(round_).candidates(growing=True)] == [], "nothing of an untrusted draft"
     assert caplog.text.count("draft failed") == 1
 
 
@@ -332,8 +344,8 @@ async def test_a_proposal_is_cut_to_the_rows_that_the_target_has_left(max_rows: 
     assert drafted.proposal == TREE.first(nodes)
 
 
-@pytest.mark.parametrize(("length", "depth"), [(4, 3), (5, None)], ids=["as asked for then", "deeper"])
-async def test_what_was_prepared_for_more_room_than_is_left_is_cut(length: int, depth: int | None) -> None:
+@pytest.mark.parametrize("length", [4, 5], ids=["as asked for then", "deeper"])
+async def test_what_was_prepared_for_more_room_than_is_left_is_cut(length: int) -> None:
     request = fixed(4)
     request.commit((5,) * 52)
     request.dispatched()  # what is prepared meanwhile may be 4 deep
@@ -341,8 +353,8 @@ async def test_what_was_prepared_for_more_room_than_is_left_is_cut(length: int, 
     request.commit((7,))  # now the text has room for 3 and a last one
     prepared = chain(*range(10, 10 + length))
     drafted = await request.drafting.take(lambda: request.drafts(last, prepared))
-    assert drafted.proposal == (prepared.first(depth) if depth else None)
-    assert (Close in request.link.take_kinds()) == (depth is None)
+    assert drafted.proposal == prepared.first(3)
+    assert Close not in request.link.take_kinds()
 
 
 @pytest.mark.parametrize(("max_rows", "nodes"), TIGHT)
@@ -355,7 +367,7 @@ def test_a_prefetched_proposal_is_cut_to_the_rows_behind_its_outcome(
     round_ = request.round(chain(8, 9))
     outcome = Outcome(round_.base_length, accepted - 1, 7)
     request.drafts(outcome, TREE)
-    (prefetched,) = request.drafting.outcomes(round_).candidates()
+    (prefetched,) = request.drafting.outcomes(round_).candidates(growing=True)
     assert prefetched.proposal == TREE.first(nodes)
     assert round_.behind(outcome, prefetched.proposal).first_position == 55
 

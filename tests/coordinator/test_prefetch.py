@@ -58,8 +58,8 @@ class Prepared:
     def due_ms(self, since_verdict_ms: float) -> float:
         return self.verdict_due_ms - (since_verdict_ms if self.self_started else 0.0)
 
-    def candidates(self) -> list[PrefetchCandidate]:
-        return [*self.there.values()]
+    def candidates(self, *, growing: bool) -> list[PrefetchCandidate]:
+        return [each for each in self.there.values() if growing or not each.grows]
 
     def has(self, token: int, *tokens: int, grows: bool = False) -> None:
         """A proposal has come, or has grown."""
