@@ -20,8 +20,7 @@ from paceline.sampling.match import ONCE_SHARE, Match
 DOUBT_POWER = 1.75
 """Of the doubt in a score. It fits 14 kinds of prompts (docs/reports/reliability-2026-11-26.md)."""
 SHADOW_SHARE = LEAST_MOVE / 2
-"""Largest share of time that drafts of all requests work for shadows alone: they may use the target's cores.
-No loss budget counts it, so it stays below what a loss budget allows."""
+"""Largest share of time that drafts work for shadows alone. No loss budget counts it: it is less than one allows."""
 
 
 def _prior_of_match(score: float) -> float:
@@ -120,8 +119,7 @@ class RequestStats:
     Args:
         pool_of: the statistics of all requests, by drafter.
         drafter: the key of the drafter to begin with.
-        rule: of acceptance: only coupled acceptance tells ranks apart.
-        greedy: whether texts are greedy.
+        rule, greedy: of acceptance, of which only the coupled one tells ranks apart; whether texts are greedy.
     """
 
     def __init__(
@@ -132,8 +130,7 @@ class RequestStats:
         self._by_drafter = {drafter: pool_of(drafter).child()}
         self.is_coupled = rule is Acceptance.COUPLED
         self._greedy = greedy
-        self._run = self._shadow_end = 0
-        """The number of latest consecutive positions whose token was the draft's first choice, and their end."""
+        self._run = self._shadow_end = 0  # latest positions in a row with the draft's first choice, and their end
         self.reads_features = False
         """Whether the drafter reads the target's hidden states. The shadow of committed tokens, which have its
         features, then tells nothing of depths drafted on the drafter's own."""

@@ -1,8 +1,7 @@
 """The choice among several drafters: the one whose rounds would be fastest by what is known.
 
-Each is judged by an upper confidence bound (`AcceptanceStats.upper_bound`; Auer, Cesa-Bianchi and Fischer 2002, §2).
-So each is tried before it is passed over, and the loss budget bounds the cost. A request changes to another drafter
-where the rest of its text would be written sooner, the time to catch up included.
+Each is judged by an upper confidence bound (Auer, Cesa-Bianchi and Fischer 2002, §2), and so tried before it is
+passed over; the loss budget bounds the cost. A request changes where the rest of its text would be written sooner.
 """
 
 from __future__ import annotations

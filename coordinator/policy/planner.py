@@ -156,8 +156,7 @@ class RequestPlanner:
     def _lease(self, options: Options) -> int:
         """No lease lasts beyond the step at which drafts begin; the first, by a load of the past, beyond a look."""
         most = options.lease if self._target is not None else min(options.lease, LOOK_STEPS)
-        steps = 0 if self.target is None else self.target.group.steps_to_drafts(self.target.sessions)
-        return most if steps is None else min(most, steps)
+        return 0 if self.target is None else self.target.group.lease(self.target.sessions, most)
 
     def worth_verifying(self, proposal: Proposal) -> Proposal | None:
         """The first nodes of a model's proposal that pay for their rows if its outcome comes true."""
@@ -199,7 +198,9 @@ class RequestPlanner:
             return  # a token may cost no more CPU than target-only's
         self.stats.take_round(plan.source, record, proposal, path)
         if target is not None:
-            target.learn(record, beside=plan.ahead.fan_out > 0, late=plan.source is Source.WAIT)
+            beside = plan.ahead.fan_out > 0
+            if beside or all(each is self or each._ahead_lag is None for each in target.requests):  # else who knows
+                target.learn(record, beside=beside, late=plan.source is Source.WAIT)
             if plan.source is Source.WAIT and not first and proposal is not None and self.draft is not None:
                 self.draft.learn(record, target.sessions)
 
@@ -211,7 +212,8 @@ class RequestPlanner:
 
     def _best(self, target: TargetTimes, options: Options) -> Plan:
         rounds = self.rounds
-        if rounds % RATES_KEPT == 0 or (rounds < RATES_KEPT and (options.drafts or not rounds & (rounds - 1))):
+        is_new = rounds < RATES_KEPT and (options.drafts or not rounds & (rounds - 1))
+        if is_new or rounds % RATES_KEPT == 0 or options.drafts > self.rates.drafts:
             self.rates = self._rates_now(target, options)
         pricing = self._pricing(target)
         if options.leased_rounds > 1:  # the target starts the next round and the one after it: there is no choice

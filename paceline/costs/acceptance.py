@@ -33,11 +33,8 @@ UNSURE, SUREST = 0.4, 1 - HALF / BINS
 
 
 def prior_chance(q: float, rank: int = 1) -> float:
-    """Chance of a rank before anything is learned, by the first choice's q; it halves with each rank behind it.
-
-    Under shared noise even a token of small q often is the target's (`exactness` §1a).
-    """
-    first = UNSURE + (SUREST - UNSURE) * q
+    """Chance of a rank before anything is learned, by the first choice's q; it halves with each rank behind it."""
+    first = UNSURE + (SUREST - UNSURE) * q  # under shared noise a token of small q is often right (`exactness` §1a)
     return first if rank == 1 else (1 - first) * HALF ** (rank - 1)
 
 

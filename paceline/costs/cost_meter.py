@@ -21,8 +21,7 @@ about as much, and a single pause moves a line by 4 %."""
 @dataclass
 class _StepsOfSize:
     rows: RunningMean
-    factor: RunningMean
-    """Of the base line at this size."""
+    factor: RunningMean  # of the base line
 
 
 class CostMeter:
@@ -34,10 +33,8 @@ class CostMeter:
     """
 
     def __init__(self, base: CostLine = UNKNOWN_LINE) -> None:
-        self.base = base
-        """The line that factors multiply; it may be replaced."""
-        self.line = base
-        """The line as stated now. It is replaced when a step moves a point by more than `LEAST_MOVE`."""
+        self.base = self.line = base
+        """The line that factors multiply, and as stated now: it moves when a point does by more than `LEAST_MOVE`."""
         self._sizes: dict[int, _StepsOfSize] = {}
         self._speed = speed()
 

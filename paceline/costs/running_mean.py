@@ -10,8 +10,7 @@ PRIOR_WEIGHT = 4.0
 """A prior counts as many observations: that of matches and drafters in a pool, and that of a pool in a new request.
 One copied passage, or a round or two of a draft, overrules it."""
 SPEED_MEMORY = 16.0
-"""Steps or rounds that a machine's speed remembers. They are fewer than a request's rounds, since the speed of a
-shared machine changes within one request."""
+"""Steps or rounds that a machine's speed remembers: fewer than a request's, in which a shared machine's changes."""
 OUTLIER = 4.0
 """A time counts at most as this many times the expected one, so that a machine's pauses have little weight. A round
 that just misses a step takes twice as long, which must count: half of 4 loses goodput (`2026-11-23-one-planner`)."""
