@@ -40,7 +40,6 @@ class Rates:
         rows: the others' rows in a step.
         strategy: the best one.
         promise: the gain over matches that drafts promise, where all sessions do what is best for all; 0: not known.
-        drafts: whether they were among the strategies.
     """
 
     own: float = 0.0
@@ -48,7 +47,6 @@ class Rates:
     rows: float = 0.0
     strategy: Strategy = TARGET_ONLY
     promise: float = 0.0
-    drafts: bool = False
 
 
 @dataclass(frozen=True)
@@ -73,12 +71,12 @@ class Cycles:
         others = self.target.sessions - 1
         strategy, own = _best(self.all(drafts=drafts))
         if pool is None:
-            return Rates(own.rate, strategy=strategy, drafts=drafts)
+            return Rates(own.rate, strategy=strategy)
         rate, of_all = own.rate, replace(self, stats=pool).all()
         if others:  # a draft at work beside the step slows it for all, so only all together choose that
             strategy, cycle = _best(of_all if drafts else {TARGET_ONLY: of_all[TARGET_ONLY]})
             rate = cycle.rate
-        return Rates(own.rate, others * rate, others * (1 + strategy.depth), strategy, _promise(of_all), drafts)
+        return Rates(own.rate, others * rate, others * (1 + strategy.depth), strategy, _promise(of_all))
 
     def all(self, *, drafts: bool = True) -> dict[Strategy, Cycle]:
         """A session's cycle of every strategy, where all follow it and share every step."""

@@ -52,8 +52,8 @@ class Group(Goodput):
     """The requests of one coordinator that share a target.
 
     Attributes:
-        calm_at: until when drafts don't begin, since leases run or the load has just changed: they would compute
-            texts beside everybody's steps, and the first of a burst is alone for moments, the last for some steps.
+        calm_at: until when drafts don't begin, since the load has just changed: they would compute whole texts beside
+            everybody's steps, and the first of a burst is alone for moments, the last for some steps.
         promise: the gain over matches that drafts promise by the planner's closed form; 0: not known.
         promise_due: when the promise is to be worked out anew.
         last_loss: of the request before, at most 0: the next begins with it, since a good draft fails at times, too.
@@ -92,12 +92,6 @@ class Group(Goodput):
             looks = [Mode.REST, *([Mode.MATCHES] if self.is_open(sessions, Mode.MATCHES) else [])]
         calm_steps = 0 if self._latest[1] is Mode.DRAFTS else math.ceil(self.calm_at - self.steps)
         return max(0, calm_steps, sum(self.steps_to_see(sessions, mode) for mode in looks))
-
-    def lease(self, sessions: int, most: int) -> int:
-        """The longest lease. Drafts begin behind the leases of all: one that drafts slows the others' steps."""
-        if (steps := self.steps_to_drafts(sessions)) is None:
-            self.calm_at, steps = max(self.calm_at, self.steps + most), most
-        return min(most, steps)
 
     def tries_drafts(self, sessions: int) -> bool:
         """Whether drafts are looked at again, whatever they promise: nobody has learned of them since they ran."""

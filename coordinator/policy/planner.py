@@ -156,7 +156,8 @@ class RequestPlanner:
     def _lease(self, options: Options) -> int:
         """No lease lasts beyond the step at which drafts begin; the first, by a load of the past, beyond a look."""
         most = options.lease if self._target is not None else min(options.lease, LOOK_STEPS)
-        return 0 if self.target is None else self.target.group.lease(self.target.sessions, most)
+        steps = 0 if self.target is None else self.target.group.steps_to_drafts(self.target.sessions)
+        return most if steps is None else min(most, steps)
 
     def worth_verifying(self, proposal: Proposal) -> Proposal | None:
         """The first nodes of a model's proposal that pay for their rows if its outcome comes true."""
@@ -212,8 +213,7 @@ class RequestPlanner:
 
     def _best(self, target: TargetTimes, options: Options) -> Plan:
         rounds = self.rounds
-        is_new = rounds < RATES_KEPT and (options.drafts or not rounds & (rounds - 1))
-        if is_new or rounds % RATES_KEPT == 0 or options.drafts > self.rates.drafts:
+        if rounds % RATES_KEPT == 0 or (rounds < RATES_KEPT and (options.drafts or not rounds & (rounds - 1))):
             self.rates = self._rates_now(target, options)
         pricing = self._pricing(target)
         if options.leased_rounds > 1:  # the target starts the next round and the one after it: there is no choice

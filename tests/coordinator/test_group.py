@@ -140,20 +140,6 @@ def test_drafts_that_lost_are_tried_again_though_what_they_promised_last_was_too
             assert modes.count(Mode.DRAFTS) == pytest.approx(until_seen, abs=1)
 
 
-def test_drafts_begin_behind_the_leases_that_run_and_for_all_at_once() -> None:
-    """One that drafts slows everybody's steps, and a request under a lease can't draft before it ends."""
-    group, lease = Group(), 16
-    run(group, 4, USEFUL, 2 * int(LOOK_STEPS))
-    assert group.lease(4, lease) == lease, "nothing promises to pay"
-    group.promise = 1.5
-    assert group.lease(4, lease) == lease, "but none lasts beyond the first"
-    _, modes = run(group, 4, USEFUL, lease // 2)
-    assert Mode.DRAFTS not in modes
-    assert group.lease(4, lease) == lease - lease // 2
-    _, modes = run(group, 4, USEFUL, WAVE)
-    assert modes.index(Mode.DRAFTS) == lease - lease // 2
-
-
 def test_one_request_alone_has_an_account_of_its_own() -> None:
     group = Group()
     run(group, 1, lambda mode: 0.1, WAVE)

@@ -526,14 +526,6 @@ def drafting_ahead() -> tuple[RequestPlanner, Options]:
     return request, options
 
 
-def test_a_choice_that_drafts_were_not_among_is_made_anew_once_they_may_work() -> None:
-    request, options = drafting_ahead()
-    request.rounds = RATES_KEPT
-    request.plan(dataclasses.replace(options, drafts=False, fan_out=0))
-    request.rounds += 1  # the rates would be kept for as many rounds
-    assert request.plan(options).ahead.fan_out > 0
-
-
 def test_a_step_that_another_may_have_slowed_by_drafting_tells_nothing_of_the_machine() -> None:
     """It would pass for a slower machine, beside which everything gains."""
     request, _ = drafting_ahead()
