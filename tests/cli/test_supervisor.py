@@ -282,8 +282,8 @@ def test_a_refusal_of_an_earlier_start_is_not_shown_again(tmp_path: Path) -> Non
 
 def test_generate_local_starts_its_own_services_and_leaves_none() -> None:
     before = set(psutil.Process().children(recursive=True))
-    arguments = ["generate", "--local", "--model", TARGET, "--drafter", DRAFT, "--prompt", "abc"]
-    result = runner.invoke(app, [*arguments, "--max-new-tokens", "8", "--seed", "1", "--json"])
+    arguments = ["generate", "--local", "--model", TARGET, "--drafter", DRAFT, "--num-draft-tokens", "2"]
+    result = runner.invoke(app, [*arguments, "--prompt", "abc", "--max-new-tokens", "8", "--seed", "1", "--json"])
     assert result.exit_code == 0, result.stderr
     assert json.loads(result.stdout)["stats"]["speculative_decoding"]["num_spec_steps"] > 0
     assert set(psutil.Process().children(recursive=True)) <= before
