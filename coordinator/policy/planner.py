@@ -176,8 +176,8 @@ class RequestPlanner:
         """Learn from the tokens committed after a match; `is_left_out`: nothing was proposed."""
         self.stats.take_match(match, committed)
         if is_left_out and match is not None and self.target is not None and self.loss_budget.is_spent():
-            step_ms = self.target.steps()
-            self.loss_budget.leave_out((match.following[0] == committed[0]) + 1 - step_ms(2) / step_ms(1))
+            one_ms, two_ms = map(self.target.steps(), (1, 2))  # a target that has just been joined may not say
+            self.loss_budget.leave_out((match.following[0] == committed[0]) + 1 - two_ms / one_ms if one_ms else 0.0)
 
     def learn(
         self, plan: Plan, record: RoundRecord, proposal: Proposal | None, path: Sequence[int], *, first: bool = False

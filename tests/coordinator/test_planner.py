@@ -498,6 +498,20 @@ def test_matches_that_come_true_while_they_are_left_out_are_followed_again(row_m
     assert request.plan(options).source is Source.NONE, "what fails now is no paper loss"
 
 
+def test_a_match_left_out_tells_nothing_where_the_target_has_said_no_times() -> None:
+    """As after a move to one that nobody has used."""
+
+    class Silent:
+        costs = TargetCosts()
+
+    _, request = taught(0.9)
+    silent = Silent()
+    request.move(silent, None)
+    request.loss_budget.loss = request.loss_budget.bound + 1.0
+    request.take_match(Match(40, (5,) * 64), (5,), is_left_out=True)
+    assert request.loss_budget.regret == 0
+
+
 def test_what_matches_left_out_would_have_gained_lets_no_draft_work() -> None:
     _, request = taught(0.9)
     request.loss_budget.loss = request.loss_budget.bound + 1.0
