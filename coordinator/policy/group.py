@@ -86,8 +86,8 @@ class Group(Goodput):
         """Steps after which drafts may begin or go on; 0: they may now. None: they are not worth it."""
         looks: list[Mode] = []
         if sessions > 1:
-            gain = max(self.promise, self.account(sessions, Mode.DRAFTS).gain)  # measured of late
-            if not self.is_open(sessions, Mode.DRAFTS) or not (gain > MARGIN or self.tries_drafts(sessions)):
+            pays = self.promise > MARGIN or self.tries_drafts(sessions)
+            if not pays or not self.is_open(sessions, Mode.DRAFTS):
                 return None
             looks = [Mode.REST, *([Mode.MATCHES] if self.is_open(sessions, Mode.MATCHES) else [])]
         calm_steps = 0 if self._latest[1] is Mode.DRAFTS else math.ceil(self.calm_at - self.steps)

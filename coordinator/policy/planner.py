@@ -199,9 +199,7 @@ class RequestPlanner:
             return  # a token may cost no more CPU than target-only's
         self.stats.take_round(plan.source, record, proposal, path)
         if target is not None:
-            beside = plan.ahead.fan_out > 0
-            if beside or all(each is self or each._ahead_lag is None for each in target.requests):  # else who knows
-                target.learn(record, beside=beside, late=plan.source is Source.WAIT)
+            target.learn(record, beside=plan.ahead.fan_out > 0, late=plan.source is Source.WAIT)
             if plan.source is Source.WAIT and not first and proposal is not None and self.draft is not None:
                 self.draft.learn(record, target.sessions)
 

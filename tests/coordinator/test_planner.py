@@ -540,23 +540,6 @@ def drafting_ahead() -> tuple[RequestPlanner, Options]:
     return request, options
 
 
-def test_a_step_that_another_may_have_slowed_by_drafting_tells_nothing_of_the_machine() -> None:
-    """It would pass for a slower machine, beside which everything gains."""
-    request, _ = drafting_ahead()
-    assert request.target is not None
-    other = RequestPlanner(request.planner, "auto", Acceptance.COUPLED, greedy=True)
-    peers = request._peers
-    other.move(*peers)
-    plan = other.plan(dataclasses.replace(OPTIONS, drafts=False))
-    other.learn(plan, record(round_ms=2 * STEP_MS, self_started=True), None, ())
-    before = request.target.factor.value
-    other.learn(plan, record(round_ms=2 * STEP_MS, self_started=True), None, ())
-    assert request.target.factor.value == before
-    request.close()
-    other.learn(plan, record(round_ms=2 * STEP_MS, self_started=True), None, ())
-    assert request.target.factor.value > before
-
-
 def test_a_mixed_lease_is_drafted_for_until_it_ends_though_waiting_is_better_by_now() -> None:
     request, options = drafting_ahead()
     request.rounds = RATES_KEPT + 1
