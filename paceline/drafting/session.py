@@ -73,7 +73,7 @@ class DraftSession:
         self._open_need, self._features_end = NO_FEATURES, 0
         """The features that the open session's drafter reads, and the position up to which they have been sent."""
         self._arrival = asyncio.Event()
-        self._budget = DraftBudget()
+        self._budget = self._outcome_budget = DraftBudget()
         self._awaits_proposal = False
         self._is_first = True
         self.is_late = False
@@ -215,6 +215,11 @@ class DraftSession:
         if entry is None:
             return NOTHING
         first, self._is_first = self._is_first, False
+        longest = max(self._budget.max_tokens, self._outcome_budget.max_tokens)
+        if (depth := max(entry.proposal.depths, default=0)) > longest:
+            limit = f"at most {longest} tokens, the budget"
+            self._give_up(f"it sent a malformed proposal: proposal depth = {depth}: must be {limit}")
+            return NOTHING
         draft = self._draft_of(entry, hit=False)
         if draft is None or draft.proposal is None:
             return NOTHING
@@ -225,6 +230,7 @@ class DraftSession:
         """Announce a round that has left for the target, with the budget of each outcome's proposal."""
         if self._id is None or self._peer is None:
             return
+        self._outcome_budget = budget
         proposal = round_.proposal
         if proposal is not None and (proposal.drafter in COPYING or self._began_behind(round_)):
             inline = replace(proposal, supports=())
