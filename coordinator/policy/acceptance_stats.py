@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
+from itertools import accumulate, takewhile
 from operator import mul
 
 from coordinator.policy.plan import Source
@@ -54,10 +54,11 @@ class NgramShadow:
             if guess != token:
                 return
 
-    def prefix_chances(self, match: Match, depth: int) -> list[float]:
-        """Chances that the match's first 1, 2, … tokens, up to `depth`, are all right."""
+    def prefix_chances(self, match: Match, depth: int, least: float = 0.0) -> list[float]:
+        """Chances that a match's first 1, 2, … tokens, at most `depth`, are all right, down to `least`."""
         chances, depths = self._of(match.drafter), range(min(depth, len(match.following)))
-        return [*accumulate((chances[self._bin_of(match, right)].value for right in depths), mul)]
+        all_right = accumulate((chances[self._bin_of(match, right)].value for right in depths), mul)
+        return [*takewhile(lambda chance: chance >= least, all_right)]
 
     def child(self) -> NgramShadow:
         """The chances that one request begins with."""

@@ -66,13 +66,13 @@ class Cycles:
     can_ahead: bool = False
     can_go_on: bool = False
 
-    def rates(self, pool: AcceptanceStats | None, *, drafts: bool) -> Rates:
+    def rates(self, pool: AcceptanceStats | None, *, drafts: bool, promises: bool) -> Rates:
         """The rates where all do what is best by the statistics of all; `pool` None: alone, nothing is promised."""
         others = self.target.sessions - 1
         strategy, own = _best(self.all(drafts=drafts))
         if pool is None:
             return Rates(own.rate, strategy=strategy)
-        rate, of_all = own.rate, replace(self, stats=pool).all()
+        rate, of_all = own.rate, replace(self, stats=pool).all(drafts=drafts or promises)
         if others:  # a draft at work beside the step slows it for all, so only all together choose that
             strategy, cycle = _best(of_all if drafts else {TARGET_ONLY: of_all[TARGET_ONLY]})
             rate = cycle.rate
@@ -80,8 +80,7 @@ class Cycles:
 
     def all(self, *, drafts: bool = True) -> dict[Strategy, Cycle]:
         """A session's cycle of every strategy, where all follow it and share every step."""
-        target, sessions = self.target, self.target.sessions
-        alone_ms = target.steps()
+        target, sessions, alone_ms = self.target, self._sessions, self.target.steps()
         cycles = {TARGET_ONLY: Cycle(1.0 + self.stats.texts.match_value.value, alone_ms(sessions))}
         if not drafts or self.draft is None or not self.draft.line.is_known:
             return cycles
@@ -96,18 +95,27 @@ class Cycles:
         return cycles
 
     @cached_property
+    def _sessions(self) -> int:
+        return self.target.sessions
+
+    @cached_property
+    def _hits(self) -> tuple[float, float]:
+        """Share of rounds whose outcome has a proposal, at the coordinator and at the target."""
+        by_load, load = self.stats.hits, load_of(self._sessions)
+        return by_load[load, False].value, by_load[load, True].value
+
+    @cached_property
     def _tokens(self) -> list[float]:
         """Tokens that a round commits, the target's own included, by the length of its proposal from 0 on."""
         return [*accumulate(self.stats.tokens.reach(MAX_DEPTH), initial=1.0)]
 
     def _ahead_cycle(self, depth: int, wait_ms: float, level_ms: float) -> tuple[bool, Cycle]:
         """The cycle with outcome drafting, and whether its misses go on without a draft."""
-        tokens, others, send_ms = self._tokens, self.target.sessions - 1, self.target.send_ms.value
+        tokens, others, send_ms = self._tokens, self._sessions - 1, self.target.send_ms.value
         beside_ms = self.target.steps(beside=True)
         step_ms, without_ms = beside_ms((1 + others) * (1 + depth)), beside_ms(others * (1 + depth) + 1)
         drafted = tokens_ahead(step_ms, level_ms, depth)
-        shares = (self.stats.hits[load_of(others + 1), at_target].value for at_target in (False, True))
-        hits, prefetch_hits = shares if drafted else (0.0, 0.0)
+        hits, prefetch_hits = self._hits if drafted else (0.0, 0.0)
         wait_ms = max(0.0, wait_ms - head_start_ms(step_ms, level_ms))
         hit, waiting = Cycle(tokens[drafted], step_ms), Cycle(tokens[depth], wait_ms + step_ms)
         cycle = ahead_cycle(hits, hit, (Cycle(1.0, without_ms + send_ms), waiting))

@@ -166,11 +166,10 @@ class RequestPlanner:
 
     def worth_copying(self, match: Match | None, room: int, *, ends_lease: bool) -> int:
         """How far to follow a match; None: there is none. `ends_lease`: the round behind it has to be sent, then."""
-        target = self._target
-        if target is None or not self._may_copy(target):
+        if (target := self._target) is None or match is None:
             return 0
         plan = self._pricing(target).match_plan(Options(room, match, lease=int(ends_lease)))
-        return plan.nodes if plan.value > 0 else 0
+        return plan.nodes if plan.value > 0 and self._may_copy(target) else 0
 
     def take_match(self, match: Match | None, committed: Sequence[int], *, is_left_out: bool) -> None:
         """Learn from the tokens committed after a match; `is_left_out`: nothing was proposed."""
@@ -247,17 +246,20 @@ class RequestPlanner:
 
     def _rates_now(self, target: TargetTimes, options: Options) -> Rates:
         """The rates of the best strategy. One that is alone asks more rarely what drafts promise to all."""
+        group, is_alone = target.group, target.sessions == 1
+        is_due = self.rounds % RATES_KEPT == 0 if is_alone else options.drafts or group.steps >= group.promise_due
+        promises = is_due and self.draft is not None
         cycles = Cycles(target, self.draft, self.stats.own, options.fan_out > 0, options.can_prefetch)
-        pool = self.stats.pool if target.sessions > 1 or self.rounds % RATES_KEPT == 0 else None
-        rates = cycles.rates(pool, drafts=options.drafts)
-        if self.draft is not None and pool is not None:
-            target.group.promise, target.group.promise_due = rates.promise, target.group.steps + RATES_KEPT
+        pool = None if is_alone and not promises else self.stats.pool
+        rates = cycles.rates(pool, drafts=options.drafts, promises=promises)
+        if promises:
+            group.promise, group.promise_due = rates.promise, group.steps + RATES_KEPT
         return rates
 
     def _best_proposal(self, pricing: ProposalPricing, options: Options, *, tries: bool) -> Plan:
         """The plan whose proposal has the greatest value, which is below 0 only if one is tried."""
-        match, may_copy = self._match_plan(pricing, options), self._may_copy(pricing.target)
-        plans, tries_now = [match if may_copy else Plan()], tries and not options.lag
+        match, tries_now = self._match_plan(pricing, options), tries and not options.lag
+        plans = [match if match.value > 0 and self._may_copy(pricing.target) else Plan()]
         if pricing.left_ms > 0 or tries_now:
             plans += pricing.cached_plan(options), pricing.wait_plan(options, tries=tries)
         best = max(plans, key=attrgetter("value"))

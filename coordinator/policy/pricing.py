@@ -116,7 +116,7 @@ class ProposalPricing:
 
     def match_value(self, match: Match, room: int) -> tuple[float, int]:
         """Value and length of the best continuation of a match; a wrong one costs no more than may still be lost."""
-        chances = self.stats.own.texts.ngrams.prefix_chances(match, min(room, MAX_MATCH_TOKENS))
+        chances = self.stats.own.texts.ngrams.prefix_chances(match, min(room, MAX_MATCH_TOKENS), SMALLEST_CHANCE)
         affordable = bisect_right(self._costs_ms(len(chances)), self.left_ms + self.regret_ms) - 1
         return self._best_first(chances[: max(0, affordable)], OTHERS_WEIGHT)
 

@@ -7,6 +7,7 @@ from unittest import mock
 
 import pytest
 
+from coordinator.policy.cycles import Cycles
 from coordinator.policy.group import Group
 from coordinator.policy.plan import Options, Plan, Source
 from coordinator.policy.planner import RequestPlanner
@@ -169,4 +170,15 @@ def test_while_a_group_rests_one_request_works_out_for_all_what_drafts_promise(
             target.group.steps = target.group.promise_due
         assert {each.plan(OPTIONS).mode for each in requests} == {Mode.REST}
         assert rates_now.call_count == expected
+    assert target.group.promise > 0
+
+
+def test_while_a_group_follows_matches_one_request_works_out_for_all_what_drafts_promise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    requests, target = together(8)
+    all_cycles = mock.Mock(side_effect=Cycles.all)
+    monkeypatch.setattr(Cycles, "all", lambda cycles, *, drafts: all_cycles(cycles, drafts=drafts))
+    assert {each.plan(OPTIONS).mode for each in requests} == {Mode.MATCHES}
+    assert [call.kwargs["drafts"] for call in all_cycles.call_args_list].count(True) == 1
     assert target.group.promise > 0

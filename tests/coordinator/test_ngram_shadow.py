@@ -39,6 +39,7 @@ def test_a_match_counts_up_to_its_first_wrong_token() -> None:
     first, second = shadow.prefix_chances(match(3), 2)
     assert first > 0.95
     assert second < 0.05
+    assert shadow.prefix_chances(match(3), 2, least=0.05) == [first], "what is rarer is not worked out"
     untouched = NgramShadow(rightness=shadow.rightness)
     assert shadow.prefix_chances(match(12), 1) == untouched.prefix_chances(match(12), 1), (
         "nothing behind the wrong token"
