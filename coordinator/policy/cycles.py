@@ -80,7 +80,7 @@ class Cycles:
 
     def all(self, *, drafts: bool = True) -> dict[Strategy, Cycle]:
         """A session's cycle of every strategy, where all follow it and share every step."""
-        target, sessions, alone_ms = self.target, self._sessions, self.target.steps()
+        target, sessions, alone_ms = self.target, self.target.sessions, self.target.steps()
         cycles = {TARGET_ONLY: Cycle(1.0 + self.stats.texts.match_value.value, alone_ms(sessions))}
         if not drafts or self.draft is None or not self.draft.line.is_known:
             return cycles
@@ -95,13 +95,9 @@ class Cycles:
         return cycles
 
     @cached_property
-    def _sessions(self) -> int:
-        return self.target.sessions
-
-    @cached_property
     def _hits(self) -> tuple[float, float]:
         """Share of rounds whose outcome has a proposal, at the coordinator and at the target."""
-        by_load, load = self.stats.hits, load_of(self._sessions)
+        by_load, load = self.stats.hits, load_of(self.target.sessions)
         return by_load[load, False].value, by_load[load, True].value
 
     @cached_property
@@ -111,7 +107,7 @@ class Cycles:
 
     def _ahead_cycle(self, depth: int, wait_ms: float, level_ms: float) -> tuple[bool, Cycle]:
         """The cycle with outcome drafting, and whether its misses go on without a draft."""
-        tokens, others, send_ms = self._tokens, self._sessions - 1, self.target.send_ms.value
+        tokens, others, send_ms = self._tokens, self.target.sessions - 1, self.target.send_ms.value
         beside_ms = self.target.steps(beside=True)
         step_ms, without_ms = beside_ms((1 + others) * (1 + depth)), beside_ms(others * (1 + depth) + 1)
         drafted = tokens_ahead(step_ms, level_ms, depth)

@@ -199,7 +199,7 @@ class RequestPlanner:
         self.stats.take_round(plan.source, record, proposal, path)
         if target is not None:
             target.learn(record, beside=plan.ahead.fan_out > 0, late=plan.source is Source.WAIT)
-            if plan.source is Source.WAIT and not first and proposal is not None and self.draft is not None:
+            if plan.source is Source.WAIT and not first and self.draft is not None:
                 self.draft.learn(record, target.sessions)
 
     def _pricing(self, target: TargetTimes) -> ProposalPricing:

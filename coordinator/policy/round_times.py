@@ -107,7 +107,9 @@ class DraftTimes:
     def learn(self, record: RoundRecord, sessions: int) -> None:
         """Learn from a wait among so many sessions; not from a session's first, for which the text is computed."""
         said_ms = max(1, record.proposed) * self.line.ms(max(1, record.draft.rows))
-        _learn_wait(self.wires[load_of(sessions)], record.draft_wait_ms - said_ms, said_ms)
+        wires, wait_ms = self.wires[load_of(sessions)], record.draft_wait_ms - said_ms
+        if record.proposed or wait_ms > wires.value:  # a wait in vain tells the least that the draft would have taken
+            _learn_wait(wires, wait_ms, said_ms)
 
 
 def _learn_wait(mean: RunningMean, wait_ms: float, said_ms: float) -> None:

@@ -364,6 +364,21 @@ def test_the_wait_for_a_first_draft_is_no_measure_of_the_next() -> None:
     assert times.wires[0].value > before + 5
 
 
+def test_a_wait_in_vain_tells_the_least_that_a_draft_takes() -> None:
+    """Its line may lag behind a service that has become slow."""
+    world = World()
+    request = world.request()
+    wires = world.planner.draft(world.draft).wires[0]
+    before = wires.value
+
+    def wait_in_vain(ms: float) -> float:
+        request.learn(Plan(Source.WAIT, 2, 2), record(draft_wait_ms=ms, round_ms=STEP_MS + ms), None, ())
+        return wires.value
+
+    assert (slow := wait_in_vain(STEP_MS)) > before + 1
+    assert wait_in_vain(DRAFT_MS / 2) == slow, "one that was cut off early tells nothing"
+
+
 @pytest.mark.parametrize("by_load", [True, False])
 def test_what_a_crowd_waits_for_is_not_expected_by_one_alone(monkeypatch: pytest.MonkeyPatch, by_load: bool) -> None:
     if not by_load:  # a mutant
