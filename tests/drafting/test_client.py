@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -178,8 +179,10 @@ async def test_a_round_that_verified_something_else_begins_the_draft_anew() -> N
         opened = each.request.session.peer
         each.offer = plain(each.text, 2)[-2:]  # its own tokens: accepted, and never offered
         each.request.proposal = None
-        await server.step()
-        assert each.offer == []
+        session = each.request.session
+        with mock.patch.object(session, "open", wraps=session.open) as reopened:
+            await server.step()
+            await eventually(lambda: reopened.called, "the draft has the text anew")
         await server.run(20)
         check(server, PROMPTS[:1])
         assert each.request.session.peer is opened
