@@ -67,7 +67,7 @@ class Cycles:
     can_go_on: bool = False
 
     def rates(self, pool: AcceptanceStats | None, *, drafts: bool, promises: bool) -> Rates:
-        """The rates where all do what is best by the statistics of all; `pool` None: alone, nothing is promised."""
+        """The rates where all do what is best; `pool` None: of one alone. `promises`: say those of drafts at rest."""
         others = self.target.sessions - 1
         strategy, own = _best(self.all(drafts=drafts))
         if pool is None:

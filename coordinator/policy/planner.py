@@ -166,7 +166,7 @@ class RequestPlanner:
 
     def worth_copying(self, match: Match | None, room: int, *, ends_lease: bool) -> int:
         """How far to follow a match; None: there is none. `ends_lease`: the round behind it has to be sent, then."""
-        if (target := self._target) is None or match is None:
+        if (target := self._target) is None:
             return 0
         plan = self._pricing(target).match_plan(Options(room, match, lease=int(ends_lease)))
         return plan.nodes if plan.value > 0 and self._may_copy(target) else 0
