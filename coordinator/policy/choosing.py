@@ -23,8 +23,7 @@ class OfferedDrafter:
     """A drafter that a draft service offers.
 
     Attributes:
-        name: as its service calls it; empty: the default.
-        stats_key: the name under which its acceptance statistics are kept.
+        name, stats_key: as its service calls it, empty: the default; and as its acceptance statistics do.
         draft: its times.
         rate: tokens a millisecond by an upper bound of its acceptance, where all follow its best way; 0: unknown.
     """

@@ -56,8 +56,7 @@ class Cycles:
     Attributes:
         target, draft: their times; draft None: no model drafts.
         stats: the drafter's acceptance statistics.
-        can_ahead: whether outcomes may be drafted for.
-        can_go_on: whether the target starts rounds without a proposal by itself, too.
+        can_ahead, can_go_on: whether outcomes may be drafted for; whether the target starts rounds without one, too.
     """
 
     target: TargetTimes
@@ -76,7 +75,9 @@ class Cycles:
         if others:  # a draft at work beside the step slows it for all, so only all together choose that
             strategy, cycle = _best(of_all if drafts else {TARGET_ONLY: of_all[TARGET_ONLY]})
             rate = cycle.rate
-        return Rates(own.rate, others * rate, others * (1 + strategy.depth), strategy, _promise(of_all))
+        plain, *with_drafts = (cycle.rate for cycle in of_all.values())
+        promise = max(with_drafts, default=0.0) / plain if plain else 0.0
+        return Rates(own.rate, others * rate, others * (1 + strategy.depth), strategy, promise)
 
     def all(self, *, drafts: bool = True) -> dict[Strategy, Cycle]:
         """A session's cycle of every strategy, where all follow it and share every step."""
@@ -122,8 +123,3 @@ class Cycles:
 
 def _best(cycles: Mapping[Strategy, Cycle]) -> tuple[Strategy, Cycle]:
     return max(cycles.items(), key=lambda item: item[1].rate)
-
-
-def _promise(cycles: Mapping[Strategy, Cycle]) -> float:
-    plain, *with_drafts = (cycle.rate for cycle in cycles.values())
-    return max(with_drafts, default=0.0) / plain if plain else 0.0

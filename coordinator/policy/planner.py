@@ -107,11 +107,8 @@ class RequestPlanner:
 
     @property
     def expects_drafts(self) -> bool:
-        """Whether drafts may work and promise to pay: then the prompt is drafted on at once.
-
-        While no target is known the first request alone does: a burst's would all be computed beside the target's.
-        """
-        if self.target is None:
+        """Whether drafts may work and promise to pay: then the prompt is drafted on at once."""
+        if self.target is None:  # a burst's prompts would all be computed beside the target's
             return self._is_first
         return self.mode is Mode.DRAFTS and not 0 < self.target.group.promise <= MARGIN
 
@@ -253,8 +250,17 @@ class RequestPlanner:
         pool = None if is_alone and not promises else self.stats.pool
         rates = cycles.rates(pool, drafts=options.drafts, promises=promises)
         if promises:
-            group.promise, group.promise_due = rates.promise, group.steps + RATES_KEPT
+            group.promise, group.promise_due = self._promise(target, rates.promise, options), group.steps + RATES_KEPT
         return rates
+
+    def _promise(self, target: TargetTimes, promise: float, options: Options) -> float:
+        """What drafts promise a group that begins them: it reads all texts first, and they go on as long again."""
+        if not promise or self.draft is None or target.sessions == 1 or self.mode is Mode.DRAFTS:
+            return promise
+        plain_ms, beside_ms = (target.steps(beside=beside)(target.sessions) for beside in (False, True))
+        lost_ms = max(0.0, 1 - plain_ms / beside_ms) * self.draft.catch_up_ms(options.lag, options.open_ms)
+        left_ms = max(1, min(self.rounds, options.room)) * plain_ms
+        return 1 / (1 / promise + target.sessions * lost_ms / left_ms)
 
     def _best_proposal(self, pricing: ProposalPricing, options: Options, *, tries: bool) -> Plan:
         """The plan whose proposal has the greatest value, which is below 0 only if one is tried."""

@@ -70,7 +70,7 @@ class ProposalPricing:
         return Plan(source, nodes, nodes, value=value - sending_cost) if nodes else Plan()
 
     def wait_plan(self, options: Options, *, tries: bool) -> Plan:
-        """The best to draft just in time; it waits for half of what is left at most, or for one token if `tries`."""
+        """The best to draft just in time; it waits for half of what is left at most, or for one level if `tries`."""
         if not options.drafts or options.cached_proposal is not None or self.draft is None:
             return Plan()
         late_ms = self.target.late_ms(0.0) if options.lease else 0.0  # what is not known is to be found out
@@ -80,7 +80,7 @@ class ProposalPricing:
         for depth, ((accepted, nodes), draft_ms) in enumerate(zip(trees, self._waits_ms, strict=False), 1):
             wait_ms = draft_ms + first_ms
             value = accepted - prices[nodes] - (wait_ms + late_ms) * self.rates.own
-            if value > best.value and (wait_ms <= most_ms or (tries and nodes == 1)):
+            if value > best.value and (wait_ms <= most_ms or (tries and depth == 1)):
                 best = Plan(Source.WAIT, nodes, depth, patience_ms=most_ms, value=value)
         return best
 

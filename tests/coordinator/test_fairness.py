@@ -14,6 +14,7 @@ from coordinator.policy.planner import RequestPlanner
 from coordinator.policy.round_times import TargetTimes
 from paceline.costs.goodput import ALLOWED_STEPS, FIRST_PAUSE, LOOK_STEPS, MARGIN, Mode
 from paceline.costs.running_mean import SPEED_MEMORY
+from paceline.protocol.draft import Shadow
 from paceline.sampling.match import Match
 from tests.coordinator.planned import DRAFT_MS, STEP_MS, SaidByDraft, SaidByTarget, World, record
 from tests.coordinator.test_group import run
@@ -22,9 +23,11 @@ SURE = Match(24, tuple(range(8)))
 OPTIONS = Options(room=60, lease=16)
 
 
-def together(requests: int = 2, draft_ms: float = DRAFT_MS) -> tuple[list[RequestPlanner], TargetTimes]:
+def together(
+    requests: int = 2, draft_ms: float = DRAFT_MS, slower: float = 1.0
+) -> tuple[list[RequestPlanner], TargetTimes]:
     """Requests on one target whose rows cost something, and which follow its group."""
-    world = World(target=SaidByTarget(sessions=requests), draft=SaidByDraft(draft_ms))
+    world = World(target=SaidByTarget(sessions=requests, slower=slower), draft=SaidByDraft(draft_ms))
     everyone = [world.request() for _ in range(requests)]
     target = world.planner.target(world.target)
     for each in everyone:
@@ -106,7 +109,7 @@ def trial(requests: list[RequestPlanner], target: TargetTimes) -> None:
 def test_one_request_tries_drafts_that_lost_and_waits_for_none_that_computes_its_text() -> None:
     requests, target = together(4, draft_ms=10 * STEP_MS)
     trial(requests, target)
-    opening = Options(room=60, drafts=True, lag=50, lease=16)
+    opening = Options(room=60, drafts=True, lag=50, lease=16, trees=True)
     plans = [request.plan(opening) for request in requests]
     assert [plan.source for plan in plans] == [Source.NONE] * 4
     assert [plan.shadow for plan in plans].count(True) == 1
@@ -118,6 +121,24 @@ def test_one_request_tries_drafts_that_lost_and_waits_for_none_that_computes_its
     tryer.loss_budget.add(0.0, 2 * ALLOWED_STEPS)
     assert tryer.plan(is_open).source is Source.NONE, "then it is another's turn"
     assert [request.plan(is_open).source for request in requests].count(Source.WAIT) == 1
+
+
+@pytest.mark.parametrize(
+    ("lag", "slower", "rounds", "begins"),
+    [(0, 1.5, 0, True), (4000, 1.5, 0, False), (4000, 1.5, 16, False), (4000, 1.5, 64, True), (4000, 1.0, 0, True)],
+)
+def test_a_group_begins_to_draft_only_where_that_wins_back_what_reading_all_texts_takes_from_its_steps(
+    *, lag: int, slower: float, rounds: int, begins: bool
+) -> None:
+    """A text goes on as long as it has, so from some length on it does; a draft on cores of its own takes nothing."""
+    requests, target = together(4, slower=slower)
+    look(target.group, 4, *Mode)
+    reader = requests[0]
+    for number in range(200):
+        reader.stats.take_shadow(Shadow(1, number, (1,), (0.9,)))
+    reader.rounds = rounds
+    reader.plan(Options(room=60, drafts=True, lag=lag, lease=16))
+    assert (target.group.promise > MARGIN) is begins
 
 
 def test_a_prompt_is_drafted_on_at_once_only_where_drafts_promise_to_pay_for_all() -> None:
