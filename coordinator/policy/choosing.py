@@ -41,8 +41,7 @@ class Choosing:
     Attributes:
         request: its planner.
         on_offer: lists the drafters offered now: name, service's model and service; a default first.
-        text: what kind of text it is, if it is of a kind.
-        can_ahead: whether outcomes may be drafted for.
+        text, can_ahead: its kind of text, if it is of one; whether outcomes may be drafted for.
     """
 
     request: RequestPlanner

@@ -54,13 +54,14 @@ class Group(Goodput):
     Attributes:
         calm_at: until when drafts don't begin, since the load has just changed: they would compute whole texts beside
             everybody's steps, and the first of a burst is alone for moments, the last for some steps.
-        promise: the gain over matches that drafts promise by the planner's closed form; 0: not known.
-        promise_due: when the promise is to be worked out anew.
+        promise, promise_alone: gain over matches that drafts promise, to all together and to one alone; 0: not known.
+        promise_due: when that to all is to be worked out anew.
         last_loss: of the request before, at most 0: the next begins with it, since a good draft fails at times, too.
     """
 
     calm_at: float = 0.0
     promise: float = 0.0
+    promise_alone: float = 0.0
     promise_due: float = 0.0
     last_loss: float = 0.0
     _rests: int = 0

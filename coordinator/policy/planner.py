@@ -55,8 +55,7 @@ class RequestPlanner:
     """Plans one request's rounds and learns from their results.
 
     Attributes:
-        planner: shared with the other requests.
-        stats: what it learned of drafters and texts.
+        planner, stats: shared with the other requests; what it learned of drafters and texts.
         target, draft: the times of its peers; before a target has answered it, those of any, which counts it.
         rates: the worth of time.
         loss_budget: bounds what drafting may cost it, and what the matches of others may.
@@ -102,7 +101,7 @@ class RequestPlanner:
         if self.target is not None:
             self.target.requests.pop(self, None)
             if not self.target.requests:  # who comes next is not left over by a burst, but may be the first of one
-                group = self.target.group
+                group, _ = self.target.group, self.target.group.mode(1)
                 group.calm_at, group.last_loss = min(group.calm_at, group.steps + 1), min(0.0, self.loss_budget.loss)
 
     @property
@@ -110,7 +109,8 @@ class RequestPlanner:
         """Whether drafts may work and promise to pay: then the prompt is drafted on at once."""
         if self.target is None:  # a burst's prompts would all be computed beside the target's
             return self._is_first
-        return self.mode is Mode.DRAFTS and not 0 < self.target.group.promise <= MARGIN
+        group, is_alone = self.target.group, self.target.sessions == 1
+        return self.mode is Mode.DRAFTS and not 0 < (group.promise_alone if is_alone else group.promise) <= MARGIN
 
     @property
     def mode(self) -> Mode:
@@ -249,13 +249,15 @@ class RequestPlanner:
         cycles = Cycles(target, self.draft, self.stats.own, options.fan_out > 0, options.can_prefetch)
         pool = None if is_alone and not promises else self.stats.pool
         rates = cycles.rates(pool, drafts=options.drafts, promises=promises)
-        if promises:
+        if promises and is_alone:
+            group.promise_alone = rates.promise
+        elif promises:
             group.promise, group.promise_due = self._promise(target, rates.promise, options), group.steps + RATES_KEPT
         return rates
 
     def _promise(self, target: TargetTimes, promise: float, options: Options) -> float:
         """What drafts promise a group that begins them: it reads all texts first, and they go on as long again."""
-        if not promise or self.draft is None or target.sessions == 1 or self.mode is Mode.DRAFTS:
+        if not promise or self.draft is None or self.mode is Mode.DRAFTS:
             return promise
         plain_ms, beside_ms = (target.steps(beside=beside)(target.sessions) for beside in (False, True))
         lost_ms = max(0.0, 1 - plain_ms / beside_ms) * self.draft.catch_up_ms(options.lag, options.open_ms)

@@ -77,8 +77,7 @@ class DraftTimes:
     """Times of one drafter of a draft service in milliseconds, shared by a coordinator's requests.
 
     Attributes:
-        peer: states the costs.
-        drafter: its name; empty: the service's default.
+        peer, drafter: who states the costs, and of which drafter; empty: the service's default.
         wires: the wait for a draft beyond what its line says, by load: who is alone must not expect a crowd's queue.
     """
 
