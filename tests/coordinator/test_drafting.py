@@ -47,6 +47,11 @@ def test_the_draft_hears_of_a_commit_behind_the_round_not_before() -> None:
     assert Commit not in request.link.take_kinds(), "told once"
 
 
+@pytest.mark.parametrize(("tokens", "kinds"), [(1, []), (2, [DraftOpen])])
+def test_no_draft_is_opened_for_a_text_that_ends_with_the_round(tokens: int, kinds: list[type]) -> None:
+    assert DraftedRequest(max_length=len(PROMPT) + tokens).link.take_kinds() == kinds
+
+
 async def test_the_draft_is_asked_before_anything_else_is_done() -> None:
     """The round waits for it; the client's text and the spans can wait beside it."""
     request = fixed(2)

@@ -163,7 +163,8 @@ def test_requests_that_name_their_drafting_say_nothing_of_what_the_group_gains()
     assert [*target.requests] == [following]
 
 
-def test_who_comes_once_a_burst_has_ended_is_not_taken_for_the_last_of_it() -> None:
+@pytest.mark.parametrize("rounds_alone", [2, 0])
+def test_who_comes_once_a_burst_has_ended_is_not_taken_for_the_last_of_it(rounds_alone: int) -> None:
     (last, *others), target = together(8)
     peer = target.peer
     assert isinstance(peer, SaidByTarget)
@@ -171,12 +172,27 @@ def test_who_comes_once_a_burst_has_ended_is_not_taken_for_the_last_of_it() -> N
     for each in others:
         each.close()
     peer.sessions = 1
-    for _ in range(2):
+    for _ in range(rounds_alone):
         assert target.group.mode(1) is not Mode.DRAFTS
         target.group.steps += 1
     last.close()
     target.group.steps += 1
     assert target.group.mode(1) is Mode.DRAFTS
+
+
+def test_what_drafts_promise_one_request_alone_opens_none_for_a_burst_that_follows() -> None:
+    world = World()
+    alone = world.request()
+    alone.plan(Options(room=60, drafts=True, lag=50, lease=16))
+    assert alone.target is not None
+    assert alone.target.group.promise_alone > MARGIN
+    assert alone.expects_drafts
+    alone.close()
+    world.target.sessions = 4
+    look(alone.target.group, 4, Mode.REST, Mode.MATCHES)
+    for request in [world.request() for _ in range(4)]:
+        plan = request.plan(Options(room=60, drafts=True, lag=50, lease=16))
+        assert (plan.mode, plan.source, request.expects_drafts) == (Mode.MATCHES, Source.NONE, False)
 
 
 def test_while_a_group_rests_one_request_works_out_for_all_what_drafts_promise(
