@@ -67,8 +67,7 @@ class RequestPlanner:
         self.stats = RequestStats(
             lambda key: planner.stats[acceptance, greedy, key], drafter, acceptance, greedy=greedy
         )
-        self._peers: tuple[TargetPeerCosts | None, DraftPeerCosts | None] = None, None
-        """The peers whose times are read; a reference keeps them."""
+        self._peers: tuple[TargetPeerCosts | None, DraftPeerCosts | None] = None, None  # which keeps their times
         self.target: TargetTimes | None = None
         self.draft: DraftTimes | None = None
         self.rates = Rates()
@@ -101,7 +100,8 @@ class RequestPlanner:
         if self.target is not None:
             self.target.requests.pop(self, None)
             if not self.target.requests:  # who comes next is not left over by a burst, but may be the first of one
-                group, _ = self.target.group, self.target.group.mode(1)
+                group = self.target.group
+                group.mode(1)  # which takes note of the load
                 group.calm_at, group.last_loss = min(group.calm_at, group.steps + 1), min(0.0, self.loss_budget.loss)
 
     @property
