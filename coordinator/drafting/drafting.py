@@ -340,8 +340,8 @@ class Drafting:
         """Whether the draft service needs the text: for this round, or because drafting is expected to pay later."""
         asks_now = plan.source is Source.WAIT or plan.shadow or plan.ahead.fan_out > 0
         expects_drafts = self._settings.tokens is not None or self._planner.expects_drafts
-        goes_on = expects_drafts and self._sequence.room > 1
-        return self._settings.uses_model and (asks_now or (self._settings.fan_out > 0 and goes_on))
+        pays_later = self._settings.fan_out > 0 and self._sequence.room > 1 and expects_drafts
+        return self._settings.uses_model and (asks_now or pays_later)
 
     def _budget(self, plan: Plan) -> DraftBudget:
         """The budget of the next commit: it asks for a proposal only if the round waits for one."""

@@ -23,7 +23,7 @@ class OfferedDrafter:
     """A drafter that a draft service offers.
 
     Attributes:
-        name, stats_key: as its service calls it, empty: the default; and as its acceptance statistics do.
+        name, stats_key: its service's name for it, empty: the default; and the name of its acceptance statistics.
         draft: its times.
         rate: tokens a millisecond by an upper bound of its acceptance, where all follow its best way; 0: unknown.
     """

@@ -56,7 +56,7 @@ class Cycles:
     Attributes:
         target, draft: their times; draft None: no model drafts.
         stats: the drafter's acceptance statistics.
-        can_ahead, can_go_on: whether outcomes may be drafted for; whether the target starts rounds without one, too.
+        can_ahead, can_go_on: whether outcomes may be drafted for; whether the target starts rounds without proposals.
     """
 
     target: TargetTimes

@@ -67,7 +67,7 @@ class RequestPlanner:
         self.stats = RequestStats(
             lambda key: planner.stats[acceptance, greedy, key], drafter, acceptance, greedy=greedy
         )
-        self._peers: tuple[TargetPeerCosts | None, DraftPeerCosts | None] = None, None  # which keeps their times
+        self._peers: tuple[TargetPeerCosts | None, DraftPeerCosts | None] = None, None  # kept by a reference
         self.target: TargetTimes | None = None
         self.draft: DraftTimes | None = None
         self.rates = Rates()
@@ -107,7 +107,7 @@ class RequestPlanner:
     @property
     def expects_drafts(self) -> bool:
         """Whether drafts may work and promise to pay: then the prompt is drafted on at once."""
-        if self.target is None:  # a burst's prompts would all be computed beside the target's
+        if self.target is None:  # or a burst's prompts would all be computed beside the target's
             return self._is_first
         group, is_alone = self.target.group, self.target.sessions == 1
         return self.mode is Mode.DRAFTS and not 0 < (group.promise_alone if is_alone else group.promise) <= MARGIN
