@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
@@ -29,7 +30,7 @@ from paceline.runtime.config import (
 )
 from paceline.runtime.gateway_config import GatewayConfig
 from paceline.runtime.options import of_program
-from paceline.runtime.process import BAD_CONFIGURATION, SPIN_COUNT, find_refusal
+from paceline.runtime.process import BAD_CONFIGURATION, SPIN_COUNT, find_refusal, reap
 from paceline.runtime.settings import Settings
 from paceline.runtime.sources import toml_value
 
@@ -121,7 +122,7 @@ class ServiceProcess:
     @property
     def exit_code(self) -> int | None:
         """`None` while the child runs; negative: the signal that ended it."""
-        return None if self._child is None else self._child.poll()
+        return self.wait(0.0)
 
     @property
     def since_start_s(self) -> float:
@@ -158,16 +159,11 @@ class ServiceProcess:
 
     def wait(self, timeout_s: float) -> int | None:
         """Wait for the child's end for at most `timeout_s`; returns its exit code, None if it runs or never ran."""
-        if self._child is None:
-            return None
-        try:
-            return self._child.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            return None
+        return None if self._child is None else reap(self._child, timeout_s)
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the child's whole group, if the child still runs."""
-        if self._child is not None and self._child.poll() is None:
+        if self._child is not None and self.exit_code is None:
             os.killpg(self._child.pid, number)
 
     def stop(self, grace_s: float = STOP_SECONDS) -> None:
@@ -184,7 +180,7 @@ class ServiceProcess:
         """SIGKILL; returns when the child is gone."""
         if self._child is not None:
             self.signal(signal.SIGKILL)
-            self._child.wait()
+            self.wait(math.inf)
             self._close_stdin()
 
     def log_tail(self, lines: int = LOG_LINES) -> str:

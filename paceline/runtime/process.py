@@ -16,6 +16,7 @@ import os
 import platform
 import re
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -122,6 +123,32 @@ def describe_exit(code: int | None) -> str:
     if code is None:
         return "no exit code yet"
     return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+
+REAP_SECONDS = 0.01
+"""Time between two looks at a child that somebody waits for."""
+_reaping = threading.Lock()
+
+
+def reap(child: subprocess.Popen[Any], timeout_s: float = 0.0) -> int | None:
+    """Wait for a child's end for at most `timeout_s`; returns its exit code, `None` while it runs.
+
+    Signals may raise here at any time. After one in `Popen.poll`, or in `Popen.wait` with a timeout, the child's own
+    lock may be held for ever, and the next wait hangs.
+    """
+    deadline = time.monotonic() + timeout_s
+    while True:
+        with _reaping:
+            if child.returncode is None:
+                try:
+                    pid, status = os.waitpid(child.pid, os.WNOHANG)
+                except ChildProcessError:  # an interrupt took the status along; `Popen` says 0 then, too
+                    pid, status = child.pid, 0
+                child.returncode = os.waitstatus_to_exitcode(status) if pid else None
+        left_s = deadline - time.monotonic()
+        if child.returncode is not None or left_s <= 0:
+            return child.returncode
+        time.sleep(min(left_s, REAP_SECONDS))
 
 
 BY_SIGNAL = 128
