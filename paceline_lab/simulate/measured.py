@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain
 from statistics import mean, median
 from typing import Any
 
@@ -88,16 +87,16 @@ def _beyond_ms(record: RoundRecord, line: CostLine) -> float:
 
 
 def _between_ms(runs: Sequence[GenerationStats]) -> float:
-    """The coordinator's time for a round that it sends: the rule, the plan, and what is in no record."""
-    sent_rounds = sum(not record.self_started for stats in runs for record in stats.records[1:])
-    accepting = chain.from_iterable((r.accept_ms for r in stats.records[1:] if not r.self_started) for stats in runs)
-    total = sum(accepting)
+    """The coordinator's time for a verdict, of which the replay charges each: the rule, the plan, what no record has."""
+    total, verdicts = 0.0, 0
     for stats in runs:
         rounds = stats.records[1:]
+        verdicts += len(rounds)
+        total += sum(record.accept_ms for record in rounds if not record.self_started)
         if rounds and stats.tokens_per_second:
             tokens = stats.committed - stats.records[0].accepted - 1
             total += max(0.0, 1e3 * tokens / stats.tokens_per_second - sum(record.round_ms for record in rounds))
-    return total / sent_rounds if sent_rounds else 0.0
+    return total / verdicts if verdicts else 0.0
 
 
 def _middle(values: Iterable[float]) -> float:

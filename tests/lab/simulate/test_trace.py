@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from paceline.cli.main import app
 from paceline.costs.cost_line import CostLine
 from paceline.protocol.draft import Shadow
 from paceline.protocol.errors import InvalidInput
+from paceline.protocol.records import GenerationStats, RoundRecord, StepTimings
 from paceline_lab.simulate.measured import line_of, measured_setting, one_way_ms
 from paceline_lab.simulate.policies import Policy
 from paceline_lab.simulate.report import measured_speed, replay_trace
@@ -136,6 +138,16 @@ def test_a_trip_is_the_median_of_those_with_nobody_before_them() -> None:
 def test_nothing_is_measured_of_requests_of_one_round() -> None:
     with pytest.raises(InvalidInput, match="rounds = 0: must be two or more in a request"):
         measured_setting([], {}, concurrency=1)
+
+
+def test_time_in_no_record_is_of_all_verdicts_of_which_a_group_at_rest_sends_few() -> None:
+    step = StepTimings(service_ms=20.0, rows=1)
+    own = RoundRecord(9, 20.0, 0.0, 0.0, step, 0.0, 0, 0, cache_hit=False, self_started=True)
+    sent = replace(own, accept_ms=0.5, self_started=False)
+    unrecorded_ms = 1.0
+    speed = 1e3 * 10 / (10 * 20.0 + unrecorded_ms)
+    stats = GenerationStats(rounds=11, committed=11, tokens_per_second=speed, records=(sent, sent, *(own,) * 9))
+    assert measured_setting([stats], {}, concurrency=1).coordinator_ms == pytest.approx((0.5 + unrecorded_ms) / 10)
 
 
 def test_a_replay_of_a_simulated_run_is_that_run() -> None:
