@@ -157,7 +157,7 @@ class Drafting:
         plan, self._rounds = self._plan, self._rounds + 1
         if self._rounds > 1:  # the first one waits for the prompt
             path = proposal.path(outcome.node) if proposal else ()
-            self._planner.learn(plan, record, proposal, path, first=drafted.first)
+            self._planner.learn(plan, record, proposal, path)
         if target_next is None:
             return
         self._next = target_next

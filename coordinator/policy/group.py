@@ -6,10 +6,9 @@ The account of one request can't see what it costs others, so all are judged tog
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
-from paceline.costs.goodput import ALLOWED_STEPS, LOOK_STEPS, MARGIN, Goodput, Mode, load_of
+from paceline.costs.goodput import ALLOWED_STEPS, LOOK_STEPS, MARGIN, Goodput, Mode, StepMs, load_of
 from paceline.costs.running_mean import OUTLIER, SPEED_MEMORY
 from paceline.costs.service_costs import LEAST_MOVE
 from paceline.protocol.records import RoundRecord
@@ -101,12 +100,13 @@ class Group(Goodput):
         drafts = self.account(sessions, Mode.DRAFTS)
         return drafts.last_at > 0 and drafts.steps < SPEED_MEMORY
 
-    def learn(self, record: RoundRecord, sessions: int, own: int, step_ms: Callable[[float], float]) -> float:
+    def learn(self, record: RoundRecord, sessions: int, own: int, step_ms: StepMs, *, reads: bool = False) -> float:
         """Learn from a round of a request that follows the group, during which the sessions stayed the same.
 
         Of the sessions `own` are this coordinator's. The others are taken to commit a token a step: what the group's
         rows take from them is its loss, but their proposals' rows are there anyway. At rest one round stands for
-        `own`, to save CPU. Returns the steps of rest that fit into its time; 0: it isn't counted.
+        `own`, to save CPU. `reads`: its draft had yet to read the text, so it owes no gain, but may not cost much.
+        Returns the steps of rest that fit into its time; 0: it isn't counted.
         """
         mode, step = self.mode(sessions), record.target
         self._rests += mode is Mode.REST
@@ -129,5 +129,5 @@ class Group(Goodput):
         margin = 1 + (MARGIN - 1) * own / sessions  # what drafting gains is of its own requests alone
         tokens, least = (committed, margin) if mode is not Mode.REST else (steps, 1.0)
         best_other = max(least, self.account(sessions, Mode.MATCHES).gain) if mode is Mode.DRAFTS else least
-        self.account(sessions, mode).add(tokens, steps, best_other, self.steps)
+        self.account(sessions, mode).add(tokens, steps, 1.0 if reads else best_other, self.steps)
         return round_steps

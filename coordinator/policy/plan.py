@@ -38,6 +38,7 @@ class Plan:
         shadow: whether the draft is asked for the shadow of committed tokens, though it proposed none of them.
         mode: what the group let it do, None: it follows none. In `REST` and `MATCHES` the draft hears of no commit.
         value: tokens that its proposal brings beyond what it costs.
+        reads: whether its draft had yet to read the text.
     """
 
     source: Source = Source.NONE
@@ -50,6 +51,7 @@ class Plan:
     shadow: bool = False
     mode: Mode | None = None
     value: float = -math.inf
+    reads: bool = False
 
 
 @dataclass(frozen=True)

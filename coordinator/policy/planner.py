@@ -139,7 +139,7 @@ class RequestPlanner:
         else:
             plan = self._plan_without_drafts(target, mode, options)
         self._ahead_lag = options.lag if plan.ahead.fan_out else None
-        return replace(plan, mode=mode)
+        return replace(plan, mode=mode, reads=mode is Mode.DRAFTS and options.lag > 0)
 
     def _plan_without_drafts(self, target: TargetTimes, mode: Mode, options: Options) -> Plan:
         """Who rests needs no more CPU than target-only."""
@@ -175,18 +175,13 @@ class RequestPlanner:
             one_ms, two_ms = map(self.target.steps(), (1, 2))  # a target that has just been joined may not say
             self.loss_budget.leave_out((match.following[0] == committed[0]) + 1 - two_ms / one_ms if one_ms else 0.0)
 
-    def learn(
-        self, plan: Plan, record: RoundRecord, proposal: Proposal | None, path: Sequence[int], *, first: bool = False
-    ) -> None:
-        """Learn from a round's times and its proposal, of which `path` has the accepted nodes.
-
-        Not from a request's first round, which waits for the prompt; `first`: its draft, too, computed a text.
-        """
+    def learn(self, plan: Plan, record: RoundRecord, proposal: Proposal | None, path: Sequence[int]) -> None:
+        """Learn from a round; not from a first, which waits for the prompt. `path`: its proposal's accepted nodes."""
         target, sessions, self.rounds = self._target, self._sessions, self.rounds + 1
         self._ahead_ms = record.round_ms - record.draft_wait_ms if self._ahead_lag == 0 else 0.0
         self._sessions = 0 if target is None else target.sessions
         if target is not None and sessions == self._sessions and plan.mode is not None:
-            steps = target.group.learn(record, sessions, len(target.requests), target.steps())
+            steps = target.group.learn(record, sessions, len(target.requests), target.steps(), reads=plan.reads)
             if steps and not record.target.prefix_rows:
                 is_plain = record.self_started and proposal is None and not plan.ahead.fan_out
                 rests = plan.mode is Mode.REST or (is_plain and sessions == 1)
@@ -196,7 +191,7 @@ class RequestPlanner:
         self.stats.take_round(plan.source, record, proposal, path)
         if target is not None:
             target.learn(record, beside=plan.ahead.fan_out > 0, late=plan.source is Source.WAIT)
-            if plan.source is Source.WAIT and not first and self.draft is not None:
+            if plan.source is Source.WAIT and not plan.reads and self.draft is not None:
                 self.draft.learn(record, target.sessions)
 
     def _pricing(self, target: TargetTimes) -> ProposalPricing:

@@ -1,7 +1,7 @@
 """What servers gain over resting by drafting, as measured: tokens that steps commit in a time, under each load. Pure.
 
-In a mode of drafting the requests commit tokens in some time; at rest they would have committed one token a step in
-the same time. A mode that loses too much against that is left for a pause, which doubles each time.
+While a mode commits its tokens, resting would commit one a step. A mode that loses too much against that is left for
+a pause, which doubles each time.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ MOST_PAUSE = 64 * FIRST_PAUSE
 MARGIN = 1.05
 """Gain over resting that a mode must reach, since what it takes of shared cores is not all in its rounds; and over
 matches that drafts must promise before they are tried: closed forms flatter drafting by 5 to 10 %."""
+
+StepMs = Callable[[float], float]  # milliseconds of a step by its rows
 
 
 class Mode(IntEnum):
@@ -134,7 +136,7 @@ class Goodput:
         rest = self._rest_ms.setdefault(sessions, RunningMean(ms, 0.0, MEMORY))
         rest.add(min(ms, OUTLIER * rest.value))
 
-    def rest_ms(self, sessions: int, step_ms: Callable[[float], float]) -> float:
+    def rest_ms(self, sessions: int, step_ms: StepMs) -> float:
         """Time of a step at rest with a row a session, as measured with as many, or else with nearly as many.
 
         Rows of others' proposals count as sessions; `step_ms`: of a step by its rows, by the target's line.

@@ -43,7 +43,6 @@ class RoundDraft:
 
     `hit`: it was drafted for this outcome before the outcome was known.
     `miss`: proposals were drafted for other outcomes, or came too late.
-    `first`: it is the session's first proposal, for which the service had to compute the text before it.
     `mistake`: its first token that was redrawn.
     `lease`: rounds after this one that the target may start by itself.
     `drafts_ahead`: the draft service prepares proposals for the round's outcomes.
@@ -53,7 +52,6 @@ class RoundDraft:
     proposal: Proposal | None = None
     hit: bool = False
     miss: bool = False
-    first: bool = False
     mistake: Mistake | None = None
     timings: StepTimings = field(default_factory=StepTimings)
     lease: int = 0

@@ -214,7 +214,7 @@ class DraftSession:
         self._awaits_proposal = False
         if entry is None:
             return NOTHING
-        first, self._is_first = self._is_first, False
+        self._is_first = False
         longest = max(self._budget.max_tokens, self._outcome_budget.max_tokens)
         if (depth := max(entry.proposal.depths, default=0)) > longest:
             limit = f"at most {longest} tokens, the budget"
@@ -224,7 +224,7 @@ class DraftSession:
         if draft is None or draft.proposal is None:
             return NOTHING
         # It may have been prepared for this outcome with a larger budget: its beginning is as good.
-        return replace(draft, proposal=draft.proposal.within(self._budget.max_tokens), first=first)
+        return replace(draft, proposal=draft.proposal.within(self._budget.max_tokens))
 
     def verifying(self, round_: Round, budget: DraftBudget) -> None:
         """Announce a round that has left for the target, with the budget of each outcome's proposal."""

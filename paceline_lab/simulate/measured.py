@@ -87,7 +87,7 @@ def _beyond_ms(record: RoundRecord, line: CostLine) -> float:
 
 
 def _between_ms(runs: Sequence[GenerationStats]) -> float:
-    """The coordinator's time for a verdict, of which the replay charges each: the rule, the plan, what no record has."""
+    """The coordinator's time for a verdict, of which replays charge each: the rule, the plan, what no record has."""
     total, verdicts = 0.0, 0
     for stats in runs:
         rounds = stats.records[1:]

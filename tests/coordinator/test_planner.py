@@ -358,7 +358,7 @@ def test_the_wait_for_a_first_draft_is_no_measure_of_the_next() -> None:
     )
     proposal = Proposal(1, (1, 2), (0.5, 0.5), drafter="model")
     before = times.wires[0].value
-    request.learn(plan, late, proposal, (0,), first=True)
+    request.learn(dataclasses.replace(plan, reads=True), late, proposal, (0,))
     assert times.wires[0].value == before
     request.learn(plan, late, proposal, (0,))
     assert times.wires[0].value > before + 5
