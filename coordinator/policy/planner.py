@@ -100,8 +100,7 @@ class RequestPlanner:
         if self.target is not None:
             self.target.requests.pop(self, None)
             if not self.target.requests:  # who comes next is not left over by a burst, but may be the first of one
-                group = self.target.group
-                group.mode(1)  # which takes note of the load
+                (group := self.target.group).mode(1)  # which takes note of the load
                 group.calm_at, group.last_loss = min(group.calm_at, group.steps + 1), min(0.0, self.loss_budget.loss)
 
     @property
@@ -139,7 +138,8 @@ class RequestPlanner:
         else:
             plan = self._plan_without_drafts(target, mode, options)
         self._ahead_lag = options.lag if plan.ahead.fan_out else None
-        return replace(plan, mode=mode, reads=mode is Mode.DRAFTS and options.lag > 0)
+        asks = plan.source is Source.WAIT or plan.shadow or plan.ahead.fan_out > 0
+        return replace(plan, mode=mode, reads=asks and options.lag > 0)
 
     def _plan_without_drafts(self, target: TargetTimes, mode: Mode, options: Options) -> Plan:
         """Who rests needs no more CPU than target-only."""

@@ -113,8 +113,10 @@ def test_one_request_tries_drafts_that_lost_and_waits_for_none_that_computes_its
     plans = [request.plan(opening) for request in requests]
     assert [plan.source for plan in plans] == [Source.NONE] * 4
     assert [plan.shadow for plan in plans].count(True) == 1
+    assert [plan.reads for plan in plans] == [plan.shadow for plan in plans], "nobody reads the others' texts"
     tryer = requests[[plan.shadow for plan in plans].index(True)]
     is_open = dataclasses.replace(opening, lag=0)
+    assert not tryer.plan(is_open).reads
     assert [request.plan(is_open).source is Source.WAIT for request in requests] == [
         request is tryer for request in requests
     ]

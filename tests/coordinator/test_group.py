@@ -39,6 +39,7 @@ def run(
     *,
     prefix_rows: int = 0,
     line: Callable[[float], float] = step_ms,
+    reads: bool = False,
 ) -> tuple[float, list[Mode]]:
     """Steps of all sessions, one token a round; returns the time beside rest's, and the mode of each step.
 
@@ -57,7 +58,7 @@ def run(
         proposed = int(mode is not Mode.REST and gain(mode) != 1.0)
         for _ in range(sessions):
             record = RoundRecord(9, round_ms, 0, 0, step, 0, proposed, 0, cache_hit=False, self_started=True)
-            group.learn(record, sessions, sessions, line)
+            group.learn(record, sessions, sessions, line, reads=reads and mode is Mode.DRAFTS)
     return ms / (steps * rest_ms), modes
 
 
@@ -93,6 +94,17 @@ def test_drafts_that_bring_less_than_matches_are_left_though_they_gain() -> None
     ratio, modes = run(group, 4, gains(1.6, 1.2), 10 * WAVE)
     assert share(modes, Mode.MATCHES) >= 0.95
     assert ratio <= 1 / 1.55
+
+
+def test_drafts_that_still_read_the_texts_owe_no_gain_beside_matches_but_may_cost_only_so_much() -> None:
+    def drafting_steps(reading: float, *, reads: bool) -> int:
+        group = Group(promise=1.5)
+        run(group, 4, gains(1.3, 1.5), int(LOOK_STEPS))
+        return run(group, 4, gains(1.3, reading), WAVE, reads=reads)[1].count(Mode.DRAFTS)
+
+    assert drafting_steps(1.0, reads=True) >= 0.95 * WAVE, "behind the rest of the look"
+    assert drafting_steps(1.0, reads=False) <= ALLOWED_STEPS / 0.3 + 1
+    assert 0 < drafting_steps(0.8, reads=True) <= ALLOWED_STEPS / (1 / 0.8 - 1) + 1
 
 
 def test_what_turns_useless_is_left_and_taken_again_once_it_is_good() -> None:
