@@ -38,7 +38,7 @@ class Plan:
         shadow: whether the draft is asked for the shadow of committed tokens, though it proposed none of them.
         mode: what the group let it do, None: it follows none. In `REST` and `MATCHES` the draft hears of no commit.
         value: tokens that its proposal brings beyond what it costs.
-        reads: whether the draft is asked for anything, but has yet to read the text.
+        reads: whether the draft is at work for the request, but has yet to read the text.
     """
 
     source: Source = Source.NONE

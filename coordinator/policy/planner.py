@@ -138,8 +138,8 @@ class RequestPlanner:
         else:
             plan = self._plan_without_drafts(target, mode, options)
         self._ahead_lag = options.lag if plan.ahead.fan_out else None
-        asks = plan.source is Source.WAIT or plan.shadow or plan.ahead.fan_out > 0
-        return replace(plan, mode=mode, reads=asks and options.lag > 0)
+        works = options.open_ms > 0 or plan.source is Source.WAIT or plan.shadow or plan.ahead.fan_out > 0
+        return replace(plan, mode=mode, reads=mode is Mode.DRAFTS and works and options.lag > 0)
 
     def _plan_without_drafts(self, target: TargetTimes, mode: Mode, options: Options) -> Plan:
         """Who rests needs no more CPU than target-only."""
