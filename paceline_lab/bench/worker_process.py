@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import signal
 import subprocess
@@ -18,6 +19,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, Self
 
 from paceline.protocol.errors import PacelineError
+from paceline.runtime.process import reap
 
 READY_SECONDS = 900.0
 ANSWER_SECONDS = 300.0
@@ -121,8 +123,7 @@ class WorkerProcess:
         if child.stdin is not None:
             with contextlib.suppress(OSError):
                 child.stdin.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(STOP_SECONDS)
+        reap(child, STOP_SECONDS)
         self._kill()
 
     def _pump(self) -> None:
@@ -156,7 +157,7 @@ class WorkerProcess:
         assert self._child is not None, "entered"
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._child.pid, signal.SIGKILL)
-        self._child.wait()
+        reap(self._child, math.inf)
 
     def _failure(self, what: str) -> WorkerFailed:
         text = self._log.read_text(errors="replace") if self._log is not None and self._log.exists() else ""

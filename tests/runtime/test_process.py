@@ -60,7 +60,7 @@ def test_a_child_is_reaped_after_an_interrupt_wherever_it_came(timeout_s: float)
         assert reap(child, WAIT_S) == -signal.SIGKILL
 
 
-def test_a_child_reaped_by_somebody_else_has_ended(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_child_reaped_by_somebody_else_has_ended() -> None:
     child = subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"])
     assert reap(child, WAIT_S) == 3
     assert (reap(child), child.wait()) == (3, 3)
