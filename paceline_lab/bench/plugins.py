@@ -34,6 +34,7 @@ from typing import Any
 from paceline.models.tokenizer import load_tokenizer
 from paceline.protocol.errors import PacelineError, require
 from paceline.runtime.config import LOCALHOST
+from paceline.runtime.process import reap
 from paceline_lab import REPORTS
 from paceline_lab.bench.peers.process import Answer, TokenIds
 from paceline_lab.bench.peers.report import PeerRow, peer_rows
@@ -130,22 +131,19 @@ def started(mode: str, folder: Path, arguments: argparse.Namespace) -> Iterator[
         process = subprocess.Popen(command, stdout=output, stderr=output, env=os.environ | variables)
     try:
         while not _is_up(f"http://{LOCALHOST}:{port}/health"):
-            if process.poll() is not None or time.perf_counter() - start_s > READY_S:
+            if reap(process) is not None or time.perf_counter() - start_s > READY_S:
                 raise ServerFailed(f"{VLLM} {mode} did not start:\n{log.read_text(errors='replace')[-4000:]}")
             time.sleep(0.5)
         took_s = time.perf_counter() - start_s
         yield ServerContestant(mode, f"http://{LOCALHOST}:{port}", arguments.model, (process.pid,), took_s)
     except ServerFailed as error:
-        try:
-            code = process.wait(DEATH_S)
-        except subprocess.TimeoutExpired:
-            raise error from None
+        code = reap(process, DEATH_S)
+        if code is None:
+            raise
         raise ServerFailed(f"{VLLM} {mode} has ended ({code}):\n{log.read_text(errors='replace')[-4000:]}") from error
     finally:
         process.terminate()
-        try:
-            process.wait(STOP_S)
-        except subprocess.TimeoutExpired:
+        if reap(process, STOP_S) is None:
             process.kill()
 
 
