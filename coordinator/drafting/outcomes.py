@@ -91,9 +91,10 @@ class OutcomeProposals:
             if (grows and not growing) or (match is not None and outcome == match.outcome):
                 continue
             proposal = prepared.within(self._room(outcome)).first(self.rows_left - self._accepted(outcome) - 1)
-            worth = proposal if self.settings.tokens is not None else self.planner.worth_verifying(proposal)
-            if worth:
-                yield PrefetchCandidate(outcome, worth, grows)
+            fixed = self.settings.tokens is not None
+            nodes = len(proposal) if fixed else self.planner.worth_verifying(proposal)
+            if nodes:
+                yield PrefetchCandidate(outcome, proposal.first(nodes), grows)
 
     def _match_candidate(self) -> PrefetchCandidate | None:
         """The match's continuation after the round, for the outcome that follows the match."""

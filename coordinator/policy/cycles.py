@@ -65,19 +65,15 @@ class Cycles:
     can_ahead: bool = False
     can_go_on: bool = False
 
-    def rates(self, pool: AcceptanceStats | None, *, drafts: bool, promises: bool) -> Rates:
-        """The rates where all do what is best; `pool` None: of one alone. `promises`: say those of drafts at rest."""
-        others = self.target.sessions - 1
-        strategy, own = _best(self.all(drafts=drafts))
-        if pool is None:
-            return Rates(own.rate, strategy=strategy)
-        rate, of_all = own.rate, replace(self, stats=pool).all(drafts=drafts or promises)
+    def rates(self, pool: AcceptanceStats, *, drafts: bool, promises: bool) -> Rates:
+        """The rates where all do what is best. `pool`: of all; `promises`: say those of drafts at rest."""
+        others, of_all = self.target.sessions - 1, replace(self, stats=pool).all(drafts=drafts or promises)
+        own = best = _best(self.all(drafts=drafts))
         if others:  # a draft at work beside the step slows it for all, so only all together choose that
-            strategy, cycle = _best(of_all if drafts else {TARGET_ONLY: of_all[TARGET_ONLY]})
-            rate = cycle.rate
+            best = _best(of_all if drafts else {TARGET_ONLY: of_all[TARGET_ONLY]})
         plain, *with_drafts = (cycle.rate for cycle in of_all.values())
         promise = max(with_drafts, default=0.0) / plain if plain else 0.0
-        return Rates(own.rate, others * rate, others * (1 + strategy.depth), strategy, promise)
+        return Rates(own[1].rate, others * best[1].rate, others * (1 + best[0].depth), best[0], promise)
 
     def all(self, *, drafts: bool = True) -> dict[Strategy, Cycle]:
         """A session's cycle of every strategy, where all follow it and share every step."""
@@ -85,7 +81,7 @@ class Cycles:
         cycles = {TARGET_ONLY: Cycle(1.0 + self.stats.texts.match_value.value, alone_ms(sessions))}
         if not drafts or self.draft is None or not self.draft.line.is_known:
             return cycles
-        level_ms = self.draft.step_ms(AHEAD_ROWS * sessions)
+        level_ms = self.draft.step_ms(AHEAD_ROWS * sessions, beside=True)
         for depth, draft_ms in enumerate(self.draft.waits(sessions), 1):
             step_ms = alone_ms(sessions * (1 + depth))
             late_ms = target.late_ms(step_ms / 2)  # all wait; below, others go on, and who is late misses a step

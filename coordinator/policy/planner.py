@@ -156,10 +156,9 @@ class RequestPlanner:
         steps = 0 if self.target is None else self.target.group.steps_to_drafts(self.target.sessions)
         return most if steps is None else min(most, steps)
 
-    def worth_verifying(self, proposal: Proposal) -> Proposal | None:
-        """The first nodes of a model's proposal that pay for their rows if its outcome comes true."""
-        nodes = 0 if (target := self._target) is None else self._pricing(target).draft_value(proposal)[1]
-        return proposal.first(nodes) if nodes else None
+    def worth_verifying(self, proposal: Proposal) -> int:
+        """How many nodes of a model's proposal pay for their rows if its outcome comes true."""
+        return 0 if (target := self._target) is None else self._pricing(target).draft_value(proposal)[1]
 
     def worth_copying(self, match: Match | None, room: int, *, ends_lease: bool) -> int:
         """How far to follow a match; None: there is none. `ends_lease`: the round behind it has to be sent, then."""
@@ -237,27 +236,27 @@ class RequestPlanner:
         )
 
     def _rates_now(self, target: TargetTimes, options: Options) -> Rates:
-        """The rates of the best strategy. One that is alone asks more rarely what drafts promise to all."""
+        """The rates of the best strategy. It says what drafts promise to all together, or to one that is alone."""
         group, is_alone = target.group, target.sessions == 1
-        is_due = self.rounds % RATES_KEPT == 0 if is_alone else options.drafts or group.steps >= group.promise_due
-        promises = is_due and self.draft is not None
+        promises = self.draft is not None and (is_alone or options.drafts or group.steps >= group.promise_due)
         cycles = Cycles(target, self.draft, self.stats.own, options.fan_out > 0, options.can_prefetch)
-        pool = None if is_alone and not promises else self.stats.pool
+        pool = self.stats.own if is_alone else self.stats.pool
         rates = cycles.rates(pool, drafts=options.drafts, promises=promises)
         if promises and is_alone:
-            group.promise_alone = rates.promise
+            group.promise_alone = self._promise(target, rates.promise, options)
         elif promises:
             group.promise, group.promise_due = self._promise(target, rates.promise, options), group.steps + RATES_KEPT
         return rates
 
     def _promise(self, target: TargetTimes, promise: float, options: Options) -> float:
-        """What drafts promise a group that begins them: it reads all texts first, and they go on as long again."""
-        if not promise or self.draft is None or self.mode is Mode.DRAFTS:
+        """What drafts promise that begin with reading all texts; those of a group go on as long again."""
+        is_alone = target.sessions == 1
+        if not promise or self.draft is None or (self.mode is Mode.DRAFTS and not is_alone):
             return promise
         plain_ms, beside_ms = (target.steps(beside=beside)(target.sessions) for beside in (False, True))
         lost_ms = max(0.0, 1 - plain_ms / beside_ms) * self.draft.catch_up_ms(options.lag, options.open_ms)
-        left_ms = max(1, min(self.rounds, options.room)) * plain_ms
-        return 1 / (1 / promise + target.sessions * lost_ms / left_ms)
+        left = max(1, options.room if is_alone else min(self.rounds, options.room))
+        return 1 / (1 / promise + target.sessions * lost_ms / (left * plain_ms))
 
     def _best_proposal(self, pricing: ProposalPricing, options: Options, *, tries: bool) -> Plan:
         """The plan whose proposal has the greatest value, which is below 0 only if one is tried."""

@@ -70,25 +70,26 @@ class ProposalPricing:
         return Plan(source, nodes, nodes, value=value - sending_cost) if nodes else Plan()
 
     def wait_plan(self, options: Options, *, tries: bool) -> Plan:
-        """The best to draft just in time; it waits for half of what is left at most, or for one level if `tries`."""
+        """The best to draft just in time, by half of what is left; one level by all of it, or more if it `tries`."""
         if not options.drafts or options.cached_proposal is not None or self.draft is None:
             return Plan()
         late_ms = self.target.late_ms(0.0) if options.lease else 0.0  # what is not known is to be found out
-        most_ms, first_ms = self.left_ms / 2, self.draft.catch_up_ms(options.lag, options.open_ms)
+        left_ms, first_ms = self.left_ms, self.draft.catch_up_ms(options.lag, options.open_ms)
         trees = self.trees(min(options.room, MAX_DEPTH), options)
         prices, best = self._prices(trees[-1][1] if trees else 0), Plan()
         for depth, ((accepted, nodes), draft_ms) in enumerate(zip(trees, self._waits_ms, strict=False), 1):
             wait_ms = draft_ms + first_ms
             value = accepted - prices[nodes] - (wait_ms + late_ms) * self.rates.own
-            if value > best.value and (wait_ms <= most_ms or (tries and depth == 1)):
-                best = Plan(Source.WAIT, nodes, depth, patience_ms=most_ms, value=value)
+            if value > best.value and (2 * wait_ms <= left_ms or (depth == 1 and (tries or wait_ms <= left_ms))):
+                patience_ms = min(left_ms, max(left_ms / 2, 2 * wait_ms))
+                best = Plan(Source.WAIT, nodes, depth, patience_ms=patience_ms, value=value)
         return best
 
     def open_ended(self, plan: Plan, room: int) -> Plan:
         """A chain that is drafted while its next token is worth its cost, where probabilities may be used."""
         if plan.source is not Source.WAIT or not self.stats.is_coupled or plan.nodes > plan.depth:
             return plan
-        depth = max(plan.depth, sum(ms <= plan.patience_ms for ms in self._waits_ms[: min(room, MAX_DEPTH)]))
+        depth = max(plan.depth, sum(2 * ms <= self.left_ms for ms in self._waits_ms[: min(room, MAX_DEPTH)]))
         price = self._prices(1)[1] + (self._waits_ms[1] - self._waits_ms[0]) * self.rates.own
         return replace(plan, depth=depth, nodes=depth, least_chance=min(1.0, price))
 
@@ -98,7 +99,7 @@ class ProposalPricing:
         sessions = self.target.sessions if self.rates.strategy.depth else 1
         if self.draft is None:
             return []
-        head_ms = head_start_ms(self.ahead_ms, self.draft.step_ms(AHEAD_ROWS * sessions))
+        head_ms = head_start_ms(self.ahead_ms, self.draft.step_ms(AHEAD_ROWS * sessions, beside=True))
         return [max(0.0, ms - head_ms) for ms in self.draft.waits(sessions)]
 
     def trees(self, most: int, options: Options) -> list[tuple[float, int]]:

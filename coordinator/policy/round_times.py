@@ -90,9 +90,9 @@ class DraftTimes:
         """The cost line that the draft service states now."""
         return self.peer.costs.line_of(self.drafter)
 
-    def step_ms(self, rows: float) -> float:
-        """Time of a step of so many rows; 0 without rows."""
-        return 0.0 if not rows else self.line.ms(rows)
+    def step_ms(self, rows: float, *, beside: bool = False) -> float:
+        """Time of a step of so many rows that is waited for, or that drafts `beside` the target's; 0 without rows."""
+        return 0.0 if not rows else self.peer.costs.line_of(self.drafter, beside=beside).ms(rows)
 
     def catch_up_ms(self, lag: int, open_ms: float) -> float:
         """Time until the draft has computed `lag` rows, on which it has worked for `open_ms`."""

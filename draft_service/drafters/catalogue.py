@@ -10,7 +10,7 @@ from pathlib import Path
 from draft_service.drafters.interface import AnyDrafter
 from draft_service.drafters.model import ModelDrafter
 from paceline.costs.cost_line import CostLine
-from paceline.costs.service_costs import DEFAULT
+from paceline.costs.service_costs import DEFAULT, LineKey
 from paceline.drafters.names import check_drafters
 from paceline.engine.interface import Engine
 from paceline.engine.loading import load_engine
@@ -69,10 +69,13 @@ class Catalogue:
         return sum(engine.info.max_kv_rows for engine in self.engines)
 
     @property
-    def lines(self) -> Mapping[str, CostLine]:
-        """The cost line of each drafter; the default's is under the empty name."""
-        default, *others = self.names
-        return {DEFAULT: self.drafters[default].line, **{name: self.drafters[name].line for name in others}}
+    def lines(self) -> Mapping[LineKey, CostLine]:
+        """The cost lines of each drafter, with steps beside the target's where there were any; the default's name is
+        empty.
+        """
+        drafters = {DEFAULT if name == self.names[0] else name: self.drafters[name] for name in self.names}
+        beside = {(name, True): each.line_beside for name, each in drafters.items() if each.line_beside.is_known}
+        return {**{(name, False): each.line for name, each in drafters.items()}, **beside}
 
     def pick(self, name: str) -> AnyDrafter:
         """The drafter of a session; an empty name, or its own, picks the default.

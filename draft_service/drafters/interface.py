@@ -92,7 +92,11 @@ class Drafter(Protocol[D, S, C]):
 
     @property
     def line(self) -> CostLine:
-        """The cost line of its steps, without rows of prefixes; may be read on any thread."""
+        """The cost line of steps that are waited for, without rows of prefixes; may be read on any thread."""
+
+    @property
+    def line_beside(self) -> CostLine:
+        """The same of steps that draft for outcomes, beside the target's; unknown until there were any."""
 
     def open(self, session: int, spec: SessionSpec, follower: Follower | None = None) -> int:
         """Begin a session, and return how many prefix tokens were reused.

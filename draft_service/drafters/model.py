@@ -22,7 +22,7 @@ from draft_service.drafters.state import SessionState
 from draft_service.drafters.tree import TREE_ROWS, DraftTree, Node
 from paceline.costs.acceptance import TokenAcceptance
 from paceline.costs.cost_line import CostLine
-from paceline.costs.cost_meter import CostMeter
+from paceline.costs.cost_meter import MeterPair
 from paceline.engine.features import FeatureEngine, FeatureRows
 from paceline.engine.interface import Engine, Logits, Prefix, RankedRows, Ranking, RankingEngine, StepItem, StepPlan
 from paceline.engine.measuring import measure_line
@@ -145,21 +145,25 @@ class ModelDrafter:
         name: str = MODEL,
         *,
         rows_per_step: int = ROWS_PER_STEP,
-        meter: CostMeter | None = None,
+        meters: MeterPair | None = None,
     ) -> None:
         self._engine = engine
         self._features = engine if isinstance(engine, FeatureEngine) else None
         self.manifest = DrafterManifest(name, NO_FEATURES if self._features is None else self._features.need)
         self._prefill_chunk = prefill_chunk
         self._rows_per_step = rows_per_step
-        self._meter = CostMeter() if meter is None else meter
+        self._meters = MeterPair() if meters is None else meters
         self._calibrations = {acceptance: TokenAcceptance() for acceptance in Acceptance}
         self._sessions: dict[int, SessionState] = {}
         self._speculations: dict[int, Speculation] = {}
 
     @property
     def line(self) -> CostLine:  # noqa: D102
-        return self._meter.line
+        return self._meters.alone.line
+
+    @property
+    def line_beside(self) -> CostLine:  # noqa: D102
+        return self._meters.beside.line
 
     def measure(self) -> None:
         """Time a few steps before there are sessions: a proposal's second step, whose rows are its first nodes.
@@ -187,7 +191,7 @@ class ModelDrafter:
             finally:
                 self.close(MEASURED_AS)
 
-        self._meter = CostMeter(measure_line(step, most))
+        self._meters = MeterPair(measure_line(step, most))
 
     def open(self, session: int, spec: SessionSpec, follower: Follower | None = None) -> int:
         """Reserve the session's rows; the first step computes the prefix, in chunks.
@@ -287,7 +291,7 @@ class ModelDrafter:
         for each, answer in zip(work, self._step(plan, work), strict=True):
             each.absorb(answer)
         if all(each.lag_rows <= each.reaches_root for each in work):  # rows of a prefix are cheaper, having no logits
-            self._meter.observe(plan.rows, (clock.now() - started_at) * 1e3)
+            self._meters.observe(plan.rows, (clock.now() - started_at) * 1e3, beside=bool(speculations))
         return plan.rows
 
     def close(self, session: int) -> None:  # noqa: D102

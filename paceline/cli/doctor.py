@@ -23,6 +23,7 @@ from paceline.cli.app import EXIT_ERROR, app
 from paceline.cli.request_options import API_KEY_VARIABLE, RoleTlsOptions, read_api_key
 from paceline.cli.support import example, has_engine
 from paceline.client import DEFAULT_ADDRESS, Client
+from paceline.costs.service_costs import TargetCosts
 from paceline.models.pullable import PULLABLE
 from paceline.models.resolve import is_pulled, model_home
 from paceline.protocol.errors import PacelineError
@@ -183,10 +184,13 @@ def _steps(name: Literal["target", "draft"], peer: PeerSettings, timeout_s: floa
     except PacelineError as error:
         yield Finding(f"{name} steps", error.message, ok=False)
         return
-    lines = {name or "line": line for name, line in costs.lines.items()}
-    shown_lines = {line: points for line, points in lines.items() if line != "beside" or points != lines["alone"]}
-    for line, points in shown_lines.items():
-        subject = f"{name} steps" if line != "beside" else "target beside a draft"
+    if isinstance(costs, TargetCosts):
+        lines = {"target steps": costs.alone, "target beside a draft": costs.beside}
+        shown_lines = dict([*lines.items()][: 1 if costs.beside == costs.alone else 2])
+    else:
+        kinds = {False: "draft steps", True: "draft beside the target"}
+        shown_lines = {f"{kinds[beside]} {name}".rstrip(): line for (name, beside), line in costs.lines.items()}
+    for subject, points in shown_lines.items():
         times = ", ".join(f"{ms:.1f} ms of {rows:g}" for rows, ms in points.points)
         yield Finding(subject, f"{times} rows" if times else "not measured")
 

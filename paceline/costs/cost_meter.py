@@ -72,6 +72,19 @@ class CostMeter:
         return float(np.interp(rows, *np.array(factors).T)) if factors else 1.0
 
 
+class MeterPair:
+    """Two lines of a service: one of its steps, and one of those that run beside the other service's."""
+
+    def __init__(self, base: CostLine = UNKNOWN_LINE) -> None:
+        self.alone, self.beside = CostMeter(base), CostMeter()
+
+    def observe(self, rows: int, ms: float, *, beside: bool) -> None:
+        """Learn from a step of `rows` that took `ms`."""
+        if beside:
+            self.beside.base = self.alone.line
+        (self.beside if beside else self.alone).observe(rows, ms)
+
+
 def _size(rows: float) -> int:
     """Sizes are octaves: steps of 1 row, of 2 and 3, of 4 to 7, …"""
     return int(rows).bit_length()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Protocol, Self, TypeAlias, TypeVar, cast
 
 from paceline.costs.cost_line import CostLine
@@ -17,6 +18,9 @@ LEAST_MOVE = 0.03
 3 % is what a request may lose to a wrong plan."""
 DEFAULT = ""
 """Name of a service's default drafter, which serves requests that name none."""
+LineKey: TypeAlias = tuple[str, bool]
+"""A drafter's name, and whether the line is of steps beside those of the other service."""
+ALONE, BESIDE = (DEFAULT, False), (DEFAULT, True)
 MAX_COUNT = 1 << 20
 """Most sessions, rows or waiting work that a service may state: as many rows as a line may have."""
 
@@ -48,13 +52,13 @@ class TargetCosts:
         _check_counts(self.sessions, self.rows, self.queue)
 
     @property
-    def lines(self) -> Mapping[str, CostLine]:
-        """The lines by their names on the wire."""
-        return {"alone": self.alone, "beside": self.beside}
+    def lines(self) -> Mapping[LineKey, CostLine]:
+        """The lines by their key."""
+        return {ALONE: self.alone, BESIDE: self.beside}
 
-    def with_lines(self, lines: Mapping[str, CostLine]) -> Self:
-        """The same with these lines; a name that is missing has none."""
-        return replace(self, alone=lines.get("alone", UNKNOWN_LINE), beside=lines.get("beside", UNKNOWN_LINE))
+    def with_lines(self, lines: Mapping[LineKey, CostLine]) -> Self:
+        """The same with these lines; a key that is missing has none."""
+        return replace(self, alone=lines.get(ALONE, UNKNOWN_LINE), beside=lines.get(BESIDE, UNKNOWN_LINE))
 
 
 @dataclass(frozen=True)
@@ -67,13 +71,14 @@ class DrafterLine:
 
 @dataclass(frozen=True)
 class DraftCosts:
-    """What a draft service's steps take: a line for each drafter, learned as a target's are.
+    """What a draft service's steps take: lines for each drafter, learned as a target's are.
 
     Attributes:
-        line: steps of the default drafter's model, with its draws.
+        line: steps of the default drafter's model, with its draws, that somebody waits for.
         sessions, rows: in the latest step, of all coordinators.
         queue: proposals that coordinators wait for.
-        others: steps of the other drafters.
+        others: such steps of the other drafters.
+        beside: steps that draft for outcomes, beside the target's, of drafters that had some.
 
     Raises:
         InvalidInput: a number out of bounds.
@@ -84,6 +89,7 @@ class DraftCosts:
     rows: int = 0
     queue: int = 0
     others: tuple[DrafterLine, ...] = ()
+    beside: tuple[DrafterLine, ...] = ()
 
     def __post_init__(self) -> None:
         _check_counts(self.sessions, self.rows, self.queue)
@@ -91,20 +97,29 @@ class DraftCosts:
         require(len(names) == len(self.others), "costs others", len(self.others), f"{len(names)}, each named once")
         require(len(names) < MAX_DRAFTERS, "costs others", len(names), f"at most {MAX_DRAFTERS - 1}")
         require(DEFAULT not in names, "costs others", DEFAULT, "a drafter's name")
+        drafters, lines = {each.drafter for each in self.beside}, len(self.beside)
+        require(len(drafters) == lines, "costs beside", lines, f"{len(drafters)}, each named once")
+        require(lines <= MAX_DRAFTERS, "costs beside", lines, f"at most {MAX_DRAFTERS}")
 
-    @property
-    def lines(self) -> Mapping[str, CostLine]:
-        """The lines by drafter, the default's under its empty name."""
-        return {DEFAULT: self.line, **{other.drafter: other.line for other in self.others}}
+    @cached_property
+    def lines(self) -> Mapping[LineKey, CostLine]:
+        """The lines by their key."""
+        others = {(other.drafter, False): other.line for other in self.others}
+        return {ALONE: self.line, **others, **{(each.drafter, True): each.line for each in self.beside}}
 
-    def line_of(self, drafter: str) -> CostLine:
-        """What a drafter's steps take. A name that is not among `others` is the default drafter's own."""
-        return self.lines.get(drafter, self.line)
+    def line_of(self, drafter: str, *, beside: bool = False) -> CostLine:
+        """What a drafter's steps take; those beside the target's as the others, until there were any.
 
-    def with_lines(self, lines: Mapping[str, CostLine]) -> Self:
-        """The same with these lines; a name that is missing has none."""
-        others = tuple(DrafterLine(name, line) for name, line in lines.items() if name != DEFAULT)
-        return replace(self, line=lines.get(DEFAULT, UNKNOWN_LINE), others=others)
+        A name that is not among `others` is the default drafter's own.
+        """
+        name = drafter if (drafter, False) in self.lines else DEFAULT
+        return self.lines.get((name, beside), self.lines[name, False])
+
+    def with_lines(self, lines: Mapping[LineKey, CostLine]) -> Self:
+        """The same with these lines; a key that is missing has none."""
+        others = tuple(DrafterLine(key[0], line) for key, line in lines.items() if not key[1] and key != ALONE)
+        beside = tuple(DrafterLine(key[0], line) for key, line in lines.items() if key[1])
+        return replace(self, line=lines.get(ALONE, UNKNOWN_LINE), others=others, beside=beside)
 
 
 Costs = TypeVar("Costs", bound=TargetCosts | DraftCosts)

@@ -44,7 +44,7 @@ def _decode_line(message: pb.CostLine) -> CostLine:
 
 bound(pb.CostLine, "cost line", rows=Most(MAX_POINTS, "cost line points"), ms=MAX_POINTS)
 bound(draft_service_pb2.DrafterLine, "cost line", drafter=MAX_DRAFTER_BYTES)
-bound(draft_service_pb2.DraftCosts, "costs", others=MAX_DRAFTERS - 1)
+bound(draft_service_pb2.DraftCosts, "costs", others=MAX_DRAFTERS - 1, beside=MAX_DRAFTERS)
 register(pb.CostLine, Copier(CostLine, _encode_line, _decode_line))
 copier(DrafterLine, draft_service_pb2.DrafterLine)
 TARGET_COSTS = copier(TargetCosts, target_service_pb2.TargetCosts)
@@ -53,7 +53,7 @@ DRAFT_COSTS = copier(DraftCosts, draft_service_pb2.DraftCosts)
 
 def most_bytes(costs: TargetCosts | DraftCosts) -> int:
     """Most bytes in a frame of costs with these lines."""
-    return COUNTS_BYTES + sum(LINE_BYTES + len(name.encode()) + 8 for name in costs.lines)
+    return COUNTS_BYTES + sum(LINE_BYTES + len(drafter.encode()) + 8 for drafter, _ in costs.lines)
 
 
 class CostsSender(Generic[Costs]):

@@ -106,18 +106,20 @@ class DraftResponse(_message.Message):
     def __init__(self, welcome: _Optional[_Union[_types_pb2.Welcome, _Mapping]] = ..., events: _Optional[_Iterable[_Union[DraftEvent, _Mapping]]] = ..., costs: _Optional[_Union[DraftCosts, _Mapping]] = ...) -> None: ...
 
 class DraftCosts(_message.Message):
-    __slots__ = ("line", "sessions", "rows", "queue", "others")
+    __slots__ = ("line", "sessions", "rows", "queue", "others", "beside")
     LINE_FIELD_NUMBER: _ClassVar[int]
     SESSIONS_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
     QUEUE_FIELD_NUMBER: _ClassVar[int]
     OTHERS_FIELD_NUMBER: _ClassVar[int]
+    BESIDE_FIELD_NUMBER: _ClassVar[int]
     line: _types_pb2.CostLine
     sessions: int
     rows: int
     queue: int
     others: _containers.RepeatedCompositeFieldContainer[DrafterLine]
-    def __init__(self, line: _Optional[_Union[_types_pb2.CostLine, _Mapping]] = ..., sessions: _Optional[int] = ..., rows: _Optional[int] = ..., queue: _Optional[int] = ..., others: _Optional[_Iterable[_Union[DrafterLine, _Mapping]]] = ...) -> None: ...
+    beside: _containers.RepeatedCompositeFieldContainer[DrafterLine]
+    def __init__(self, line: _Optional[_Union[_types_pb2.CostLine, _Mapping]] = ..., sessions: _Optional[int] = ..., rows: _Optional[int] = ..., queue: _Optional[int] = ..., others: _Optional[_Iterable[_Union[DrafterLine, _Mapping]]] = ..., beside: _Optional[_Iterable[_Union[DrafterLine, _Mapping]]] = ...) -> None: ...
 
 class DrafterLine(_message.Message):
     __slots__ = ("drafter", "line")

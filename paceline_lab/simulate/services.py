@@ -18,7 +18,7 @@ from draft_service.drafters.model import ModelDrafter
 from draft_service.servicer import DraftServicer
 from paceline.access.gate import Gate
 from paceline.costs.cost_line import CostLine
-from paceline.costs.cost_meter import CostMeter
+from paceline.costs.cost_meter import MeterPair
 from paceline.drafting.draft_pool import DraftPeer, DraftPool
 from paceline.engine.interface import StepPlan
 from paceline.protocol.errors import require
@@ -184,8 +184,8 @@ class SimulatedDraft(SimulatedService[DraftSpec]):
             update={"max_num_seqs": 1 << 16, "max_sessions_per_link": UNBOUNDED_ROWS, "prefix_reuse": False}
         )
         engine = self._make_engine(settings, 0)
-        meter = CostMeter(self._spec.line.scale(self._lie))
-        drafter = ModelDrafter(engine, self._spec.prefill_chunk, meter=meter)
+        meters = MeterPair(self._spec.line.scale(self._lie))
+        drafter = ModelDrafter(engine, self._spec.prefill_chunk, meters=meters)
         return DraftServicer(Catalogue({drafter.manifest.name: drafter}, (engine,)), self.executor, settings)
 
     def _pass_time(self, plan: StepPlan) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from draft_service.drafters.interface import PreparedProposal
 from draft_service.drafters.model import ModelDraft, ModelDrafter
 from draft_service.drafters.speculation import Speculation
-from paceline.costs.cost_meter import CostMeter
+from paceline.costs.cost_meter import MeterPair
 from paceline.engine.interface import NO_PREFIX, Logits, Prefix, StepPlan
 from paceline.engine.table.engine import TableEngine
 from paceline.engine.wrapped import WrappedEngine
@@ -63,16 +63,16 @@ class PathEngine(WrappedEngine):
         return logits
 
 
-class FreeRows(CostMeter):
+class FreeRows(MeterPair):
     """Rows cost nothing, whatever the machine that tests run on is doing."""
 
-    def observe(self, rows: int, ms: float) -> None:
+    def observe(self, rows: int, ms: float, *, beside: bool) -> None:
         return
 
 
 def path_drafter(spec: TableSpec = SPEC, rows: int = 16) -> ModelDrafter:
     """Of a path engine; a step has so many speculative rows at most."""
-    return ModelDrafter(PathEngine(spec), 64, rows_per_step=rows, meter=FreeRows())
+    return ModelDrafter(PathEngine(spec), 64, rows_per_step=rows, meters=FreeRows())
 
 
 @dataclass

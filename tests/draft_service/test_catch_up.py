@@ -91,7 +91,7 @@ def test_a_step_that_fails_fails_its_session_alone(service: Service) -> None:
 def test_a_text_beyond_what_is_drafted_for_is_left_alone(service: Service) -> None:
     rows = TREE_ROWS + 20
     service.engine = PathEngine(replace(SPEC, max_kv_rows=rows))
-    service.drafter = ModelDrafter(service.engine, prefill_chunk=64, meter=FreeRows())
+    service.drafter = ModelDrafter(service.engine, prefill_chunk=64, meters=FreeRows())
     task, calls = committed(service, 1, rows - MAX_PROPOSAL_NODES)
     assert run_steps(calls, [], [], never, service.results.append, [task]) == 0
     assert task.is_over

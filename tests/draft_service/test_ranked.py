@@ -54,7 +54,7 @@ def engine() -> Engine:
 def proposals(engine: Engine, acceptance: Acceptance, sampling: SamplingParams) -> list[Proposal]:
     """Of a draft, of all that was prepared while it was verified, and of what follows a commit."""
     budget = BUDGET if acceptance is Acceptance.COUPLED else DraftBudget(max_tokens=4, fan_out=3)
-    driver = Driver(ModelDrafter(engine, 16, meter=FreeRows()), acceptance, sampling)
+    driver = Driver(ModelDrafter(engine, 16, meters=FreeRows()), acceptance, sampling)
     proposals = [driver.speculate(budget), *driver.prepared.values()]
     driver.commit((0, 50))
     proposals.append(driver.draft(budget))

@@ -25,7 +25,7 @@ class Service:
 
     def __init__(self) -> None:
         self.engine = PathEngine()
-        self.drafter = ModelDrafter(self.engine, prefill_chunk=64, meter=FreeRows())
+        self.drafter = ModelDrafter(self.engine, prefill_chunk=64, meters=FreeRows())
         self.results: list[StepResults] = []
 
     def session(self, key: int) -> DraftingSession:

@@ -158,6 +158,6 @@ def test_the_catalogue_serves_them(tmp_path: Path, target: SavedTarget) -> None:
     settings: dict[str, Any] = {"drafters": (f"model:{folder}",), "engine": SETTINGS}
     catalogue = build_catalogue(DraftConfig(target_model=str(target.folder), **settings))
     assert catalogue.drafters[catalogue.names[0]].manifest.need == FeatureNeed((FINAL,))
-    assert catalogue.lines[""].ms(4) > 0
+    assert catalogue.lines["", False].ms(4) > 0
     with pytest.raises(InvalidInput, match=r"target_model.*medusa"):
         build_catalogue(DraftConfig(target_model=None, **settings))
