@@ -238,6 +238,35 @@ def test_a_draft_is_waited_for_no_longer_than_half_of_what_may_be_lost_or_twice_
     assert plan.patience_ms <= ALLOWED_STEPS * STEP_MS
 
 
+@pytest.mark.parametrize(("share", "source"), [(1.5, Source.WAIT), (0.9, Source.NONE)])
+def test_one_level_is_waited_for_while_all_that_may_still_be_lost_covers_it(share: float, source: Source) -> None:
+    """Half of what is left would be too little, and the request rest for good behind one wait in vain."""
+    _, request = taught(0.9)
+    assert request.draft is not None
+    left_ms = share * request.draft.waits()[0]
+    request.loss_budget = LossBudget(ALLOWED_STEPS - left_ms / STEP_MS)
+    plan = request.plan(OPTIONS)
+    assert plan.source is source
+    if source is Source.WAIT:
+        assert plan.patience_ms <= left_ms
+
+
+def test_a_request_alone_reads_its_text_once_that_brings_no_matches_though_others_did() -> None:
+    request = World().request()
+    for _ in range(50):
+        request.stats.pool.texts.match_value.add(4.0)
+    request = RequestPlanner(request.planner, "auto", Acceptance.COUPLED, greedy=True)
+    target, draft = SaidByTarget(), SaidByDraft()
+    request.move(target, draft)
+    unread = Options(room=60, drafts=True, lag=50, lease=16)
+    request.plan(unread)
+    assert not request.expects_drafts, "as far as others tell, matches bring more"
+    for _ in range(60):
+        request.learn(request.plan(unread), record(), None, ())
+    assert request.stats.pool.texts.match_value.value > 1.0
+    assert request.expects_drafts
+
+
 def test_the_target_goes_on_alone_for_as_long_as_the_draft_computes_the_prompt_and_no_longer() -> None:
     world, request = taught(0.9)
     prompt_ms = world.draft.costs.line.ms(1000)

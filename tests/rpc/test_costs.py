@@ -53,9 +53,13 @@ others = st.dictionaries(st.text(min_size=1, max_size=8), lines, max_size=MAX_DR
     lambda drafters: tuple(DrafterLine(name, line) for name, line in drafters.items())
 )
 
+beside = st.dictionaries(st.text(max_size=8), lines, max_size=MAX_DRAFTERS).map(
+    lambda drafters: tuple(DrafterLine(name, line) for name, line in drafters.items())
+)
+
 
 @settings(max_examples=25, deadline=None)
-@given(st.builds(DraftCosts, lines, counts, counts, counts, others))
+@given(st.builds(DraftCosts, lines, counts, counts, counts, others, beside))
 def test_a_drafts_costs_are_read_as_they_were_written(costs: DraftCosts) -> None:
     message = DRAFT_COSTS.encode(costs)
     assert DRAFT_COSTS.decode(message) == costs
@@ -73,6 +77,25 @@ def test_a_drafts_costs_are_read_as_they_were_written(costs: DraftCosts) -> None
 def test_lines_of_drafters_have_names_of_their_own(others: list[tuple[str, CostLine]], named: str) -> None:
     with pytest.raises(InvalidInput, match=named):
         DraftCosts(LINE, others=tuple(DrafterLine(name, line) for name, line in others))
+
+
+@pytest.mark.parametrize(
+    ("beside", "named"),
+    [(["", ""], "each named once"), ([str(n) for n in range(MAX_DRAFTERS + 1)], f"at most {MAX_DRAFTERS}")],
+)
+def test_lines_beside_the_target_have_names_of_their_own_too(beside: list[str], named: str) -> None:
+    with pytest.raises(InvalidInput, match=rf"costs beside.*{named}"):
+        DraftCosts(LINE, beside=tuple(DrafterLine(name, LINE) for name in beside))
+
+
+def test_steps_beside_the_target_take_what_the_others_do_until_there_were_any() -> None:
+    told = DraftCosts(LINE, others=(DrafterLine("a", LINE.scale(3)),))
+    said = DraftCosts(beside=(DrafterLine("", LINE.scale(2)),))
+    now = merge_costs(said, told)
+    assert [told.line_of(name, beside=True) for name in ("", "a")] == [LINE, LINE.scale(3)]
+    assert [now.line_of(name, beside=True) for name in ("", "model", "a")] == [LINE.scale(n) for n in (2, 2, 3)]
+    assert now.line_of("") == LINE, "nobody waits for those"
+    assert changed_lines(now, told) == said
 
 
 def test_a_drafters_line_that_has_not_moved_is_left_out_and_kept() -> None:

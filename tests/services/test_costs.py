@@ -16,9 +16,10 @@ import pytest
 
 from draft_service.drafters.model import ModelDrafter
 from paceline.costs.cost_line import CostLine
+from paceline.costs.service_costs import UNKNOWN_LINE
 from paceline.engine.interface import Engine, EngineInfo
 from paceline.engine.table.engine import SimulatedEngine, TableEngine
-from paceline.protocol.draft import Commit, DraftBudget
+from paceline.protocol.draft import Commit, DraftBudget, Verifying
 from paceline.protocol.proposal import ROOT, Outcome
 from paceline.protocol.target import Prefetch, Round, Verdict
 from target_service.measuring import measure_engine
@@ -226,3 +227,24 @@ async def test_a_drafts_steps_are_said_with_its_proposals() -> None:
         await eventually(lambda: events.servicer.scheduler.costs.line.is_known, "its status has it, too")
         async with events.another() as later:
             assert later.link.costs.line.ms(1) >= 3.0, "who comes later knows it at once"
+
+
+async def test_a_drafts_steps_for_outcomes_are_said_apart_from_those_that_somebody_waits_for() -> None:
+    class Slowing(SimulatedEngine):
+        def slow_to(self, ms: float) -> None:
+            self._step_ms = ms
+
+    engine = Slowing(TableEngine(SPEC), step_ms=3.0)
+    async with linked_draft(engine) as events:
+        budget = DraftBudget(max_tokens=2)
+        offer = await events.proposal(draft_open(1, PREFIX, budget))
+        costs = events.servicer.scheduler.costs
+        waited, aside = costs.line, costs.line_of("", beside=True)
+        assert waited == aside != UNKNOWN_LINE, "no step was beside the target's yet"
+        engine.slow_to(300.0)
+        outcomes = DraftBudget(max_tokens=2, fan_out=2)
+        events.send(Verifying(1, len(PREFIX) - 1, offer.proposal_id, 1, budget=outcomes))
+        await eventually(lambda: events.servicer.scheduler.costs.beside != (), "they are said")
+        costs = events.servicer.scheduler.costs
+        assert costs.line == waited
+        assert costs.line_of("model", beside=True).ms(1) > 1.5 * waited.ms(1)
