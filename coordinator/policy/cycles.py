@@ -68,7 +68,7 @@ class Cycles:
     def rates(self, pool: AcceptanceStats, *, drafts: bool, promises: bool) -> Rates:
         """The rates where all do what is best. `pool`: of all; `promises`: say those of drafts at rest."""
         others, of_all = self.target.sessions - 1, replace(self, stats=pool).all(drafts=drafts or promises)
-        own = best = _best(self.all(drafts=drafts))
+        own = best = _best(of_all if drafts and pool is self.stats else self.all(drafts=drafts))
         if others:  # a draft at work beside the step slows it for all, so only all together choose that
             best = _best(of_all if drafts else {TARGET_ONLY: of_all[TARGET_ONLY]})
         plain, *with_drafts = (cycle.rate for cycle in of_all.values())
