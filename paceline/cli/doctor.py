@@ -185,12 +185,13 @@ def _steps(name: Literal["target", "draft"], peer: PeerSettings, timeout_s: floa
         yield Finding(f"{name} steps", error.message, ok=False)
         return
     if isinstance(costs, TargetCosts):
-        lines = {"target steps": costs.alone, "target beside a draft": costs.beside}
-        shown_lines = dict([*lines.items()][: 1 if costs.beside == costs.alone else 2])
+        lines = {"target steps": costs.alone}
+        if costs.beside != costs.alone:
+            lines["target beside a draft"] = costs.beside
     else:
         kinds = {False: "draft steps", True: "draft beside the target"}
-        shown_lines = {f"{kinds[beside]} {name}".rstrip(): line for (name, beside), line in costs.lines.items()}
-    for subject, points in shown_lines.items():
+        lines = {f"{kinds[beside]} {name}".rstrip(): line for (name, beside), line in costs.lines.items()}
+    for subject, points in lines.items():
         times = ", ".join(f"{ms:.1f} ms of {rows:g}" for rows, ms in points.points)
         yield Finding(subject, f"{times} rows" if times else "not measured")
 
