@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
+from itertools import permutations
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -39,11 +40,12 @@ def names(arms: Sequence[Arm]) -> list[str]:
     return [arm.name for arm in arms]
 
 
-def test_every_second_turn_runs_backwards_and_none_starts_anew_before_the_first() -> None:
+def test_each_arm_has_every_place_and_every_neighbour_and_none_starts_anew_before_the_first_turn() -> None:
     arms = Stage("s", (A, replace(B, starts_anew=True)), ()).all_arms
-    forwards = ["a", "b", "a again"]
-    assert [names(in_order(arms, turn)) for turn in (0, 1, 2)] == [forwards, forwards[::-1], forwards]
-    assert names(in_order(arms, -1)) == ["a again", "a"]
+    turns = [names(in_order(arms, turn)) for turn in range(6)]
+    assert sorted(turns) == sorted(map(list, permutations(["a", "b", "a again"])))
+    assert all({turn[place] for turn in turns[:3]} == {"a", "b", "a again"} for place in range(3))
+    assert names(in_order(arms, -1)) == ["a", "a again"]
     assert names(with_arms(Stage("s", (A, B), ()), ["b"]).all_arms) == ["b", "b again"]
 
 

@@ -1,4 +1,4 @@
-"""`paceline bench ab`: stages run in turns, every second turn backwards, and the report written."""
+"""`paceline bench ab`: stages run in turns, in each of which another arm comes first, and the report written."""
 
 from __future__ import annotations
 
@@ -22,8 +22,14 @@ from paceline_lab.reporting.reports import describe, load_average, write_report
 
 
 def in_order(arms: Sequence[Arm], turn: int) -> Sequence[Arm]:
-    """Return a turn's arms, every second turn's backwards; turns below 0 warm up, and no arm starts anew in them."""
-    return [arm for arm in arms[:: -1 if turn % 2 else 1] if turn >= 0 or not arm.starts_anew]
+    """Return a turn's arms: each has every place once in as many turns as there are, and the next turns run backwards.
+
+    A machine is faster behind a pause, so an arm that always had the middle would be compared with what ran then.
+    Turns below 0 warm up, and no arm starts anew in them.
+    """
+    rounds, first = divmod(turn, len(arms))
+    order = [*arms[first:], *arms[:first]]
+    return [arm for arm in order[:: -1 if rounds % 2 else 1] if turn >= 0 or not arm.starts_anew]
 
 
 async def run_stage(stage: Stage, turns: int, warm_up_turns: int, results: list[ArmsTurn], advance: Advance) -> None:

@@ -11,7 +11,7 @@ from paceline_lab.reporting.presentation import markdown_table, spread_text
 
 Line = dict[str, object]
 NOTES = """\
-Arms run one after the other in a turn, every second turn backwards. A ratio is of one turn; bounds are of its median
+Arms run one after the other in a turn, another one first each time. A ratio is of one turn; bounds are of its median
 over turns, one-sided 95 %, by bootstrap. The first arm's second run, `again`, shows what noise does to a ratio.
 `slowest` is the speed of the slowest request behind its first message. Prompts of real models are cached, but where
 services start anew. `of the ideal` is the time of a simulated pair's rounds at no cost of coordination, over the time
