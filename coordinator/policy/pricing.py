@@ -117,9 +117,10 @@ class ProposalPricing:
 
     def match_value(self, match: Match, room: int) -> tuple[float, int]:
         """Value and length of the best continuation of a match; a wrong one costs no more than may still be lost."""
-        chances = self.stats.own.texts.ngrams.prefix_chances(match, min(room, MAX_MATCH_TOKENS), SMALLEST_CHANCE)
-        affordable = bisect_right(self._costs_ms(len(chances)), self.left_ms + self.regret_ms) - 1
-        return self._best_first(chances[: max(0, affordable)], OTHERS_WEIGHT)
+        most = min(room, bisect_right(self._costs_ms, self.left_ms + self.regret_ms, 1, MAX_MATCH_TOKENS + 1) - 1)
+        prices = self._prices(MAX_MATCH_TOKENS, OTHERS_WEIGHT)  # what is less likely than any row's pays for none
+        least = max(SMALLEST_CHANCE, min(more - price for price, more in itertools.pairwise(prices)))
+        return self._best_first(self.stats.own.texts.ngrams.prefix_chances(match, most, least), OTHERS_WEIGHT)
 
     def draft_value(self, proposal: Proposal) -> tuple[float, int]:
         """Value and number of the first nodes of a model's proposal that are worth their rows."""
@@ -142,17 +143,16 @@ class ProposalPricing:
 
     def _best_first(self, chances: Sequence[float], weight: float = 1.0) -> tuple[float, int]:
         """The greatest value of the first n nodes, n ≥ 1, and that n; (0, 0) when none is worth anything."""
-        likely = list(itertools.takewhile(lambda chance: chance >= SMALLEST_CHANCE, chances))
-        prices = self._prices(len(likely), weight)
-        values = ((tokens - prices[nodes], nodes) for nodes, tokens in enumerate(itertools.accumulate(likely), 1))
-        return max((0.0, 0), *values) if likely else (0.0, 0)
+        likely = itertools.takewhile(lambda chance: chance >= SMALLEST_CHANCE, chances)
+        prices, sums = self._prices(len(chances), weight), enumerate(itertools.accumulate(likely), 1)
+        return max([(0.0, 0), *((tokens - prices[nodes], nodes) for nodes, tokens in sums)])
 
     def _prices(self, most: int, weight: float = 1.0) -> list[float]:
         """Tokens that all sessions of the step lose by n more rows, n = 0 to `most`; `weight`: of the others'."""
-        return [(self.rates.own + weight * self.rates.others) * ms for ms in self._costs_ms(most)]
+        return [(self.rates.own + weight * self.rates.others) * ms for ms in self._costs_ms[: most + 1]]
 
-    def _costs_ms(self, most: int) -> list[float]:
-        """By how much n more rows lengthen the step, n = 0 to `most`."""
-        rows, step_ms = 1 + self.rates.rows, self.target.steps()
-        base_ms = step_ms(rows)
-        return [step_ms(rows + more) - base_ms for more in range(most + 1)]
+    @cached_property
+    def _costs_ms(self) -> list[float]:
+        """By how much 0, 1, … more rows lengthen the step."""
+        added_ms = self.target.peer.costs.alone.added_ms(1 + self.rates.rows, MAX_PROPOSAL_NODES)
+        return [self.target.factor.value * ms for ms in added_ms]

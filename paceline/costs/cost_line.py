@@ -94,6 +94,17 @@ class CostLine:
         inner = [(low, ms, more_ms - ms, high - low) for (low, ms), (high, more_ms) in itertools.pairwise(points)]
         return (level, *inner, inner[-1] if inner else level)
 
+    def added_ms(self, rows: float, most: int) -> tuple[float, ...]:
+        """Milliseconds that 0, 1, … `most` rows add to a step of `rows`; they are kept, since each plan asks anew."""
+        if (added := self._added_ms.get((rows, most))) is None:
+            first_ms = self.ms(rows)
+            added = self._added_ms[rows, most] = tuple(self.ms(rows + more) - first_ms for more in range(most + 1))
+        return added
+
+    @cached_property
+    def _added_ms(self) -> dict[tuple[float, int], tuple[float, ...]]:
+        return {}
+
     def per_row(self, rows: float, more: float = 1.0) -> float:
         """Milliseconds that each of `more` rows adds to a step of `rows`."""
         return (self.ms(rows + more) - self.ms(rows)) / more
