@@ -79,7 +79,7 @@ class Cycles:
         """A session's cycle of every strategy, where all follow it and share every step."""
         target, sessions, alone_ms = self.target, self.target.sessions, self.target.steps()
         cycles = {TARGET_ONLY: Cycle(1.0 + self.stats.texts.match_value.value, alone_ms(sessions))}
-        if not drafts or self.draft is None or not self.draft.line.is_known:
+        if not drafts or self.draft is None or not self.draft.step_ms(1):
             return cycles
         level_ms = self.draft.step_ms(AHEAD_ROWS * sessions, beside=True)
         for depth, draft_ms in enumerate(self.draft.waits(sessions), 1):

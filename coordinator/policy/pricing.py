@@ -117,9 +117,10 @@ class ProposalPricing:
 
     def match_value(self, match: Match, room: int) -> tuple[float, int]:
         """Value and length of the best continuation of a match; a wrong one costs no more than may still be lost."""
-        most = min(room, bisect_right(self._costs_ms, self.left_ms + self.regret_ms, 1, MAX_MATCH_TOKENS + 1) - 1)
-        prices = self._prices(MAX_MATCH_TOKENS, OTHERS_WEIGHT)  # what is less likely than any row's pays for none
-        least = max(SMALLEST_CHANCE, min(more - price for price, more in itertools.pairwise(prices)))
+        added_ms, least_ms = self._added_ms  # a token that is less likely than any row's price pays for none
+        left_ms = (self.left_ms + self.regret_ms) / self.target.factor.value
+        most = min(room, bisect_right(added_ms, left_ms, 1, MAX_MATCH_TOKENS + 1) - 1)
+        least = max(SMALLEST_CHANCE, self._price(OTHERS_WEIGHT) * least_ms)
         return self._best_first(self.stats.own.texts.ngrams.prefix_chances(match, most, least), OTHERS_WEIGHT)
 
     def draft_value(self, proposal: Proposal) -> tuple[float, int]:
@@ -149,10 +150,12 @@ class ProposalPricing:
 
     def _prices(self, most: int, weight: float = 1.0) -> list[float]:
         """Tokens that all sessions of the step lose by n more rows, n = 0 to `most`; `weight`: of the others'."""
-        return [(self.rates.own + weight * self.rates.others) * ms for ms in self._costs_ms[: most + 1]]
+        return [self._price(weight) * ms for ms in self._added_ms[0][: most + 1]]
 
-    @cached_property
-    def _costs_ms(self) -> list[float]:
-        """By how much 0, 1, … more rows lengthen the step."""
-        added_ms = self.target.peer.costs.alone.added_ms(1 + self.rates.rows, MAX_PROPOSAL_NODES)
-        return [self.target.factor.value * ms for ms in added_ms]
+    def _price(self, weight: float) -> float:
+        """Tokens that all sessions of the step lose by a millisecond of the target's line."""
+        return (self.rates.own + weight * self.rates.others) * self.target.factor.value
+
+    @property
+    def _added_ms(self) -> tuple[tuple[float, ...], float]:
+        return self.target.peer.costs.alone.added_ms(1 + self.rates.rows, MAX_PROPOSAL_NODES)

@@ -15,7 +15,6 @@ from weakref import WeakKeyDictionary
 
 from coordinator.policy.group import Group
 from paceline.costs.acceptance import MAX_DEPTH
-from paceline.costs.cost_line import CostLine
 from paceline.costs.cycle import proposal_ms
 from paceline.costs.goodput import load_of
 from paceline.costs.running_mean import OUTLIER, RunningMean, speed
@@ -85,13 +84,8 @@ class DraftTimes:
     drafter: str = DEFAULT
     wires: defaultdict[int, RunningMean] = field(default_factory=_by_load)
 
-    @property
-    def line(self) -> CostLine:
-        """The cost line that the draft service states now."""
-        return self.peer.costs.line_of(self.drafter)
-
     def step_ms(self, rows: float, *, beside: bool = False) -> float:
-        """Time of a step of so many rows that is waited for, or that drafts `beside` the target's; 0 without rows."""
+        """Time of a step of so many rows that is waited for, or that runs `beside` the target's; 0: none, or not known."""
         return 0.0 if not rows else self.peer.costs.line_of(self.drafter, beside=beside).ms(rows)
 
     def catch_up_ms(self, lag: int, open_ms: float) -> float:
@@ -105,7 +99,7 @@ class DraftTimes:
 
     def learn(self, record: RoundRecord, sessions: int) -> None:
         """Learn from a wait among so many sessions; not from a session's first, for which the text is computed."""
-        said_ms = max(1, record.proposed) * self.line.ms(max(1, record.draft.rows))
+        said_ms = max(1, record.proposed) * self.step_ms(max(1, record.draft.rows))
         wires, wait_ms = self.wires[load_of(sessions)], record.draft_wait_ms - said_ms
         if record.proposed or wait_ms > wires.value:  # a wait in vain tells the least that the draft would have taken
             _learn_wait(wires, wait_ms, said_ms)

@@ -94,15 +94,19 @@ class CostLine:
         inner = [(low, ms, more_ms - ms, high - low) for (low, ms), (high, more_ms) in itertools.pairwise(points)]
         return (level, *inner, inner[-1] if inner else level)
 
-    def added_ms(self, rows: float, most: int) -> tuple[float, ...]:
-        """Milliseconds that 0, 1, … `most` rows add to a step of `rows`; they are kept, since each plan asks anew."""
+    def added_ms(self, rows: float, most: int) -> tuple[tuple[float, ...], float]:
+        """Milliseconds that 0, 1, … `most` rows add to a step of `rows`, and the least that any one of them adds.
+
+        They are kept, since each plan asks anew.
+        """
         if (added := self._added_ms.get((rows, most))) is None:
-            first_ms = self.ms(rows)
-            added = self._added_ms[rows, most] = tuple(self.ms(rows + more) - first_ms for more in range(most + 1))
+            times = [self.ms(rows + more) for more in range(most + 1)]
+            least_ms = min(more_ms - ms for ms, more_ms in itertools.pairwise(times))
+            added = self._added_ms[rows, most] = tuple(ms - times[0] for ms in times), least_ms
         return added
 
     @cached_property
-    def _added_ms(self) -> dict[tuple[float, int], tuple[float, ...]]:
+    def _added_ms(self) -> dict[tuple[float, int], tuple[tuple[float, ...], float]]:
         return {}
 
     def per_row(self, rows: float, more: float = 1.0) -> float:
