@@ -85,7 +85,7 @@ class DraftTimes:
     wires: defaultdict[int, RunningMean] = field(default_factory=_by_load)
 
     def step_ms(self, rows: float, *, beside: bool = False) -> float:
-        """Time of a step of so many rows that is waited for, or that runs `beside` the target's; 0: none, or not known."""
+        """Time of a step of `rows` that is waited for, or that runs `beside` the target's; 0: unknown or none."""
         return 0.0 if not rows else self.peer.costs.line_of(self.drafter, beside=beside).ms(rows)
 
     def catch_up_ms(self, lag: int, open_ms: float) -> float:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Collection, Sequence
-from itertools import product
-from typing import Any
+from itertools import accumulate, product
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -15,10 +16,10 @@ from coordinator.policy.cycles import Cycles, Rates, Strategy
 from coordinator.policy.group import LossBudget
 from coordinator.policy.plan import Options, Plan, Source
 from coordinator.policy.planner import RATES_KEPT, Planner, RequestPlanner
-from coordinator.policy.pricing import OTHERS_WEIGHT, ProposalPricing
+from coordinator.policy.pricing import MAX_MATCH_TOKENS, OTHERS_WEIGHT, ProposalPricing
 from coordinator.policy.round_times import DraftTimes, TargetTimes
 from paceline.costs.acceptance import MAX_DEPTH, PRIOR_CHANCE
-from paceline.costs.cost_line import LEAST_STEP_MS
+from paceline.costs.cost_line import LEAST_STEP_MS, CostLine
 from paceline.costs.goodput import ALLOWED_STEPS, LOOK_STEPS, MARGIN, Mode, load_of
 from paceline.costs.service_costs import LEAST_MOVE, TargetCosts
 from paceline.protocol.draft import Shadow
@@ -510,6 +511,23 @@ def test_a_match_must_bring_more_than_its_rows_take_from_the_others_and_a_draft_
     row_price = ROW_MS * rate
     assert draft_alone - draft_beside == pytest.approx(row_price, rel=0.01)
     assert match_alone - match_beside == pytest.approx(OTHERS_WEIGHT * row_price, rel=0.01)
+
+
+@pytest.mark.parametrize("others_rate", [0.0, 7 / STEP_MS])
+@pytest.mark.parametrize("ends", [(20.5, 21.0), (20.5, 90.0), (92.0, 93.0)])
+def test_the_worth_of_a_match_is_that_of_its_best_length(ends: tuple[float, float], others_rate: float) -> None:
+    """Also where the first rows are dear and those behind them cheap: none pays by itself, and all together do."""
+    request, match, rows = taught(0.9)[1], Match(40, (5,) * 64), 3.0
+    for _ in range(100):
+        request.stats.take_match(match, (5,) * 8)
+    line = CostLine(((3.0, 20.0), (6.0, ends[0]), (64.0, ends[1])))
+    target = TargetTimes(cast("Any", SimpleNamespace(costs=TargetCosts(line))))
+    pricing = ProposalPricing(target, None, request.stats, Rates(1 / STEP_MS, others_rate, rows=rows - 1), math.inf)
+    price = 1 / STEP_MS + OTHERS_WEIGHT * others_rate
+    chances = request.stats.own.texts.ngrams.prefix_chances(match, MAX_MATCH_TOKENS)
+    sums = enumerate(accumulate(chances), 1)
+    best = max(tokens - price * (line.ms(rows + length) - line.ms(rows)) for length, tokens in sums)
+    assert pricing.match_value(match, 64)[0] == pytest.approx(max(0.0, best))
 
 
 @pytest.mark.parametrize(("loss", "most"), [(0.0, 4), (1.0, 2), (1.9, 0), (-2.0, 8)])
