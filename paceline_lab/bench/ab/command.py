@@ -22,7 +22,7 @@ from paceline_lab.reporting.reports import describe, load_average, write_report
 
 
 def in_order(arms: Sequence[Arm], turn: int) -> Sequence[Arm]:
-    """Return a turn's arms: each has every place once in as many turns as there are, and the next turns run backwards.
+    """Return a turn's arms: each has every place once in as many turns as there are, and the next run backwards.
 
     A machine is faster behind a pause, so an arm that always had the middle would be compared with what ran then.
     Turns below 0 warm up, and no arm starts anew in them.
