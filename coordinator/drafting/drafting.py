@@ -41,8 +41,6 @@ from paceline.protocol.target import Round
 
 NO_PLAN = Plan()
 """The plan before the first one is made."""
-RESTING = Plan(mode=Mode.REST)
-"""The plan of a round that the target starts by itself while the group rests."""
 
 
 class Drafting:
@@ -161,12 +159,16 @@ class Drafting:
         if target_next is None:
             return
         self._next = target_next
-        if self._goes_on_resting(plan):
-            self._plan, self._cached_draft = RESTING, NOTHING
+        goes_on = self._goes_on(plan)
+        if self._matches.exist and not (goes_on and plan.mode is Mode.REST):
+            self._planner.take_match(self._matches.best, tokens, is_left_out=not record.proposed)
+        if goes_on:
+            if plan.mode is Mode.MATCHES:
+                self._matches.extend(self._sequence.ids)
+                self._planner.see_match(self._matches.best, max(0, self._sequence.room - 1))
+            self._plan, self._cached_draft = Plan(mode=plan.mode), NOTHING
             return
         self._planner.move(target_next.peer, self._session.peer, self._session.drafter)
-        if self._matches.exist:
-            self._planner.take_match(self._matches.best, tokens, is_left_out=not record.proposed)
         drafts_outcomes = plan.ahead.fan_out > 0
         self._cached_draft = self._session.settle(outcome) or RoundDraft(miss=drafts_outcomes)
         self._choose()
@@ -178,12 +180,14 @@ class Drafting:
             pending = PendingCommit(outcome, tuple(tokens), ids, budget, traceparent, drafts_outcomes)
             self._pending = pending.join_to(earlier)
 
-    def _goes_on_resting(self, plan: Plan) -> bool:
-        """Whether a resting request stays as it is, so that a token costs the CPU that target-only's does."""
-        if plan.mode is not Mode.REST or self._pending is not None or self._session.is_open:
+    def _goes_on(self, plan: Plan) -> bool:
+        """Whether a request without a draft stays as it is, so that a token costs hardly more CPU than plain."""
+        if plan.mode in (None, Mode.DRAFTS) or self._pending is not None or self._session.is_open:
             return False
-        is_due = self._next.leased_rounds <= 1 or not self._planner.rounds % RATES_KEPT
-        return not is_due and self._planner.mode is Mode.REST
+        rounds = self._planner.rounds
+        is_due = self._next.leased_rounds <= 1 or not rounds % RATES_KEPT
+        is_young = plan.mode is Mode.MATCHES and rounds < RATES_KEPT  # its rates still change
+        return not is_due and not is_young and self._planner.mode is plan.mode
 
     def close(self) -> None:
         """End the session on the draft service; may be called again."""

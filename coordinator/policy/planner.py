@@ -167,6 +167,11 @@ class RequestPlanner:
         plan = self._pricing(target).match_plan(Options(room, match, lease=int(ends_lease)))
         return plan.nodes if plan.value > 0 and self._may_copy(target) else 0
 
+    def see_match(self, match: Match | None, room: int) -> None:
+        """Learn what a match is worth that a leased round can't take."""
+        if (target := self._target) is not None:
+            self._match_plan(self._pricing(target), Options(room, match, lease=1))
+
     def take_match(self, match: Match | None, committed: Sequence[int], *, is_left_out: bool) -> None:
         """Learn from the tokens committed after a match; `is_left_out`: nothing was proposed."""
         self.stats.take_match(match, committed)

@@ -66,8 +66,7 @@ class ProposalPricing:
     def _ready(self, source: Source, worth: tuple[float, int], options: Options) -> Plan:
         """The plan of a proposal that is there already."""
         value, nodes = worth
-        sending_cost = self.sending_cost if options.lease else 0.0
-        return Plan(source, nodes, nodes, value=value - sending_cost) if nodes else Plan()
+        return Plan(source, nodes, nodes, value=value - self.sending_cost * (options.lease > 0)) if nodes else Plan()
 
     def wait_plan(self, options: Options, *, tries: bool) -> Plan:
         """The best to draft just in time, by half of what is left; one level by all of it, or more if it `tries`."""
@@ -97,8 +96,7 @@ class ProposalPricing:
     def _waits_ms(self) -> list[float]:
         """Waits for chains of 1, 2, … tokens, where all sessions draft or this one alone."""
         sessions = self.target.sessions if self.rates.strategy.depth else 1
-        if self.draft is None:
-            return []
+        assert self.draft is not None, "nobody waits for no draft"
         head_ms = head_start_ms(self.ahead_ms, self.draft.step_ms(AHEAD_ROWS * sessions, beside=True))
         return [max(0.0, ms - head_ms) for ms in self.draft.waits(sessions)]
 
@@ -150,7 +148,8 @@ class ProposalPricing:
 
     def _prices(self, most: int, weight: float = 1.0) -> list[float]:
         """Tokens that all sessions of the step lose by n more rows, n = 0 to `most`; `weight`: of the others'."""
-        return [self._price(weight) * ms for ms in self._added_ms[0][: most + 1]]
+        price, (added_ms, _) = self._price(weight), self._added_ms
+        return [price * ms for ms in added_ms[: most + 1]]
 
     def _price(self, weight: float) -> float:
         """Tokens that all sessions of the step lose by a millisecond of the target's line."""

@@ -1,7 +1,6 @@
 """What servers gain over resting by drafting, as measured: tokens that steps commit in a time, under each load. Pure.
 
-While a mode commits its tokens, resting would commit one a step. A mode that loses too much against that is left for
-a pause, which doubles each time.
+Meanwhile resting would commit one a step. A mode that loses too much against that pauses, each time twice as long.
 """
 
 from __future__ import annotations
