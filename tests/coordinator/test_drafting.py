@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 from unittest import mock
@@ -21,12 +22,14 @@ from paceline.protocol.features import FeatureNeed
 from paceline.protocol.generation import SpeculationSettings
 from paceline.protocol.proposal import NGRAM, ROOT, Acceptance, Outcome, Proposal, SparseDistribution
 from paceline.protocol.session import Close
+from paceline.sampling.match import Match
 from tests.coordinator.planned import SENT_MS, STEP_MS
 from tests.coordinator.requests import PROMPT, VOCAB, DraftedRequest
 
 NGRAMS = SpeculationSettings(drafter="ngram")
 TREE = Proposal(1, tuple(range(9)), (0.5,) * 9, (ROOT, ROOT, ROOT, 0, 0, 1, 1, 2, 2))
 TREES = SpeculationSettings(drafter="model", num_draft_tokens=2, tree_widths=(3, 2))
+MAX_LENGTH = 60
 TIGHT = [(60, 5), (63, 8), (124, 9)]
 """Rows of the target for a text of 60 tokens, and how many nodes fit in behind 55."""
 
@@ -245,6 +248,41 @@ def test_who_rests_plans_nothing_until_the_lease_ends_or_drafts_may_begin() -> N
     planner.mode = Mode.MATCHES
     request.advance((5,), leased=9)
     assert planner.plans == 3
+
+
+class MatchesPlanner(RestingPlanner):
+    """Of a group that follows matches, for a request whose rates are settled."""
+
+    mode = Mode.MATCHES
+
+    def __init__(self, rounds: int) -> None:
+        super().__init__(leaves_drafts=True)
+        self.rounds, self.before, self.after = rounds, list[Match | None](), list[Match | None]()
+
+    def plan(self, options: Options) -> Plan:
+        self.plans += 1
+        return Plan(lease=options.lease, mode=self.mode)
+
+    def take_match(self, match: Match | None, committed: Sequence[int], *, is_left_out: bool) -> None:
+        assert is_left_out and (match is None or match.following[0] == committed[0])
+        self.before.append(match)
+
+    def see_match(self, match: Match | None, room: int) -> None:
+        assert room == MAX_LENGTH - len(PROMPT) - len(self.before) - 1
+        self.after.append(match)
+
+
+@pytest.mark.parametrize(("rounds", "plans"), [(RATES_KEPT, 2), (0, 10)])
+def test_who_follows_matches_looks_for_one_each_round_and_plans_none_within_a_lease(rounds: int, plans: int) -> None:
+    request, planner = DraftedRequest(NGRAMS), MatchesPlanner(rounds)
+    drafting: Any = request.drafting
+    drafting._planner = planner
+    for number, leased in enumerate((0, *range(9, 0, -1))):
+        request.advance(((7, 8, 9)[number % 3],), leased)
+    assert planner.plans == plans, "behind the round that was sent, and for the last one that is leased; or always"
+    assert planner.before[-3:] and all(planner.before[-3:]), "the text repeats itself from its fourth token on"
+    if rounds:
+        assert planner.after == planner.before[2:]
 
 
 def test_a_match_is_prefetched_behind_a_round_of_a_run_for_the_outcome_that_it_expects() -> None:
