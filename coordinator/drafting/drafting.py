@@ -159,14 +159,13 @@ class Drafting:
         if target_next is None:
             return
         self._next = target_next
-        goes_on = self._goes_on(plan)
-        if self._matches.exist and not (goes_on and plan.mode is Mode.REST):
+        if self._matches.exist and plan.mode is not Mode.REST:
             self._planner.take_match(self._matches.best, tokens, is_left_out=not record.proposed)
-        if goes_on:
+        if self._goes_on(plan):
+            self._plan, self._cached_draft = Plan(mode=plan.mode), NOTHING
             if plan.mode is Mode.MATCHES:
                 self._matches.extend(self._sequence.ids)
                 self._planner.see_match(self._matches.best, max(0, self._sequence.room - 1))
-            self._plan, self._cached_draft = Plan(mode=plan.mode), NOTHING
             return
         self._planner.move(target_next.peer, self._session.peer, self._session.drafter)
         drafts_outcomes = plan.ahead.fan_out > 0
