@@ -66,7 +66,8 @@ class ProposalPricing:
     def _ready(self, source: Source, worth: tuple[float, int], options: Options) -> Plan:
         """The plan of a proposal that is there already."""
         value, nodes = worth
-        return Plan(source, nodes, nodes, value=value - self.sending_cost * (options.lease > 0)) if nodes else Plan()
+        sending_cost = self.sending_cost if nodes and options.lease else 0.0
+        return Plan(source, nodes, nodes, value=value - sending_cost) if nodes else Plan()
 
     def wait_plan(self, options: Options, *, tries: bool) -> Plan:
         """The best to draft just in time, by half of what is left; one level by all of it, or more if it `tries`."""
@@ -115,10 +116,9 @@ class ProposalPricing:
 
     def match_value(self, match: Match, room: int) -> tuple[float, int]:
         """Value and length of the best continuation of a match; a wrong one costs no more than may still be lost."""
-        added_ms, least_ms = self._added_ms  # a token that is less likely than any row's price pays for none
-        left_ms = (self.left_ms + self.regret_ms) / self.target.factor.value
+        (added_ms, least_ms), left_ms = self._added_ms, (self.left_ms + self.regret_ms) / self.target.factor.value
         most = min(room, bisect_right(added_ms, left_ms, 1, MAX_MATCH_TOKENS + 1) - 1)
-        least = max(SMALLEST_CHANCE, self._price(OTHERS_WEIGHT) * least_ms)
+        least = max(SMALLEST_CHANCE, self._price(OTHERS_WEIGHT) * least_ms)  # what is less likely pays for no row
         return self._best_first(self.stats.own.texts.ngrams.prefix_chances(match, most, least), OTHERS_WEIGHT)
 
     def draft_value(self, proposal: Proposal) -> tuple[float, int]:

@@ -1,6 +1,6 @@
 """What servers gain over resting by drafting, as measured: tokens that steps commit in a time, under each load. Pure.
 
-Meanwhile resting would commit one a step. A mode that loses too much against that pauses, each time twice as long.
+Resting would commit one token a step. A mode that loses too much against that pauses, each time twice as long.
 """
 
 from __future__ import annotations
