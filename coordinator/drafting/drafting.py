@@ -19,7 +19,7 @@ from coordinator.drafting.outcomes import OutcomeProposals
 from coordinator.drafting.settings import DraftingSettings, RequestedDrafting, fixed_plan
 from coordinator.policy.choosing import Choosing, OfferedDrafter, stats_key
 from coordinator.policy.plan import Options, Plan, Source
-from coordinator.policy.planner import RATES_KEPT, Planner, RequestPlanner
+from coordinator.policy.planner import Planner, RequestPlanner
 from coordinator.recorder import RequestRecorder
 from coordinator.sessions.verified_round import TargetNext
 from coordinator.text.library import Library
@@ -163,9 +163,7 @@ class Drafting:
             self._planner.take_match(self._matches.best, tokens, is_left_out=not record.proposed)
         if self._goes_on(plan):
             self._plan, self._cached_draft = Plan(mode=plan.mode), NOTHING
-            if plan.mode is Mode.MATCHES:
-                self._matches.extend(self._sequence.ids)
-                self._planner.see_match(self._matches.best, max(0, self._sequence.room - 1))
+            self._matches.rest()
             return
         self._planner.move(target_next.peer, self._session.peer, self._session.drafter)
         drafts_outcomes = plan.ahead.fan_out > 0
@@ -183,10 +181,7 @@ class Drafting:
         """Whether a request without a draft stays as it is, so that a token costs hardly more CPU than plain."""
         if plan.mode in (None, Mode.DRAFTS) or self._pending is not None or self._session.is_open:
             return False
-        rounds = self._planner.rounds
-        is_due = self._next.leased_rounds <= 1 or not rounds % RATES_KEPT
-        is_young = plan.mode is Mode.MATCHES and rounds < RATES_KEPT  # its rates still change
-        return not is_due and not is_young and self._planner.mode is plan.mode
+        return self._next.leased_rounds > 1 and self._planner.mode is plan.mode and self._planner.is_idle
 
     def close(self) -> None:
         """End the session on the draft service; may be called again."""

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from coordinator.policy.cycles import Cycles
-from coordinator.policy.planner import RATES_KEPT, RequestPlanner
+from coordinator.policy.planner import RequestPlanner
 from coordinator.policy.round_times import DraftTimes
 from paceline.costs.goodput import Mode
+from paceline.costs.running_mean import SPEED_MEMORY
 from paceline.costs.service_costs import DEFAULT, DraftPeerCosts
 from paceline.protocol.proposal import AUTO
 
@@ -58,7 +59,7 @@ class Choosing:
 
         Another one has to compute `length` tokens first.
         """
-        if self.request.rounds % RATES_KEPT or self.request.target is None or self.request.mode is not Mode.DRAFTS:
+        if self.request.rounds % SPEED_MEMORY or self.request.target is None or self.request.mode is not Mode.DRAFTS:
             return None
         offers = self._offers()
         if (own := next((offer for offer in offers if offer.name == current), None)) is None:

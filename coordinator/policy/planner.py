@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
-from operator import attrgetter
 from weakref import WeakKeyDictionary, proxy
 
 from coordinator.policy.acceptance_stats import AcceptanceStats, RequestStats
@@ -27,9 +26,6 @@ from paceline.protocol.draft import DraftBudget
 from paceline.protocol.proposal import Acceptance, Proposal
 from paceline.protocol.records import RoundRecord
 from paceline.sampling.match import Match
-
-RATES_KEPT = round(SPEED_MEMORY)
-"""Rounds for which a request's rates are kept once it has run as many: the machine's speed hardly moves meanwhile."""
 
 
 class Planner:
@@ -62,11 +58,9 @@ class RequestPlanner:
         rounds: from which it has learned.
     """
 
-    def __init__(self, planner: Planner, drafter: str, acceptance: Acceptance, *, greedy: bool) -> None:
+    def __init__(self, planner: Planner, drafter: str, rule: Acceptance, *, greedy: bool) -> None:
         self.planner, self._is_first = planner, not planner.stats
-        self.stats = RequestStats(
-            lambda key: planner.stats[acceptance, greedy, key], drafter, acceptance, greedy=greedy
-        )
+        self.stats = RequestStats(lambda key: planner.stats[rule, greedy, key], drafter, rule, greedy=greedy)
         self._peers: tuple[TargetPeerCosts | None, DraftPeerCosts | None] = None, None  # kept by a reference
         self.target: TargetTimes | None = None
         self.draft: DraftTimes | None = None
@@ -121,6 +115,17 @@ class RequestPlanner:
         """Whether the group has left drafts for a pause."""
         return self.target is not None and not self.target.group.is_open(self.target.sessions, Mode.DRAFTS)
 
+    @property
+    def is_due(self) -> bool:
+        """Whether to look at its rates and its text anew: soon at first, then as a machine changes its speed."""
+        return self.rounds % SPEED_MEMORY == 0 or (self.rounds < SPEED_MEMORY and not self.rounds & (self.rounds - 1))
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is no choice: no draft may work, and its matches bring less than to look for them costs."""
+        matches_pay = self.mode is Mode.MATCHES and 1 + self.stats.own.texts.match_value.value >= MARGIN
+        return not (self.mode is Mode.DRAFTS or matches_pay or self.is_due)
+
     def plan(self, options: Options) -> Plan:
         """The plan of the next round."""
         if self.target is not None:
@@ -167,11 +172,6 @@ class RequestPlanner:
         plan = self._pricing(target).match_plan(Options(room, match, lease=int(ends_lease)))
         return plan.nodes if plan.value > 0 and self._may_copy(target) else 0
 
-    def see_match(self, match: Match | None, room: int) -> None:
-        """Learn what a match is worth that a leased round can't take."""
-        if (target := self._target) is not None:
-            self._match_plan(self._pricing(target), Options(room, match, lease=1))
-
     def take_match(self, match: Match | None, committed: Sequence[int], *, is_left_out: bool) -> None:
         """Learn from the tokens committed after a match; `is_left_out`: nothing was proposed."""
         self.stats.take_match(match, committed)
@@ -190,7 +190,7 @@ class RequestPlanner:
                 is_plain = record.self_started and proposal is None and not plan.ahead.fan_out
                 rests = plan.mode is Mode.REST or (is_plain and sessions == 1)
                 self.loss_budget.add(steps if rests else record.accepted + 1, steps)
-        if plan.mode is Mode.REST and not record.proposed and self.rounds % RATES_KEPT:
+        if plan.mode in (Mode.REST, Mode.MATCHES) and not record.proposed and not self.is_due:
             return  # a token may cost no more CPU than target-only's
         self.stats.take_round(plan.source, record, proposal, path)
         if target is not None:
@@ -205,8 +205,7 @@ class RequestPlanner:
         return ProposalPricing(target, self.draft, self.stats, self.rates, left_ms, regret_ms, self._ahead_ms)
 
     def _best(self, target: TargetTimes, options: Options) -> Plan:
-        rounds = self.rounds
-        if rounds % RATES_KEPT == 0 or (rounds < RATES_KEPT and (options.drafts or not rounds & (rounds - 1))):
+        if self.is_due or (options.drafts and self.rounds < SPEED_MEMORY):
             self.rates = self._rates_now(target, options)
         pricing = self._pricing(target)
         if options.leased_rounds > 1:  # the target starts the next round and the one after it: there is no choice
@@ -223,8 +222,7 @@ class RequestPlanner:
         tries = self._tries_drafts(target)
         plan = self._best_proposal(pricing, options, tries=tries)
         if plan.source is Source.NONE and not ahead.fan_out:
-            rest = self._rest(pricing, options)
-            return replace(rest, shadow=True) if tries else rest
+            return self._rest(pricing, options, tries=tries)
         plan = Plan() if options.leased_rounds else pricing.open_ended(plan, options.room)
         return replace(plan, ahead=ahead, lease=lease)
 
@@ -250,7 +248,8 @@ class RequestPlanner:
         if promises and is_alone:
             group.promise_alone = self._promise(target, rates.promise, options)
         elif promises:
-            group.promise, group.promise_due = self._promise(target, rates.promise, options), group.steps + RATES_KEPT
+            group.promise = self._promise(target, rates.promise, options)
+            group.promise_due = group.steps + SPEED_MEMORY
         return rates
 
     def _promise(self, target: TargetTimes, promise: float, options: Options) -> float:
@@ -269,7 +268,7 @@ class RequestPlanner:
         plans = [match if match.value > 0 and self._may_copy(pricing.target) else Plan()]
         if pricing.left_ms > 0 or tries_now:
             plans += pricing.cached_plan(options), pricing.wait_plan(options, tries=tries)
-        best = max(plans, key=attrgetter("value"))
+        best = max(plans, key=lambda plan: plan.value)
         return best if best.value > 0 or tries_now else Plan()
 
     def _match_plan(self, pricing: ProposalPricing, options: Options) -> Plan:
@@ -279,7 +278,7 @@ class RequestPlanner:
             stats.texts.match_value.add(max(0.0, plan.value))
         return plan
 
-    def _rest(self, pricing: ProposalPricing, options: Options) -> Plan:
+    def _rest(self, pricing: ProposalPricing, options: Options, *, tries: bool) -> Plan:
         """A target-only plan under a lease, which ends when a match or draft is due.
 
         A round of the lease saves the time of sending it, and may miss the average worth of a match.
@@ -290,7 +289,7 @@ class RequestPlanner:
         if self.draft is not None and options.drafts and options.lag and options.open_ms:
             step_ms = pricing.target.steps()(1 + self.rates.rows)
             lease = int(min(lease, self.draft.catch_up_ms(options.lag, options.open_ms) / step_ms))
-        return Plan(lease=lease, shadow=self._may_shadow(options))
+        return Plan(lease=lease, shadow=tries or self._may_shadow(options))
 
     def _may_shadow(self, options: Options) -> bool:
         """Whether the draft may work for a shadow alone, the text before it included; if so that is counted."""

@@ -10,8 +10,9 @@ import pytest
 
 from coordinator.policy.acceptance_stats import NgramShadow
 from coordinator.policy.choosing import Choosing
-from coordinator.policy.planner import RATES_KEPT, Planner, RequestPlanner
+from coordinator.policy.planner import Planner, RequestPlanner
 from paceline.costs.acceptance import TokenAcceptance
+from paceline.costs.running_mean import SPEED_MEMORY
 from paceline.costs.service_costs import DraftCosts, DrafterLine, TargetCosts
 from paceline.protocol.draft import Shadow
 from paceline.protocol.proposal import Acceptance
@@ -61,10 +62,10 @@ class Case:
 
     def other(self, room: int = ROOM, length: int = 100) -> str | None:
         """What it changes to when it next looks."""
-        for rounds in range(1, RATES_KEPT):
+        for rounds in range(1, round(SPEED_MEMORY)):
             self.request.rounds = rounds
             assert self.choosing.other("", length, room) is None
-        self.request.rounds = RATES_KEPT
+        self.request.rounds = round(SPEED_MEMORY)
         found = self.choosing.other("", length, room)
         return None if found is None else found.name
 

@@ -12,7 +12,6 @@ from unittest import mock
 import pytest
 
 from coordinator.policy.plan import Options, Plan
-from coordinator.policy.planner import RATES_KEPT
 from draft_service.session import DraftingSession
 from paceline.costs.goodput import Mode
 from paceline.drafting.round_draft import MAX_PENDING_TOKENS
@@ -219,6 +218,7 @@ class RestingPlanner(RandomPlanner):
 
     mode = Mode.REST
     expects_drafts = False
+    is_idle = True
 
     def __init__(self, *, leaves_drafts: bool) -> None:
         self.leaves_drafts = leaves_drafts
@@ -240,24 +240,27 @@ def test_a_session_outlives_a_look_and_ends_at_once_where_drafts_are_left_for_a_
     assert request.link.take_kinds() == ([Close] if leaves_drafts else [])
 
 
-def test_who_rests_plans_nothing_until_the_lease_ends_or_drafts_may_begin() -> None:
+def test_who_rests_plans_nothing_until_the_lease_ends_or_there_is_a_choice() -> None:
     request, planner = planned(RestingPlanner(leaves_drafts=True))
-    for leased in (0, *range(RATES_KEPT - 1, 0, -1)):
+    for leased in (0, *range(15, 0, -1)):
         request.advance((5,), leased)
     assert planner.plans == 2, "behind the round that was sent, and for the last one that is leased"
     planner.mode = Mode.MATCHES
     request.advance((5,), leased=9)
-    assert planner.plans == 3
+    assert planner.plans == 3, "the group has left its rest"
+    planner.mode, planner.is_idle = Mode.REST, False
+    request.advance((5,), leased=9)
+    assert planner.plans == 4
 
 
 class MatchesPlanner(RestingPlanner):
-    """Of a group that follows matches, for a request whose rates are settled."""
+    """Of a group that follows matches, for a text whose matches bring much, or too little."""
 
     mode = Mode.MATCHES
 
-    def __init__(self, rounds: int) -> None:
+    def __init__(self, *, is_idle: bool) -> None:
         super().__init__(leaves_drafts=True)
-        self.rounds, self.before, self.after = rounds, list[Match | None](), list[Match | None]()
+        self.is_idle, self.matches = is_idle, list[Match | None]()
 
     def plan(self, options: Options) -> Plan:
         self.plans += 1
@@ -265,24 +268,19 @@ class MatchesPlanner(RestingPlanner):
 
     def take_match(self, match: Match | None, committed: Sequence[int], *, is_left_out: bool) -> None:
         assert is_left_out and (match is None or match.following[0] == committed[0])
-        self.before.append(match)
-
-    def see_match(self, match: Match | None, room: int) -> None:
-        assert room == MAX_LENGTH - len(PROMPT) - len(self.before) - 1
-        self.after.append(match)
+        self.matches.append(match)
 
 
-@pytest.mark.parametrize(("rounds", "plans"), [(RATES_KEPT, 2), (0, 10)])
-def test_who_follows_matches_looks_for_one_each_round_and_plans_none_within_a_lease(rounds: int, plans: int) -> None:
-    request, planner = DraftedRequest(NGRAMS), MatchesPlanner(rounds)
+@pytest.mark.parametrize("is_idle", [True, False])
+def test_within_a_lease_a_text_is_searched_where_its_matches_pay(*, is_idle: bool) -> None:
+    request, planner = DraftedRequest(NGRAMS), MatchesPlanner(is_idle=is_idle)
     drafting: Any = request.drafting
     drafting._planner = planner
     for number, leased in enumerate((0, *range(9, 0, -1))):
         request.advance(((7, 8, 9)[number % 3],), leased)
-    assert planner.plans == plans, "behind the round that was sent, and for the last one that is leased; or always"
-    assert planner.before[-3:] and all(planner.before[-3:]), "the text repeats itself from its fourth token on"
-    if rounds:
-        assert planner.after == planner.before[2:]
+    assert planner.plans == (2 if is_idle else 10), "behind the round that was sent, and for the last that is leased"
+    assert all(match is None for match in planner.matches) == is_idle, "the text repeats itself from its fourth token"
+    assert planner.matches[-1] is None if is_idle else planner.matches[-1]
 
 
 def test_a_match_is_prefetched_behind_a_round_of_a_run_for_the_outcome_that_it_expects() -> None:

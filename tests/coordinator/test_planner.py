@@ -13,14 +13,15 @@ import pytest
 
 from coordinator.policy.acceptance_stats import AcceptanceStats
 from coordinator.policy.cycles import Cycles, Rates, Strategy
-from coordinator.policy.group import LossBudget
+from coordinator.policy.group import Group, LossBudget
 from coordinator.policy.plan import Options, Plan, Source
-from coordinator.policy.planner import RATES_KEPT, Planner, RequestPlanner
+from coordinator.policy.planner import Planner, RequestPlanner
 from coordinator.policy.pricing import MAX_MATCH_TOKENS, OTHERS_WEIGHT, ProposalPricing
 from coordinator.policy.round_times import DraftTimes, TargetTimes
 from paceline.costs.acceptance import MAX_DEPTH, PRIOR_CHANCE
 from paceline.costs.cost_line import LEAST_STEP_MS, CostLine
 from paceline.costs.goodput import ALLOWED_STEPS, LOOK_STEPS, MARGIN, Mode, load_of
+from paceline.costs.running_mean import SPEED_MEMORY
 from paceline.costs.service_costs import LEAST_MOVE, TargetCosts
 from paceline.protocol.draft import Shadow
 from paceline.protocol.proposal import Acceptance, Proposal
@@ -604,7 +605,7 @@ def drafting_ahead() -> tuple[RequestPlanner, Options]:
 
 def test_a_mixed_lease_is_drafted_for_until_it_ends_though_waiting_is_better_by_now() -> None:
     request, options = drafting_ahead()
-    request.rounds = RATES_KEPT + 1
+    request.rounds = round(SPEED_MEMORY) + 1
     request.rates = dataclasses.replace(request.rates, strategy=Strategy(Source.WAIT, 3))
     leased = request.plan(dataclasses.replace(options, leased_rounds=1))
     assert leased.ahead.fan_out
@@ -672,3 +673,20 @@ def test_what_comes_too_late_in_a_crowd_may_come_in_time_for_one_alone() -> None
     assert max(drafting_ahead(crowded).values()) < max(drafting_ahead(AcceptanceStats()).values())
     said.sessions = 1
     assert drafting_ahead(crowded) == drafting_ahead(AcceptanceStats())
+
+
+def test_there_is_a_choice_where_drafts_may_work_or_matches_pay_for_the_search_and_now_and_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    request, rounds = World().request(), range(65)
+
+    def choices(mode: Mode, value: float) -> list[int]:
+        monkeypatch.setattr(Group, "mode", lambda *_: mode)
+        request.stats.own.texts.match_value.value, found = value, list[int]()
+        for request.rounds in rounds:
+            found += [] if request.is_idle else [request.rounds]
+        return found
+
+    now_and_then = [0, 1, 2, 4, 8, 16, 32, 48, 64]
+    assert choices(Mode.REST, 1.0) == choices(Mode.MATCHES, MARGIN - 1 - 1e-6) == now_and_then
+    assert choices(Mode.MATCHES, MARGIN - 1 + 1e-6) == choices(Mode.DRAFTS, 0.0) == [*rounds]
