@@ -44,7 +44,7 @@ class RequestRecorder:
             }
 
     def take_lines(self, **lines: CostLine) -> None:
-        """Replace the cost lines by name: `alone` and `beside` of the target, and `draft`."""
+        """Replace the cost lines by name, as in `paceline_lab.simulate.trace.TracedSetting`."""
         self._lines |= {name: line for name, line in lines.items() if line.is_known}
 
     def close(self) -> None:

@@ -186,7 +186,8 @@ class Drafting:
     def close(self) -> None:
         """End the session on the draft service; may be called again."""
         if self._recorder is not None and self._session.peer is not None:
-            self._recorder.take_lines(draft=self._session.peer.costs.line_of(self._session.drafter))
+            line_of = partial(self._session.peer.costs.line_of, self._session.drafter)
+            self._recorder.take_lines(draft=line_of(), draft_beside=line_of(beside=True))
         self._session.close()
         self._planner.close()
 

@@ -130,7 +130,7 @@ class DraftGroup(ModelledServices):
     @property
     def spec(self) -> DraftSpec:
         """For the simulator."""
-        return DraftSpec(self.line, self.prefill_chunk, self.read_ms, self.gap_ms)
+        return DraftSpec(self.line, gap_ms=self.gap_ms, prefill_chunk=self.prefill_chunk, context_ms=self.read_ms)
 
 
 class CoordinatorGroup(Settings):

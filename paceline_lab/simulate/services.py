@@ -17,7 +17,6 @@ from draft_service.drafters.catalogue import Catalogue
 from draft_service.drafters.model import ModelDrafter
 from draft_service.servicer import DraftServicer
 from paceline.access.gate import Gate
-from paceline.costs.cost_line import CostLine
 from paceline.costs.cost_meter import MeterPair
 from paceline.drafting.draft_pool import DraftPeer, DraftPool
 from paceline.engine.interface import StepPlan
@@ -124,9 +123,10 @@ class SimulatedService(ABC, Generic[Spec]):
         )
         return self.engine
 
-    def _take(self, plan: StepPlan, line: CostLine, slow_pace: float = 1.0) -> None:
+    def _take(self, plan: StepPlan) -> None:
         """Take the time of a line, of the context behind the rows, and of the gap behind a step right before."""
-        ms = line.ms(plan.rows)
+        ms, beside_ms = (line.ms(plan.rows) for line in (self._spec.alone, self._spec.beside))
+        slow_pace = ms / beside_ms if beside_ms else 1.0
         if self._spec.context_ms:
             ms += self._spec.context_ms * sum(item.base_length for item in plan.items) / 1e3
         ms *= self.factor
@@ -166,14 +166,12 @@ class SimulatedTarget(SimulatedService[TargetSpec]):
         return TargetServicer(engine, self.executor, config, line=spec.alone.scale(self._lie))
 
     def _pass_time(self, plan: StepPlan) -> None:
-        spec, rows = self._spec, plan.rows
+        spec = self._spec
         self.most_waiting = max(self.most_waiting, self.servicer.scheduler.waiting)
-        alone_ms, beside_ms = spec.alone.ms(rows), spec.beside.ms(rows)
-        slow_pace = alone_ms / beside_ms if spec.shares_cores and beside_ms else 1.0
         share = self.engine.kv_rows / (spec.kv_rows or UNBOUNDED_ROWS)
         self.kv_ms += share * 1e3 * (self._loop.time() - self._seen_s)
         self._seen_s = self._loop.time()
-        self._take(plan, spec.alone, slow_pace)
+        self._take(plan)
 
 
 class SimulatedDraft(SimulatedService[DraftSpec]):
@@ -184,12 +182,12 @@ class SimulatedDraft(SimulatedService[DraftSpec]):
             update={"max_num_seqs": 1 << 16, "max_sessions_per_link": UNBOUNDED_ROWS, "prefix_reuse": False}
         )
         engine = self._make_engine(settings, 0)
-        meters = MeterPair(self._spec.line.scale(self._lie))
+        meters = MeterPair(self._spec.alone.scale(self._lie))
         drafter = ModelDrafter(engine, self._spec.prefill_chunk, meters=meters)
         return DraftServicer(Catalogue({drafter.manifest.name: drafter}, (engine,)), self.executor, settings)
 
     def _pass_time(self, plan: StepPlan) -> None:
-        self._take(plan, self._spec.line)
+        self._take(plan)
 
 
 AnyService = SimulatedTarget | SimulatedDraft
@@ -315,8 +313,9 @@ class SimulatedCell:
             SimulatedDraft(f"draft-{number}", spec, delay, scripts, loop, disturbance.draft_lie)
             for number, (spec, delay) in enumerate(layout.drafts)
         ]
-        if self.drafts and layout.targets[0][0].shares_cores:
-            self.targets[0].executor.beside(self.drafts[0].executor)
+        for target, draft in zip(self.targets[:1], self.drafts[:1], strict=False):  # they may share cores
+            target.executor.beside(draft.executor)
+            draft.executor.beside(target.executor)
         services: list[AnyService] = [*self.targets, *self.drafts]
         self._services = {each.name: each for each in services}
         self.coordinators = [

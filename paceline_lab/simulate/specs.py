@@ -60,20 +60,16 @@ class TargetSpec:
     max_step_rows: int = 0
     prefix_cache: bool = False
 
-    @property
-    def shares_cores(self) -> bool:
-        """Whether a draft slows its steps."""
-        return self.beside.is_known and self.beside != self.alone
-
 
 @dataclass(frozen=True)
 class DraftSpec:
     """A draft service. `context_ms` as a target's; `gap_ms`: what each step takes beyond its line."""
 
-    line: CostLine
+    alone: CostLine
+    beside: CostLine = field(default_factory=CostLine)
+    gap_ms: float = 0.0
     prefill_chunk: int = 256
     context_ms: float = 0.0
-    gap_ms: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -115,7 +111,7 @@ class CellLayout:
             setting.prefill_chunk,
             prefix_cache=True,
         )
-        draft = DraftSpec(setting.draft, setting.prefill_chunk, gap_ms=setting.draft_gap_ms)
+        draft = DraftSpec(setting.draft, setting.draft_beside, setting.draft_gap_ms, setting.prefill_chunk)
         drafts = ((draft, Delay(setting.draft_one_way_ms)),) if setting.draft.is_known else ()
         return cls(
             targets=((target, Delay(setting.target_one_way_ms)),) * replicas,

@@ -3,7 +3,7 @@
 A trace is a file of JSON lines. The first is the header, each other one a request:
 
     {"format": "paceline-trace", "version": 2, "alone": [[rows, ms], …], "beside": […], "draft": […],
-     "target_one_way_ms": …, "draft_one_way_ms": …, "coordinator_ms": …, "proposal_ms": …,
+     "draft_beside": […], "target_one_way_ms": …, "draft_one_way_ms": …, "coordinator_ms": …, "proposal_ms": …,
      "gap_ms": …, "draft_gap_ms": …,
      "num_draft_tokens": k or null, "fan_out": …, "lease": …, "max_prefetched": …, "concurrency": …, "notes": {…}}
     {"arrival_ms": …, "prompt": […], "answer": […], "ranks": […], "chances": […],
@@ -37,6 +37,7 @@ MAX_RANK = 1 << 20
 MAX_ID = 1 << 28
 MOST_RIGHT = 64
 """Most tokens of a match's continuation that are compared: a proposal's longest path."""
+_LINES = ("alone", "beside", "draft", "draft_beside")
 _LISTS = ("prompt", "answer", "ranks", "chances")
 
 
@@ -101,7 +102,7 @@ class TracedSetting:
 
     Attributes:
         alone, beside: a target step by its rows, alone and while a draft works on its cores; empty: none does.
-        draft: a draft step by its rows; empty: there is no draft.
+        draft, draft_beside: a draft step by its rows, and one beside the target's; empty: no draft, or not known.
         coordinator_ms: the coordinator's own time for a round, one after the other for all sessions.
         proposal_ms: the coordinator's time for a proposal that comes, and the draft service's for one that leaves.
         gap_ms: from a step of the target to the next beyond its line, where that needs nothing of a coordinator.
@@ -114,6 +115,7 @@ class TracedSetting:
     alone: CostLine
     beside: CostLine = field(default_factory=CostLine)
     draft: CostLine = field(default_factory=CostLine)
+    draft_beside: CostLine = field(default_factory=CostLine)
     target_one_way_ms: float = 0.0
     draft_one_way_ms: float = 0.0
     coordinator_ms: float = 0.0
@@ -182,7 +184,7 @@ def number_anew(requests: Sequence[TracedRequest]) -> tuple[TracedRequest, ...]:
 def write_trace(path: Path, trace: Trace) -> None:
     """Write a file that `read_trace` reads."""
     header = {"format": FORMAT, "version": VERSION} | asdict(trace.setting)
-    for name in ("alone", "beside", "draft"):
+    for name in _LINES:
         header[name] = getattr(trace.setting, name).points
     lines = [header, *(asdict(request) for request in trace.requests)]
     path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
@@ -218,7 +220,7 @@ def _setting_of(value: dict[str, Any]) -> TracedSetting:
     kind, version = value.pop("format", None), value.pop("version", None)
     require(kind == FORMAT, "format", kind, FORMAT)
     require(version == VERSION, "version", version, f"{VERSION}, the only one that this release reads")
-    for name in ("alone", "beside", "draft"):
+    for name in _LINES:
         value[name] = CostLine(tuple((rows, ms) for rows, ms in value.pop(name, ())))
     return TracedSetting(**value)
 

@@ -99,6 +99,14 @@ def test_a_draft_on_the_targets_cores_slows_its_steps() -> None:
     assert 1.1 * cycle_ms(apart) < cycle_ms(beside) < 1.5 * cycle_ms(apart)
 
 
+def test_a_draft_on_the_targets_cores_is_slower_beside_its_steps_alone() -> None:
+    requests, setting = (text((1,) * 64),), SETTING.of_run(draft_beside=DRAFT.scale(4.0))
+    ahead, late = (simulate(each, requests, Policy(4, 4)) for each in (SETTING, setting))
+    assert late.milliseconds > 1.5 * ahead.milliseconds, "two levels fit beside a step, where ten did"
+    waited = [simulate(each, requests, Policy(4, 0)).milliseconds for each in (SETTING, setting)]
+    assert waited[0] == waited[1], "nobody else is at work meanwhile"
+
+
 def test_a_service_that_becomes_slower_is_slower_from_then_on() -> None:
     requests = (text((0,) * 100),)
     slow = Disturbance((ServiceChange(1000.0, "target", 2.0),))

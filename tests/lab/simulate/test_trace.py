@@ -32,7 +32,11 @@ from paceline_lab.simulate.trace import (
 )
 
 SETTING = TracedSetting(
-    alone=CostLine(((1.0, 20.0), (9.0, 24.0))), draft=CostLine(((1.0, 2.0),)), num_draft_tokens=2, notes={"a": "b"}
+    alone=CostLine(((1.0, 20.0), (9.0, 24.0))),
+    draft=CostLine(((1.0, 2.0),)),
+    draft_beside=CostLine(((1.0, 3.0),)),
+    num_draft_tokens=2,
+    notes={"a": "b"},
 )
 REQUEST = TracedRequest(
     prompt=(0, 1, 2, 3, 4, 0, 1),
