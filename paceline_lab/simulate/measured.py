@@ -45,6 +45,7 @@ def measured_setting(
         alone=alone,
         beside=lines.get("beside", CostLine()),
         draft=draft,
+        draft_beside=lines.get("draft_beside", CostLine()),
         draft_gap_ms=_average(_beyond_ms(each, draft) for each in drafted if draft.is_known),
         target_one_way_ms=one_way_ms((record.wire_ms for record in sent_rounds), concurrency),
         draft_one_way_ms=one_way_ms(

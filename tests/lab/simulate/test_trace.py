@@ -152,6 +152,9 @@ def test_time_in_no_record_is_of_all_verdicts_of_which_a_group_at_rest_sends_few
     speed = 1e3 * 10 / (10 * 20.0 + unrecorded_ms)
     stats = GenerationStats(rounds=11, committed=11, tokens_per_second=speed, records=(sent, sent, *(own,) * 9))
     assert measured_setting([stats], {}, concurrency=1).coordinator_ms == pytest.approx((0.5 + unrecorded_ms) / 10)
+    stated = {name: [[1.0, ms]] for ms, name in enumerate(("alone", "beside", "draft", "draft_beside"), 2)}
+    setting = measured_setting([stats], stated, concurrency=1)
+    assert [getattr(setting, name).ms(1) for name in stated] == [2.0, 3.0, 4.0, 5.0]
 
 
 def test_a_replay_of_a_simulated_run_is_that_run() -> None:
