@@ -38,13 +38,16 @@ def test_an_unknown_study_is_refused_by_name() -> None:
     assert set(STUDIES) == {"drafts", "zones", "changes"}
 
 
-def test_a_validation_counts_what_is_within_the_bar_or_the_noise() -> None:
-    near, far = (Deviation(ValidationCell("table", 4, "4"), 100.0, speed, 0.0, "1.0") for speed in (104.0, 94.0))
+def test_a_validation_counts_what_is_within_the_bar_or_the_noise_or_the_spread_of_the_cell() -> None:
+    near, far = (Deviation(ValidationCell("table", 4, "4"), 100.0, speed, 0.0, 0.0, "1.0") for speed in (104.0, 94.0))
     text = validation_text([near, far])
-    assert "Near: 1 of 2." in text
+    assert "Near: 1 of 2; near, or within its spread: 1." in text
     assert "+4.0%" in text
     assert "-6.0%" in text
     assert replace(far, noise=0.07).is_near
+    spread = replace(far, spread=0.07)
+    assert not spread.is_near
+    assert "Near: 1 of 2; near, or within its spread: 2." in validation_text([near, spread])
 
 
 SETTING = TracedSetting(
