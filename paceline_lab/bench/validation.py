@@ -78,17 +78,17 @@ class Deviation:
     @property
     def is_near(self) -> bool:
         """Whether the replay is within the bar."""
-        return self.error <= max(NEAR, self.noise)
+        return abs(self.error) <= max(NEAR, self.noise)
 
     @property
     def is_within_spread(self) -> bool:
         """Whether it is, or as near as another real run."""
-        return self.is_near or self.error <= self.spread
+        return self.is_near or abs(self.error) <= self.spread
 
     @property
     def error(self) -> float:
-        """How far the replay is off, as a share."""
-        return abs(self.replayed_speed / self.measured_speed - 1)
+        """How far the replay is off, as a share; above 0 it is too fast."""
+        return self.replayed_speed / self.measured_speed - 1
 
     def row(self) -> dict[str, object]:
         """Return a row of the table."""
@@ -98,7 +98,7 @@ class Deviation:
             "k": self.cell.k,
             "measured tokens/s": round(self.measured_speed, 2),
             "replayed": round(self.replayed_speed, 2),
-            "off by": f"{self.replayed_speed / self.measured_speed - 1:+.1%}",
+            "off by": f"{self.error:+.1%}",
             "noise": f"{self.noise:.1%}",
             "spread": f"{self.spread:.1%}",
             "near": "yes" if self.is_near else "within its spread" if self.is_within_spread else "no",

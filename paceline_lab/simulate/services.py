@@ -36,7 +36,7 @@ from paceline_lab.simulate.lanes import (
 )
 from paceline_lab.simulate.policies import Policy
 from paceline_lab.simulate.script import VOCABULARY, NumberTokenizer, ScriptedEngine, Scripts
-from paceline_lab.simulate.specs import CellLayout, Delay, DraftSpec, TargetSpec
+from paceline_lab.simulate.specs import CellLayout, Delay, DraftSpec, TargetSpec, is_slowed_beside
 from paceline_lab.simulate.virtual_time import TimedExecutor, VirtualLoop
 from target_service.servicer import TargetServicer
 
@@ -313,9 +313,10 @@ class SimulatedCell:
             SimulatedDraft(f"draft-{number}", spec, delay, scripts, loop, disturbance.draft_lie)
             for number, (spec, delay) in enumerate(layout.drafts)
         ]
-        for target, draft in zip(self.targets[:1], self.drafts[:1], strict=False):  # they may share cores
-            target.executor.beside(draft.executor)
-            draft.executor.beside(target.executor)
+        if self.drafts and is_slowed_beside(layout.targets[0][0]):
+            self.targets[0].executor.beside(self.drafts[0].executor)
+        if self.drafts and is_slowed_beside(layout.drafts[0][0]):
+            self.drafts[0].executor.beside(self.targets[0].executor)
         services: list[AnyService] = [*self.targets, *self.drafts]
         self._services = {each.name: each for each in services}
         self.coordinators = [

@@ -72,6 +72,11 @@ class DraftSpec:
     context_ms: float = 0.0
 
 
+def is_slowed_beside(spec: TargetSpec | DraftSpec) -> bool:
+    """Whether the other service's work slows a service's steps: they share cores."""
+    return spec.beside.is_known and spec.beside != spec.alone
+
+
 @dataclass(frozen=True)
 class CellLayout:
     """The services of one cell. Each target and draft service stands with the delay between it and a coordinator.
